@@ -1,0 +1,134 @@
+"""The run manifest: what every peer of a run must agree on, and its content address.
+
+A manifest is a TOML file; resolved (every default written out) and rendered as canonical JSON, its sha256 is the run
+id, which is part of every protocol name and every DHT key, so peers with different settings cannot meet.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, ValidationError
+
+from swarm import WIRE_VERSION
+from swarm.averaging.config import AveragingConfig
+from swarm.errors import ConfigError
+from swarm.ids import RunId
+from swarm.models.spec import ModelConfig, SplitConfig
+from swarm.optimization.schedules import OptimizerConfig
+from swarm.pipeline.batch import BatchConfig
+from swarm.schema import Section
+
+
+class RunConfig(Section):
+    """``[run]``: name, seed of the initial weights, length, and exactness.
+
+    ``reproducible`` fixes who feeds what in each step and accumulates and reduces in float64: any wiring then gives
+    the very same weights, at twice the bytes of averaging. ``stage_replicas`` and ``trainers`` say when it starts.
+    """
+
+    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")] = "tiny"
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    steps: Annotated[int, Field(ge=1, lt=10**9)] = 60
+    reproducible: bool = False
+    digest_every: Annotated[int, Field(ge=1)] = 1
+    stage_hosts: Annotated[int, Field(ge=1, le=10_000)] = 4
+    trainers: Annotated[int, Field(ge=1, le=10_000)] = 2
+    wire: Literal[1] = WIRE_VERSION
+
+
+class TokenizerConfig(Section):
+    """``[tokenizer]``: sha256 of its ``tokenizer.json``; shards made with another one are refused."""
+
+    digest: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+
+
+class CodecConfig(Section):
+    """``[codecs]``: how boundary activations and gradients travel."""
+
+    activations: Literal["float32", "bfloat16", "float16"] = "float32"
+
+
+class Manifest(Section):
+    """The whole run manifest. Compare by :attr:`run_id`."""
+
+    run: RunConfig = RunConfig()
+    model: ModelConfig = ModelConfig()
+    split: SplitConfig = SplitConfig()
+    tokenizer: TokenizerConfig
+    optimizer: OptimizerConfig = OptimizerConfig()
+    batch: BatchConfig = BatchConfig()
+    averaging: AveragingConfig = AveragingConfig()
+    codecs: CodecConfig = CodecConfig()
+
+    def canonical(self) -> bytes:
+        """Canonical JSON: sorted keys, no spaces, every default present."""
+        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+
+    @property
+    def run_id(self) -> RunId:
+        """Hex sha256 of :meth:`canonical`."""
+        return RunId(hashlib.sha256(self.canonical()).hexdigest())
+
+
+def parse_manifest(document: dict[str, Any], origin: str) -> Manifest:
+    """Validate a decoded manifest. Raises ConfigError naming key, value, what is allowed and the remedy."""
+    try:
+        manifest = Manifest.model_validate(_tuples(document))
+    except ValidationError as error:
+        raise _explain(error, origin) from error
+    check_manifest(manifest)
+    return manifest
+
+
+def load_manifest(path: Path) -> Manifest:
+    """Read a manifest from TOML. Raises ConfigError also for a missing or malformed file."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError("manifest", str(path), "a readable TOML file", f"{error.strerror}; check the path.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("manifest", str(path), "valid TOML", f"{error}; fix that line.") from error
+    return parse_manifest(document, str(path))
+
+
+def check_manifest(manifest: Manifest) -> None:
+    """What holds between sections. Raises ConfigError."""
+    model, split, run = manifest.model, manifest.split, manifest.run
+    if model.dim % model.heads or (model.dim // model.heads) % 2:
+        raise ConfigError("model.heads", model.heads, f"a number that cuts model.dim = {model.dim} into even head sizes",
+                          "Change model.heads or model.dim.")
+    if model.kv_heads is not None and model.heads % model.kv_heads:
+        raise ConfigError("model.kv_heads", model.kv_heads, f"a divisor of model.heads = {model.heads}", "Change it or leave it out.")
+    if split.stages > model.layers:
+        raise ConfigError("split.stages", split.stages, f"at most model.layers = {model.layers}", "Use fewer stages or more layers.")
+    if split.layers_per_stage is not None and (
+        len(split.layers_per_stage) != split.stages or sum(split.layers_per_stage) != model.layers
+    ):
+        raise ConfigError("split.layers_per_stage", split.layers_per_stage,
+                          f"{split.stages} numbers that add up to model.layers = {model.layers}", "Correct it or leave it out.")
+    if run.stage_hosts < split.stages:
+        raise ConfigError("run.stage_hosts", run.stage_hosts, f"at least split.stages = {split.stages}",
+                          "Every stage needs a replica: start more stage hosts or cut fewer stages.")
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return tuple(_tuples(item) for item in value)
+    return value
+
+
+def _explain(error: ValidationError, origin: str) -> ConfigError:
+    first = error.errors(include_url=False)[0]
+    key = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return ConfigError(key, first["input"], "no such key", f"Remove it from {origin}, or look for a misspelling.")
+    if first["type"] == "missing":
+        return ConfigError(key, None, "a value: it has no default", f"Add it to {origin}.")
+    return ConfigError(key, first["input"], first["msg"][0].lower() + first["msg"][1:], f"Correct it in {origin}.")

@@ -1,0 +1,119 @@
+"""The whole exception tree. Each name says whose fault it is and who handles it.
+
+SwarmError
+├── ConfigError        the user's: key, value, what is allowed, what to do; the CLI prints it, exit 2
+├── PeerError          another peer's or the link's; the caller routes around or ends the run
+│   ├── Unreachable        no connection, or it broke before the answer came
+│   ├── DeadlineMissed     no answer in time
+│   ├── Busy               a bounded queue is full: try another, no punishment
+│   ├── WrongStep          the message belongs to a step that is not open there
+│   ├── Refused            a reasoned no
+│   └── Violation          it sent what no honest peer sends: oversized, wrong shape, dtype, NaN, forged
+├── RoundFailed        an averaging round broke; nobody may apply its result
+├── OutOfSync          replicas that must agree do not
+├── StateError         weights or a checkpoint that fail verification
+├── RunEnded           the run is over for this peer, with a reason and an exit code
+└── BugError           ours
+"""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+EXIT_UNREACHABLE = 3
+EXIT_INCOMPATIBLE = 4
+EXIT_INTERRUPTED = 130
+
+
+class SwarmError(Exception):
+    """Anything this project raises on purpose."""
+
+    exit_code = EXIT_ERROR
+
+
+class ConfigError(SwarmError):
+    """A setting that cannot be used; the message names key, value, what is allowed and the remedy."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, key: str, value: object, allowed: str, remedy: str) -> None:
+        super().__init__(f"{key} = {value!r}: allowed is {allowed}. {remedy}")
+        self.key, self.value, self.allowed, self.remedy = key, value, allowed, remedy
+
+
+class PeerError(SwarmError):
+    """Something another peer, or the link to it, did. ``code`` is how it travels on the wire."""
+
+    code = "failed"
+    exit_code = EXIT_UNREACHABLE
+
+    def __init__(self, reason: str, *, peer: str = "") -> None:
+        super().__init__(f"{peer}: {reason}" if peer else reason)
+        self.reason, self.peer = reason, peer
+
+
+class Unreachable(PeerError):
+    """No connection, or it broke before the answer."""
+
+    code = "unreachable"
+
+
+class DeadlineMissed(PeerError):
+    """No answer in time. The work may or may not have been done."""
+
+    code = "deadline"
+
+
+class Busy(PeerError):
+    """A bounded queue is full. Route around it; do not punish."""
+
+    code = "busy"
+
+
+class WrongStep(PeerError):
+    """The message belongs to a step that is not open at the receiver."""
+
+    code = "wrong_step"
+
+
+class Refused(PeerError):
+    """A reasoned no to a well-formed request."""
+
+    code = "refused"
+
+
+class Violation(PeerError):
+    """No honest peer sends this: the stream is closed and nothing of it is kept."""
+
+    code = "violation"
+
+
+PEER_ERRORS: dict[str, type[PeerError]] = {
+    error.code: error for error in (PeerError, Unreachable, DeadlineMissed, Busy, WrongStep, Refused, Violation)
+}
+
+
+class RoundFailed(SwarmError):
+    """An averaging round did not complete. Inputs are kept; nobody may apply any of its output."""
+
+
+class OutOfSync(SwarmError):
+    """Replicas or records that must be equal are not."""
+
+
+class StateError(SwarmError):
+    """Weights, a checkpoint or a shard failed verification; nothing of it was installed."""
+
+
+class RunEnded(SwarmError):
+    """The run is over for this peer. Raised through the node's task group, printed by the CLI."""
+
+    def __init__(self, reason: str, exit_code: int) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.exit_code = exit_code
+
+
+class BugError(SwarmError):
+    """An invariant of our own code is broken."""

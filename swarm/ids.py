@@ -1,0 +1,44 @@
+"""Names of things, each defined once."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, NewType
+
+PeerId = NewType("PeerId", str)
+"""Base58 libp2p peer id of an Ed25519 key; in simulation any short alphanumeric name."""
+
+RunId = NewType("RunId", str)
+"""Hex sha256 of the canonical JSON of the resolved manifest."""
+
+PartName = NewType("PartName", str)
+"""What a group of replicas holds: ``stage-0`` … ``stage-N``, or ``ends`` (private embedding, head and loss)."""
+
+ENDS = PartName("ends")
+
+
+def stage_part(stage: int) -> PartName:
+    """The part name of a stage."""
+    return PartName(f"stage-{stage}")
+
+
+class MicrobatchId(NamedTuple):
+    """Identity of one microbatch for ever: the same data read again in another epoch is another microbatch.
+
+    ``shard`` is the first 16 hex digits of the shard's digest; ``position`` counts microbatches within the epoch.
+    """
+
+    trainer: PeerId
+    shard: str
+    epoch: int
+    position: int
+
+    def __str__(self) -> str:
+        return f"{self.trainer[-6:]}/{self.shard[:6]}/{self.epoch}/{self.position}"
+
+
+class JourneyKey(NamedTuple):
+    """One attempt at one microbatch in one step: what replicas index graphs and messages by."""
+
+    step: int
+    microbatch: MicrobatchId
+    attempt: int

@@ -1,0 +1,137 @@
+"""The seam between algorithms and the network: what ``pipeline``, ``averaging``, ``optimization`` and ``state`` see.
+
+Two implementations exist, held to one conformance suite: ``swarm.network.endpoint`` (libp2p) and
+``swarm.sim.network`` (in memory). Nothing above this file knows which one it talks to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from swarm.ids import PeerId
+from swarm.schema import Message, Record
+
+Payload = bytes | bytearray | memoryview
+"""Raw tensor bytes, already encoded by a codec."""
+
+ReplyT = TypeVar("ReplyT", bound=Message)
+RecordT = TypeVar("RecordT", bound=Record)
+
+MAX_BODY_BYTES = 4 << 20
+"""Limit of one msgpack body. A close record names every microbatch of a step (about 150 bytes each), so this is
+some 20,000 microbatches; everything larger travels as payload."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One incoming call, already decoded, admitted and complete.
+
+    ``caller`` is authenticated by the transport. ``payload`` is the receiver's own writable buffer.
+    ``deadline`` is on the receiver's monotonic clock: after it the caller no longer listens.
+    """
+
+    caller: PeerId
+    body: Any
+    payload: memoryview
+    deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a handler returns: a body and, for downloads, raw bytes."""
+
+    body: Message
+    payload: Payload = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """One thing a peer can be asked to do.
+
+    ``name`` is ``service/version/verb``. ``admit(caller, body, payload_bytes)`` runs *before* any buffer for the
+    payload exists; it raises a :class:`~swarm.errors.PeerError` to refuse, and must check that ``payload_bytes`` is exactly what
+    the expected shape and codec give. Without ``admit`` any payload is a violation. ``handle`` may raise any
+    PeerError, which the caller gets back as the same type; any other exception is reported as failed and logged.
+    A handler is cancelled at the caller's deadline.
+    """
+
+    name: str
+    request: type[Message]
+    handle: Callable[[Request], Awaitable[Answer]]
+    admit: Callable[[PeerId, Any, int], None] | None = None
+
+
+class Service(Protocol):
+    """Something with methods to mount on an endpoint."""
+
+    def methods(self) -> Sequence[Method]:
+        """All methods of the service; names are unique on one endpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkStatistics:
+    """Bytes on the wire since the endpoint opened, frames' headers included; by remote peer."""
+
+    bytes_sent: Mapping[PeerId, int]
+    bytes_received: Mapping[PeerId, int]
+
+    @property
+    def total(self) -> tuple[int, int]:
+        """(sent, received) over all peers."""
+        return sum(self.bytes_sent.values()), sum(self.bytes_received.values())
+
+
+class Endpoint(Protocol):
+    """One peer's presence on the network."""
+
+    @property
+    def peer(self) -> PeerId:
+        """Our own identity."""
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """Multiaddrs under which others can reach us, each ending in ``/p2p/<peer>``."""
+
+    def mount(self, service: Service) -> None:
+        """Serve a service from now on. Raises BugError when a method name is taken."""
+
+    def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        """Remember where a peer may be dialled. Costs nothing until a call needs it."""
+
+    async def call(
+        self,
+        target: PeerId,
+        method: str,
+        body: Message,
+        reply: type[ReplyT],
+        *,
+        timeout_s: float,
+        payload: Payload = b"",
+        max_reply_bytes: int = 0,
+    ) -> tuple[ReplyT, memoryview]:
+        """Ask and wait for the answer, at most ``timeout_s`` seconds in all (dialling included).
+
+        Returns the decoded body and the answer's payload, which may not exceed ``max_reply_bytes``. Raises the
+        PeerError the other side raised, Unreachable, DeadlineMissed, or Violation when the answer is malformed.
+        Cancelling the call cancels the remote handler as soon as the cancel frame arrives.
+        A payload is sent in chunks and must not be changed before the call returns.
+        """
+
+    def statistics(self) -> LinkStatistics:
+        """Bytes by peer, so far."""
+
+    async def close(self) -> None:
+        """Close every stream, cancel every handler, stop every child. Idempotent; bounded in time."""
+
+
+class Directory(Protocol):
+    """Typed, signed, expiring records that any peer can find: a hint of who is there, never a proof of state."""
+
+    async def announce(self, record: Record, *, ttl_s: float) -> None:
+        """Publish our own record under our peer id, replacing the previous one. Raises Unreachable when no node
+        of the directory stored it."""
+
+    async def lookup(self, kind: type[RecordT]) -> dict[PeerId, RecordT]:
+        """All live records of a kind whose signature, owner, ranges and lifetime are right; others are dropped."""

@@ -1,0 +1,51 @@
+"""Microbatches as the pipeline sees them, and the source they come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+from pydantic import Field
+
+from swarm.ids import MicrobatchId
+from swarm.schema import Section
+
+if TYPE_CHECKING:
+    import torch
+
+
+class BatchConfig(Section):
+    """A step's size. ``max_share`` bounds the fraction of a step that one trainer may be leased (always at least
+    an equal share, so that the trainers together can fill it)."""
+
+    microbatch_size: Annotated[int, Field(ge=1, le=4096)] = 8
+    microbatches_per_step: Annotated[int, Field(ge=1, le=100_000)] = 16
+    max_share: Annotated[float, Field(gt=0, le=1)] = 1.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Batch:
+    """One microbatch of private data: ``inputs`` and ``targets`` are int64, (B, T); targets below 0 are not counted."""
+
+    id: MicrobatchId
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+class BatchSource(Protocol):
+    """Where a trainer's microbatches come from. Implemented by ``data_shards``, which this package cannot see.
+
+    ``take`` returns the microbatch at the cursor and moves it; ``cursor`` is (epoch, position) of the next one.
+    """
+
+    shard: str
+
+    def take(self) -> Batch:
+        """The next microbatch. Raises StateError when the shard on disk is not what its manifest says."""
+
+    @property
+    def cursor(self) -> tuple[int, int]:
+        """(epoch, position) of the microbatch that ``take`` would return."""
+
+    def seek(self, cursor: tuple[int, int]) -> None:
+        """Continue from there. Raises ConfigError outside the shard."""

@@ -1,0 +1,41 @@
+"""Base classes of everything decoded from bytes or files that others wrote: strict, closed, immutable."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+PeerIdField = Annotated[str, StringConstraints(pattern=r"^[1-9A-HJ-NP-Za-km-z0]{1,64}$")]
+"""A peer id as it may appear in a message; whether it is the sender's is checked against the connection."""
+
+PartField = Annotated[str, StringConstraints(pattern=r"^(ends|stage-\d{1,3})$")]
+DigestField = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16,64}$")]
+Count = Annotated[int, Field(ge=0, lt=2**53)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """One section of a manifest or settings file: unknown keys are errors, values are immutable."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Message(BaseModel):
+    """The body of one call or answer. Decoded strictly: sequences are tuples, no coercion, no unknown field."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    def to_wire(self) -> dict[str, Any]:
+        """Plain data for msgpack."""
+        return self.model_dump()
+
+
+class Empty(Message):
+    """An answer that says no more than: done."""
+
+
+class Record(Message):
+    """The body of a directory record. ``kind`` names its DHT key; the signature, owner and expiry are the directory's."""
+
+    kind: ClassVar[str] = ""
