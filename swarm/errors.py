@@ -52,6 +52,11 @@ class PeerError(SwarmError):
         super().__init__(f"{peer}: {reason}" if peer else reason)
         self.reason, self.peer = reason, peer
 
+    @staticmethod
+    def from_code(code: str, reason: str, peer: str = "") -> PeerError:
+        """The error that travelled as ``code``; an unknown code gives a plain PeerError."""
+        return PEER_ERRORS.get(code, PeerError)(reason, peer=peer)
+
 
 class Unreachable(PeerError):
     """No connection, or it broke before the answer."""

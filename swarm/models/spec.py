@@ -31,6 +31,22 @@ class ModelConfig(Section):
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
     compute: DType = "float32"
 
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.dim // self.heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of keys and values: ``kv_heads``, or as many as queries."""
+        return self.kv_heads or self.heads
+
+    @property
+    def feed_forward_dim(self) -> int:
+        """Inner width of a feed-forward: ``ffn_dim``, or 8/3 of D rounded up to a multiple of 64, which gives SwiGLU's
+        three matrices the size of a classic feed-forward's two (Shazeer, arXiv 2002.05202)."""
+        return self.ffn_dim or -(-8 * self.dim // (3 * 64)) * 64
+
 
 class SplitConfig(Section):
     """How the blocks are cut into stages and where the ends live.

@@ -1,0 +1,44 @@
+# The repository's habits. `make` alone lists them.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+VENV := .venv
+# PyTorch's own index of CPU builds, asked once on machines without an NVIDIA GPU (see .ci/setup). Empty: never asked.
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+export TORCH_CPU_INDEX
+# Arguments passed on: make quickstart ARGS="--steps 5", make test ARGS="tests/unit -k ledger"
+ARGS ?=
+# Benchmark to run, empty lists them: make bench NAME=parity ARGS=--full
+NAME ?=
+# Test processes. Tests marked `process` share one of them, so they never run at the same time.
+WORKERS ?= 2
+
+.PHONY: help setup quickstart test lint format bench clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## make .venv with everything in it; does nothing when it is up to date
+	@.ci/setup
+
+quickstart: setup ## train a small model with a local swarm; ARGS="--steps 5 --peers 2"
+	@$(VENV)/bin/swarm quickstart $(ARGS)
+
+test: setup ## all tests that need neither root nor Docker; ARGS passed to pytest
+	@$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+lint: setup ## ruff and mypy, nothing changed
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+	@$(VENV)/bin/mypy
+
+format: setup ## let ruff mend what it can
+	@$(VENV)/bin/ruff check --fix .
+	@$(VENV)/bin/ruff format .
+
+bench: setup ## measure: NAME=… ARGS="--full --log", no NAME lists them
+	@$(VENV)/bin/python -m tests.benchmarks $(NAME) $(ARGS)
+
+clean: ## remove .venv and caches; keeps out/
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,64 @@
+"""Ctrl-C and SIGTERM as one exception, raised once, so that every command can end in order.
+
+Standard library only: this is installed before anything slow is imported.
+"""
+
+from __future__ import annotations
+
+import signal
+from types import FrameType
+
+
+class Interrupted(BaseException):
+    """SIGINT, SIGTERM or SIGHUP arrived. Not an Exception, so that no border swallows it."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+    @property
+    def exit_code(self) -> int:
+        """128 + the signal's number, as shells have it: 130 for Ctrl-C, 143 for SIGTERM."""
+        return 128 + self.number
+
+
+class _Received:
+    number: int | None = None
+
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def install() -> None:
+    """Raise :class:`Interrupted` in the main thread at the first such signal, wherever it stands; ignore later ones.
+
+    Later ones are ignored because clearing up has begun and is bounded in time.
+    """
+    _Received.number = None
+    for number in SIGNALS:
+        signal.signal(number, _on_signal)
+
+
+def silence() -> None:
+    """Ignore these signals from now on: for the last moments of a process."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def received() -> Interrupted | None:
+    """The interrupt that arrived, if one did. The exception itself can get lost when the signal arrives inside a
+    destructor or a foreign library's callback; loops and error paths therefore ask here."""
+    return None if _Received.number is None else Interrupted(_Received.number)
+
+
+def check() -> None:
+    """Raise Interrupted when a signal has arrived."""
+    interrupt = received()
+    if interrupt is not None:
+        raise interrupt
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    if _Received.number is None:
+        _Received.number = number
+        raise Interrupted(number)

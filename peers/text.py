@@ -1,0 +1,156 @@
+"""Text to train on: Python's own documentation, or the user's files."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import os
+import re
+import sysconfig
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from data_shards.privacy import Private
+from swarm.errors import ConfigError
+
+BUILT_IN_CHARACTERS = 1_800_000
+SHORTEST_DOCSTRING = 60
+PARAGRAPH_CHARACTERS = 400
+LARGEST_FILE_BYTES = 1 << 30
+
+_TRIPLE_QUOTED = re.compile(rb'"""(.*?)"""', re.DOTALL)
+_BLANK_LINES = re.compile(r"\n[ \t]*\n\s*")
+_SKIPPED = frozenset(
+    {"site-packages", "dist-packages", "test", "tests", "idle_test", "lib2to3", "__pycache__", "pydoc_data"}
+)
+
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Corpus(Private):
+    """Documents, and where they come from in words."""
+
+    name: str
+    documents: tuple[str, ...]
+
+    @property
+    def characters(self) -> int:
+        """Characters in all documents."""
+        return sum(map(len, self.documents))
+
+    def private_size(self) -> str:
+        """See :class:`Private`."""
+        return f"{len(self.documents)} documents, {self.characters} characters"
+
+
+def built_in_corpus(characters: int = BUILT_IN_CHARACTERS) -> Corpus:
+    """The language reference's help topics, and docstrings of the standard library: English prose on any machine.
+
+    One document per topic and one per module, in a fixed order for one Python version; no module is imported but the
+    table of topics. The sources richest in docstrings are parsed first, until about ``characters`` are collected
+    (less where the library's sources are not installed). Cost: some 1 s.
+    """
+    documents = list(_topics())
+    size = sum(map(len, documents))
+    seen: set[str] = set()
+    for path in _richest_sources(Path(sysconfig.get_path("stdlib"))):
+        if size >= characters:
+            break
+        document = "\n\n".join(_new_docstrings(path, seen))
+        if document:
+            documents.append(document)
+            size += len(document)
+    return Corpus("Python's own documentation", tuple(documents))
+
+
+def read_corpus(files: Sequence[Path]) -> Corpus:
+    """The user's files as documents of whole paragraphs, each at least a few hundred characters.
+
+    Raises ConfigError naming file, cause and remedy for a file that is missing, empty, too large or not UTF-8 text.
+    """
+    documents = [document for path in files for document in _paragraphs(_read_text(path))]
+    return Corpus(", ".join(path.name for path in files), tuple(documents))
+
+
+def _topics() -> Iterator[str]:
+    from pydoc_data.topics import topics
+
+    for name in sorted(topics):
+        yield topics[name].strip()
+
+
+def _richest_sources(library: Path) -> list[Path]:
+    ranked = []
+    for path in _sources(library):
+        text = path.read_bytes()
+        quoted = sum(map(len, _TRIPLE_QUOTED.findall(text)))
+        ranked.append((-quoted / (len(text) + 1000), path.relative_to(library).as_posix(), path))
+    return [path for _, _, path in sorted(ranked)]
+
+
+def _sources(library: Path) -> Iterator[Path]:
+    for directory, inner, files in os.walk(library):
+        inner[:] = [name for name in inner if name not in _SKIPPED]
+        yield from (Path(directory, name) for name in files if name.endswith(".py"))
+
+
+def _new_docstrings(path: Path, seen: set[str]) -> Iterator[str]:
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in _documented(tree):
+        text = inspect.cleandoc(ast.get_docstring(node, clean=False) or "").strip()
+        if len(text) >= SHORTEST_DOCSTRING and text not in seen:
+            seen.add(text)
+            yield text
+
+
+def _documented(tree: ast.Module) -> Iterator[_Documented]:
+    """The module, its classes and functions, in the order of the file. Only statements are visited, never
+    expressions: half the time of ``ast.walk``."""
+    waiting: list[ast.AST] = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, _Documented):
+            yield node
+        for block in ("finalbody", "orelse", "handlers", "body"):
+            inner = getattr(node, block, None)
+            if isinstance(inner, list):
+                waiting.extend(reversed(inner))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        if path.is_file() and path.stat().st_size > LARGEST_FILE_BYTES:
+            raise ConfigError("--text", str(path), "a file of at most 1 GiB", "Give a part of it.")
+        text = path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        cause = (error.strerror or "unreadable").lower()
+        raise ConfigError("--text", str(path), "a readable text file", f"It is not: {cause}; check the path.") from None
+    except UnicodeDecodeError:
+        remedy = "This one is binary or in another encoding: convert it (iconv -t UTF-8) or choose another."
+        raise ConfigError("--text", str(path), "UTF-8 text", remedy) from None
+    if "\x00" in text:
+        raise ConfigError(
+            "--text", str(path), "plain text", "This one holds NUL bytes, so it is binary: choose another."
+        )
+    if not text.strip():
+        raise ConfigError("--text", str(path), "a file with text in it", "This one is empty: choose another.")
+    return text
+
+
+def _paragraphs(text: str) -> Iterator[str]:
+    document: list[str] = []
+    size = 0
+    for paragraph in _BLANK_LINES.split(text):
+        if paragraph.strip():
+            document.append(paragraph.strip("\r\n"))
+            size += len(paragraph)
+        if size >= PARAGRAPH_CHARACTERS:
+            yield "\n\n".join(document)
+            document, size = [], 0
+    if document:
+        yield "\n\n".join(document)

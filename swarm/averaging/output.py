@@ -1,0 +1,86 @@
+"""The vector a round fills chunk by chunk, and what all members must find equal about it."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from swarm.averaging.partition import Chunk
+from swarm.averaging.plan import RoundPlan
+from swarm.errors import Violation
+from swarm.network.protocols import Payload
+
+RESULT_ITEM_BYTES = 4
+
+
+class Output:
+    """One float32 vector of ``elements``. Every chunk enters as encoded bytes, one's own included, so that what one's own
+    machine computed and what others received cannot differ.
+
+    ``store`` may run on another thread, one chunk on one thread; the rest is for the event loop's thread.
+    """
+
+    def __init__(self, plan: RoundPlan) -> None:
+        self._plan = plan
+        self.vector = np.empty(plan.elements, dtype="<f4")
+        self._seals: dict[int, tuple[float, bytes]] = {}
+
+    def store(self, chunk: Chunk, encoded: Payload) -> None:
+        """Take one chunk's result. Raises Violation, naming its reducer, when length or values are wrong.
+
+        Cost: about 4 ns per element, half of it for the digest.
+        """
+        reducer = self._plan.reducer(chunk)
+        if len(encoded) != chunk.elements * RESULT_ITEM_BYTES:
+            raise Violation(f"answered chunk {chunk.index} with {len(encoded)} bytes", peer=reducer)
+        values = np.frombuffer(encoded, dtype="<f4")
+        squared = squared_norm(values)
+        if not np.isfinite(squared):
+            raise Violation(f"answered chunk {chunk.index} with values that are not finite", peer=reducer)
+        self.vector[chunk.start : chunk.stop] = values
+        self._seals[chunk.index] = (squared, hashlib.sha256(encoded).digest())
+
+    def encoded(self, chunk: Chunk) -> memoryview:
+        """A stored chunk's bytes, not copied."""
+        return raw(self.vector[chunk.start : chunk.stop])
+
+    @property
+    def stored(self) -> int:
+        """How many chunks are there."""
+        return len(self._seals)
+
+    def squared_norm(self) -> float:
+        """Squared L2 norm, the chunks' added in their order."""
+        return sum((self._seals[chunk.index][0] for chunk in self._plan.chunks), 0.0)
+
+    def digest(self) -> str:
+        """Hex sha256 over the chunks' sha256 in their order."""
+        total = hashlib.sha256()
+        for chunk in self._plan.chunks:
+            total.update(self._seals[chunk.index][1])
+        return total.hexdigest()
+
+
+def raw(values: NDArray[Any]) -> memoryview:
+    """A contiguous array's bytes, not copied."""
+    return memoryview(values.view(np.uint8))
+
+
+def squared_norm(values: NDArray[Any]) -> float:
+    """Σ v² in float64, added by folding the upper half onto the lower until one is left.
+
+    Only additions element by element: their order is ours and not that of a BLAS or of a CPU's vector width, so all machines get
+    the same number. The square of a finite float32 and the sum of 10²³⁰ of them are finite in float64.
+    """
+    squares = values.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        np.multiply(squares, squares, out=squares)
+        size = squares.size
+        while size > 1:
+            half = size // 2
+            squares[:half] += squares[size - half : size]
+            size -= half
+    return float(squares[0]) if squares.size else 0.0

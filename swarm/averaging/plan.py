@@ -1,0 +1,137 @@
+"""What is agreed about a round before it starts, and what a member has when it ends."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from swarm.averaging.partition import CHUNK_ELEMENTS, Chunk, cut
+from swarm.errors import BugError
+from swarm.ids import PartName, PeerId
+
+WireType = Literal["float32", "float64"]
+
+MIN_WINDOW, MAX_WINDOW = 2, 16
+"""Chunks in flight per pair of members. Two overlap one chunk's link time with the other's reduction; sixteen
+(4 MiB) fill a 300 Mbit/s link at 100 ms round trip."""
+
+WINDOW_SHARE = 0.1
+"""Memory that the chunks held for one's own part may take, as a share of the vector; the answers being awaited from the
+other reducers take at most as much again."""
+
+
+class RoundKey(NamedTuple):
+    """What names a round within a run; ``attempt`` counts from 0 and grows when a round failed and is repeated."""
+
+    step: int
+    part: PartName
+    attempt: int
+
+    def __str__(self) -> str:
+        return f"{self.part}/{self.step}/{self.attempt}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundPlan:
+    """One round as all its members must see it; two members whose plans differ do not exchange anything.
+
+    ``members`` are in rank order, the order of addition. ``weights`` are the ledger's token counts; a member of
+    weight 0 sends nothing and receives everything. ``shares`` say how much of the vector each member reduces
+    (0 or absent: none); without any, the members with weight > 0 reduce equal parts, so that an observer, whom nobody has
+    reason to trust yet, computes nothing for others. ``dtype`` is that of the sums on the wire; results are always
+    float32. ``timeout_s`` counts from the local start and need not be the same everywhere.
+    Raises BugError for a plan that cannot be carried out.
+    """
+
+    key: RoundKey
+    members: tuple[PeerId, ...]
+    weights: Mapping[PeerId, int]
+    elements: int
+    timeout_s: float
+    dtype: WireType = "float32"
+    shares: Mapping[PeerId, int] = field(default_factory=dict)
+    chunk_elements: int = CHUNK_ELEMENTS
+
+    def __post_init__(self) -> None:
+        if not self.members or len(set(self.members)) != len(self.members):
+            raise BugError(f"round {self.key}: members must be distinct and at least one")
+        if set(self.weights) != set(self.members) or min(self.weights.values()) < 0 or self.total_weight == 0:
+            raise BugError(f"round {self.key}: every member needs a weight of at least 0, and one of them more")
+        if not set(self.shares) <= set(self.members) or any(share < 0 for share in self.shares.values()):
+            raise BugError(f"round {self.key}: shares are at least 0 and belong to members")
+        if self.shares and not sum(self.shares.values()):
+            raise BugError(f"round {self.key}: no member reduces anything")
+        if self.elements < 0 or self.chunk_elements < 1 or not self.timeout_s > 0:
+            raise BugError(f"round {self.key}: elements, chunk size and time-out must be positive")
+        object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
+        object.__setattr__(self, "shares", MappingProxyType(dict(self.shares)))
+
+    @cached_property
+    def total_weight(self) -> int:
+        """The divisor: Σ weights."""
+        return sum(self.weights.values())
+
+    @cached_property
+    def contributors(self) -> tuple[PeerId, ...]:
+        """Members with weight > 0, in rank order: the one contributor set of all parts."""
+        return tuple(peer for peer in self.members if self.weights[peer] > 0)
+
+    @cached_property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """All chunks of the vector, in its order; a chunk's ``rank`` is its reducer's place in ``members``."""
+        return cut(self.elements, [self._share(peer) for peer in self.members], self.chunk_elements)
+
+    @cached_property
+    def window(self) -> int:
+        """How many chunks each pair of members may have in flight, so that memory stays a fraction of the vector."""
+        held_bytes = len(self.members) * self.chunk_elements * self.item_bytes
+        return max(MIN_WINDOW, min(MAX_WINDOW, int(WINDOW_SHARE * self.elements * self.item_bytes / held_bytes)))
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one element of a sum on the wire."""
+        return np.dtype(self.dtype).itemsize
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex sha256 of all that members must agree on: everything but the time-out."""
+        agreed = [self.key, self.members, [self.weights[peer] for peer in self.members], self.elements, self.dtype,
+                  [self._share(peer) for peer in self.members], self.chunk_elements]
+        return hashlib.sha256(json.dumps(agreed, separators=(",", ":")).encode()).hexdigest()
+
+    def reducer(self, chunk: Chunk) -> PeerId:
+        """Who reduces a chunk."""
+        return self.members[chunk.rank]
+
+    def chunks_of(self, peer: PeerId) -> tuple[Chunk, ...]:
+        """The chunks a member reduces, in order."""
+        rank = self.members.index(peer)
+        return tuple(chunk for chunk in self.chunks if chunk.rank == rank)
+
+    def _share(self, peer: PeerId) -> int:
+        return self.shares.get(peer, 0) if self.shares else int(self.weights[peer] > 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoundResult:
+    """What a round gave, bit for bit the same at every member but for ``bytes_sent`` and ``seconds``.
+
+    ``tensor`` is the weighted mean, float32 (elements,) on the CPU, and the caller's own. ``squared_norm`` is its
+    squared L2 norm in float64, ``digest`` names its content (hex; comparable between members of the same plan only). ``bytes_sent`` counts
+    payload this member put on the wire, ``contributors`` those whose sums are in it.
+    """
+
+    tensor: torch.Tensor
+    squared_norm: float
+    digest: str
+    contributors: tuple[PeerId, ...]
+    bytes_sent: int
+    seconds: float

@@ -1,0 +1,35 @@
+"""Who averages with whom: the strategies, and what a strategy is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
+
+from swarm.averaging.strategies.everyone import Everyone
+from swarm.ids import PeerId
+
+Group = tuple[PeerId, ...]
+"""The members of one group in rank order: the order in which their sums are added."""
+
+
+class Strategy(Protocol):
+    """A pure function (replicas, step, round, seed) → groups; its docstring states what is mixed and how fast.
+
+    ``replicas`` is a part's slice of the roster. Every replica computes the same groups from the same arguments,
+    without a message: no matchmaking, hence no disagreement about who is in.
+    """
+
+    @property
+    def name(self) -> str:
+        """What the manifest calls it."""
+
+    def groups(self, replicas: Sequence[PeerId], step: int, round: int, seed: int) -> tuple[Group, ...]:
+        """Disjoint groups that cover ``replicas`` exactly. No replicas, no groups. Raises BugError for a duplicate."""
+
+    def exact_after(self, replicas: int) -> int | None:
+        """Rounds after which all replicas hold the exact mean; None when they only approach it."""
+
+
+STRATEGIES: Mapping[str, Strategy] = MappingProxyType({strategy.name: strategy for strategy in (Everyone(),)})
+"""All strategies by the name the manifest gives them."""

@@ -1,0 +1,80 @@
+"""The one thread that runs torch for a peer, beside the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+from swarm.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+SWITCH_INTERVAL_S = 0.0005
+"""A thread that wants the interpreter lock waits this long before it asks the holder to let go. With Python's 5 ms
+each wake-up of the loop could wait 5 ms behind Python code on the device thread (torch's kernels release the lock)."""
+
+
+class DeviceThread:
+    """Runs callables one at a time, first in first out, on a thread of its own; torch modules live there only.
+
+    The thread starts with the first call. ``threads`` is the number of CPU threads of torch's kernels, and is set on
+    the thread itself: OpenMP keeps that number per calling thread. The interpreter's switch interval is process-wide;
+    it is lowered here, because it is this thread that makes the loop wait.
+    """
+
+    def __init__(self, device: torch.device, *, threads: int = 1) -> None:
+        sys.setswitchinterval(min(SWITCH_INTERVAL_S, sys.getswitchinterval()))
+        self._device = device
+        self._executor = ThreadPoolExecutor(1, "device", initializer=_set_threads, initargs=(threads,))
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where modules and their inputs belong."""
+        return self._device
+
+    async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``fn`` after everything asked for before; its exceptions come out here.
+
+        Cancelled while waiting in line, the work is dropped; cancelled while it runs, it runs to its end and the
+        result is dropped. After :meth:`close`, RuntimeError.
+        """
+        future = self._executor.submit(fn, *args, **kwargs)
+        return await asyncio.wrap_future(future)
+
+    async def close(self) -> None:
+        """Drop what has not started (its awaiters are cancelled), wait for what runs, end the thread. Idempotent."""
+        await asyncio.to_thread(self._executor.shutdown, wait=True, cancel_futures=True)
+
+
+def resolve_device(text: str) -> torch.device:
+    """``cpu``, ``cuda`` or ``cuda:N`` as a device. Raises ConfigError for another name or an absent GPU.
+
+    Imports torch: seconds, on a cold start.
+    """
+    import torch
+
+    try:
+        device = torch.device(text)
+    except RuntimeError as error:
+        raise ConfigError("device", text, "cpu, cuda or cuda:N", "Correct the name.") from error
+    if device.type not in ("cpu", "cuda"):
+        raise ConfigError("device", text, "cpu, cuda or cuda:N", "Correct the name.")
+    found = torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= found:
+        allowed = "cpu" if not found else f"cpu, or cuda:0 … cuda:{found - 1}"
+        remedy = "Use cpu, or check that nvidia-smi lists the GPU and that torch is a CUDA build (torch.version.cuda)."
+        raise ConfigError("device", text, allowed, remedy)
+    return device
+
+
+def _set_threads(threads: int) -> None:
+    import torch
+
+    torch.set_num_threads(threads)

@@ -1,0 +1,129 @@
+"""The model, in the pieces that peers hold: stages, ends, and for evaluation the whole of it.
+
+Shapes: B microbatch, T sequence, D model width, V vocabulary. Parameter names are those of the whole model in every
+piece, so the pieces' states together are the whole model's state.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from swarm.errors import BugError
+from swarm.ids import stage_part
+from swarm.models.block import Block, RMSNorm, Rotary, compute_dtype
+from swarm.models.dropout import dropout
+from swarm.models.spec import ModelConfig, PartSpec
+
+_IGNORED = -100
+_EMBEDDING = -1
+
+
+class Piece(nn.Module):
+    """What stages and ends have in common: perhaps an embedding, perhaps a final norm and a head.
+
+    The embedding table and the norms stay float32 also when ``compute`` is bfloat16: a table's gradient is a sum over
+    many tokens, which eight bits of mantissa would swallow.
+    """
+
+    def __init__(self, model: ModelConfig, *, embedding: bool, head: bool) -> None:
+        super().__init__()
+        self.model = model
+        self.compute_dtype = compute_dtype(model)
+        self.embedding = nn.Embedding(model.vocab_size, model.dim) if embedding else None
+        self.norm = RMSNorm(model.dim, model.norm_eps) if head else None
+        self.head = nn.Linear(model.dim, model.vocab_size, bias=False, dtype=self.compute_dtype) if head else None
+
+    def embed(self, tokens: Tensor, seed: int | None = None) -> Tensor:
+        """int64 (B, T) → hidden (B, T, D) in the compute dtype. Raises BugError where there is no embedding."""
+        if self.embedding is None:
+            raise BugError("this part has no embedding")
+        hidden: Tensor = self.embedding(tokens)
+        hidden = dropout(hidden, self.model.dropout, seed=seed, layer=_EMBEDDING, place=0)
+        return hidden.to(self.compute_dtype)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """(B, T, D) → float32 (B, T, V). Raises BugError where there is no head."""
+        if self.norm is None or self.head is None:
+            raise BugError("this part has no head")
+        scores: Tensor = self.head(self.norm(hidden.to(self.compute_dtype)))
+        return scores.float()
+
+    def loss(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+        """The *sum* of cross entropy in nats, float32, and the number of targets it runs over, those ≥ 0.
+
+        ``hidden`` (B, T, D), ``targets`` int64 (B, T). Holds the logits, B·T·V float32, until backward is done.
+        """
+        counted = targets >= 0
+        labels = targets.masked_fill(~counted, _IGNORED).reshape(-1)
+        scores = self.logits(hidden).view(-1, self.model.vocab_size)
+        total = F.cross_entropy(scores, labels, ignore_index=_IGNORED, reduction="sum")
+        return total, int(counted.sum().item())
+
+
+class Ends(Piece):
+    """Embedding, final norm and head: what a trainer keeps when ends are private. Use ``embed`` and ``loss``."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__(model, embedding=True, head=True)
+
+
+class Stage(Piece):
+    """The blocks of one stage; with hosted ends the first also has the embedding, the last norm and head."""
+
+    def __init__(self, model: ModelConfig, spec: PartSpec) -> None:
+        super().__init__(model, embedding=spec.embedding, head=spec.head)
+        self.blocks = nn.ModuleDict({str(i): Block(model, i) for i in range(spec.first_layer, spec.last_layer)})
+        self.rotary = Rotary(model)
+
+    def forward(self, x: Tensor, seed: int | None = None) -> Tensor:
+        """Hidden (B, T, D), or int64 tokens (B, T) where the embedding is, → hidden (B, T, D) before norm and head.
+
+        ``seed`` keys the dropout (:func:`~swarm.models.dropout.dropout_seed`); None drops nothing.
+        """
+        hidden = x.to(self.compute_dtype) if self.embedding is None else self.embed(x, seed)
+        for block in self.blocks.values():
+            hidden = block(hidden, self.rotary, seed)
+        return hidden
+
+
+class GPT(Stage):
+    """All parts in one, for evaluation and sampling: a single stage with both ends."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        whole = PartSpec(name=stage_part(0), first_layer=0, last_layer=model.layers, embedding=True, head=True)
+        super().__init__(model, whole)
+
+    @torch.no_grad()
+    def evaluate(self, tokens: Tensor, targets: Tensor) -> tuple[float, int]:
+        """(sum of cross entropy in nats, number of targets ≥ 0) of int64 (B, T), without dropout."""
+        total, count = self.loss(self(tokens), targets)
+        return total.item(), count
+
+    @torch.no_grad()
+    def generate(
+        self, tokens: Tensor, count: int, *, seed: int, temperature: float = 1.0, top_k: int | None = None
+    ) -> Tensor:
+        """Continue int64 (T,), T ≥ 1, by ``count`` tokens; returns the continuation alone, (count,).
+
+        ``temperature`` 0 takes the likeliest. The same seed gives the same tokens on the same machine. Only the last
+        ``context`` tokens are seen. Every token costs a whole forward: there is no key/value cache.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        sequence = tokens.view(1, -1)
+        for _ in range(count):
+            scores = self.logits(self(sequence[:, -self.model.context :])[:, -1:])[0, 0]
+            chosen = _choose(scores.cpu(), generator, temperature, top_k).to(tokens.device)
+            sequence = torch.cat((sequence, chosen.view(1, 1)), dim=1)
+        return sequence[0, tokens.numel() :]
+
+
+def _choose(scores: Tensor, generator: torch.Generator, temperature: float, top_k: int | None) -> Tensor:
+    """One token id from (V,) scores."""
+    if temperature == 0.0:
+        return scores.argmax()
+    if top_k is not None and top_k < scores.numel():
+        floor = scores.topk(top_k).values[-1]
+        scores = scores.masked_fill(scores < floor, float("-inf"))
+    return torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)

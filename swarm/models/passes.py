@@ -1,0 +1,142 @@
+"""One microbatch through one part, forward and backward, with its gradient kept apart from all others.
+
+Shapes: B microbatch, T sequence, D model width. Everything here is synchronous and belongs on the device thread.
+The result of a backward is that of the same operations in one process: cutting a graph at a boundary changes no bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from swarm.errors import BugError, Violation
+from swarm.models.gpt import Piece, Stage
+
+Gradients = list[tuple[str, Tensor]]
+"""One microbatch's gradient of the loss sum: (parameter name, tensor in the parameter's dtype). Lists of several
+passes of one microbatch are joined to make a part's whole gradient."""
+
+_ALIGNMENT_BYTES = 64
+
+
+@dataclass(slots=True, eq=False)
+class Graph:
+    """What a backward needs of its forward: activations and the very parameters that were used.
+
+    It stays right when the part swaps to new weights, and is spent by one :func:`run_backward`. Dropping it frees
+    the activations.
+    """
+
+    output: Tensor | None
+    input: Tensor | None
+    parameters: dict[str, nn.Parameter]
+
+
+def run_forward(module: Stage, x: Tensor, *, seed: int | None, graph: bool) -> tuple[Tensor, Graph | None]:
+    """Hidden (B, T, D), or tokens (B, T) where the embedding is, → (B, T, D), and the graph when asked for.
+
+    Raises Violation for a token id outside the vocabulary, which on CUDA would otherwise kill the whole process.
+    """
+    x = _enter(module, x)
+    if not graph:
+        with torch.no_grad():
+            return module(x, seed), None
+    inputs = _leaf(x)
+    output: Tensor = module(x if inputs is None else inputs, seed)
+    body = {name: p for name, p in module.named_parameters() if not name.startswith(("norm.", "head."))}
+    return output.detach(), Graph(output, inputs, _parameters(body))
+
+
+def run_loss(
+    module: Stage, x: Tensor, targets: Tensor, *, seed: int | None, graph: bool
+) -> tuple[float, int, Graph | None]:
+    """A last stage with head: its forward, then (loss sum in nats, targets counted, graph).
+
+    ``targets`` int64 (B, T), below 0 not counted. Raises Violation for ids outside the vocabulary.
+    """
+    x, targets = _enter(module, x), _labels(module, targets, x.device)
+    inputs = _leaf(x) if graph else None
+    with torch.set_grad_enabled(graph):
+        total, count = module.loss(module(x if inputs is None else inputs, seed), targets)
+    kept = Graph(total, inputs, _parameters(dict(module.named_parameters()))) if graph else None
+    return total.item(), count, kept
+
+
+def run_embedding(module: Piece, tokens: Tensor, *, seed: int | None) -> tuple[Tensor, Graph]:
+    """int64 tokens (B, T) → hidden (B, T, D) and its graph. Raises Violation for ids outside the vocabulary."""
+    output = module.embed(_enter(module, tokens), seed)
+    return output.detach(), Graph(output, None, _parameters(_named(module, "embedding.")))
+
+
+def run_head(module: Piece, hidden: Tensor, targets: Tensor) -> tuple[float, int, Tensor, Gradients]:
+    """Final norm, head and loss, forward and backward at once, since no logits should outlive the call.
+
+    Returns (loss sum in nats, targets counted, gradient of ``hidden``, gradients of norm and head).
+    """
+    hidden = _enter(module, hidden)
+    inputs = hidden.detach().requires_grad_()
+    total, count = module.loss(inputs, _labels(module, targets, hidden.device))
+    loss_sum = total.item()
+    parameters = _parameters(_named(module, "norm.") | _named(module, "head."))
+    grad_hidden, gradients = run_backward(Graph(total, inputs, parameters), None)
+    if grad_hidden is None:
+        raise BugError("the head gave no gradient for its input")
+    return loss_sum, count, grad_hidden, gradients
+
+
+def run_backward(graph: Graph, grad_output: Tensor | None) -> tuple[Tensor | None, Gradients]:
+    """(gradient of the input, None where that was tokens; gradients of the parameters). Spends the graph.
+
+    ``grad_output`` has the output's shape; None where the output is the loss. Raises BugError for a spent graph.
+    """
+    output, graph.output = graph.output, None
+    if output is None:
+        raise BugError("a graph was used for a second backward")
+    if grad_output is not None:
+        grad_output = _aligned(grad_output, output.device).to(output.dtype)
+    head: Sequence[Tensor] = () if graph.input is None else (graph.input,)
+    found = torch.autograd.grad((output,), (*head, *graph.parameters.values()), (grad_output,))
+    graph.input = None
+    gradients = list(zip(graph.parameters, found[len(head) :], strict=True))
+    return (found[0] if head else None), gradients
+
+
+def _named(module: nn.Module, prefix: str) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in module.named_parameters() if name.startswith(prefix)}
+
+
+def _parameters(named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    if not all(parameter.requires_grad for parameter in named.values()):
+        raise BugError("a graph was asked of weights installed without requires_grad")
+    return named
+
+
+def _leaf(x: Tensor) -> Tensor | None:
+    return x.detach().requires_grad_() if x.is_floating_point() else None
+
+
+def _enter(module: Piece, x: Tensor) -> Tensor:
+    if not x.is_floating_point():
+        _check_tokens(x, 0, module.model.vocab_size)
+    return _aligned(x, next(module.parameters()).device)
+
+
+def _labels(module: Piece, targets: Tensor, device: torch.device) -> Tensor:
+    _check_tokens(targets, None, module.model.vocab_size)
+    return targets.to(device)
+
+
+def _check_tokens(tokens: Tensor, least: int | None, vocab_size: int) -> None:
+    if tokens.numel() == 0:
+        raise Violation("an empty microbatch")
+    if int(tokens.max()) >= vocab_size or (least is not None and int(tokens.min()) < least):
+        raise Violation(f"token ids outside 0 … {vocab_size - 1}")
+
+
+def _aligned(x: Tensor, device: torch.device) -> Tensor:
+    """``x`` on the device. A network buffer may start anywhere; BLAS promises equal bits for equal alignment only."""
+    x = x.to(device)
+    return x.clone() if x.device.type == "cpu" and x.data_ptr() % _ALIGNMENT_BYTES else x

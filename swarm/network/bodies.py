@@ -1,0 +1,121 @@
+"""Message bodies: pydantic models to msgpack and back, with every way a hostile body could hurt closed.
+
+Size is checked before decoding; extension types do not exist here; map keys are strings; nesting is bounded twice, by
+the C decoder's own stack (an error, not a crash) and by :data:`MAX_DEPTH` before the schema sees anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, NoReturn, TypeVar
+
+import msgpack
+from pydantic import ValidationError
+
+from swarm.errors import PEER_ERRORS, PeerError, Violation
+from swarm.network.protocols import MAX_BODY_BYTES
+from swarm.schema import Message
+
+MAX_DEPTH = 16
+"""Nesting no honest body comes near: a close record uses five levels."""
+
+MAX_REASON = 400
+MAX_TIMEOUT_S = 24 * 3600.0
+MAX_METHOD_NAME = 80
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+class Envelope(NamedTuple):
+    """What a request frame carries: whom it is for, how long the caller still listens, and the undecoded rest."""
+
+    method: str
+    remaining_s: float
+    max_reply_bytes: int
+    body: Any
+
+
+def pack(value: Any) -> bytes:
+    """msgpack of plain data. Raises Violation when it is larger than MAX_BODY_BYTES (ours, so a bug or too big a step)."""
+    data: bytes = msgpack.packb(value, use_bin_type=True)
+    if len(data) > MAX_BODY_BYTES:
+        raise Violation(f"a body of {len(data)} bytes exceeds the limit of {MAX_BODY_BYTES}")
+    return data
+
+
+def unpack(data: bytes | bytearray | memoryview) -> Any:
+    """Plain data of a msgpack body: arrays are tuples. Raises Violation for anything malformed, too large or too deep."""
+    if len(data) > MAX_BODY_BYTES:
+        raise Violation(f"a body of {len(data)} bytes exceeds the limit of {MAX_BODY_BYTES}")
+    try:
+        value = msgpack.unpackb(
+            data, raw=False, use_list=False, strict_map_key=True, max_ext_len=0, ext_hook=_refuse_extension
+        )
+    except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
+        raise Violation(f"malformed body: {type(error).__name__}") from error
+    _check_depth(value)
+    return value
+
+
+def decode(model: type[MessageT], plain: Any) -> MessageT:
+    """The message that plain data stands for. Raises Violation naming the first field that is wrong."""
+    try:
+        return model.model_validate(plain)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = ".".join(str(part)[:40] for part in first["loc"][:6])
+        raise Violation(f"{model.__name__}.{where}: {first['type']}") from error
+
+
+def pack_request(method: str, remaining_s: float, max_reply_bytes: int, body: Message) -> bytes:
+    """The body of a request frame."""
+    return pack((method, float(remaining_s), max_reply_bytes, body.to_wire()))
+
+
+def unpack_request(data: bytes | bytearray | memoryview) -> Envelope:
+    """Decode a request frame's body, all but the method's own message. Raises Violation."""
+    value = unpack(data)
+    if not isinstance(value, tuple) or len(value) != 4:
+        raise Violation("malformed request")
+    envelope = Envelope(*value)
+    if not isinstance(envelope.method, str) or len(envelope.method) > MAX_METHOD_NAME:
+        raise Violation("malformed method name")
+    if not isinstance(envelope.remaining_s, float) or not 0 < envelope.remaining_s <= MAX_TIMEOUT_S:
+        raise Violation("a deadline that is not within a day")
+    if type(envelope.max_reply_bytes) is not int or envelope.max_reply_bytes < 0:
+        raise Violation("malformed reply limit")
+    return envelope
+
+
+def pack_error(error: PeerError) -> bytes:
+    """The body of an error frame: code and reason, without the peer (the receiver knows whom it asked)."""
+    return pack((error.code, error.reason[:MAX_REASON]))
+
+
+def unpack_error(data: bytes | bytearray | memoryview, peer: str) -> PeerError:
+    """The error another peer reports, as the same type. Raises Violation when it is malformed."""
+    value = unpack(data)
+    if not isinstance(value, tuple) or len(value) != 2 or not all(isinstance(part, str) for part in value):
+        raise Violation("malformed error")
+    code, reason = value
+    printable = "".join(character if character.isprintable() else "?" for character in reason[:MAX_REASON])
+    return PEER_ERRORS.get(code, PeerError)(printable, peer=peer)
+
+
+def _refuse_extension(code: int, data: bytes) -> NoReturn:
+    raise ValueError("extension types are not used")
+
+
+def _check_depth(value: Any) -> None:
+    """Level by level, so that the cost is one look at each element and the check itself cannot recurse."""
+    level = [value] if isinstance(value, (tuple, dict)) else []
+    for _ in range(MAX_DEPTH):
+        if not level:
+            return
+        level = [
+            item
+            for container in level
+            for item in (container.values() if isinstance(container, dict) else container)
+            if isinstance(item, (tuple, dict))
+        ]
+    if level:
+        raise Violation(f"a body nested deeper than {MAX_DEPTH}")

@@ -1,0 +1,199 @@
+"""Bytes to frames and back, without I/O.
+
+A frame is a fixed header and its content. Every length is checked against its kind's limit before anything is
+allocated for it. The decoder hands out the buffer that the next bytes belong in, so that a tensor's bytes go
+from the socket straight to where they stay.
+
+```
+ magic  version kind call id  content  payload
+ 2      1       1    4        4        8         = 20 bytes, big endian
+```
+
+``content`` is the length of what follows the header; ``payload`` announces, in requests and replies only, how many
+bytes of chunks will come for the same call.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+from swarm import WIRE_VERSION
+from swarm.errors import Violation
+from swarm.network.protocols import MAX_BODY_BYTES, Payload
+
+MAGIC = b"sw"
+CHUNK_BYTES = 256 << 10
+"""How a payload is cut. Two calls that share a stream alternate by chunks, so this bounds how long one waits."""
+
+MAX_PAYLOAD_BYTES = 4 << 30
+MAX_ERROR_BYTES = 4 << 10
+
+_HEADER = struct.Struct(">2sBBIIQ")
+HEADER_BYTES = _HEADER.size
+_SCRATCH_BYTES = 8 << 10
+DISCARD = memoryview(bytearray(64 << 10))
+"""Bytes nobody wants are received here; never read."""
+
+
+
+class Kind(IntEnum):
+    """What a frame is."""
+
+    REQUEST = 1
+    CHUNK = 2
+    REPLY = 3
+    ERROR = 4
+    CANCEL = 5
+
+
+_CONTENT_LIMIT = {
+    Kind.REQUEST: MAX_BODY_BYTES,
+    Kind.CHUNK: CHUNK_BYTES,
+    Kind.REPLY: MAX_BODY_BYTES,
+    Kind.ERROR: MAX_ERROR_BYTES,
+    Kind.CANCEL: 0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """A checked header. Call ids are chosen by the caller and only ever grow on one stream; 0 speaks of the stream."""
+
+    kind: Kind
+    call: int
+    content_bytes: int
+    payload_bytes: int
+
+
+class FrameSink(Protocol):
+    """Whom a decoder tells. Any method may raise Violation: the stream is then finished."""
+
+    def on_frame(self, header: Header, content: bytes | bytearray) -> None:
+        """A whole frame of any kind but CHUNK."""
+
+    def place_chunk(self, call: int, size: int) -> memoryview | None:
+        """Where the ``size`` bytes of a call's next chunk go; None throws them away."""
+
+    def on_chunk(self, call: int, size: int) -> None:
+        """The chunk placed last is complete."""
+
+
+def encode_header(kind: Kind, call: int, content_bytes: int, payload_bytes: int = 0) -> bytes:
+    """The header of one frame."""
+    return _HEADER.pack(MAGIC, WIRE_VERSION, kind, call, content_bytes, payload_bytes)
+
+
+def encode_frame(kind: Kind, call: int, content: bytes = b"", payload_bytes: int = 0) -> bytes:
+    """A whole frame other than a chunk."""
+    return encode_header(kind, call, len(content), payload_bytes) + content
+
+
+def decode_header(data: bytes | bytearray | memoryview) -> Header:
+    """Read a header's bytes. Raises Violation for anything our own encoder would not have written."""
+    magic, version, kind_code, call, content_bytes, payload_bytes = _HEADER.unpack(data)
+    if magic != MAGIC or version != WIRE_VERSION:
+        raise Violation("not a frame of this wire version")
+    try:
+        kind = Kind(kind_code)
+    except ValueError as error:
+        raise Violation(f"unknown frame kind {kind_code}") from error
+    if content_bytes > _CONTENT_LIMIT[kind]:
+        raise Violation(f"a {kind.name} frame of {content_bytes} bytes exceeds the limit of {_CONTENT_LIMIT[kind]}")
+    if payload_bytes > (MAX_PAYLOAD_BYTES if kind in (Kind.REQUEST, Kind.REPLY) else 0):
+        raise Violation(f"a {kind.name} frame announces {payload_bytes} bytes of payload")
+    if kind is Kind.CHUNK and not content_bytes:
+        raise Violation("an empty chunk")
+    return Header(kind, call, content_bytes, payload_bytes)
+
+
+def cut(payload: Payload) -> Iterator[memoryview]:
+    """A payload's chunks, without copying."""
+    view = memoryview(payload).cast("B")
+    for start in range(0, len(view), CHUNK_BYTES):
+        yield view[start : start + CHUNK_BYTES]
+
+
+def wire_bytes(content_bytes: int, payload_bytes: int = 0) -> int:
+    """What a request or reply and its chunks take on the wire, headers included."""
+    chunks = -(-payload_bytes // CHUNK_BYTES)
+    return HEADER_BYTES * (1 + chunks) + content_bytes + payload_bytes
+
+
+class FrameDecoder:
+    """The state between two reads. Use ``buffer``, fill its beginning, then say how much with ``advance``."""
+
+    __slots__ = ("_end", "_filled", "_header", "_scratch", "_sink", "_store", "_target")
+
+    def __init__(self, sink: FrameSink) -> None:
+        self._sink = sink
+        self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
+        self._end = 0
+        self._header: Header | None = None
+        self._store: bytearray | None = None
+        self._target: memoryview | None = None
+        self._filled = 0
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes go; never empty."""
+        if self._header is None:
+            return self._scratch[self._end :]
+        if self._target is None:
+            return DISCARD[: self._header.content_bytes - self._filled]
+        return self._target[self._filled :]
+
+    def advance(self, size: int) -> None:
+        """``size`` bytes now lie at the beginning of the last ``buffer``. Raises Violation, also from the sink."""
+        if self._header is not None:
+            self._filled += size
+            if self._filled == self._header.content_bytes:
+                self._finish()
+            return
+        self._end += size
+        start = 0
+        while self._end - start >= HEADER_BYTES:
+            start = self._begin(start)
+        rest = self._end - start
+        if start and rest:
+            self._scratch[:rest] = bytes(self._scratch[start : self._end])
+        self._end = rest
+
+    def feed(self, data: bytes | bytearray | memoryview) -> None:
+        """Copying form of buffer and advance, for bytes that are already here."""
+        view = memoryview(data)
+        while view:
+            target = self.buffer()
+            size = min(len(target), len(view))
+            target[:size] = view[:size]
+            self.advance(size)
+            view = view[size:]
+
+    def _begin(self, start: int) -> int:
+        """Take one header, and what there is of its content, from the scratch; return where the rest begins."""
+        header = decode_header(self._scratch[start : start + HEADER_BYTES])
+        start += HEADER_BYTES
+        self._header, self._filled = header, 0
+        if header.kind is Kind.CHUNK:
+            self._target = self._sink.place_chunk(header.call, header.content_bytes)
+        else:
+            self._store = bytearray(header.content_bytes)
+            self._target = memoryview(self._store)
+        size = min(self._end - start, header.content_bytes)
+        if size and self._target is not None:
+            self._target[:size] = self._scratch[start : start + size]
+        self._filled = size
+        if size == header.content_bytes:
+            self._finish()
+        return start + size
+
+    def _finish(self) -> None:
+        header, store = self._header, self._store
+        assert header is not None  # noqa: S101 - a frame is being read
+        self._header = self._store = self._target = None
+        if store is None:
+            self._sink.on_chunk(header.call, header.content_bytes)
+        else:
+            self._sink.on_frame(header, store)

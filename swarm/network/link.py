@@ -1,0 +1,185 @@
+"""One stream as a transport protocol: received bytes go into the frame decoder's buffers, frames go out in turns.
+
+A stream comes from the daemon as asyncio's reader and writer. Both copy everything at least twice, so the
+transport is taken over: :class:`Link` is a ``BufferedProtocol``, whose bytes land where they stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from swarm.errors import PeerError, Unreachable, Violation
+from swarm.ids import PeerId
+from swarm.network.framing import DISCARD, FrameDecoder, FrameSink, Kind, encode_frame, encode_header
+from swarm.network.protocols import LinkStatistics
+
+HIGH_WATER_BYTES = 512 << 10
+"""Two chunks: enough to keep the daemon busy, little enough that an error or a small reply is not far behind."""
+
+MAX_UNSENT_BYTES = 16 << 20
+"""A peer that lets this much of our answers pile up does not read: the stream is cut."""
+
+LINGER_S = 1.0
+"""How long a refused stream still swallows bytes, so that the reason reaches the other side before the end does."""
+
+
+class Meter:
+    """Bytes by remote peer, for the life of an endpoint."""
+
+    def __init__(self) -> None:
+        self.sent: defaultdict[PeerId, int] = defaultdict(int)
+        self.received: defaultdict[PeerId, int] = defaultdict(int)
+
+    def statistics(self) -> LinkStatistics:
+        """A copy."""
+        return LinkStatistics(dict(self.sent), dict(self.received))
+
+
+class StreamOwner(FrameSink, Protocol):
+    """Whose stream it is: learns of frames, of malformed ones, and of the end."""
+
+    def on_violation(self, violation: Violation) -> None:
+        """The other side sent what no honest peer sends. The owner must close or refuse the link."""
+
+    def on_lost(self, reason: PeerError) -> None:
+        """The stream is over, for whatever cause. Called exactly once."""
+
+
+class Link(asyncio.BufferedProtocol):
+    """The sending and receiving of frames on one stream.
+
+    Nothing here waits longer than its caller: a cancelled ``send`` leaves whole frames only.
+    """
+
+    def __init__(self, peer: PeerId, meter: Meter, owner: StreamOwner) -> None:
+        self.peer = peer
+        self.lost: PeerError | None = None
+        self._meter = meter
+        self._owner = owner
+        self._decoder = FrameDecoder(owner)
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._turn = asyncio.Lock()
+        self._writer: asyncio.StreamWriter | None = None
+        self._transport: asyncio.Transport
+        self._linger: asyncio.TimerHandle | None = None
+
+    async def take_over(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Become the protocol of an open stream; what ``reader`` had already received is processed first."""
+        self._writer = writer  # kept: a collected StreamWriter closes its transport
+        self._transport = transport = writer.transport
+        if transport.is_closing():
+            self._end(Unreachable("the stream ended", peer=self.peer))
+            return
+        transport.pause_reading()
+        transport.set_protocol(self)
+        transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        while (early := await _read_ready(reader)) is not None:
+            transport.pause_reading()  # a reader that was over its limit has just resumed the transport
+            if not early:
+                self.close(Unreachable("the stream ended", peer=self.peer))
+                return
+            self._meter.received[self.peer] += len(early)
+            self._decode(self._decoder.feed, early)
+        if not transport.is_closing():
+            transport.resume_reading()
+
+    async def send(self, kind: Kind, call: int, content: bytes = b"", payload_bytes: int = 0) -> None:
+        """Write one frame when it is this sender's turn and the stream takes more. Raises Unreachable."""
+        async with self._turn:
+            await self._writable.wait()
+            self.send_nowait(kind, call, content, payload_bytes)
+
+    async def send_chunk(self, call: int, chunk: memoryview) -> None:
+        """Write one chunk in turn; the bytes are not copied and must stay as they are. Raises Unreachable."""
+        async with self._turn:
+            await self._writable.wait()
+            self._check_open()
+            header = encode_header(Kind.CHUNK, call, len(chunk))
+            self._meter.sent[self.peer] += len(header) + len(chunk)
+            self._transport.write(header)
+            self._transport.write(chunk)
+
+    def send_nowait(self, kind: Kind, call: int, content: bytes = b"", payload_bytes: int = 0) -> None:
+        """Write one small frame ahead of every waiting sender. Raises Unreachable, also for a peer that never reads."""
+        self._check_open()
+        frame = encode_frame(kind, call, content, payload_bytes)
+        if self._transport.get_write_buffer_size() + len(frame) > MAX_UNSENT_BYTES:
+            self.close(Unreachable("it does not read what we send", peer=self.peer))
+            self._check_open()
+        self._meter.sent[self.peer] += len(frame)
+        self._transport.write(frame)
+
+    def close(self, reason: PeerError) -> None:
+        """End the stream now: whatever is unsent is dropped."""
+        self._end(reason)
+        if self._linger is not None:
+            self._linger.cancel()
+        self._transport.abort()
+
+    def refuse(self, reason: PeerError) -> None:
+        """End the stream, but swallow what still comes for a moment: closing at once would reset the stream and with it
+        the error frame that was just written."""
+        if self.lost is None:
+            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
+            self._end(reason)
+
+    # asyncio.BufferedProtocol
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the transport puts the next bytes."""
+        return self._decoder.buffer() if self.lost is None else DISCARD
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """``nbytes`` arrived."""
+        self._meter.received[self.peer] += nbytes
+        if self.lost is None:
+            self._decode(self._decoder.advance, nbytes)
+
+    def eof_received(self) -> None:
+        """The other side is done; so are we, and the transport closes itself."""
+        self._end(Unreachable("it closed the stream", peer=self.peer))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport is gone."""
+        if self._linger is not None:
+            self._linger.cancel()
+        self._end(Unreachable(f"the stream broke ({type(exc).__name__})" if exc else "the stream ended", peer=self.peer))
+
+    def pause_writing(self) -> None:
+        """The transport's buffer is full."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """The transport takes more."""
+        self._writable.set()
+
+    def _decode(self, decode: Callable[[Any], None], what: object) -> None:
+        try:
+            decode(what)
+        except Violation as violation:
+            self._owner.on_violation(violation)
+
+    def _end(self, reason: PeerError) -> None:
+        if self.lost is not None:
+            return
+        self.lost = reason
+        self._writable.set()  # whoever waits wakes up and finds the stream lost
+        self._owner.on_lost(reason)
+
+    def _check_open(self) -> None:
+        if self.lost is not None:
+            raise Unreachable(self.lost.reason, peer=self.peer)
+
+
+async def _read_ready(reader: asyncio.StreamReader) -> bytes | None:
+    """What a paused stream's reader already holds: bytes, b"" at its end, None when there is nothing. Does not wait."""
+    attempt = asyncio.ensure_future(reader.read(1 << 20))
+    await asyncio.sleep(0)  # one turn: a read that need not wait is done after it
+    if attempt.done():
+        return attempt.result()
+    attempt.cancel()
+    return None

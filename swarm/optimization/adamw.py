@@ -1,0 +1,150 @@
+"""AdamW whose result has the same bits on every machine.
+
+Replicas of a part never exchange parameters in normal operation: each computes the step itself, and their digests
+must agree. So only +, −, ×, ÷ and √ of float32 are used, one kernel each, which IEEE 754 rounds in one way; fused
+kernels (``addcmul``, ``lerp``, ``torch.optim``'s) contract a × b + c where the instruction set can, and differ. Scalars
+are computed in Python's float64 by the same five operations and rounded to float32 once. No division is by a scalar:
+CUDA would multiply by the reciprocal.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swarm.errors import BugError
+from swarm.models.layout import FlatLayout
+from swarm.optimization.schedules import OptimizerConfig
+
+CHUNK_ELEMENTS = 1 << 18
+"""1 MiB: three temporaries stay in a CPU's second-level cache, and beside the model's size they do not count."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AdamWState:
+    """Parameters and both moments of a part: three flat float32 vectors (elements,), never written to again."""
+
+    params: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Scalars:
+    """Every number of one step, each rounded to float32 once."""
+
+    clip: float
+    beta1: float
+    rest1: float
+    beta2: float
+    rest2: float
+    eps: float
+    correction2: float
+    step_size: float
+    shrink: float
+
+
+@torch.no_grad()
+def adamw_step(
+    state: AdamWState,
+    gradient: Tensor,
+    layout: FlatLayout,
+    config: OptimizerConfig,
+    *,
+    lr: float,
+    clip: float,
+    step: int,
+) -> AdamWState:
+    """The state after ``step`` (1-based) in new vectors; ``state`` and ``gradient`` stay as they are.
+
+    ``gradient`` is the mean over target tokens, float32 (elements,), on the state's device; ``clip`` multiplies it.
+    With m and v the moments, m̂ and v̂ their bias-corrected values: p ← p·(1 − lr·decay) − lr·m̂ / (√v̂ + eps), the
+    first factor only where the layout decays (Loshchilov and Hutter, arXiv 1711.05101, algorithm 2).
+    Memory: three vectors of the result, and three chunks. Raises BugError for a gradient of another shape or dtype.
+    """
+    if gradient.shape != state.params.shape or gradient.dtype != torch.float32:
+        raise BugError(f"gradient is {gradient.dtype} {tuple(gradient.shape)}, expected float32 {(layout.elements,)}")
+    scalars = _scalars(config, lr, clip, step)
+    shadow = AdamWState(*(torch.empty_like(state.params) for _ in range(3)))
+    scratch = torch.empty(2, min(CHUNK_ELEMENTS, layout.elements), dtype=torch.float32, device=gradient.device)
+    for start, stop, decay in layout.decay_runs():
+        for first in range(start, stop, CHUNK_ELEMENTS):
+            chunk = slice(first, min(first + CHUNK_ELEMENTS, stop))
+            _step_chunk(state, shadow, gradient, chunk, scalars if decay else _undecayed(scalars), scratch)
+    return shadow
+
+
+def _step_chunk(old: AdamWState, new: AdamWState, gradient: Tensor, chunk: slice, s: _Scalars, scratch: Tensor) -> None:
+    clipped, work = scratch[:, : chunk.stop - chunk.start]
+    mean, square, params = new.exp_avg[chunk], new.exp_avg_sq[chunk], new.params[chunk]
+
+    torch.mul(gradient[chunk], s.clip, out=clipped)
+    torch.mul(old.exp_avg[chunk], s.beta1, out=mean)
+    torch.mul(clipped, s.rest1, out=work)
+    torch.add(mean, work, out=mean)
+
+    torch.mul(old.exp_avg_sq[chunk], s.beta2, out=square)
+    torch.mul(clipped, clipped, out=work)
+    torch.mul(work, s.rest2, out=work)
+    torch.add(square, work, out=square)
+
+    torch.mul(square, s.correction2, out=work)
+    torch.sqrt(work, out=work)
+    torch.add(work, s.eps, out=work)
+    torch.mul(mean, s.step_size, out=clipped)
+    torch.div(clipped, work, out=work)
+
+    torch.mul(old.params[chunk], s.shrink, out=params)
+    torch.sub(params, work, out=params)
+
+
+def _scalars(config: OptimizerConfig, lr: float, clip: float, step: int) -> _Scalars:
+    return _Scalars(
+        clip=_float32(clip),
+        beta1=_float32(config.beta1),
+        rest1=_float32(1.0 - config.beta1),
+        beta2=_float32(config.beta2),
+        rest2=_float32(1.0 - config.beta2),
+        eps=_float32(config.eps),
+        correction2=_float32(1.0 / (1.0 - _power(config.beta2, step))),
+        step_size=_float32(lr / (1.0 - _power(config.beta1, step))),
+        shrink=_float32(1.0 - lr * config.weight_decay),
+    )
+
+
+def _undecayed(scalars: _Scalars) -> _Scalars:
+    return _Scalars(
+        scalars.clip,
+        scalars.beta1,
+        scalars.rest1,
+        scalars.beta2,
+        scalars.rest2,
+        scalars.eps,
+        scalars.correction2,
+        scalars.step_size,
+        1.0,
+    )
+
+
+def _power(base: float, exponent: int) -> float:
+    """``base ** exponent`` by multiplications: the C library's ``pow`` is not rounded alike everywhere."""
+    if exponent < 1:
+        raise BugError(f"optimizer steps count from 1, not {exponent}")
+    result = 1.0
+    while exponent:
+        if exponent & 1:
+            result *= base
+        base *= base
+        exponent >>= 1
+    return result
+
+
+def _float32(value: float) -> float:
+    rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
+    if not math.isfinite(rounded):
+        raise BugError(f"a scalar of the optimizer step is {value}")
+    return rounded

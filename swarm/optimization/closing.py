@@ -1,0 +1,66 @@
+"""What a leader decides while it closes a step. Pure: answers in, scalars and the record out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+from swarm.errors import OutOfSync
+from swarm.ids import PartName, PeerId
+from swarm.optimization.messages import Averaged
+from swarm.optimization.records import CloseRecord, Contribution
+from swarm.optimization.roster import Roster
+
+CLIP_EPSILON = 1e-6
+"""Keeps the division defined for a zero norm; the same as ``torch.nn.utils.clip_grad_norm_`` uses."""
+
+
+class Disagreement(OutOfSync):
+    """Replicas of one part answered with different digests."""
+
+    def __init__(self, what: str, part: PartName, digests: Mapping[PeerId, str]) -> None:
+        answers = ", ".join(f"{peer}: {digest[:12] or 'none'}" for peer, digest in sorted(digests.items()))
+        super().__init__(f"replicas of {part} disagree about {what}: {answers}")
+        self.part, self.digests = part, dict(digests)
+
+
+def agreed(what: str, roster: Roster, digests: Mapping[PeerId, str]) -> dict[PartName, str]:
+    """One digest per part when all its replicas answered the same. Raises Disagreement."""
+    result: dict[PartName, str] = {}
+    for part in roster.parts:
+        answers = {peer: digests[peer] for peer in roster.replicas(part)}
+        distinct = set(answers.values())
+        if len(distinct) != 1 or "" in distinct:
+            raise Disagreement(what, part, answers)
+        result[part] = distinct.pop()
+    return result
+
+
+def global_norm(roster: Roster, averaged: Mapping[PeerId, Averaged]) -> float:
+    """L2 norm of the whole model's mean gradient. Raises Disagreement, and OutOfSync when it is not finite.
+
+    Squares of the parts are added in the order of their names, so that every leader gets the same bits.
+    """
+    agreed("the averaged gradient", roster, {peer: answer.digest for peer, answer in averaged.items()})
+    total = 0.0
+    for part in roster.parts:
+        total += averaged[roster.replicas(part)[0]].sq_norm
+    if not math.isfinite(total):
+        raise OutOfSync(f"the gradient norm is {total}")
+    return math.sqrt(total)
+
+
+def clip_factor(norm: float, clip_norm: float) -> float:
+    """One factor for the whole model (Pascanu et al., arXiv 1211.5063): at most 1."""
+    return min(1.0, clip_norm / (norm + CLIP_EPSILON))
+
+
+def totals(committed: Sequence[Contribution]) -> tuple[int, float]:
+    """Target tokens and loss sum of a step, added in the ledger's order."""
+    return sum(c.tokens for c in committed), math.fsum(c.loss_sum for c in committed)
+
+
+def cursors(before: CloseRecord, averaged: Mapping[PeerId, Averaged]) -> dict[str, tuple[int, int]]:
+    """Where every shard continues: what its trainer said, else what the record before says."""
+    said = {peer: answer.cursor for peer, answer in averaged.items() if answer.cursor is not None}
+    return {**before.cursors, **said}

@@ -1,0 +1,77 @@
+"""How a run starts: the founder waits for enough peers, makes the initial weights once, and has the genesis accepted.
+
+The founder is the peer that serves the manifest. After the genesis it is a member like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from swarm.clock import Clock
+from swarm.errors import RunEnded, EXIT_UNREACHABLE
+from swarm.ids import PartName, PeerId, RunId
+from swarm.optimization.calls import StepCalls
+from swarm.optimization.records import NO_RECORD, CloseRecord
+from swarm.optimization.roster import Candidate, Roster, assign_stages
+from swarm.optimization.step import decide
+from collections.abc import Awaitable, Callable
+
+POLL_S = 0.2
+
+Candidates = Callable[[], Awaitable[Sequence[Candidate]]]
+"""Who has announced itself in the directory."""
+
+
+def enough(candidates: Sequence[Candidate], stage_hosts: int, trainers: int) -> tuple[bool, str]:
+    """Whether the run can start, and what it waits for."""
+    hosts = sum(candidate.role == "stage" for candidate in candidates)
+    feeding = sum(candidate.role == "trainer" for candidate in candidates)
+    reason = f"{hosts} of {stage_hosts} stage hosts and {feeding} of {trainers} trainers are here"
+    return hosts >= stage_hosts and feeding >= trainers, reason
+
+
+async def gather_candidates(
+    candidates: Candidates, clock: Clock, *, stage_hosts: int, trainers: int, patience_s: float
+) -> Sequence[Candidate]:
+    """Poll the directory until enough peers are there. Raises RunEnded, saying who is missing, after ``patience_s``."""
+    deadline = clock.monotonic() + patience_s
+    while True:
+        found = await candidates()
+        complete, reason = enough(found, stage_hosts, trainers)
+        if complete:
+            return found
+        if clock.monotonic() > deadline:
+            raise RunEnded(f"the run cannot start: after {patience_s:.0f} s {reason}", EXIT_UNREACHABLE)
+        await clock.sleep(POLL_S)
+
+
+def genesis(run: RunId, roster: Roster, digests: Mapping[PartName, str]) -> CloseRecord:
+    """Record 0: the digests of the initial weights and who takes part in step 1."""
+    return CloseRecord(
+        run=run,
+        step=0,
+        committed=(),
+        tokens=0,
+        loss_sum=0.0,
+        grad_norm=0.0,
+        clip=1.0,
+        lr=0.0,
+        digests=dict(digests),
+        cursors={trainer: (0, 0) for trainer in roster.trainers},
+        roster=roster.members,
+        previous=NO_RECORD,
+    )
+
+
+async def found(
+    calls: StepCalls, run: RunId, candidates: Sequence[Candidate], digests: Mapping[PartName, str], *, timeout_s: float
+) -> tuple[CloseRecord, dict[PeerId, str]]:
+    """Assign stages and have the genesis accepted by everybody, each having downloaded and verified its part.
+
+    Returns the record and why each stage host got its stage. Raises the PeerError of a member that fails.
+    """
+    stages = sum(part.startswith("stage-") for part in digests)
+    roster, reasons = assign_stages(candidates, stages, private_ends="ends" in digests)
+    record = genesis(run, roster, digests)
+    await decide(calls, record, roster, timeout_s)
+    return record, reasons

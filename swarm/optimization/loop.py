@@ -1,0 +1,45 @@
+"""The page to read first: what a peer does, step after step.
+
+    open the step      everybody works with the parameters of the last close record
+    feed it            trainers lease quota and send microbatches on their journeys       (pipeline.trainer)
+    close it           the leader averages, decides and has everybody swap                (optimization.step)
+
+Stage replicas compute all the while (``pipeline.server``); a member answers its leader (``optimization.member``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from swarm.events import StepClosed
+from swarm.clock import Clock
+from swarm.events import EventSink
+from swarm.optimization.lead import LeadDesk
+from swarm.optimization.member import Member
+from swarm.optimization.step import Closing, close_step
+
+Feed = Callable[[int], Awaitable[None]]
+"""A trainer's work for one step."""
+
+
+class StepLoop:
+    """Runs the steps of one peer until the last one is closed."""
+
+    def __init__(self, member: Member, desk: LeadDesk, closing: Closing, feed: Feed | None) -> None:
+        self._member, self._desk, self._closing, self._feed = member, desk, closing, feed
+
+    async def run(self) -> None:
+        """Take part until the run's last step is closed. Raises, in an ExceptionGroup, what ends it earlier."""
+        await self._member.wait_open(1)
+        while (step := self._member.open_step) <= self._closing.rules.steps:
+            async with asyncio.TaskGroup() as group:
+                if self._feed is not None:
+                    group.create_task(self._feed(step))
+                if self._member.roster.leader(step) == self._closing.calls.me:
+                    group.create_task(self._lead(step))
+                await self._member.wait_open(step + 1)
+
+    async def _lead(self, step: int) -> None:
+        committed = await self._desk.wait_full()
+        await close_step(self._closing, step, committed)

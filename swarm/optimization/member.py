@@ -1,0 +1,243 @@
+"""A member's side of closing a step: the ``step/1`` answers, in their only order.
+
+reconcile → apply → propose → decide. Each is answered once per step and may be repeated; nothing here changes the
+weights that microbatches are computed with before ``decide``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from swarm.averaging.round import Round
+from swarm.device import DeviceThread
+from swarm.errors import OutOfSync, Refused, WrongStep
+from swarm.ids import ENDS, MicrobatchId, PartName, PeerId
+from swarm.network.protocols import Answer, Method, Request
+from swarm.optimization.history import History
+from swarm.optimization.ledger import assigned, weights
+from swarm.optimization.messages import Accepted, Apply, Averaged, Decide, Prepared, Propose, Reconcile
+from swarm.optimization.records import CloseRecord, Contribution, acceptance_bytes
+from swarm.optimization.roster import Roster
+from swarm.schema import Empty
+
+
+class HeldPart(Protocol):
+    """The part of the model this peer trains, as closing a step sees it; called on the device thread."""
+
+    def contributed(self) -> frozenset[MicrobatchId]:
+        """What is in the open step's accumulator."""
+
+    def gradient_sum(self) -> torch.Tensor:
+        """The accumulator, flat."""
+
+    def prepare(self, mean: torch.Tensor, *, lr: float, clip: float, step: int) -> str:
+        """Compute the update into the shadow; its digest."""
+
+    def swap(self) -> None:
+        """The shadow becomes current."""
+
+
+@dataclass(slots=True, kw_only=True)
+class MemberContext:
+    """What a member needs from its surroundings."""
+
+    me: PeerId
+    device: DeviceThread
+    rounds: Round | None
+    history: History
+    sign: Callable[[bytes], bytes]
+    verify: Callable[[PeerId, bytes, bytes], bool]
+    cursor: Callable[[], tuple[int, int] | None]
+    install: Callable[[CloseRecord, PeerId], Awaitable[None]]
+    decided: Callable[[CloseRecord], Awaitable[None]]
+    founder: PeerId
+    round_timeout_s: Callable[[], float]
+
+
+@dataclass(slots=True)
+class _OpenStep:
+    """What this member has done for the open step so far."""
+
+    committed: tuple[Contribution, ...] | None = None
+    averaged: Averaged | None = None
+    mean: torch.Tensor | None = None
+    applied: Apply | None = None
+    digest: str | None = None
+    proposal: CloseRecord | None = None
+    busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Member:
+    """Answers the step's leader. ``part`` is None for a peer that holds nothing (a bootstrap, hosted-ends trainers)."""
+
+    def __init__(self, context: MemberContext) -> None:
+        self._context = context
+        self.part: HeldPart | None = None
+        self._open = _OpenStep()
+        self._moved = asyncio.Condition()
+
+    @property
+    def open_step(self) -> int:
+        """The step being worked on; 0 until the genesis is decided."""
+        return self._context.history.next_step
+
+    @property
+    def roster(self) -> Roster:
+        """Who takes part in the open step."""
+        return self._context.history.head.members
+
+    async def wait_open(self, step: int) -> None:
+        """Return when ``step`` is open here, or over."""
+        async with self._moved:
+            await self._moved.wait_for(lambda: self.open_step >= step)
+
+    def methods(self) -> list[Method]:
+        """See :class:`~swarm.network.protocols.Service`."""
+        return [
+            Method(name="step/1/reconcile", request=Reconcile, handle=self._on_reconcile),
+            Method(name="step/1/apply", request=Apply, handle=self._on_apply),
+            Method(name="step/1/propose", request=Propose, handle=self._on_propose),
+            Method(name="step/1/decide", request=Decide, handle=self._on_decide),
+        ]
+
+    # --- the four answers ----------------------------------------------------------------------------------------
+
+    async def _on_reconcile(self, request: Request) -> Answer:
+        body: Reconcile = request.body
+        await self._from_leader(request.caller, body.step)
+        state = self._open
+        async with state.busy:
+            if state.averaged is None:
+                mean, averaged = await self._average(body)
+                state.committed, state.mean, state.averaged = body.committed, mean, averaged
+            elif state.committed != body.committed:
+                raise Refused("this step was reconciled with another set of microbatches")
+        return Answer(state.averaged)
+
+    async def _average(self, body: Reconcile) -> tuple[torch.Tensor | None, Averaged]:
+        context = self._context
+        part, name = self.part, self._part_name()
+        if part is None or name is None:
+            return None, Averaged(digest="", sq_norm=0.0, cursor=context.cursor())
+        stage = None if name == ENDS else int(name.removeprefix("stage-"))
+        expected = assigned(body.committed, context.me, stage)
+        held = await context.device.run(part.contributed)
+        if held != expected:
+            missing, surplus = expected - held, held - expected
+            raise Refused(f"{name} lacks {len(missing)} committed microbatches and holds {len(surplus)} that do not count")
+        replicas = self.roster.replicas(name)
+        shares = weights(body.committed, replicas, stage)
+        vector = await context.device.run(part.gradient_sum)
+        assert context.rounds is not None  # noqa: S101 - a peer with a part has a group
+        result = await context.rounds.average(body.step, name, shares, vector, timeout_s=context.round_timeout_s())
+        return result.tensor, Averaged(digest=result.digest, sq_norm=result.sq_norm, cursor=context.cursor())
+
+    async def _on_apply(self, request: Request) -> Answer:
+        body: Apply = request.body
+        await self._from_leader(request.caller, body.step)
+        state = self._open
+        async with state.busy:
+            if state.averaged is None:
+                raise Refused("nothing was averaged for this step yet")
+            if state.applied is None:
+                state.digest = await self._prepare(state.mean, body)
+                state.applied = body
+            elif state.applied != body:
+                raise Refused("this step was applied with other scalars")
+        return Answer(Prepared(digest=state.digest or ""))
+
+    async def _prepare(self, mean: torch.Tensor | None, body: Apply) -> str:
+        part = self.part
+        if part is None or mean is None:
+            return ""
+        return await self._context.device.run(
+            lambda: part.prepare(mean, lr=body.lr, clip=body.clip, step=body.step)
+        )
+
+    async def _on_propose(self, request: Request) -> Answer:
+        record: CloseRecord = request.body.record
+        context = self._context
+        await self._from_leader(request.caller, record.step)
+        state = self._open
+        async with state.busy:
+            if state.proposal is None:
+                self._check(record)
+                if record.step == 0:
+                    await context.install(record, request.caller)
+                state.proposal = record
+            elif state.proposal.hash() != record.hash():
+                raise Refused("another record was accepted for this step")
+        return Answer(Accepted(signature=context.sign(acceptance_bytes(record))))
+
+    def _check(self, record: CloseRecord) -> None:
+        """Accept only what this member itself computed. Raises Refused."""
+        state = self._open
+        try:
+            self._context.history.check(record)
+        except OutOfSync as error:
+            raise Refused(str(error)) from error
+        if record.step == 0:
+            return
+        if state.committed != record.committed or state.applied is None:
+            raise Refused("the record's microbatches are not those that were averaged")
+        if (record.lr, record.clip) != (state.applied.lr, state.applied.clip):
+            raise Refused("the record's scalars are not those that were applied")
+        name = self._part_name()
+        if name is not None and record.digests.get(name) != state.digest:
+            raise Refused(f"the record's digest of {name} is not ours")
+
+    async def _on_decide(self, request: Request) -> Answer:
+        body: Decide = request.body
+        if body.step < self.open_step:
+            return Answer(Empty())
+        await self._from_leader(request.caller, body.step)
+        state = self._open
+        async with state.busy:
+            if body.step == self.open_step:
+                await self._decide(state, body)
+        return Answer(Empty())
+
+    async def _decide(self, state: _OpenStep, body: Decide) -> None:
+        record = state.proposal
+        if record is None or record.hash() != body.record:
+            raise Refused("this record was not accepted here")
+        self._check_acceptances(record, body)
+        if self.part is not None and record.step > 0:
+            await self._context.device.run(self.part.swap)
+        self._context.history.append(record)
+        self._open = _OpenStep()
+        await self._context.decided(record)
+        async with self._moved:
+            self._moved.notify_all()
+
+    def _check_acceptances(self, record: CloseRecord, body: Decide) -> None:
+        signed = acceptance_bytes(record)
+        electorate = record.members if record.step == 0 else self.roster
+        for peer in electorate.peers:
+            if not self._context.verify(peer, signed, body.acceptances.get(peer, b"")):
+                raise Refused(f"the acceptance of {peer} is missing or forged")
+
+    # --- who may ask ---------------------------------------------------------------------------------------------
+
+    async def _from_leader(self, caller: PeerId, step: int) -> None:
+        """Wait until ``step`` is open here, then insist that its leader asks. Raises WrongStep or Refused."""
+        await self.wait_open(step)
+        if step != self.open_step:
+            raise WrongStep(f"step {step} is closed, step {self.open_step} is open")
+        leader = self._context.founder if step == 0 else self.roster.leader(step)
+        if caller != leader:
+            raise Refused(f"{leader} leads step {step}")
+
+    def _part_name(self) -> PartName | None:
+        roster = self.roster if self._context.history.next_step else None
+        if roster is None or self._context.me not in roster:
+            return None
+        part = roster[self._context.me].part
+        return None if part is None else PartName(part)
+
+

@@ -1,0 +1,68 @@
+"""The close record: what was decided about a step, once. The run's history is the chain of these."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from swarm.ids import MicrobatchId
+from swarm.optimization.roster import Member, Roster
+from swarm.schema import Count, DigestField, Finite, Message, PartField, PeerIdField
+
+NO_RECORD = "0" * 64
+"""What the first record names as its predecessor."""
+
+
+class Contribution(Message):
+    """One committed microbatch: its target tokens, its loss, and the replica of each stage that holds its gradient."""
+
+    microbatch: MicrobatchId
+    tokens: Count
+    loss_sum: Finite
+    route: Annotated[tuple[PeerIdField, ...], Field(max_length=1024)]
+
+
+class CloseRecord(Message):
+    """Step 0 is the genesis: digests of the initial weights and the first roster.
+
+    ``roster`` takes part in the *next* step. ``digests`` are of parameters and optimizer state after this step.
+    ``cursors`` say where every shard continues. Sizes: about 150 bytes a microbatch.
+    """
+
+    run: DigestField
+    lineage: Literal[0] = 0
+    step: Count
+    term: Literal[0] = 0
+    committed: tuple[Contribution, ...]
+    tokens: Count
+    loss_sum: Finite
+    grad_norm: Finite
+    clip: Finite
+    lr: Finite
+    digests: dict[PartField, DigestField]
+    cursors: dict[PeerIdField, tuple[Count, Count]]
+    roster: tuple[Member, ...]
+    previous: DigestField
+
+    @property
+    def members(self) -> Roster:
+        """The next step's roster."""
+        return Roster(self.roster)
+
+    @property
+    def loss(self) -> float:
+        """Nats per target token; 0 for the genesis."""
+        return self.loss_sum / self.tokens if self.tokens else 0.0
+
+    def hash(self) -> str:
+        """Hex sha256 of the canonical JSON: what acceptances sign and the next record names."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def acceptance_bytes(record: CloseRecord) -> bytes:
+    """What a peer signs when it accepts a record."""
+    return f"accept|{record.run}|{record.lineage}|{record.step}|{record.term}|{record.hash()}".encode()

@@ -1,0 +1,121 @@
+"""Who takes part, as agreed in the last close record. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from swarm.ids import ENDS, PartName, PeerId, stage_part
+from swarm.schema import Message, PartField, PeerIdField
+
+Role = Literal["bootstrap", "stage", "trainer"]
+
+
+class Member(Message):
+    """One peer of the roster. ``part`` is what it holds: its stage, the private ends, or nothing."""
+
+    peer: PeerIdField
+    role: Role
+    name: Annotated[str, StringConstraints(max_length=64)]
+    part: PartField | None
+    addresses: Annotated[tuple[Annotated[str, StringConstraints(max_length=300)], ...], Field(max_length=8)]
+
+
+class Roster:
+    """All live peers, sorted by peer id, so that every peer computes the same from it."""
+
+    def __init__(self, members: Iterable[Member]) -> None:
+        self.members = tuple(sorted(members, key=lambda member: member.peer))
+        self._by_peer: Mapping[str, Member] = {member.peer: member for member in self.members}
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __contains__(self, peer: str) -> bool:
+        return peer in self._by_peer
+
+    def __getitem__(self, peer: str) -> Member:
+        return self._by_peer[peer]
+
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        """Everybody, in the roster's order."""
+        return tuple(PeerId(member.peer) for member in self.members)
+
+    @property
+    def trainers(self) -> tuple[PeerId, ...]:
+        """All trainers, in the roster's order."""
+        return tuple(PeerId(member.peer) for member in self.members if member.role == "trainer")
+
+    @property
+    def parts(self) -> tuple[PartName, ...]:
+        """Every part that somebody holds, sorted: ``ends`` first."""
+        return tuple(sorted({PartName(member.part) for member in self.members if member.part is not None}))
+
+    def replicas(self, part: PartName) -> tuple[PeerId, ...]:
+        """Who holds a part, in rank order."""
+        return tuple(PeerId(member.peer) for member in self.members if member.part == part)
+
+    def stages(self) -> tuple[tuple[PeerId, ...], ...]:
+        """Replicas of every stage, in the order of the stages."""
+        names = [part for part in self.parts if part != ENDS]
+        return tuple(self.replicas(stage_part(stage)) for stage in range(len(names)))
+
+    def succession(self, step: int) -> tuple[PeerId, ...]:
+        """The order in which peers lead a step: its leader first, then who takes over.
+
+        A hash of (step, peer) spreads the duty evenly and needs no election.
+        """
+        return tuple(sorted(self.peers, key=lambda peer: hashlib.sha256(f"{step}|{peer}".encode()).digest()))
+
+    def leader(self, step: int) -> PeerId:
+        """The leader of a step."""
+        return self.succession(step)[0]
+
+
+class Candidate(Message):
+    """A peer that asks to be in the first roster; ``stage`` is its wish, if it has one."""
+
+    peer: PeerIdField
+    role: Role
+    name: Annotated[str, StringConstraints(max_length=64)]
+    stage: Annotated[int, Field(ge=0, lt=1024)] | None
+    addresses: Annotated[tuple[Annotated[str, StringConstraints(max_length=300)], ...], Field(max_length=8)]
+
+
+def assign_stages(candidates: Iterable[Candidate], stages: int, *, private_ends: bool) -> tuple[Roster, dict[PeerId, str]]:
+    """Give every stage host a stage: wishes first, then the stage with the fewest replicas, lower stages first.
+
+    Returns the roster and a reason per peer. A wish for a stage that does not exist is not heard.
+    """
+    ordered = sorted(candidates, key=lambda candidate: candidate.peer)
+    hosts = [candidate for candidate in ordered if candidate.role == "stage"]
+    replicas = dict.fromkeys(range(stages), 0)
+    places: dict[str, int] = {}
+    reasons: dict[PeerId, str] = {}
+    for host in hosts:
+        if host.stage is not None and host.stage < stages:
+            places[host.peer] = host.stage
+            replicas[host.stage] += 1
+            reasons[PeerId(host.peer)] = "asked for"
+    for host in hosts:
+        if host.peer not in places:
+            stage = min(replicas, key=lambda s: (replicas[s], s))
+            reasons[PeerId(host.peer)] = f"fewest replicas ({replicas[stage]})"
+            places[host.peer] = stage
+            replicas[stage] += 1
+    return Roster(_member(candidate, places, private_ends) for candidate in ordered), reasons
+
+
+def _member(candidate: Candidate, places: Mapping[str, int], private_ends: bool) -> Member:
+    part: str | None = None
+    if candidate.role == "stage":
+        part = stage_part(places[candidate.peer])
+    elif candidate.role == "trainer" and private_ends:
+        part = ENDS
+    return Member(
+        peer=candidate.peer, role=candidate.role, name=candidate.name, part=part, addresses=candidate.addresses
+    )

@@ -1,0 +1,134 @@
+"""Closing one step, as its leader: read :func:`close_step` first.
+
+Every question goes to all members and must be answered by all of them; in this version a member that does not answer
+ends the run. Nobody swaps before everybody has accepted the record, and everybody swaps to the same bits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swarm.errors import DeadlineMissed, Unreachable
+from swarm.events import Committed, DigestMismatch, EventSink
+from swarm.ids import PeerId
+from swarm.optimization.calls import StepCalls
+from swarm.optimization.closing import Disagreement, agreed, clip_factor, cursors, global_norm, totals
+from swarm.optimization.history import History
+from swarm.optimization.lead import StepRules
+from swarm.optimization.messages import (
+    Accepted,
+    Apply,
+    Averaged,
+    Complete,
+    Decide,
+    Lease,
+    Leased,
+    Prepared,
+    Propose,
+    Reconcile,
+)
+from swarm.optimization.records import CloseRecord, Contribution
+from swarm.optimization.roster import Roster
+from swarm.optimization.schedules import learning_rate
+from swarm.schema import Empty
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Closing:
+    """What closing a step needs besides the step itself."""
+
+    rules: StepRules
+    calls: StepCalls
+    history: History
+    events: EventSink
+    timeout_s: Callable[[], float]
+
+
+async def close_step(closing: Closing, step: int, committed: tuple[Contribution, ...]) -> CloseRecord:
+    """Average, agree on the scalars, prepare, accept, decide. Returns the decided record.
+
+    Raises the PeerError of the first member that fails, naming it, or OutOfSync when replicas disagree; nobody has
+    swapped then. Costs four rounds of calls to every member and one all-reduce per part.
+    """
+    roster, timeout_s = closing.history.head.members, closing.timeout_s()
+    ask_all = closing.calls.ask_all
+    reconcile = Reconcile(step=step, committed=committed)
+    averaged = await ask_all(roster.peers, "step/1/reconcile", reconcile, Averaged, timeout_s=timeout_s)
+    try:
+        norm = global_norm(roster, averaged)
+        clip = clip_factor(norm, closing.rules.optimizer.clip_norm)
+        lr = learning_rate(closing.rules.optimizer, step, closing.rules.steps)
+        apply = Apply(step=step, lr=lr, clip=clip)
+        prepared = await ask_all(roster.peers, "step/1/apply", apply, Prepared, timeout_s=timeout_s)
+        digests = agreed("the updated weights", roster, {peer: answer.digest for peer, answer in prepared.items()})
+    except Disagreement as disagreement:
+        closing.events.emit(DigestMismatch(step=step, part=disagreement.part, digests=disagreement.digests))
+        raise
+    tokens, loss_sum = totals(committed)
+    record = CloseRecord(
+        run=closing.rules.run,
+        step=step,
+        committed=committed,
+        tokens=tokens,
+        loss_sum=loss_sum,
+        grad_norm=norm,
+        clip=clip,
+        lr=lr,
+        digests=digests,
+        cursors=cursors(closing.history.head, averaged),
+        roster=roster.members,
+        previous=closing.history.head_hash,
+    )
+    await decide(closing.calls, record, roster, timeout_s)
+    closing.events.emit(Committed(step=step, microbatches=tuple(c.microbatch for c in committed)))
+    return record
+
+
+async def decide(calls: StepCalls, record: CloseRecord, roster: Roster, timeout_s: float) -> None:
+    """Have a record accepted by everybody, then tell everybody that it was.
+
+    A member that accepted and then cannot be told is not waited for: the record is decided all the same, and the
+    health watch deals with the member. Our own decision comes last, so that whoever sees it knows all were told.
+    """
+    propose = Propose(record=record)
+    accepted = await calls.ask_all(roster.peers, "step/1/propose", propose, Accepted, timeout_s=timeout_s)
+    acceptances: dict[str, bytes] = {peer: answer.signature for peer, answer in accepted.items()}
+    decision = Decide(step=record.step, record=record.hash(), acceptances=acceptances)
+    others = [peer for peer in roster.peers if peer != calls.me]
+    await asyncio.gather(*(_tell(calls, peer, decision, timeout_s) for peer in others))
+    await calls.ask(calls.me, "step/1/decide", decision, Empty, timeout_s=timeout_s)
+
+
+async def _tell(calls: StepCalls, peer: PeerId, decision: Decide, timeout_s: float) -> None:
+    try:
+        await calls.ask(peer, "step/1/decide", decision, Empty, timeout_s=timeout_s)
+    except (Unreachable, DeadlineMissed) as error:
+        logger.warning("step %d is decided, but %s could not be told: %s", decision.step, peer, error)
+
+
+class RemoteLeader:
+    """The leader of one step as this peer's trainer talks to it; implements ``pipeline.trainer.StepLeader``."""
+
+    def __init__(self, calls: StepCalls, roster: Roster, rules: StepRules, timeout_s: Callable[[], float]) -> None:
+        self._calls, self._roster, self._rules, self._timeout_s = calls, roster, rules, timeout_s
+        self._leased: dict[int, int] = {}
+
+    async def lease(self, step: int, wanted: int) -> int:
+        """See :class:`~swarm.pipeline.trainer.StepLeader`. Repeating it after a lost answer leases nothing twice."""
+        held = self._leased.get(step, 0)
+        body = Lease(step=step, total=held + wanted)
+        leader = self._roster.leader(step)
+        answer = await self._calls.ask(leader, "lead/1/lease", body, Leased, timeout_s=self._timeout_s())
+        self._leased = {step: answer.total}
+        return answer.total - held
+
+    async def complete(self, step: int, contribution: Contribution, receipts: tuple[bytes, ...]) -> None:
+        """Report a finished journey to the leader and its successor; returns when both acknowledged it."""
+        body = Complete(step=step, contribution=contribution, receipts=receipts)
+        told = self._roster.succession(step)[:2]
+        await self._calls.ask_all(told, "lead/1/complete", body, Empty, timeout_s=self._timeout_s())

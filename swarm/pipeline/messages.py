@@ -1,0 +1,90 @@
+"""What travels between trainers and stage replicas. Tensors ride as the payload of the call, not in the body.
+
+``hop`` is always the stage of the *receiver*; ``route`` names one replica per stage. A higher ``attempt`` supersedes
+a lower one of the same microbatch: whoever knows the higher refuses the lower.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, StringConstraints
+
+from swarm.ids import JourneyKey, MicrobatchId
+from swarm.schema import Count, Finite, Message, PeerIdField
+
+StageField = Annotated[int, Field(ge=0, lt=1024)]
+Attempt = Annotated[int, Field(ge=0, lt=1 << 16)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Route = Annotated[tuple[PeerIdField, ...], Field(min_length=1, max_length=1024)]
+
+
+class JourneyMessage(Message):
+    """Part of one microbatch's journey."""
+
+    step: Count
+    microbatch: MicrobatchId
+    attempt: Attempt
+
+    @property
+    def key(self) -> JourneyKey:
+        """What graphs and waiting work are indexed by."""
+        return JourneyKey(self.step, self.microbatch, self.attempt)
+
+
+class Forward(JourneyMessage):
+    """An activation for stage ``hop`` (hosted ends: token ids for stage 0)."""
+
+    route: Route
+    hop: StageField
+
+
+class Targets(JourneyMessage):
+    """Hosted ends only: the targets of a microbatch, for the last stage."""
+
+    route: Route
+
+
+class Backward(JourneyMessage):
+    """The gradient of the output of stage ``hop``."""
+
+    route: Route
+    hop: StageField
+
+
+class Resend(JourneyMessage):
+    """A trainer asks a replica to send its retained output again, along another route and as a new attempt."""
+
+    route: Route
+    hop: StageField
+
+
+class Output(JourneyMessage):
+    """The last stage's output, back to the trainer."""
+
+
+class InputGradient(JourneyMessage):
+    """The gradient of the first stage's input, back to the trainer: the way home ends here."""
+
+
+class HopReport(JourneyMessage):
+    """A replica tells the trainer that a hop is done, and what it took. ``receipt`` signs a backward contribution."""
+
+    hop: StageField
+    direction: Literal["forward", "backward"]
+    queued_s: Seconds
+    compute_s: Seconds
+    receipt: Annotated[bytes, Field(max_length=64)] = b""
+    loss_sum: Finite = 0.0
+    tokens: Count = 0
+
+
+class Blocked(JourneyMessage):
+    """A replica tells the trainer that it could not hand the microbatch on to ``hop``, or refuses to go on with it."""
+
+    hop: StageField
+    direction: Literal["forward", "backward"]
+    peer: PeerIdField
+    code: Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,20}$")]
+    reason: Annotated[str, StringConstraints(max_length=400)]
+

@@ -1,0 +1,53 @@
+"""What a replica computes next: backward before forward, oldest first, and only for the open step."""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+from typing import Generic, Literal, TypeVar
+
+T = TypeVar("T")
+Kind = Literal["backward", "forward"]
+
+
+class WorkQueue(Generic[T]):
+    """A bounded, pure priority queue.
+
+    Backward work frees a graph and brings a microbatch home, so it goes first and is never refused: it was paid for
+    when its forward was admitted. Forward work of the next step may wait here while the open one is being closed.
+    """
+
+    def __init__(self, max_forward: int) -> None:
+        self._max_forward = max_forward
+        self._ticket = count()
+        self._heaps: dict[Kind, list[tuple[int, int, T]]] = {"backward": [], "forward": []}
+
+    @property
+    def full(self) -> bool:
+        """Whether another forward would be refused."""
+        return len(self._heaps["forward"]) >= self._max_forward
+
+    def __len__(self) -> int:
+        return sum(len(heap) for heap in self._heaps.values())
+
+    def push(self, kind: Kind, step: int, item: T) -> None:
+        """Add work that was admitted. O(log n)."""
+        heapq.heappush(self._heaps[kind], (step, next(self._ticket), item))
+
+    def pop(self, open_step: int) -> T | None:
+        """The next item of the open step, or None. Older leftovers were dropped by :meth:`drop_before`."""
+        for kind in ("backward", "forward"):
+            heap = self._heaps[kind]  # type: ignore[index]
+            if heap and heap[0][0] <= open_step:
+                return heapq.heappop(heap)[2]
+        return None
+
+    def drop_before(self, step: int) -> list[T]:
+        """Remove and return what belongs to steps before ``step``."""
+        dropped: list[T] = []
+        for kind, heap in self._heaps.items():
+            dropped += [item for item_step, _, item in heap if item_step < step]
+            kept = [entry for entry in heap if entry[0] >= step]
+            heapq.heapify(kept)
+            self._heaps[kind] = kept
+        return dropped

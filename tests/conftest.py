@@ -1,0 +1,103 @@
+"""What every test gets: a temporary directory with a short path, uvloop, one torch thread, and a look at what is left.
+
+* Each test process has a temporary directory of its own (short: a Unix socket's path ends at 107 bytes) and an id in
+  ``SWARM_TEST_ID``, inherited by everything it starts.
+* After each module, and after each test marked ``process``, nothing of ours may be left: no process, no socket, no
+  shared memory. After each asynchronous test no task may be left on its loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+
+# Before anything imports torch: N test processes with a thread for each core would only wait for each other.
+os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", OPENBLAS_NUM_THREADS="1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import pytest_asyncio
+import uvloop
+
+from tests.harness.processes import MARKER, assert_nothing_left, take_snapshot
+
+_TURNS_TO_END = 20
+"""How often a cancelled task may still be scheduled before it counts as left behind."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Gives this test process its own temporary directory and id. xdist's workers each come by here as well."""
+    # pytest keeps the folders of tmp_path, with what failed tests left in them, where it always does.
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
+    ours = tempfile.mkdtemp(prefix="sw-", dir="/tmp")
+    os.environ["TMPDIR"] = tempfile.tempdir = ours
+    above = os.environ.get(MARKER)
+    os.environ[MARKER] = f"{above}/{uuid.uuid4().hex[:8]}" if above else uuid.uuid4().hex[:8]
+    config.add_cleanup(lambda: shutil.rmtree(ours, ignore_errors=True))
+
+
+def pytest_asyncio_loop_factories(
+    config: pytest.Config, item: pytest.Item
+) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """The loop that peers run on."""
+    return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What must not run side by side shares an xdist group: all ``process`` tests, and the ``network`` tests of a module."""
+    for item in items:
+        if item.get_closest_marker("xdist_group"):
+            continue
+        if item.get_closest_marker("process"):
+            item.add_marker(pytest.mark.xdist_group("process"))
+        elif item.get_closest_marker("network"):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_left_by_module() -> Iterator[None]:
+    before = take_snapshot()
+    yield
+    assert_nothing_left(before)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_by_test(request: pytest.FixtureRequest) -> Iterator[None]:
+    if not request.node.get_closest_marker("process"):
+        yield
+        return
+    before = take_snapshot()
+    yield
+    assert_nothing_left(before)
+
+
+@pytest.fixture(autouse=True)
+def _no_tasks_left_by_test(request: pytest.FixtureRequest) -> None:
+    # Asked for only where a loop runs that ends with the test: the loop of a module keeps the tasks of its fixtures.
+    marker = request.node.get_closest_marker("asyncio")
+    if marker and marker.kwargs.get("loop_scope") in (None, "function"):
+        request.getfixturevalue("_no_tasks_left")
+
+
+@pytest_asyncio.fixture
+async def _no_tasks_left() -> AsyncIterator[None]:
+    before = asyncio.all_tasks()
+    yield
+    for _ in range(_TURNS_TO_END):
+        await asyncio.sleep(0)
+    left = [task for task in asyncio.all_tasks() - before if task is not asyncio.current_task()]
+    assert not left, "tasks left on the loop:\n  " + "\n  ".join(map(repr, left))
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """An empty directory with a short path, for sockets; gone afterwards. Use ``tmp_path`` for everything else."""
+    path = Path(tempfile.mkdtemp(prefix="h-"))
+    yield path
+    shutil.rmtree(path)

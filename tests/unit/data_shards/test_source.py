@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from data_shards.shard import Shard
+from data_shards.source import ShardSource
+from swarm.errors import ConfigError
+from swarm.ids import MicrobatchId, PeerId
+from swarm.pipeline.batch import BatchSource
+
+ME = PeerId("12D3KooWtrainer")
+
+
+def _source(path: Path, **changes: object) -> ShardSource:
+    arguments: dict[str, object] = {"trainer": ME, "microbatch_size": 4, "context": 16}
+    return ShardSource(path, **(arguments | changes))  # type: ignore[arg-type]
+
+
+def test_source_satisfies_the_pipelines_protocol(shard_path: Path) -> None:
+    source: BatchSource = _source(shard_path)  # type: ignore[assignment]
+    batch = source.take()
+    assert batch.inputs.shape == batch.targets.shape == (4, 16)
+    assert batch.inputs.dtype == batch.targets.dtype == torch.int64
+    assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+    assert batch.id == MicrobatchId(ME, Shard.open(shard_path).manifest.digest[:16], 0, 0)
+
+
+def test_source_seek_back_gives_the_very_same_microbatch(shard_path: Path) -> None:
+    source = _source(shard_path)
+    taken = [source.take() for _ in range(5)]
+    again = _source(shard_path)
+    again.seek((0, 3))
+    batch = again.take()
+    assert batch.id == taken[3].id
+    assert torch.equal(batch.inputs, taken[3].inputs)
+    assert again.cursor == (0, 4)
+
+
+def test_source_end_of_epoch_continues_with_the_next(shard_path: Path) -> None:
+    source = _source(shard_path)
+    last = source.microbatches_per_epoch - 1
+    source.seek((0, last))
+    source.take()
+    assert source.cursor == (1, 0)
+    assert source.take().id.epoch == 1
+
+
+def test_source_seek_outside_stays_where_it_was(shard_path: Path) -> None:
+    source = _source(shard_path)
+    source.take()
+    with pytest.raises(ConfigError, match="cursor"):
+        source.seek((0, source.microbatches_per_epoch))
+    assert source.cursor == (0, 1)
+
+
+def test_source_shard_too_short_says_what_it_takes(shard_path: Path) -> None:
+    with pytest.raises(ConfigError, match="at least 40001 tokens"):
+        _source(shard_path, context=10_000)
+
+
+def test_source_other_tokenizer_is_refused(shard_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the run's tokenizer"):
+        _source(shard_path, tokenizer="0" * 64)
+
+
+def test_source_and_batch_printed_show_no_tokens(shard_path: Path) -> None:
+    source = _source(shard_path)
+    batch = source.take()
+    assert str(batch.inputs[0, 0].item()) not in repr(batch).replace(str(batch.id), "").replace("(4, 16)", "")
+    assert "tensor" not in repr(batch)
+    assert "tensor" not in repr(source)
+
+
+def test_batch_tensors_are_its_own(shard_path: Path) -> None:
+    source = _source(shard_path)
+    batch = source.take()
+    batch.inputs.fill_(0)
+    source.seek((0, 0))
+    assert source.take().inputs.any()

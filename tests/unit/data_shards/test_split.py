@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from data_shards.split import split_documents
+from swarm.errors import ConfigError
+
+TEXTS = st.lists(st.text("abcdefgh", min_size=1, max_size=30), min_size=8, max_size=60, unique=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TEXTS, st.integers(1, 5), st.integers(-5, 5))
+def test_split_any_documents_is_disjoint_and_complete(texts: list[str], shards: int, seed: int) -> None:
+    split = split_documents(texts, shards, 0.2, seed)
+    parts = [*split.shards, split.held_out]
+    together = [text for part in parts for text in part]
+    assert sorted(together) == sorted(texts)
+    assert all(split.shards)
+    assert split.held_out
+    assert split == split_documents(texts, shards, 0.2, seed)
+
+
+def test_split_equal_documents_never_lie_on_both_sides() -> None:
+    texts = [f"text {n % 10}" for n in range(100)]
+    split = split_documents(texts, 2, 0.3, 0)
+    trained = {text for shard in split.shards for text in shard}
+    assert not trained & set(split.held_out)
+
+
+def test_split_many_documents_balances_sizes(documents: list[str]) -> None:
+    sizes = [sum(map(len, shard)) for shard in split_documents(documents, 4, 0.1, 0).shards]
+    assert max(sizes) < 1.05 * min(sizes)
+
+
+def test_split_another_seed_holds_out_others(documents: list[str]) -> None:
+    assert split_documents(documents, 2, 0.1, 0).held_out != split_documents(documents, 2, 0.1, 1).held_out
+
+
+def test_split_fraction_is_reached_and_hardly_exceeded(documents: list[str]) -> None:
+    held = sum(map(len, split_documents(documents, 2, 0.1, 0).held_out))
+    total = sum(map(len, documents))
+    assert 0.1 * total <= held <= 0.1 * total + max(map(len, documents))
+
+
+@pytest.mark.parametrize(
+    ("shards", "fraction", "key"), [(0, 0.1, "shards"), (1, 1.0, "held_out_fraction"), (9, 0.1, "documents")]
+)
+def test_split_impossible_request_names_the_key(shards: int, fraction: float, key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        split_documents(["one", "two", "three", " "], shards, fraction, 0)
+    assert caught.value.key == key
+
+
+def test_split_printed_shows_no_text(documents: list[str]) -> None:
+    assert "owl" not in repr(split_documents(documents, 2, 0.1, 0))

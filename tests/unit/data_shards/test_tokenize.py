@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from data_shards.tokenize import END_OF_TEXT, Tokenizer, tokenizer_digest, train_tokenizer
+from swarm.errors import ConfigError, StateError
+from tests.unit.data_shards.conftest import SECRET
+
+AWKWARD = ["", "plain", " leading and trailing ", "tabs\tand\nnewlines\r\n", "Grüße, 東京 🦉", "\x00\x01", END_OF_TEXT]
+
+
+@pytest.mark.parametrize("text", AWKWARD)
+def test_tokenizer_any_text_round_trips(tokenizer_json: bytes, text: str) -> None:
+    tokenizer = Tokenizer(tokenizer_json)
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_tokenizer_marker_inside_a_document_is_ordinary_text(tokenizer_json: bytes) -> None:
+    tokenizer = Tokenizer(tokenizer_json)
+    assert tokenizer.end_of_text not in tokenizer.encode(f"a {END_OF_TEXT} b")
+
+
+def test_train_tokenizer_same_texts_in_another_process_gives_same_bytes(
+    documents: list[str], tokenizer_json: bytes
+) -> None:
+    program = (
+        "import sys, json; from data_shards.tokenize import train_tokenizer, tokenizer_digest;"
+        "print(tokenizer_digest(train_tokenizer(json.load(sys.stdin), 400)))"
+    )
+    import json
+
+    result = subprocess.run(
+        [sys.executable, "-c", program], input=json.dumps(documents), capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == tokenizer_digest(tokenizer_json)
+
+
+def test_encode_documents_each_ends_with_end_of_text(documents: list[str], tokenizer_json: bytes) -> None:
+    tokenizer = Tokenizer(tokenizer_json)
+    arrays = list(tokenizer.encode_documents(documents))
+    assert len(arrays) == len(documents)
+    assert all(array[-1] == tokenizer.end_of_text for array in arrays)
+    assert [tokenizer.decode(array.tolist()) for array in arrays] == documents
+
+
+def test_train_tokenizer_vocabulary_below_bytes_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 257"):
+        train_tokenizer(["text"], 256)
+
+
+def test_train_tokenizer_little_text_gives_smaller_vocabulary() -> None:
+    assert 257 <= Tokenizer(train_tokenizer(["ab"], 2048)).vocab_size < 2048
+
+
+@pytest.mark.parametrize("document", [b"", b"{}", b"\xff\xfe", b'{"version": "1.0"}'])
+def test_tokenizer_foreign_json_is_refused(document: bytes) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.json"):
+        Tokenizer(document)
+
+
+def test_encode_failing_on_private_text_withholds_it(tokenizer_json: bytes) -> None:
+    lone_surrogate = f"{SECRET} \ud800"
+    with pytest.raises(StateError) as caught:
+        Tokenizer(tokenizer_json).encode(lone_surrogate)
+    assert SECRET not in str(caught.value)
+    assert caught.value.__suppress_context__

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from peers.text import PARAGRAPH_CHARACTERS, built_in_corpus, read_corpus
+from swarm.errors import ConfigError
+
+
+def test_built_in_corpus_is_bounded_prose_and_the_same_each_time() -> None:
+    corpus = built_in_corpus(600_000)
+    assert corpus == built_in_corpus(600_000)
+    assert 500_000 < corpus.characters < 700_000
+    assert len(corpus.documents) > 80
+    assert any("with" in document and "statement" in document for document in corpus.documents)
+
+
+def test_read_corpus_paragraphs_become_documents(tmp_path: Path) -> None:
+    file = tmp_path / "book.txt"
+    paragraphs = [f"Paragraph {n}. " + "word " * 50 for n in range(40)]
+    file.write_text("\n\n".join(paragraphs))
+    corpus = read_corpus([file])
+    assert corpus.name == "book.txt"
+    assert "\n\n".join(corpus.documents).split() == file.read_text().split()
+    assert all(len(document) >= PARAGRAPH_CHARACTERS for document in corpus.documents[:-1])
+
+
+@pytest.mark.parametrize(
+    ("content", "cause"),
+    [(None, "no such file"), (b"", "empty"), (b" \n\n ", "empty"), (b"\xff\xfe\x00x", "encoding"), (b"a\x00b", "NUL")],
+)
+def test_read_corpus_unusable_file_names_it_and_the_remedy(tmp_path: Path, content: bytes | None, cause: str) -> None:
+    file = tmp_path / "input.txt"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(ConfigError, match=cause) as caught:
+        read_corpus([file])
+    assert str(file) in str(caught.value)
+
+
+def test_read_corpus_directory_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a directory"):
+        read_corpus([tmp_path])
+
+
+def test_corpus_printed_shows_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "secret.txt"
+    file.write_text("the password is xyzzyplugh")
+    assert "xyzzyplugh" not in repr(read_corpus([file]))
