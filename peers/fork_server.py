@@ -34,6 +34,7 @@ from typing import Any, NoReturn
 from peers.settings import PeerSettings
 
 PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
 STARTER_GONE_GRACE_S = 2.0
 _WATCHED = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
@@ -43,21 +44,28 @@ def die_with_parent(number: signal.Signals, parent: int) -> None:
 
     Linux only; survives exec but not fork.
     """
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(number))
+    _libc().prctl(PR_SET_PDEATHSIG, int(number))
     if os.getppid() != parent:
         os._exit(128 + number)
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
 
 
 class ForkServer:
     """Forks peers on request, reports their exits, and leaves none behind."""
 
-    def __init__(self, channel: socket.socket, entry: Callable[[PeerSettings], int], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, channel: socket.socket, entry: Callable[[PeerSettings], int], clock: Callable[[], float]
+    ) -> None:
         self._channel = channel
         self._entry = entry
         self._clock = clock
         self._children: dict[int, str] = {}
         self._received = b""
         self._stopping = False
+        self._terminated = False
         self._kill_at = float("inf")
         self._wake, self._wake_write = socket.socketpair()
 
@@ -80,6 +88,8 @@ class ForkServer:
                     elif not self._read_commands():
                         selector.unregister(self._channel)
                 self._reap()
+                if self._terminated:
+                    self._stop(STARTER_GONE_GRACE_S)
                 if self._clock() >= self._kill_at:
                     self._signal_all(signal.SIGKILL)
 
@@ -113,18 +123,19 @@ class ForkServer:
         signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         pid = os.fork()
         if not pid:
-            self._become_peer(parent, settings)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+            self._become_peer(parent, name, settings)
         self._children[pid] = name
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         self._tell({"started": name, "pid": pid})
 
-    def _become_peer(self, parent: int, settings: dict[str, Any]) -> NoReturn:
+    def _become_peer(self, parent: int, name: str, settings: dict[str, Any]) -> NoReturn:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             die_with_parent(signal.SIGKILL, parent)
+            _libc().prctl(PR_SET_NAME, f"swarm:{name}".encode()[:15])
             for end in (self._channel, self._wake, self._wake_write):
                 end.close()
             peer = PeerSettings(**settings)
@@ -166,7 +177,8 @@ class ForkServer:
             self._stop(STARTER_GONE_GRACE_S)
 
     def _on_terminate(self, number: int, frame: FrameType | None) -> None:
-        self._stop(STARTER_GONE_GRACE_S)
+        # Only noted here: between a wait and its bookkeeping a child's pid may already be somebody else's.
+        self._terminated = True
 
 
 def load_entry(name: str) -> Callable[[PeerSettings], int]:

@@ -29,7 +29,7 @@ Address = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 
 
 class PeerSettings(BaseSettings):
-    """The settings of one peer. Build them with :func:`load_settings`; ``PeerSettings(...)`` also reads the environment.
+    """The settings of one peer. Build them with :func:`load_settings`; ``PeerSettings(...)`` reads the environment too.
 
     ``home`` is the peer's own directory: ``identity.key``, ``events.jsonl``, ``peer.log``, sockets. ``stage`` is for
     stage hosts (None: wherever it is needed most), ``shard`` for trainers, ``manifest`` and ``tokenizer`` for the

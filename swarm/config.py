@@ -67,7 +67,9 @@ class Manifest(Section):
 
     def canonical(self) -> bytes:
         """Canonical JSON: sorted keys, no spaces, every default present."""
-        return json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True).encode()
+        return json.dumps(
+            self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True
+        ).encode()
 
     @property
     def run_id(self) -> RunId:
@@ -90,7 +92,9 @@ def load_manifest(path: Path) -> Manifest:
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigError("manifest", str(path), "a readable TOML file", f"{error.strerror}; check the path.") from error
+        raise ConfigError(
+            "manifest", str(path), "a readable TOML file", f"{error.strerror}; check the path."
+        ) from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError("manifest", str(path), "valid TOML", f"{error}; fix that line.") from error
     return parse_manifest(document, str(path))
@@ -100,20 +104,36 @@ def check_manifest(manifest: Manifest) -> None:
     """What holds between sections. Raises ConfigError."""
     model, split, run = manifest.model, manifest.split, manifest.run
     if model.dim % model.heads or (model.dim // model.heads) % 2:
-        raise ConfigError("model.heads", model.heads, f"a number that cuts model.dim = {model.dim} into even head sizes",
-                          "Change model.heads or model.dim.")
+        raise ConfigError(
+            "model.heads",
+            model.heads,
+            f"a number that cuts model.dim = {model.dim} into even head sizes",
+            "Change model.heads or model.dim.",
+        )
     if model.kv_heads is not None and model.heads % model.kv_heads:
-        raise ConfigError("model.kv_heads", model.kv_heads, f"a divisor of model.heads = {model.heads}", "Change it or leave it out.")
+        raise ConfigError(
+            "model.kv_heads", model.kv_heads, f"a divisor of model.heads = {model.heads}", "Change it or leave it out."
+        )
     if split.stages > model.layers:
-        raise ConfigError("split.stages", split.stages, f"at most model.layers = {model.layers}", "Use fewer stages or more layers.")
+        raise ConfigError(
+            "split.stages", split.stages, f"at most model.layers = {model.layers}", "Use fewer stages or more layers."
+        )
     if split.layers_per_stage is not None and (
         len(split.layers_per_stage) != split.stages or sum(split.layers_per_stage) != model.layers
     ):
-        raise ConfigError("split.layers_per_stage", split.layers_per_stage,
-                          f"{split.stages} numbers that add up to model.layers = {model.layers}", "Correct it or leave it out.")
+        raise ConfigError(
+            "split.layers_per_stage",
+            split.layers_per_stage,
+            f"{split.stages} numbers that add up to model.layers = {model.layers}",
+            "Correct it or leave it out.",
+        )
     if run.stage_hosts < split.stages:
-        raise ConfigError("run.stage_hosts", run.stage_hosts, f"at least split.stages = {split.stages}",
-                          "Every stage needs a replica: start more stage hosts or cut fewer stages.")
+        raise ConfigError(
+            "run.stage_hosts",
+            run.stage_hosts,
+            f"at least split.stages = {split.stages}",
+            "Every stage needs a replica: start more stage hosts or cut fewer stages.",
+        )
 
 
 def _tuples(value: Any) -> Any:

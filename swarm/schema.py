@@ -36,6 +36,6 @@ class Empty(Message):
 
 
 class Record(Message):
-    """The body of a directory record. ``kind`` names its DHT key; the signature, owner and expiry are the directory's."""
+    """The body of a directory record. ``kind`` names its DHT key; signature, owner and expiry are the directory's."""
 
     kind: ClassVar[str] = ""

@@ -41,7 +41,7 @@ class DenseCodec:
         """See :class:`~swarm.compression.codec.Codec`. Aliases a contiguous CPU tensor that has the wire's dtype."""
         source = tensor.detach()
         wire = self._narrow(source).cpu().contiguous()
-        return memoryview(wire.view(-1).view(torch.uint8).numpy()).cast("B")
+        return wire.view(-1).view(torch.uint8).numpy().data
 
     def decode(self, buffer: bytes | bytearray | memoryview, spec: TensorSpec, *, check_finite: bool = False) -> Tensor:
         """See :class:`~swarm.compression.codec.Codec`."""

@@ -61,7 +61,7 @@ class Rotary(nn.Module):
         return rotated.to(x.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Rotary:
-        super()._apply(fn, recurse)
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         self._rebuild(self.cosine.device)
         return self
 

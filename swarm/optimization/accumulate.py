@@ -22,7 +22,7 @@ What it costs: a loss-*sum*'s gradient below 2⁻³¹ counts as zero."""
 
 
 class Accumulator:
-    """Sum over microbatches of a part's gradient: one flat vector (elements,) in ``dtype``, and the set of ids in it."""
+    """Sum over microbatches of a part's gradient: one flat vector (elements,), and the set of ids in it."""
 
     def __init__(self, layout: FlatLayout, dtype: AccumulatorDType, device: torch.device) -> None:
         self._layout = layout
@@ -41,8 +41,11 @@ class Accumulator:
         return self._sum
 
     def add(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
-        """Add one microbatch. All or nothing: raises BugError when it is in the sum already or a parameter's gradient is
-        missing, named twice or misshapen, and Violation when a value is not finite."""
+        """Add one microbatch, all of it or nothing.
+
+        Raises BugError when it is in the sum already or a parameter's gradient is missing, named twice or misshapen,
+        and Violation when a value is not finite: the caller adds whose gradient it was.
+        """
         if microbatch in self._microbatches:
             raise BugError(f"{microbatch} is already in the sum")
         self._check(gradients)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -33,7 +33,16 @@ class AdamWState:
     exp_avg_sq: Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepNumbers:
+    """What a close record says about a step: its number (1-based), the learning rate, and the factor that clips."""
+
+    step: int
+    lr: float
+    clip: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Scalars:
     """Every number of one step, each rounded to float32 once."""
 
@@ -54,27 +63,25 @@ def adamw_step(
     gradient: Tensor,
     layout: FlatLayout,
     config: OptimizerConfig,
-    *,
-    lr: float,
-    clip: float,
-    step: int,
+    numbers: StepNumbers,
 ) -> AdamWState:
-    """The state after ``step`` (1-based) in new vectors; ``state`` and ``gradient`` stay as they are.
+    """The state after a step, in new vectors; ``state`` and ``gradient`` stay as they are.
 
-    ``gradient`` is the mean over target tokens, float32 (elements,), on the state's device; ``clip`` multiplies it.
+    ``gradient`` is the mean over target tokens, float32 (elements,), on the state's device.
     With m and v the moments, m̂ and v̂ their bias-corrected values: p ← p·(1 − lr·decay) − lr·m̂ / (√v̂ + eps), the
     first factor only where the layout decays (Loshchilov and Hutter, arXiv 1711.05101, algorithm 2).
     Memory: three vectors of the result, and three chunks. Raises BugError for a gradient of another shape or dtype.
     """
     if gradient.shape != state.params.shape or gradient.dtype != torch.float32:
         raise BugError(f"gradient is {gradient.dtype} {tuple(gradient.shape)}, expected float32 {(layout.elements,)}")
-    scalars = _scalars(config, lr, clip, step)
+    decayed = _scalars(config, numbers)
+    plain = replace(decayed, shrink=1.0)
     shadow = AdamWState(*(torch.empty_like(state.params) for _ in range(3)))
     scratch = torch.empty(2, min(CHUNK_ELEMENTS, layout.elements), dtype=torch.float32, device=gradient.device)
     for start, stop, decay in layout.decay_runs():
         for first in range(start, stop, CHUNK_ELEMENTS):
             chunk = slice(first, min(first + CHUNK_ELEMENTS, stop))
-            _step_chunk(state, shadow, gradient, chunk, scalars if decay else _undecayed(scalars), scratch)
+            _step_chunk(state, shadow, gradient, chunk, decayed if decay else plain, scratch)
     return shadow
 
 
@@ -102,9 +109,10 @@ def _step_chunk(old: AdamWState, new: AdamWState, gradient: Tensor, chunk: slice
     torch.sub(params, work, out=params)
 
 
-def _scalars(config: OptimizerConfig, lr: float, clip: float, step: int) -> _Scalars:
+def _scalars(config: OptimizerConfig, numbers: StepNumbers) -> _Scalars:
+    step, lr = numbers.step, numbers.lr
     return _Scalars(
-        clip=_float32(clip),
+        clip=_float32(numbers.clip),
         beta1=_float32(config.beta1),
         rest1=_float32(1.0 - config.beta1),
         beta2=_float32(config.beta2),
@@ -113,20 +121,6 @@ def _scalars(config: OptimizerConfig, lr: float, clip: float, step: int) -> _Sca
         correction2=_float32(1.0 / (1.0 - _power(config.beta2, step))),
         step_size=_float32(lr / (1.0 - _power(config.beta1, step))),
         shrink=_float32(1.0 - lr * config.weight_decay),
-    )
-
-
-def _undecayed(scalars: _Scalars) -> _Scalars:
-    return _Scalars(
-        scalars.clip,
-        scalars.beta1,
-        scalars.rest1,
-        scalars.beta2,
-        scalars.rest2,
-        scalars.eps,
-        scalars.correction2,
-        scalars.step_size,
-        1.0,
     )
 
 

@@ -27,9 +27,7 @@ class StepCalls:
         """Our own identity."""
         return self._endpoint.peer
 
-    async def ask(
-        self, peer: PeerId, method: str, body: Message, reply: type[ReplyT], *, timeout_s: float
-    ) -> ReplyT:
+    async def ask(self, peer: PeerId, method: str, body: Message, reply: type[ReplyT], *, timeout_s: float) -> ReplyT:
         """One member's answer. Raises a PeerError that names it."""
         try:
             if peer != self.me:
@@ -63,4 +61,3 @@ def first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-

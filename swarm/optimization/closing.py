@@ -62,5 +62,7 @@ def totals(committed: Sequence[Contribution]) -> tuple[int, float]:
 
 def cursors(before: CloseRecord, averaged: Mapping[PeerId, Averaged]) -> dict[str, tuple[int, int]]:
     """Where every shard continues: what its trainer said, else what the record before says."""
-    said = {peer: answer.cursor for peer, answer in averaged.items() if answer.cursor is not None}
+    said: dict[str, tuple[int, int]] = {
+        peer: answer.cursor for peer, answer in averaged.items() if answer.cursor is not None
+    }
     return {**before.cursors, **said}

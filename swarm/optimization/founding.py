@@ -5,16 +5,15 @@ The founder is the peer that serves the manifest. After the genesis it is a memb
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from swarm.clock import Clock
-from swarm.errors import RunEnded, EXIT_UNREACHABLE
+from swarm.errors import EXIT_UNREACHABLE, RunEnded
 from swarm.ids import PartName, PeerId, RunId
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.records import NO_RECORD, CloseRecord
 from swarm.optimization.roster import Candidate, Roster, assign_stages
 from swarm.optimization.step import decide
-from collections.abc import Awaitable, Callable
 
 POLL_S = 0.2
 
@@ -56,7 +55,7 @@ def genesis(run: RunId, roster: Roster, digests: Mapping[PartName, str]) -> Clos
         grad_norm=0.0,
         clip=1.0,
         lr=0.0,
-        digests=dict(digests),
+        digests={str(part): value for part, value in digests.items()},
         cursors={trainer: (0, 0) for trainer in roster.trainers},
         roster=roster.members,
         previous=NO_RECORD,

@@ -42,7 +42,9 @@ class History:
         if record.step != self.next_step:
             raise OutOfSync(f"a record of step {record.step} came where step {self.next_step} is next")
         if record.previous != self._hash:
-            raise OutOfSync(f"the record of step {record.step} follows {record.previous[:12]}, ours is {self._hash[:12]}")
+            raise OutOfSync(
+                f"the record of step {record.step} follows {record.previous[:12]}, ours is {self._hash[:12]}"
+            )
         if self._head is not None and record.run != self._head.run:
             raise OutOfSync("the record belongs to another run")
 

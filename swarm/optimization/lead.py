@@ -112,7 +112,9 @@ class LeadDesk:
         if contribution.microbatch.trainer != caller or caller not in self._roster.trainers:
             raise Refused("a trainer of the roster reports its own microbatches only")
         if not 0 < contribution.tokens <= self._rules.max_tokens:
-            raise Violation(f"{contribution.tokens} target tokens in a microbatch of {self._rules.max_tokens}", peer=caller)
+            raise Violation(
+                f"{contribution.tokens} target tokens in a microbatch of {self._rules.max_tokens}", peer=caller
+            )
         if not math.isfinite(contribution.loss_sum) or contribution.loss_sum < 0:
             raise Violation(f"a loss sum of {contribution.loss_sum}", peer=caller)
         if len(contribution.route) != self._rules.stages or len(body.receipts) != self._rules.stages:

@@ -46,7 +46,7 @@ class Ledger:
         return len(self._contributions) >= self.target
 
     def lease(self, step: int, trainer: PeerId, total: int) -> tuple[int, str]:
-        """Raise what is leased to a trainer towards ``total`` microbatches of this step; returns (leased in all, reason).
+        """Raise what is leased to a trainer towards ``total`` microbatches; returns (leased in all, reason).
 
         Asking for a total makes a repeated request harmless.
         """

@@ -10,16 +10,14 @@ Stage replicas compute all the while (``pipeline.server``); a member answers its
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from swarm.events import StepClosed
-from swarm.clock import Clock
-from swarm.events import EventSink
 from swarm.optimization.lead import LeadDesk
 from swarm.optimization.member import Member
 from swarm.optimization.step import Closing, close_step
 
-Feed = Callable[[int], Awaitable[None]]
+Feed = Callable[[int], Coroutine[Any, Any, None]]
 """A trainer's work for one step."""
 
 

@@ -29,7 +29,8 @@ from swarm.schema import Empty
 class HeldPart(Protocol):
     """The part of the model this peer trains, as closing a step sees it; called on the device thread."""
 
-    def contributed(self) -> frozenset[MicrobatchId]:
+    @property
+    def microbatches(self) -> frozenset[MicrobatchId]:
         """What is in the open step's accumulator."""
 
     def gradient_sum(self) -> torch.Tensor:
@@ -126,10 +127,12 @@ class Member:
             return None, Averaged(digest="", sq_norm=0.0, cursor=context.cursor())
         stage = None if name == ENDS else int(name.removeprefix("stage-"))
         expected = assigned(body.committed, context.me, stage)
-        held = await context.device.run(part.contributed)
+        held = await context.device.run(lambda: part.microbatches)
         if held != expected:
             missing, surplus = expected - held, held - expected
-            raise Refused(f"{name} lacks {len(missing)} committed microbatches and holds {len(surplus)} that do not count")
+            raise Refused(
+                f"{name} lacks {len(missing)} committed microbatches and holds {len(surplus)} that do not count"
+            )
         replicas = self.roster.replicas(name)
         shares = weights(body.committed, replicas, stage)
         vector = await context.device.run(part.gradient_sum)
@@ -155,9 +158,7 @@ class Member:
         part = self.part
         if part is None or mean is None:
             return ""
-        return await self._context.device.run(
-            lambda: part.prepare(mean, lr=body.lr, clip=body.clip, step=body.step)
-        )
+        return await self._context.device.run(lambda: part.prepare(mean, lr=body.lr, clip=body.clip, step=body.step))
 
     async def _on_propose(self, request: Request) -> Answer:
         record: CloseRecord = request.body.record
@@ -239,5 +240,3 @@ class Member:
             return None
         part = roster[self._context.me].part
         return None if part is None else PartName(part)
-
-

@@ -18,7 +18,7 @@ from swarm.models.passes import Gradients, Graph, run_backward, run_embedding, r
 from swarm.models.spec import ModelConfig, PartSpec
 from swarm.models.split import build_part, install_weights
 from swarm.optimization.accumulate import Accumulator, AccumulatorDType
-from swarm.optimization.adamw import AdamWState, adamw_step
+from swarm.optimization.adamw import AdamWState, StepNumbers, adamw_step
 from swarm.optimization.schedules import OptimizerConfig
 from swarm.state.snapshot import Snapshot, digest
 
@@ -127,15 +127,9 @@ class TrainedPart:
         """
         if step != self.step + 1:
             raise BugError(f"prepare of step {step} on a part at step {self.step}")
-        self._shadow = adamw_step(
-            self._installed(),
-            mean_gradient.to(self._device),
-            self.layout,
-            self._optimizer,
-            lr=lr,
-            clip=clip,
-            step=step,
-        )
+        numbers = StepNumbers(step=step, lr=lr, clip=clip)
+        gradient = mean_gradient.to(self._device)
+        self._shadow = adamw_step(self._installed(), gradient, self.layout, self._optimizer, numbers)
         return digest(self._as_snapshot(self._shadow, step))
 
     def swap(self) -> None:

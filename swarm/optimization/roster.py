@@ -86,7 +86,9 @@ class Candidate(Message):
     addresses: Annotated[tuple[Annotated[str, StringConstraints(max_length=300)], ...], Field(max_length=8)]
 
 
-def assign_stages(candidates: Iterable[Candidate], stages: int, *, private_ends: bool) -> tuple[Roster, dict[PeerId, str]]:
+def assign_stages(
+    candidates: Iterable[Candidate], stages: int, *, private_ends: bool
+) -> tuple[Roster, dict[PeerId, str]]:
     """Give every stage host a stage: wishes first, then the stage with the fewest replicas, lower stages first.
 
     Returns the roster and a reason per peer. A wish for a stage that does not exist is not heard.

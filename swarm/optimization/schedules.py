@@ -26,7 +26,7 @@ class OptimizerConfig(Section):
 
 
 def learning_rate(config: OptimizerConfig, step: int, steps: int) -> float:
-    """Learning rate of ``step`` (1-based) of a run of ``steps``: peak after warm-up, ``min_lr_fraction`` of it at the end."""
+    """Learning rate of ``step`` (1-based) of ``steps``: the peak after warm-up, a fraction of it at the end."""
     if step <= config.warmup_steps:
         return config.lr * step / config.warmup_steps
     decay_steps = max(1, steps - config.warmup_steps)

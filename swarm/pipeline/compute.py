@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 
 from swarm.compression.codec import Codec
+from swarm.compression.dense import INT32
 from swarm.errors import Violation
 from swarm.ids import MicrobatchId, PeerId, RunId
 from swarm.models.spec import TensorSpec
@@ -70,8 +71,8 @@ class BoundarySpecs:
 
     @property
     def token_bytes(self) -> int:
-        """Exact size of hosted token ids or targets: int32, (B, T)."""
-        return 4 * self.tokens.elements
+        """Exact size of hosted token ids or targets, (B, T)."""
+        return INT32.wire_bytes(self.tokens)
 
 
 def microbatch_seed(run: RunId, microbatch: MicrobatchId, stage: int) -> int:
@@ -80,24 +81,11 @@ def microbatch_seed(run: RunId, microbatch: MicrobatchId, stage: int) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
-def encode_tokens(tokens: torch.Tensor) -> memoryview:
-    """(B, T) int64 → int32 little-endian bytes, for hosted ends."""
-    return memoryview(tokens.to(torch.int32).contiguous().numpy()).cast("B")
-
-
-def decode_tokens(payload: Payload, spec: TensorSpec, vocab_size: int) -> torch.Tensor:
-    """Bytes → (B, T) int64. Raises Violation for an id outside the vocabulary (−1 means: not a target)."""
-    tokens = torch.frombuffer(payload, dtype=torch.int32).reshape(spec.shape).to(torch.int64)
-    if int(tokens.max()) >= vocab_size or int(tokens.min()) < -1:
-        raise Violation(f"token id outside 0..{vocab_size - 1}")
-    return tokens
-
-
 class StageCompute:
     """One replica's work on one microbatch, from payload to payload."""
 
-    def __init__(self, part: StagePart, specs: BoundarySpecs, device: torch.device, vocab_size: int) -> None:
-        self.part, self._specs, self._device, self._vocab = part, specs, device, vocab_size
+    def __init__(self, part: StagePart, specs: BoundarySpecs, device: torch.device) -> None:
+        self.part, self._specs, self._device = part, specs, device
         self._gate = NormGate()
 
     def _activation(self, payload: Payload) -> torch.Tensor:
@@ -105,7 +93,7 @@ class StageCompute:
 
     def _input(self, payload: Payload, first: bool) -> torch.Tensor:
         if first and self._specs.hosted:
-            return decode_tokens(payload, self._specs.tokens, self._vocab).to(self._device)
+            return INT32.decode(payload, self._specs.tokens).to(self._device)
         return self._activation(payload)
 
     def forward(self, payload: Payload, seed: int, *, first: bool) -> tuple[memoryview, Graph]:
@@ -113,9 +101,7 @@ class StageCompute:
         output, graph = self.part.forward(self._input(payload, first), seed=seed)
         return self._specs.codec.encode(output), graph
 
-    def backward(
-        self, graph: Graph, payload: Payload, microbatch: MicrobatchId, sender: PeerId
-    ) -> memoryview | None:
+    def backward(self, graph: Graph, payload: Payload, microbatch: MicrobatchId, sender: PeerId) -> memoryview | None:
         """Output-gradient bytes → input-gradient bytes; the microbatch is in the open step afterwards.
 
         Raises Violation, having added nothing, for a non-finite gradient or one that the norm gate refuses.
@@ -132,7 +118,7 @@ class StageCompute:
         self, payload: Payload, targets: Payload, seed: int, microbatch: MicrobatchId, *, first: bool
     ) -> tuple[memoryview | None, float, int]:
         """Hosted last stage: both directions at once. Returns input-gradient bytes, loss sum, targets counted."""
-        labels = decode_tokens(targets, self._specs.tokens, self._vocab).to(self._device)
+        labels = INT32.decode(targets, self._specs.tokens).to(self._device)
         loss_sum, tokens, graph = self.part.forward_loss(self._input(payload, first), labels, seed=seed)
         grad_input, gradients = self.part.backward(graph, None)
         self.part.accumulate(microbatch, gradients)

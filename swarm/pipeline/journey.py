@@ -11,18 +11,19 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from swarm.clock import Clock
+from swarm.compression.dense import INT32
 from swarm.device import DeviceThread
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused
 from swarm.events import EventSink, HopMoved
 from swarm.ids import JourneyKey, PeerId, RunId
 from swarm.network.protocols import Endpoint, Payload
 from swarm.pipeline.batch import Batch
-from swarm.pipeline.compute import EndsCompute, encode_tokens, microbatch_seed
+from swarm.pipeline.compute import EndsCompute, microbatch_seed
 from swarm.pipeline.messages import Backward, Blocked, Forward, HopReport, Resend, Targets
 from swarm.pipeline.wiring import Wiring
 from swarm.planning.deadlines import AdaptiveDeadline
-from swarm.security.receipts import receipt_bytes
 from swarm.schema import Empty, Message
+from swarm.security.receipts import receipt_bytes
 
 ENDS_STAGE = -1
 """Stage number under which the private ends draw their randomness."""
@@ -132,7 +133,7 @@ class Journey:
         return loss_sum, tokens
 
     async def _with_hosted_ends(self) -> tuple[float, int]:
-        await self._send_first(encode_tokens(self._batch.inputs))
+        await self._send_first(INT32.encode(self._batch.inputs))
         await self._wait(self._mail.receipts_complete)
         return self._mail.loss_sum, self._mail.tokens
 
@@ -160,7 +161,7 @@ class Journey:
 
     async def _send_targets(self) -> None:
         body = Targets(**self._fields(), route=self.route)
-        await self._call(self.route[-1], "pipeline/1/targets", body, encode_tokens(self._batch.targets))
+        await self._call(self.route[-1], "pipeline/1/targets", body, INT32.encode(self._batch.targets))
 
     async def _send_last(self, gradient: Payload) -> None:
         last = self._context.stages - 1
@@ -210,7 +211,12 @@ class Journey:
         self.route = (*self.route[:hop], new, *self.route[hop + 1 :])
         self._attempt += 1
         moved = HopMoved(
-            step=self._step, microbatch=self._batch.id, stage=hop, old=old, new=new, reason=f"{error.code}: {error.reason}"
+            step=self._step,
+            microbatch=self._batch.id,
+            stage=hop,
+            old=old,
+            new=new,
+            reason=f"{error.code}: {error.reason}",
         )
         self._context.events.emit(moved)
 

@@ -87,4 +87,3 @@ class Blocked(JourneyMessage):
     peer: PeerIdField
     code: Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,20}$")]
     reason: Annotated[str, StringConstraints(max_length=400)]
-

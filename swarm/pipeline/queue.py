@@ -37,7 +37,7 @@ class WorkQueue(Generic[T]):
     def pop(self, open_step: int) -> T | None:
         """The next item of the open step, or None. Older leftovers were dropped by :meth:`drop_before`."""
         for kind in ("backward", "forward"):
-            heap = self._heaps[kind]  # type: ignore[index]
+            heap = self._heaps[kind]
             if heap and heap[0][0] <= open_step:
                 return heapq.heappop(heap)[2]
         return None

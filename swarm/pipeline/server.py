@@ -31,8 +31,8 @@ from swarm.pipeline.messages import (
     Targets,
 )
 from swarm.pipeline.queue import WorkQueue
-from swarm.security.receipts import receipt_bytes
 from swarm.schema import Empty
+from swarm.security.receipts import receipt_bytes
 
 logger = logging.getLogger(__name__)
 DONE = Answer(Empty())
@@ -67,6 +67,18 @@ class StageSettings:
         return self.last and self.specs.hosted
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageContext:
+    """What a replica works with. ``sign`` signs receipts with this peer's key."""
+
+    endpoint: Endpoint
+    device: DeviceThread
+    compute: StageCompute
+    sign: Callable[[bytes], bytes]
+    events: EventSink
+    clock: Clock
+
+
 @dataclass(slots=True, eq=False)
 class Passage:
     """What this replica keeps of one microbatch while its journey lasts."""
@@ -87,20 +99,8 @@ class Passage:
 class StageServer:
     """The ``pipeline/1`` service of one replica. ``open_step`` moves it from step to step."""
 
-    def __init__(
-        self,
-        settings: StageSettings,
-        endpoint: Endpoint,
-        device: DeviceThread,
-        compute: StageCompute,
-        *,
-        trainers: Sequence[PeerId],
-        sign: Callable[[bytes], bytes],
-        events: EventSink,
-        clock: Clock,
-    ) -> None:
-        self._settings, self._endpoint, self._device, self._compute = settings, endpoint, device, compute
-        self._sign, self._events, self._clock = sign, events, clock
+    def __init__(self, settings: StageSettings, context: StageContext, trainers: Sequence[PeerId]) -> None:
+        self._settings, self._context = settings, context
         self._step = 0
         self._trainers = frozenset(trainers)
         self._passages: dict[tuple[int, MicrobatchId], Passage] = {}
@@ -143,7 +143,7 @@ class StageServer:
     def _check_journey(self, body: JourneyMessage, route: tuple[str, ...]) -> None:
         if body.microbatch.trainer not in self._trainers:
             raise Refused(f"{body.microbatch.trainer} is not a trainer of this run")
-        if len(route) != self._settings.stages or route[self._settings.stage] != self._endpoint.peer:
+        if len(route) != self._settings.stages or route[self._settings.stage] != self._context.endpoint.peer:
             raise Refused("the route does not lead through this replica")
         if not self._step <= body.step <= self._step + 1:
             raise WrongStep(f"step {body.step} is not open here, step {self._step} is")
@@ -217,14 +217,14 @@ class StageServer:
     def _enqueue_forward(self, passage: Passage) -> None:
         if passage.input is None or (self._settings.computes_loss and passage.targets is None):
             return
-        passage.arrived = self._clock.monotonic()
+        passage.arrived = self._context.clock.monotonic()
         self._queue.push("forward", passage.key.step, passage)
         self._wake.set()
 
     async def _on_backward(self, request: Request) -> Answer:
         passage = self._passage(request.body, request.body.route)
         passage.gradient, passage.gradient_sender = request.payload, request.caller
-        passage.arrived = self._clock.monotonic()
+        passage.arrived = self._context.clock.monotonic()
         self._queue.push("backward", passage.key.step, passage)
         self._wake.set()
         return DONE
@@ -244,7 +244,7 @@ class StageServer:
     # --- work ----------------------------------------------------------------------------------------------------
 
     async def _work(self, passage: Passage) -> None:
-        started = self._clock.monotonic()
+        started = self._context.clock.monotonic()
         queued = started - passage.arrived
         direction = "forward" if passage.gradient is None else "backward"
         try:
@@ -259,48 +259,49 @@ class StageServer:
             self._spawn(self._report_blocked(passage, self._settings.stage, direction, error))
 
     async def _forward(self, passage: Passage, queued: float) -> None:
-        started = self._clock.monotonic()
+        started = self._context.clock.monotonic()
         seed = microbatch_seed(self._settings.run, passage.key.microbatch, self._settings.stage)
-        assert passage.input is not None  # noqa: S101 - queued only when it is there
-        output, graph = await self._device.run(
-            lambda payload=passage.input: self._compute.forward(payload, seed, first=self._settings.first)
+        payload = passage.input
+        assert payload is not None  # noqa: S101 - queued only when it is there
+        output, graph = await self._context.device.run(
+            lambda: self._context.compute.forward(payload, seed, first=self._settings.first)
         )
         passage.graph, passage.input, passage.output = graph, None, output
-        self._spawn(self._report(passage, "forward", queued, self._clock.monotonic() - started))
+        self._spawn(self._report(passage, "forward", queued, self._context.clock.monotonic() - started))
         self._spawn(self._pass_forward(passage, output))
 
     async def _backward(self, passage: Passage, queued: float) -> None:
-        started = self._clock.monotonic()
+        started = self._context.clock.monotonic()
         graph, payload, sender = passage.graph, passage.gradient, passage.gradient_sender
         passage.graph = passage.output = None
         assert payload is not None and sender is not None  # noqa: S101, PT018 - set together on arrival
-        gradient = await self._device.run(
-            lambda: self._compute.backward(graph, payload, passage.key.microbatch, sender)
+        gradient = await self._context.device.run(
+            lambda: self._context.compute.backward(graph, payload, passage.key.microbatch, sender)
         )
         self._contributed(passage)
-        self._spawn(self._report(passage, "backward", queued, self._clock.monotonic() - started))
+        self._spawn(self._report(passage, "backward", queued, self._context.clock.monotonic() - started))
         self._spawn(self._pass_backward(passage, gradient))
 
     async def _forward_backward(self, passage: Passage, queued: float) -> None:
-        started = self._clock.monotonic()
+        started = self._context.clock.monotonic()
         seed = microbatch_seed(self._settings.run, passage.key.microbatch, self._settings.stage)
         payload, targets = passage.input, passage.targets
         passage.input = passage.targets = None
         assert payload is not None and targets is not None  # noqa: S101, PT018 - queued only when both are there
-        gradient, loss_sum, tokens = await self._device.run(
-            lambda: self._compute.forward_backward(
+        gradient, loss_sum, tokens = await self._context.device.run(
+            lambda: self._context.compute.forward_backward(
                 payload, targets, seed, passage.key.microbatch, first=self._settings.first
             )
         )
         self._contributed(passage)
-        elapsed = self._clock.monotonic() - started
+        elapsed = self._context.clock.monotonic() - started
         self._spawn(self._report(passage, "backward", queued, elapsed, loss_sum=loss_sum, tokens=tokens))
         self._spawn(self._pass_backward(passage, gradient))
 
     def _contributed(self, passage: Passage) -> None:
         passage.accumulated = True
         key, part = passage.key, stage_part(self._settings.stage)
-        self._events.emit(Accumulated(step=key.step, microbatch=key.microbatch, part=part))
+        self._context.events.emit(Accumulated(step=key.step, microbatch=key.microbatch, part=part))
 
     # --- passing on ----------------------------------------------------------------------------------------------
 
@@ -336,17 +337,15 @@ class StageServer:
             await self._report_blocked(passage, max(hop, 0), "backward", error)
 
     async def _send(self, target: PeerId, method: str, body: JourneyMessage, payload: Payload = b"") -> None:
-        await self._endpoint.call(
+        await self._context.endpoint.call(
             target, method, body, Empty, timeout_s=self._settings.send_timeout_s, payload=payload
         )
 
-    async def _report(
-        self, passage: Passage, direction: Any, queued: float, computed: float, **loss: Any
-    ) -> None:
+    async def _report(self, passage: Passage, direction: Any, queued: float, computed: float, **loss: Any) -> None:
         key, stage = passage.key, self._settings.stage
         receipt = b""
         if direction == "backward":
-            receipt = self._sign(receipt_bytes(self._settings.run, key.step, key.microbatch, stage))
+            receipt = self._context.sign(receipt_bytes(self._settings.run, key.step, key.microbatch, stage))
         report = HopReport(
             step=key.step,
             microbatch=key.microbatch,

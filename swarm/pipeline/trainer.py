@@ -17,7 +17,7 @@ from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import Answer, Method, Request
 from swarm.pipeline.batch import BatchSource
 from swarm.pipeline.flight import journeys_in_flight
-from swarm.pipeline.journey import Journey, JourneyContext, FinishedJourney
+from swarm.pipeline.journey import FinishedJourney, Journey, JourneyContext
 from swarm.pipeline.messages import Blocked, HopReport, InputGradient, JourneyMessage, Output
 from swarm.schema import Empty
 
@@ -64,7 +64,9 @@ class Trainer:
         """See :class:`~swarm.network.protocols.Service`."""
         return [
             Method(name="trainer/1/output", request=Output, handle=self._on_output, admit=self._admit_tensor),
-            Method(name="trainer/1/gradient", request=InputGradient, handle=self._on_gradient, admit=self._admit_tensor),
+            Method(
+                name="trainer/1/gradient", request=InputGradient, handle=self._on_gradient, admit=self._admit_tensor
+            ),
             Method(name="trainer/1/hop", request=HopReport, handle=self._on_report),
             Method(name="trainer/1/blocked", request=Blocked, handle=self._on_blocked),
         ]
@@ -148,5 +150,3 @@ class Trainer:
     async def _on_blocked(self, request: Request) -> Answer:
         self._find(request.body).deliver_blocked(request.caller, request.body)
         return DONE
-
-

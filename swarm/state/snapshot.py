@@ -35,7 +35,12 @@ class Snapshot:
 
     def __post_init__(self) -> None:
         for vector in self.vectors:
-            if vector.shape != (self.layout.elements,) or vector.dtype != torch.float32 or vector.is_cuda:
+            if (
+                vector.shape != (self.layout.elements,)
+                or vector.dtype != torch.float32
+                or vector.is_cuda
+                or not vector.is_contiguous()
+            ):
                 raise StateError(f"{self.part}: a vector of {vector.dtype} {tuple(vector.shape)} on {vector.device}")
 
     @property
@@ -50,7 +55,7 @@ class Snapshot:
 
     def buffers(self) -> tuple[memoryview, memoryview, memoryview]:
         """The vectors' bytes, little-endian, without a copy."""
-        params, exp_avg, exp_avg_sq = (memoryview(vector.contiguous().numpy()).cast("B") for vector in self.vectors)
+        params, exp_avg, exp_avg_sq = (vector.view(torch.uint8).numpy().data for vector in self.vectors)
         return params, exp_avg, exp_avg_sq
 
 

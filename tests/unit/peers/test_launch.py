@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+
+import psutil
+import pytest
+
+from peers.launch import PeerExit, PeerGroup, sweep_scratch
+from peers.settings import PeerSettings
+from swarm.errors import StateError
+
+FAKE = "tests.unit.peers.fake_peer:run"
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PeerGroup]:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    group = PeerGroup(tmp_path / "server.log", entry=FAKE, preload=())
+    try:
+        group.open()
+        yield group
+    finally:
+        group.stop(0.2)
+    assert not list(tmp_path.glob("swarm-*"))
+
+
+def _settings(tmp_path: Path, name: str) -> PeerSettings:
+    return PeerSettings(home=tmp_path / name, role="stage", name=name)
+
+
+def _await(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    deadline = monotonic() + seconds
+    pause = threading.Event()
+    while not condition():
+        assert monotonic() < deadline, "the condition did not come true in time"
+        pause.wait(0.01)
+
+
+def _exits(group: PeerGroup, count: int) -> dict[str, PeerExit]:
+    exits: dict[str, PeerExit] = {}
+    deadline = monotonic() + 10
+    while len(exits) < count:
+        assert monotonic() < deadline
+        exits |= {exit_.name: exit_ for exit_ in group.poll(0.2)}
+    return exits
+
+
+def _gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_group_peers_that_end_are_told_with_their_codes(group: PeerGroup, tmp_path: Path) -> None:
+    for name in ("exit-0", "exit-7", "crash", "raise"):
+        group.start(_settings(tmp_path, name))
+    exits = _exits(group, 4)
+    assert {name: exit_.code for name, exit_ in exits.items()} == {
+        "exit-0": 0,
+        "exit-7": 7,
+        "crash": -signal.SIGSEGV,
+        "raise": 1,
+    }
+    assert "killed by SIGSEGV" in str(exits["crash"])
+    assert "a bug in the peer" in (tmp_path / "raise" / "peer.log").read_text()
+    assert "exit-0 starts" in (tmp_path / "exit-0" / "peer.log").read_text()
+    assert group.running == ()
+
+
+def test_group_stop_asks_first_and_kills_what_remains(group: PeerGroup, tmp_path: Path) -> None:
+    for name in ("obey", "stubborn"):
+        group.start(_settings(tmp_path, name))
+        _await((tmp_path / name / "ready").exists)
+    pids = [int((tmp_path / name / "pid").read_text()) for name in ("obey", "stubborn")]
+    began = monotonic()
+    group.stop(0.3)
+    assert monotonic() - began < 2
+    assert all(_gone(pid) for pid in pids)
+
+
+def test_group_stop_during_preload_is_immediate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    group = PeerGroup(tmp_path / "server.log", entry=FAKE, preload=("tests.unit.peers.slow_import",))
+    group.open()
+    group.start(_settings(tmp_path, "obey"))
+    began = monotonic()
+    group.stop()
+    assert monotonic() - began < 1
+    assert not list(tmp_path.glob("swarm-*"))
+    assert not (tmp_path / "obey").exists()
+
+
+def test_group_preload_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    group = PeerGroup(tmp_path / "server.log", entry=FAKE, preload=("no_such_module",))
+    group.open()
+    try:
+        with pytest.raises(StateError, match="no_such_module"):
+            group.poll(10)
+    finally:
+        group.stop()
+
+
+def test_group_server_killed_takes_every_peer_along(group: PeerGroup, tmp_path: Path) -> None:
+    group.start(_settings(tmp_path, "stubborn"))
+    _await((tmp_path / "stubborn" / "ready").exists)
+    pid = int((tmp_path / "stubborn" / "pid").read_text())
+    server = psutil.Process(pid).parent()
+    assert server is not None
+    server.kill()
+    with pytest.raises(StateError, match="ended unexpectedly"):
+        _exits(group, 1)
+    _await(lambda: _gone(pid))
+
+
+STARTER = """
+import signal, sys, threading
+from pathlib import Path
+from peers.launch import PeerGroup
+from peers.settings import PeerSettings
+home = Path(sys.argv[1])
+group = PeerGroup(home / "server.log", entry=sys.argv[2], preload=sys.argv[3:])
+group.open()
+for name in ("obey", "stubborn"):
+    group.start(PeerSettings(home=home / name, role="stage", name=name))
+(home / "opened").write_text(str(group._server.pid))
+threading.Event().wait(60)
+"""
+
+
+def _starter(tmp_path: Path, *preload: str) -> subprocess.Popen[bytes]:
+    environment = os.environ | {"TMPDIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.Popen([sys.executable, "-c", STARTER, str(tmp_path), FAKE, *preload], env=environment)
+
+
+@pytest.mark.parametrize("preload", [(), ("tests.unit.peers.slow_import",)])
+def test_group_starter_killed_leaves_no_process_and_no_directory(tmp_path: Path, preload: tuple[str, ...]) -> None:
+    starter = _starter(tmp_path, *preload)
+    _await((tmp_path / "opened").exists)
+    pids = [int((tmp_path / "opened").read_text())]
+    if not preload:
+        for name in ("obey", "stubborn"):
+            _await((tmp_path / name / "ready").exists)
+            pids.append(int((tmp_path / name / "pid").read_text()))
+    starter.kill()
+    starter.wait()
+    _await(lambda: all(_gone(pid) for pid in pids), 5)
+    sweep_scratch(tmp_path)
+    assert not list(tmp_path.glob("swarm-*"))
+
+
+def test_sweep_scratch_living_owner_is_left_alone(group: PeerGroup, tmp_path: Path) -> None:
+    assert sweep_scratch(tmp_path) == []
+    assert len(list(tmp_path.glob("swarm-*"))) == 1
