@@ -1,4 +1,6 @@
 """What many peers agree on: protocols, algorithms, models. A library: no main, no environment, no globals."""
 
+from typing import Final
+
 __version__ = "0.1.0"
-WIRE_VERSION = 1
+WIRE_VERSION: Final = 1

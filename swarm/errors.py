@@ -100,7 +100,14 @@ PEER_ERRORS: dict[str, type[PeerError]] = {
 
 
 class RoundFailed(SwarmError):
-    """An averaging round did not complete. Inputs are kept; nobody may apply any of its output."""
+    """An averaging round did not complete. Inputs are kept; nobody may apply any of its output.
+
+    ``peer`` is the member it broke on as seen here; empty when nobody is to blame, or only by another's report.
+    """
+
+    def __init__(self, reason: str, *, peer: str = "") -> None:
+        super().__init__(f"{peer}: {reason}" if peer else reason)
+        self.reason, self.peer = reason, peer
 
 
 class OutOfSync(SwarmError):

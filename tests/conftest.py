@@ -26,6 +26,7 @@ import uvloop
 
 from tests.harness.processes import MARKER, assert_nothing_left, take_snapshot
 
+_LONGEST_TEMPORARY = 32
 _TURNS_TO_END = 20
 """How often a cancelled task may still be scheduled before it counts as left behind."""
 
@@ -34,10 +35,12 @@ def pytest_configure(config: pytest.Config) -> None:
     """Gives this test process its own temporary directory and id. xdist's workers each come by here as well."""
     # pytest keeps the folders of tmp_path, with what failed tests left in them, where it always does.
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())
-    ours = tempfile.mkdtemp(prefix="sw-", dir="/tmp")
+    if config.getoption("numprocesses", None) and not hasattr(config, "workerinput"):
+        return  # xdist's controller runs no test itself
+    above = tempfile.gettempdir()
+    ours = tempfile.mkdtemp(prefix="sw-", dir=above if len(above) <= _LONGEST_TEMPORARY else "/tmp")
     os.environ["TMPDIR"] = tempfile.tempdir = ours
-    above = os.environ.get(MARKER)
-    os.environ[MARKER] = f"{above}/{uuid.uuid4().hex[:8]}" if above else uuid.uuid4().hex[:8]
+    os.environ[MARKER] = "/".join(filter(None, [os.environ.get(MARKER), uuid.uuid4().hex[:8]]))
     config.add_cleanup(lambda: shutil.rmtree(ours, ignore_errors=True))
 
 
@@ -50,7 +53,7 @@ def pytest_asyncio_loop_factories(
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What must not run side by side shares an xdist group: all ``process`` tests, and the ``network`` tests of a module."""
+    """What must not run side by side shares an xdist group: all ``process`` tests, and a module's ``network`` tests."""
     for item in items:
         if item.get_closest_marker("xdist_group"):
             continue

@@ -10,13 +10,17 @@ from swarm.averaging.plan import RoundKey, RoundPlan
 from swarm.ids import PartName
 from swarm.schema import Count, DigestField, Message, PartField
 
+ENTER = "averaging/1/enter"
 CHUNK = "averaging/1/chunk"
 AGREE = "averaging/1/agree"
 ABORT = "averaging/1/abort"
 
 
 class RoundMessage(Message):
-    """Names the round; ``plan`` is the digest of the sender's plan, so that nobody averages under two plans."""
+    """Names the round; ``plan`` is the digest of the sender's plan, so that nobody averages under two plans.
+
+    By itself it asks: "Are you in?" The answer is Empty as soon as the round is expected there, Busy before.
+    """
 
     step: Count
     part: PartField
@@ -36,7 +40,7 @@ class RoundMessage(Message):
 
 
 class ChunkRequest(RoundMessage):
-    """"Here is my sum of this chunk, give me its mean." The payload is the sum (empty when ``weight`` is 0), the
+    """ "Here is my sum of this chunk, give me its mean." The payload is the sum (empty when ``weight`` is 0), the
     answer's payload the mean in float32. ``weight`` is a claim, checked against the plan and never used."""
 
     index: Count
@@ -44,12 +48,12 @@ class ChunkRequest(RoundMessage):
 
 
 class Agreement(RoundMessage):
-    """"I hold the whole result, and this is its digest.\""""
+    """ "I hold the whole result, and this is its digest.\""""
 
     result: DigestField
 
 
 class Abort(RoundMessage):
-    """"This round is void at my side.\""""
+    """ "This round is void at my side.\""""
 
     reason: Annotated[str, StringConstraints(max_length=500)] = Field(default="no reason given")

@@ -17,8 +17,8 @@ RESULT_ITEM_BYTES = 4
 
 
 class Output:
-    """One float32 vector of ``elements``. Every chunk enters as encoded bytes, one's own included, so that what one's own
-    machine computed and what others received cannot differ.
+    """One float32 vector of ``elements``. Every chunk enters as encoded bytes, one's own included, so that what one's
+    own machine computed and what others received cannot differ.
 
     ``store`` may run on another thread, one chunk on one thread; the rest is for the event loop's thread.
     """
@@ -66,14 +66,14 @@ class Output:
 
 def raw(values: NDArray[Any]) -> memoryview:
     """A contiguous array's bytes, not copied."""
-    return memoryview(values.view(np.uint8))
+    return values.view(np.uint8).data
 
 
 def squared_norm(values: NDArray[Any]) -> float:
     """Σ v² in float64, added by folding the upper half onto the lower until one is left.
 
-    Only additions element by element: their order is ours and not that of a BLAS or of a CPU's vector width, so all machines get
-    the same number. The square of a finite float32 and the sum of 10²³⁰ of them are finite in float64.
+    Only additions element by element: their order is ours and not that of a BLAS or of a CPU's vector width, so all
+    machines get the same number. The square of a finite float32 and the sum of 10²³⁰ of them are finite in float64.
     """
     squares = values.astype(np.float64)
     with np.errstate(invalid="ignore"):

@@ -52,5 +52,5 @@ def cut(elements: int, shares: Sequence[int], chunk_elements: int = CHUNK_ELEMEN
     chunks: list[Chunk] = []
     for rank, (start, stop) in enumerate(part_bounds(elements, shares)):
         for offset in range(start, stop, chunk_elements):
-            chunks.append(Chunk(len(chunks), rank, offset, min(stop, offset + chunk_elements)))  # noqa: PERF401
+            chunks.append(Chunk(len(chunks), rank, offset, min(stop, offset + chunk_elements)))
     return tuple(chunks)

@@ -45,8 +45,8 @@ class RoundPlan:
 
     ``members`` are in rank order, the order of addition. ``weights`` are the ledger's token counts; a member of
     weight 0 sends nothing and receives everything. ``shares`` say how much of the vector each member reduces
-    (0 or absent: none); without any, the members with weight > 0 reduce equal parts, so that an observer, whom nobody has
-    reason to trust yet, computes nothing for others. ``dtype`` is that of the sums on the wire; results are always
+    (0 or absent: none); without any, the members with weight > 0 reduce equal parts, so that an observer, whom nobody
+    has reason to trust yet, computes nothing for others. ``dtype`` is that of the sums on the wire; results are always
     float32. ``timeout_s`` counts from the local start and need not be the same everywhere.
     Raises BugError for a plan that cannot be carried out.
     """
@@ -103,8 +103,15 @@ class RoundPlan:
     @cached_property
     def digest(self) -> str:
         """Hex sha256 of all that members must agree on: everything but the time-out."""
-        agreed = [self.key, self.members, [self.weights[peer] for peer in self.members], self.elements, self.dtype,
-                  [self._share(peer) for peer in self.members], self.chunk_elements]
+        agreed = [
+            self.key,
+            self.members,
+            [self.weights[peer] for peer in self.members],
+            self.elements,
+            self.dtype,
+            [self._share(peer) for peer in self.members],
+            self.chunk_elements,
+        ]
         return hashlib.sha256(json.dumps(agreed, separators=(",", ":")).encode()).hexdigest()
 
     def reducer(self, chunk: Chunk) -> PeerId:
@@ -125,8 +132,8 @@ class RoundResult:
     """What a round gave, bit for bit the same at every member but for ``bytes_sent`` and ``seconds``.
 
     ``tensor`` is the weighted mean, float32 (elements,) on the CPU, and the caller's own. ``squared_norm`` is its
-    squared L2 norm in float64, ``digest`` names its content (hex; comparable between members of the same plan only). ``bytes_sent`` counts
-    payload this member put on the wire, ``contributors`` those whose sums are in it.
+    squared L2 norm in float64, ``digest`` names its content (hex; comparable between members of one plan only).
+    ``bytes_sent`` counts payload this member put on the wire, ``contributors`` are those whose sums are in it.
     """
 
     tensor: torch.Tensor

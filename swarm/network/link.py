@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from swarm.errors import PeerError, Unreachable, Violation
 from swarm.ids import PeerId
@@ -66,13 +66,15 @@ class Link(asyncio.BufferedProtocol):
         self._writer: asyncio.StreamWriter | None = None
         self._transport: asyncio.Transport
         self._linger: asyncio.TimerHandle | None = None
+        self._closed = asyncio.Event()
 
     async def take_over(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Become the protocol of an open stream; what ``reader`` had already received is processed first."""
         self._writer = writer  # kept: a collected StreamWriter closes its transport
-        self._transport = transport = writer.transport
+        transport = cast(asyncio.Transport, writer.transport)
+        self._transport = transport
         if transport.is_closing():
-            self._end(Unreachable("the stream ended", peer=self.peer))
+            self.connection_lost(None)
             return
         transport.pause_reading()
         transport.set_protocol(self)
@@ -120,6 +122,10 @@ class Link(asyncio.BufferedProtocol):
             self._linger.cancel()
         self._transport.abort()
 
+    async def wait_closed(self) -> None:
+        """Until the transport is gone; after ``refuse`` that is at most LINGER_S later."""
+        await self._closed.wait()
+
     def refuse(self, reason: PeerError) -> None:
         """End the stream, but swallow what still comes for a moment: closing at once would reset the stream and with it
         the error frame that was just written."""
@@ -147,6 +153,7 @@ class Link(asyncio.BufferedProtocol):
         """The transport is gone."""
         if self._linger is not None:
             self._linger.cancel()
+        self._closed.set()
         self._end(Unreachable(f"the stream broke ({type(exc).__name__})" if exc else "the stream ended", peer=self.peer))
 
     def pause_writing(self) -> None:

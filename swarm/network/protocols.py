@@ -24,6 +24,10 @@ MAX_BODY_BYTES = 4 << 20
 some 20,000 microbatches; everything larger travels as payload."""
 
 
+PUBLIC_PREFIX = "manifest/1/"
+"""Methods of this name are public: served and called before a run is entered, under a protocol name without its digest."""
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """One incoming call, already decoded, admitted and complete.
@@ -54,13 +58,15 @@ class Method:
     payload exists; it raises a :class:`~swarm.errors.PeerError` to refuse, and must check that ``payload_bytes`` is exactly what
     the expected shape and codec give. Without ``admit`` any payload is a violation. ``handle`` may raise any
     PeerError, which the caller gets back as the same type; any other exception is reported as failed and logged.
-    A handler is cancelled at the caller's deadline.
+    A handler is cancelled at the caller's deadline. ``public`` methods, which any peer may call without knowing the run, are
+    exactly those whose name begins with :data:`PUBLIC_PREFIX`.
     """
 
     name: str
     request: type[Message]
     handle: Callable[[Request], Awaitable[Answer]]
     admit: Callable[[PeerId, Any, int], None] | None = None
+    public: bool = False
 
 
 class Service(Protocol):

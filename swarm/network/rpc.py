@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -72,10 +73,11 @@ class CallerStream:
         self._last = call = next(self._ids)
         pending = self._pending[call] = _Pending(max_reply_bytes, loop.create_future())
         size = memoryview(payload).nbytes
-        sent = 0
+        sent = -1  # nothing, not even the request
         try:
             remaining_s = max(deadline - loop.time(), 1e-3)
             await self._link.send(Kind.REQUEST, call, pack_request(method, remaining_s, max_reply_bytes, body), size)
+            sent = 0
             for chunk in cut(payload):
                 if pending.answered.done():  # refused before it was all sent
                     break
@@ -85,8 +87,9 @@ class CallerStream:
             return self._decode(pending, reply), memoryview(pending.payload)
         finally:
             del self._pending[call]
-            if self.alive and (sent < size or not pending.answered.done() or pending.answered.cancelled()):
-                self._link.send_nowait(Kind.CANCEL, call)
+            if 0 <= sent < size or (sent == size and (not pending.answered.done() or pending.answered.cancelled())):
+                with contextlib.suppress(Unreachable):
+                    self._link.send_nowait(Kind.CANCEL, call)
 
     def close(self) -> None:
         """End the stream; pending calls fail with Unreachable."""

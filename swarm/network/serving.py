@@ -7,9 +7,8 @@ peer's incoming stream.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +54,7 @@ class Desk:
     def __init__(self, limits: ServeLimits) -> None:
         self._limits = limits
         self._methods: dict[str, Method] = {}
-        self._usage: defaultdict[PeerId, _Usage] = defaultdict(_Usage)
+        self._usage: dict[PeerId, _Usage] = {}
 
     def mount(self, service: Service) -> None:
         """Serve all methods of a service. Raises BugError for a taken name or a public method outside ``manifest/1``."""
@@ -77,7 +76,7 @@ class Desk:
         if method is None or (public and not method.public):
             raise Refused(f"no method {envelope.method[:60]!r} here")
         body = decode(method.request, envelope.body)
-        usage = self._usage[caller]
+        usage = self._usage.get(caller) or _Usage()
         if usage.calls >= self._limits.calls_per_peer:
             raise Busy(f"{usage.calls} calls of this peer are open")
         if usage.payload_bytes and usage.payload_bytes + payload_bytes > self._limits.payload_bytes_per_peer:
@@ -86,6 +85,7 @@ class Desk:
             method.admit(caller, body, payload_bytes)
         elif payload_bytes:
             raise Violation(f"{method.name} takes no payload")
+        self._usage[caller] = usage
         usage.calls += 1
         usage.payload_bytes += payload_bytes
         return Admitted(method, body, envelope.remaining_s, envelope.max_reply_bytes, payload_bytes)
@@ -145,29 +145,30 @@ class ServerStream:
     _calls: dict[int, _Call] = field(default_factory=dict)
     _unwanted: dict[int, int] = field(default_factory=dict)  # call -> bytes of a refused payload still to come
     _last: int = 0
-    _ended: asyncio.Event = field(default_factory=asyncio.Event)
     _link: Link = field(init=False)
 
     def __post_init__(self) -> None:
         self._link = Link(self.peer, self.meter, self)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer calls until the stream ends. Cancelled, it closes the stream."""
+        """Answer calls until the stream is gone and its handlers have ended. Cancelled, it closes the stream."""
         try:
             await self._link.take_over(reader, writer)
-            await self._ended.wait()
+            await self._link.wait_closed()
+            await asyncio.gather(*self._tasks(), return_exceptions=True)
         finally:
             self.close()
 
     def close(self) -> None:
-        """End the stream and cancel its handlers. Idempotent."""
-        if self._link.lost is None:
-            self._link.close(Unreachable("this endpoint is closing", peer=self.peer))
+        """End the stream now and cancel its handlers. Idempotent."""
+        self._link.close(Unreachable("this endpoint is closing", peer=self.peer))
 
     # StreamOwner
 
     def on_frame(self, header: Header, content: bytes | bytearray) -> None:
         """A request or a cancel."""
+        if self._link.lost is not None:
+            return  # what came in one piece with the frame that was refused
         if header.kind is Kind.REQUEST:
             self._on_request(header, content)
         elif header.kind is Kind.CANCEL:
@@ -177,6 +178,8 @@ class ServerStream:
 
     def place_chunk(self, call: int, size: int) -> memoryview | None:
         """Room in the payload, or nowhere for a refused one."""
+        if self._link.lost is not None:
+            return None
         if call in self._unwanted:
             if size > self._unwanted[call]:
                 raise Violation("more payload than announced")
@@ -209,7 +212,6 @@ class ServerStream:
         for call in list(self._calls):
             self._on_cancel(call)
         self._unwanted.clear()
-        self._ended.set()
 
     def _on_request(self, header: Header, content: bytes | bytearray) -> None:
         if header.call <= self._last:
@@ -238,6 +240,9 @@ class ServerStream:
         if isinstance(error, Violation):
             logger.warning("%s: %s", self.peer, error.reason)
             self._link.refuse(Violation(error.reason, peer=self.peer))
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        return [open_call.task for open_call in self._calls.values() if open_call.task is not None]
 
     def _start(self, call: int, open_call: _Call) -> None:
         if open_call.expiry is not None:
@@ -290,13 +295,6 @@ class ServerStream:
             self._forget(call)
 
     def _send_error(self, call: int, error: PeerError) -> None:
-        if self._link.lost is None:
+        with contextlib.suppress(Unreachable):
             self._link.send_nowait(Kind.ERROR, call, pack_error(error))
 
-
-async def cancel_all(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel and wait, whatever they raise."""
-    pending = list(tasks)
-    for task in pending:
-        task.cancel()
-    await asyncio.gather(*pending, return_exceptions=True)

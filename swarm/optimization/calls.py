@@ -1,4 +1,4 @@
-"""Calls of the step protocol, to others and to ourselves alike: a leader is also a member."""
+"""Asking members of the roster, one or all. A leader asks itself over the same path."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import asyncio
 from collections.abc import Sequence
 from typing import TypeVar
 
-from swarm.clock import Clock
-from swarm.errors import BugError, PeerError
+from swarm.errors import PeerError
 from swarm.ids import PeerId
-from swarm.network.protocols import Endpoint, Method, Request, Service
+from swarm.network.protocols import Endpoint
 from swarm.schema import Message
 
 ReplyT = TypeVar("ReplyT", bound=Message)
 
 
 class StepCalls:
-    """Asks members; what is meant for this peer goes straight to its own methods."""
+    """Calls of the step protocol. Every error names the member it came from."""
 
-    def __init__(self, endpoint: Endpoint, clock: Clock, services: Sequence[Service]) -> None:
-        self._endpoint, self._clock = endpoint, clock
-        self._own: dict[str, Method] = {method.name: method for service in services for method in service.methods()}
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
 
     @property
     def me(self) -> PeerId:
@@ -30,16 +28,10 @@ class StepCalls:
     async def ask(self, peer: PeerId, method: str, body: Message, reply: type[ReplyT], *, timeout_s: float) -> ReplyT:
         """One member's answer. Raises a PeerError that names it."""
         try:
-            if peer != self.me:
-                answer, _ = await self._endpoint.call(peer, method, body, reply, timeout_s=timeout_s)
-                return answer
-            deadline = self._clock.monotonic() + timeout_s
-            own = await self._own[method].handle(Request(self.me, body, memoryview(b""), deadline))
+            answer, _ = await self._endpoint.call(peer, method, body, reply, timeout_s=timeout_s)
         except PeerError as error:
             raise type(error)(error.reason, peer=peer) from error
-        if not isinstance(own.body, reply):
-            raise BugError(f"{method} answered {type(own.body).__name__}")
-        return own.body
+        return answer
 
     async def ask_all(
         self, peers: Sequence[PeerId], method: str, body: Message, reply: type[ReplyT], *, timeout_s: float

@@ -7,15 +7,15 @@ weights that microbatches are computed with before ``decide``.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
-from swarm.averaging.round import Round
+from swarm.averaging.plan import RoundResult
 from swarm.device import DeviceThread
-from swarm.errors import OutOfSync, Refused, WrongStep
+from swarm.errors import OutOfSync, PeerError, Refused, RoundFailed, WrongStep
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId
 from swarm.network.protocols import Answer, Method, Request
 from swarm.optimization.history import History
@@ -43,13 +43,26 @@ class HeldPart(Protocol):
         """The shadow becomes current."""
 
 
+class Average(Protocol):
+    """Runs a part's averaging round with its other replicas."""
+
+    async def __call__(
+        self, step: int, part: PartName, weights: Mapping[PeerId, int], sums: torch.Tensor
+    ) -> RoundResult:
+        """``weights`` are the ledger's, by replica in rank order; ``sums`` is our accumulator. Raises RoundFailed."""
+
+
 @dataclass(slots=True, kw_only=True)
 class MemberContext:
-    """What a member needs from its surroundings."""
+    """What a member needs from its surroundings.
+
+    ``install`` downloads this peer's part for a genesis, from the peer that proposes it; ``decided`` is awaited after
+    the swap and before anyone who waits for the next step goes on.
+    """
 
     me: PeerId
     device: DeviceThread
-    rounds: Round | None
+    average: Average
     history: History
     sign: Callable[[bytes], bytes]
     verify: Callable[[PeerId, bytes, bytes], bool]
@@ -57,7 +70,6 @@ class MemberContext:
     install: Callable[[CloseRecord, PeerId], Awaitable[None]]
     decided: Callable[[CloseRecord], Awaitable[None]]
     founder: PeerId
-    round_timeout_s: Callable[[], float]
 
 
 @dataclass(slots=True)
@@ -136,9 +148,11 @@ class Member:
         replicas = self.roster.replicas(name)
         shares = weights(body.committed, replicas, stage)
         vector = await context.device.run(part.gradient_sum)
-        assert context.rounds is not None  # noqa: S101 - a peer with a part has a group
-        result = await context.rounds.average(body.step, name, shares, vector, timeout_s=context.round_timeout_s())
-        return result.tensor, Averaged(digest=result.digest, sq_norm=result.sq_norm, cursor=context.cursor())
+        try:
+            result = await context.average(body.step, name, shares, vector)
+        except RoundFailed as error:
+            raise PeerError(str(error)) from error
+        return result.tensor, Averaged(digest=result.digest, sq_norm=result.squared_norm, cursor=context.cursor())
 
     async def _on_apply(self, request: Request) -> Answer:
         body: Apply = request.body

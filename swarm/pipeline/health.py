@@ -68,13 +68,17 @@ def watched(me: PeerId, roster: Sequence[PeerId], count: int = WATCHED_PEERS) ->
 
 
 class Watch:
-    """The ``health/1`` service and the pinging. ``run`` returns (peer, reason) of the first peer that is lost."""
+    """The ``health/1`` service and the pinging. ``run`` returns (peer, reason) of the first peer that is lost.
+
+    A peer that leaves says so and why; what it says about another is checked, what it says about itself is believed.
+    """
 
     def __init__(self, endpoint: Endpoint, clock: Clock) -> None:
         self._endpoint, self._clock = endpoint, clock
         self._health = Health()
         self._roster: tuple[PeerId, ...] = ()
         self._suspects: dict[PeerId, str] = {}
+        self._left: dict[PeerId, Lost] = {}
         self._wake = asyncio.Event()
 
     def methods(self) -> list[Method]:
@@ -86,30 +90,47 @@ class Watch:
 
     def follow(self, roster: Sequence[PeerId]) -> None:
         """Watch this roster from now on; an empty one stops the watching."""
-        self._roster = tuple(roster)
+        self._roster = tuple(peer for peer in roster if peer != self._endpoint.peer)
         self._suspects.clear()
+        self._left.clear()
 
     def suspect(self, peer: PeerId, reason: str) -> None:
         """Ping this peer too, at once."""
-        if peer in self._roster and peer != self._endpoint.peer:
-            self._suspects[peer] = reason
+        if peer in self._roster:
+            self._suspects.setdefault(peer, reason)
             self._wake.set()
 
+    def suspect_all(self, reason: str) -> None:
+        """Something failed and nobody knows who: ping everybody."""
+        for peer in self._roster:
+            self.suspect(peer, reason)
+
     async def run(self) -> tuple[PeerId, str]:
-        """Ping until somebody is lost. Cancel to stop."""
+        """Ping until somebody is lost, tell the others, return who and why. Cancel to stop."""
         while True:
-            targets = {*watched(self._endpoint.peer, self._roster), *self._suspects}
-            verdicts = await asyncio.gather(*(self._ping(peer) for peer in sorted(targets)))
-            for peer, verdict in zip(sorted(targets), verdicts, strict=True):
-                if verdict is not None and peer in self._roster:
-                    await self._tell_all(peer, verdict)
-                    return peer, verdict
+            me = self._endpoint.peer
+            targets = [*self._suspects, *watched(me, (me, *self._roster))]
+            asked = [peer for peer in dict.fromkeys(targets) if peer not in self._left and peer in self._roster]
+            verdicts = await asyncio.gather(*(self._ping(peer) for peer in asked))
+            lost = next(((p, v) for p, v in zip(asked, verdicts, strict=True) if v is not None), None) or self._leaver()
+            if lost is not None and lost[0] in self._roster:
+                await self.tell_all(*lost)
+                return lost
             self._wake.clear()
             try:
                 async with asyncio.timeout(PING_EVERY_S):
                     await self._wake.wait()
             except TimeoutError:
                 continue
+
+    def _leaver(self) -> tuple[PeerId, str] | None:
+        """A peer that left on its own account, or because of another that answers us."""
+        for leaver, message in self._left.items():
+            if message.peer == leaver:
+                return leaver, message.reason
+            if message.peer not in self._suspects:
+                return leaver, f"it left, saying that {message.peer} is gone: {message.reason}"
+        return None
 
     async def _ping(self, peer: PeerId) -> str | None:
         try:
@@ -121,9 +142,10 @@ class Watch:
         self._suspects.pop(peer, None)
         return None
 
-    async def _tell_all(self, lost: PeerId, reason: str) -> None:
-        others = [peer for peer in self._roster if peer not in (lost, self._endpoint.peer)]
+    async def tell_all(self, lost: PeerId, reason: str) -> None:
+        """Tell the roster that a peer is gone, or (our own id) that we are leaving. Never raises a PeerError."""
         message = Lost(peer=lost, reason=reason[:400])
+        others = [peer for peer in self._roster if peer != lost]
         await asyncio.gather(*(self._tell(peer, message) for peer in others))
 
     async def _tell(self, peer: PeerId, message: Lost) -> None:
@@ -137,5 +159,8 @@ class Watch:
 
     async def _on_lost(self, request: Request) -> Answer:
         body: Lost = request.body
-        self.suspect(PeerId(body.peer), body.reason)
+        if request.caller in self._roster:
+            self._left[request.caller] = body
+            self.suspect(PeerId(body.peer), body.reason)
+            self._wake.set()
         return Answer(Empty())

@@ -30,7 +30,7 @@ _REMEDY = "Remove that step's directory to fall back to the step before, or copy
 
 
 class CheckpointManifest(Section):
-    """``record.json``: which parts make up a step, by digest. ``detail`` is the writer's own JSON (the close record)."""
+    """``record.json``: a step's parts by digest. ``detail`` is the writer's own JSON (the close record)."""
 
     run: DigestField
     step: Count
@@ -55,7 +55,7 @@ def write_part(root: Path, snapshot: Snapshot, meta: Mapping[str, str]) -> Path:
 
 
 def write_manifest(root: Path, manifest: CheckpointManifest) -> Path:
-    """Declare a step complete: call it when every part's file is there. Raises StateError when one is not, or is torn."""
+    """Declare a step complete, once all its parts are there. Raises StateError when one is missing or torn."""
     for part in manifest.parts:
         _check_file(_part_path(root, manifest.step, PartName(part)))
     path = step_directory(root, manifest.step) / RECORD
@@ -115,7 +115,7 @@ def steps(root: Path) -> tuple[int, ...]:
 
 
 def flaw(root: Path, step: int) -> str | None:
-    """Why a step cannot be loaded, or None. Finds missing and torn files cheaply; altered bytes are found by loading."""
+    """Why a step cannot be loaded, or None. Finds missing and torn files, cheaply; loading finds altered bytes."""
     try:
         for part in read_manifest(root, step).parts:
             _check_file(_part_path(root, step, PartName(part)))

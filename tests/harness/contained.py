@@ -33,7 +33,8 @@ def run_contained(command: list[str], *, grace_s: float = GRACE_S) -> tuple[int,
     """
     if _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "PR_SET_CHILD_SUBREAPER")
-    child = subprocess.Popen(command, preexec_fn=_die_with_parent)  # noqa: PLW1509 - this process has no threads
+    # Safe because this process has no threads.
+    child = subprocess.Popen(command, preexec_fn=_die_with_parent)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda received, _frame: child.send_signal(received))
     code = _reap_until(child.pid)
@@ -56,8 +57,9 @@ def _reap_until(pid: int) -> int:
 
 def _survivors(grace_s: float) -> list[Process]:
     def gone() -> bool:
+        alive = children_of(os.getpid())
         _bury()
-        return not children_of(os.getpid())
+        return not alive
 
     try:
         wait_until(gone, deadline_s=grace_s)

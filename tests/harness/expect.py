@@ -22,7 +22,7 @@ class NotInTime(AssertionError):
 
 
 def wait_until(look: Callable[[], T], *, deadline_s: float = 5.0, what: str = "") -> T:
-    """The first truthy value of ``look()``. Raises NotInTime after ``deadline_s`` seconds, blocks the thread until then."""
+    """The first truthy value of ``look()``; blocks the thread. Raises NotInTime after ``deadline_s`` seconds."""
     end = time.monotonic() + deadline_s
     pause = threading.Event()
     while not (value := look()):

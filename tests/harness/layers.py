@@ -24,6 +24,8 @@ from tests.harness.sources import Source
 _SEEDED = {"Random", "SystemRandom", "default_rng", "Generator", "SeedSequence", "PCG64", "Philox", "BitGenerator"}
 """What may be used of ``random`` and ``numpy.random``: generators with a state of their own."""
 
+_IMPORTING_CALLS = ("importlib.import_module", "import_module", "__import__")
+
 
 @dataclass(frozen=True, slots=True)
 class Rules:
@@ -72,7 +74,7 @@ def violations(sources: Sequence[Source], rules: Rules) -> list[str]:
             if reason:
                 found.append(f"{source.path}:{item.line}: {reason}")
         found.extend(f"{source.path}:{line}: {reason}" for line, reason in _banned_uses(source, rules))
-    return found
+    return list(dict.fromkeys(found))  # several names taken from one module are one fault
 
 
 def imports(source: Source) -> Iterator[Import]:
@@ -99,12 +101,10 @@ def _targets(node: ast.AST, source: Source) -> Iterator[str]:
             kept = package[: len(package) - (node.level - 1)]
             base = ".".join([*kept, *filter(None, [node.module])])
         yield from (f"{base}.{alias.name}" for alias in node.names)
-    elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "import_module", "__import__"):
-        yield from (argument.value for argument in node.args[:1] if _is_text(argument))
-
-
-def _is_text(node: ast.expr) -> bool:
-    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+    elif isinstance(node, ast.Call) and ast.unparse(node.func) in _IMPORTING_CALLS:
+        first = node.args[0] if node.args else None
+        if isinstance(first, ast.Constant) and isinstance(first.value, str):
+            yield first.value
 
 
 def _refusal(source: Source, item: Import, modules: set[str], rules: Rules) -> str:

@@ -20,7 +20,8 @@ from tests.harness.sources import ROOT
 STAY = "import sys; print('up', flush=True); sys.stdin.read()"
 ORPHAN = f"""
 import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", {STAY!r}], stdin=0, stdout=subprocess.PIPE, start_new_session=True)
+child = subprocess.Popen([sys.executable, "-c", {STAY!r}], stdin=0, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+                         start_new_session=True)
 child.stdout.readline()
 print(child.pid, flush=True)
 """
@@ -107,7 +108,7 @@ def test_contained_command_that_leaves_an_orphan_fails_and_ends_it() -> None:
         "import os, subprocess, sys\n"
         "reader, writer = os.pipe()\n"
         f"child = subprocess.Popen([sys.executable, '-c', {STAY!r}], stdin=reader, stdout=subprocess.PIPE,"
-        " pass_fds=[writer], start_new_session=True, env={})\n"
+        " stderr=subprocess.DEVNULL, pass_fds=[writer], start_new_session=True, env={})\n"
         "child.stdout.readline()\n"
         "print(child.pid)\n"
     )

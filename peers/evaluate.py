@@ -1,0 +1,112 @@
+"""The whole model from a checkpoint: its loss on held-out text, and text it makes up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from data_shards.shard import Shard
+from data_shards.tokenize import Tokenizer
+from peers.interrupt import check
+from peers.run_directory import RunDirectory
+from swarm.config import Manifest, load_manifest
+from swarm.errors import ConfigError, StateError
+from swarm.models.gpt import GPT
+from swarm.models.split import install_weights
+from swarm.state.checkpoint import flaw, latest, load_weights, read_manifest, steps
+
+ROWS_AT_ONCE = 16
+MOST_ROWS = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How to make up text: ``tokens`` of them, at a temperature (0: always the likeliest), seeded."""
+
+    prompt: str
+    tokens: int
+    seed: int = 0
+    temperature: float = 0.8
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpointed:
+    """A run's model as it was after ``step``."""
+
+    step: int
+    model: GPT
+    tokenizer: Tokenizer
+    manifest: Manifest
+
+
+def load_checkpoint(directory: RunDirectory, step: int | None = None) -> Checkpointed:
+    """The model of a run after ``step``, or of its newest complete checkpoint.
+
+    Every part's digest is verified, and that the checkpoint belongs to this run. Raises ConfigError when there is none,
+    StateError when one is damaged. Costs the model's size in memory, three times over for a moment.
+    """
+    manifest = load_manifest(directory.manifest)
+    root = directory.checkpoints
+    chosen = latest(root) if step is None else step
+    if chosen is None or chosen not in steps(root):
+        raise ConfigError("checkpoint", str(root), "a complete one", _no_checkpoint(root, chosen))
+    written_by = read_manifest(root, chosen).run
+    if written_by != manifest.run_id:
+        raise StateError(f"{root}: step {chosen} belongs to run {written_by[:12]}, not {manifest.run_id[:12]}")
+    with torch.device("meta"):
+        model = GPT(manifest.model)
+    install_weights(model, load_weights(root, chosen))
+    return Checkpointed(chosen, model.eval(), _tokenizer(directory, manifest), manifest)
+
+
+def held_out_loss(checkpoint: Checkpointed, shard_path: Path) -> float:
+    """Mean cross entropy in nats per target token over the held-out shard (its first 512 rows at most)."""
+    context = checkpoint.manifest.model.context
+    shard = Shard.open(shard_path)
+    shard.require(rows=1, context=context)
+    total, count = 0.0, 0
+    rows = min(shard.row_count(context), MOST_ROWS)
+    for first in range(0, rows, ROWS_AT_ONCE):
+        check()
+        numbers = list(range(first, min(first + ROWS_AT_ONCE, rows)))
+        tokens = torch.from_numpy(shard.rows(numbers, context).astype(np.int64))
+        loss_sum, targets = checkpoint.model.evaluate(tokens[:, :-1], tokens[:, 1:])
+        total += loss_sum
+        count += targets
+    if not math.isfinite(total):
+        raise StateError(f"the loss of step {checkpoint.step} on held-out text is not a number: training diverged")
+    return total / count
+
+
+def sample_text(checkpoint: Checkpointed, sampling: Sampling) -> str:
+    """A continuation of the prompt, without the prompt. The same seed gives the same text on the same machine."""
+    tokenizer = checkpoint.tokenizer
+    prompt = [tokenizer.end_of_text, *tokenizer.encode(sampling.prompt)]
+    made = checkpoint.model.generate(
+        torch.tensor(prompt), sampling.tokens, seed=sampling.seed, temperature=sampling.temperature
+    )
+    ids = [token for token in made.tolist() if token < tokenizer.vocab_size]
+    return tokenizer.decode(ids)
+
+
+def _tokenizer(directory: RunDirectory, manifest: Manifest) -> Tokenizer:
+    try:
+        tokenizer = Tokenizer(directory.tokenizer.read_bytes())
+    except OSError as error:
+        raise StateError(f"{directory.tokenizer}: {error.strerror}. Copy it from another peer of the run.") from error
+    if tokenizer.digest != manifest.tokenizer.digest:
+        raise StateError(f"{directory.tokenizer}: not the tokenizer of this run. Copy it from another peer of the run.")
+    return tokenizer
+
+
+def _no_checkpoint(root: Path, step: int | None) -> str:
+    have = steps(root)
+    if not have:
+        return "There is none: the run ended before the first was written. Run swarm quickstart again."
+    if step is not None:
+        return f"There is none of step {step}; there are {', '.join(map(str, have))}."
+    return flaw(root, have[-1]) or "None is complete."

@@ -1,0 +1,53 @@
+"""Which peer is to blame when a local run breaks: the first to go, not the ones that ended because of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peers.launch import PeerExit
+from peers.run_view import Stopped
+
+_TAIL_BYTES = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """The peer and why, in words that follow its name."""
+
+    name: str
+    reason: str
+
+
+def blame(exits: Sequence[PeerExit], stopped: Mapping[str, Stopped], last_words: Mapping[str, str]) -> Blame | None:
+    """Pick one peer out of those that ended badly, or None when none did.
+
+    Peers that lose another end with an error of their own, so: first one killed by a signal (it could not even say
+    so), then one that ended without a last word, then the earliest last word with an error.
+    """
+    killed = [exit_ for exit_ in exits if exit_.code < 0]
+    mute = [exit_ for exit_ in exits if exit_.code > 0 and exit_.name not in stopped]
+    if killed or mute:
+        first = (killed or mute)[0]
+        words = f": {last_words[first.name]}" if last_words.get(first.name) else ""
+        return Blame(first.name, str(first).removeprefix(first.name).strip() + words)
+    wrong = sorted((last.wall, name) for name, last in stopped.items() if last.exit_code)
+    if wrong:
+        name = wrong[0][1]
+        return Blame(name, f"ended the run: {stopped[name].reason} (exit code {stopped[name].exit_code})")
+    bad = next((exit_ for exit_ in exits if exit_.code), None)
+    return Blame(bad.name, str(bad).removeprefix(bad.name).strip()) if bad else None
+
+
+def last_words(log: Path) -> str:
+    """The last line that a peer printed, which after a crash is the exception; empty when there is none."""
+    try:
+        with log.open("rb") as file:
+            size = file.seek(0, 2)
+            file.seek(max(0, size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""

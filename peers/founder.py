@@ -1,0 +1,80 @@
+"""What the founder of a run does before it is a member like any other: weights, roster, genesis."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from peers.roles import Surroundings
+from swarm.ids import PartName
+from swarm.models.init import initial_weights
+from swarm.models.layout import FlatLayout
+from swarm.models.split import build_part, split_model
+from swarm.network.protocols import Directory
+from swarm.network.records import PeerRecord
+from swarm.optimization.calls import StepCalls
+from swarm.optimization.founding import found, gather_candidates
+from swarm.optimization.roster import Candidate
+from swarm.state.snapshot import Snapshot, digest, initial_snapshot
+from swarm.state.transfer import StateDonor
+
+PATIENCE_S = 120.0
+"""How long a founder waits for its peers before it gives up, saying who is missing."""
+GENESIS_TIMEOUT_S = 120.0
+"""A member answers the genesis when it has downloaded its part."""
+
+
+class Founder:
+    """Makes the initial weights once and serves them until everybody has his part."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        directory: Directory,
+        calls: StepCalls,
+        own_record: Callable[[], PeerRecord],
+    ) -> None:
+        self._around, self._directory, self._calls, self._own_record = around, directory, calls, own_record
+
+    async def found(self) -> None:
+        """Return when the genesis is decided. Raises RunEnded when too few peers come, or a member's PeerError."""
+        run = self._around.manifest.run
+        snapshots = await self._around.device.run(self._initial_snapshots)
+        digests: dict[PartName, str] = {}
+        donor = StateDonor(self._around.clock, max_downloads=run.stage_hosts + run.trainers)
+        for snapshot in snapshots:
+            digests[snapshot.part] = await asyncio.to_thread(digest, snapshot)
+            donor.offer(snapshot, digests[snapshot.part])
+        self._around.endpoint.mount(donor)
+        candidates = await gather_candidates(
+            self._candidates,
+            self._around.clock,
+            stage_hosts=run.stage_hosts,
+            trainers=run.trainers,
+            patience_s=PATIENCE_S,
+        )
+        for candidate in candidates:
+            if candidate.peer != self._around.endpoint.peer:
+                self._around.endpoint.learn(candidate.peer, candidate.addresses)
+        await found(self._calls, self._around.manifest.run_id, candidates, digests, timeout_s=GENESIS_TIMEOUT_S)
+        for part in digests:
+            donor.withdraw(part)
+
+    async def _candidates(self) -> Sequence[Candidate]:
+        """Everybody in the directory who waits for this run, and ourselves."""
+        records = await self._directory.lookup(PeerRecord)
+        records[self._around.endpoint.peer] = self._own_record()
+        return [
+            Candidate(peer=peer, role=r.role, name=r.name, stage=r.stage, addresses=r.addresses)
+            for peer, r in records.items()
+            if r.status == "waiting"
+        ]
+
+    def _initial_snapshots(self) -> list[Snapshot]:
+        manifest = self._around.manifest
+        weights = initial_weights(manifest.model, manifest.run.seed)
+        return [
+            initial_snapshot(spec.name, layout, {name: weights[name] for name in layout.names})
+            for spec in split_model(manifest.model, manifest.split)
+            for layout in [FlatLayout.of(build_part(spec, manifest.model))]
+        ]

@@ -1,0 +1,168 @@
+"""The peers of one local run, from the first process to the last closed step."""
+
+from __future__ import annotations
+
+import math
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from peers.failure import Blame, blame, last_words
+from peers.interrupt import check
+from peers.launch import PeerExit, PeerGroup
+from peers.prepare import RunShape
+from peers.run_directory import RunDirectory
+from peers.run_view import RunView
+from peers.settings import PeerSettings
+from peers.watch import RunWatch
+from swarm.clock import Clock
+from swarm.config import Manifest
+from swarm.errors import EXIT_UNREACHABLE, SwarmError
+
+BOOTSTRAP = "bootstrap"
+POLL_S = 0.1
+SILENCE_S = 60.0
+"""No event of any peer for so long means that the run hangs. Steps of a local run take seconds."""
+
+BLAME_S = 0.5
+"""How long to listen after the first bad end before naming one: the peer that caused it may be told of second."""
+
+LEAVE_S = 20.0
+"""How long peers may take to end by themselves after the last step: they write a checkpoint meanwhile."""
+
+CHECKPOINTS_PER_RUN = 3
+
+
+class RunBroken(SwarmError):
+    """A peer of the local run failed, or the run hangs; everything is to be stopped. ``peer`` is the one to blame."""
+
+    exit_code = EXIT_UNREACHABLE
+
+    def __init__(self, message: str, peer: str | None = None) -> None:
+        super().__init__(message)
+        self.peer = peer
+
+
+def peer_names(shape: RunShape) -> tuple[str, ...]:
+    """All peers of a run: the bootstrap, ``stage-<stage>-<replica>``, ``trainer-<n>``."""
+    hosts = (f"stage-{host % shape.stages}-{host // shape.stages + 1}" for host in range(shape.peers))
+    return (BOOTSTRAP, *hosts, *(f"trainer-{trainer}" for trainer in range(shape.trainers)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRun:
+    """Everything one run's loop needs. ``on_change`` is called after every look at the events."""
+
+    shape: RunShape
+    manifest: Manifest
+    directory: RunDirectory
+    device: str
+    group: PeerGroup
+    watch: RunWatch
+    view: RunView
+    clock: Clock
+    on_change: Callable[[], None]
+
+    def train(self) -> None:
+        """Start all peers and wait until the last step is closed and every peer has ended well.
+
+        Raises RunBroken naming the peer to blame, StateError when the fork server fails, Interrupted. Stops nothing.
+        """
+        self.group.start(self._bootstrap())
+        self._until(lambda: bool(self.view.addresses.get(BOOTSTRAP)), "the bootstrap's address")
+        others = self._others(self.view.addresses[BOOTSTRAP])
+        for settings in others:
+            self.group.start(settings)
+        names = {settings.name for settings in others}
+        self._until(lambda: self._closed and not names & set(self.group.running), "the last step")
+        self._dismiss_bootstrap()
+
+    @property
+    def _closed(self) -> bool:
+        return self.view.last_step >= self.shape.steps
+
+    def _bootstrap(self) -> PeerSettings:
+        return PeerSettings(
+            home=self.directory.home(BOOTSTRAP).absolute(),
+            role="bootstrap",
+            name=BOOTSTRAP,
+            manifest=self.directory.manifest.absolute(),
+            tokenizer=self.directory.tokenizer.absolute(),
+        )
+
+    def _others(self, bootstrap: tuple[str, ...]) -> list[PeerSettings]:
+        peers = []
+        for name in peer_names(self.shape)[1:]:
+            role, number = name.split("-")[:2]
+            common = {
+                "home": self.directory.home(name).absolute(),
+                "name": name,
+                "bootstrap": bootstrap,
+                "run": self.manifest.run_id,
+                "device": self.device,
+                "checkpoints": self.directory.checkpoints.absolute(),
+                "checkpoint_every": math.ceil(self.shape.steps / CHECKPOINTS_PER_RUN),
+            }
+            if role == "stage":
+                peers.append(PeerSettings(**common, role="stage", stage=int(number)))
+            else:
+                peers.append(PeerSettings(**common, role="trainer", shard=self.directory.shard(int(number)).absolute()))
+        return peers
+
+    def _until(self, condition: Callable[[], bool], awaited: str) -> None:
+        heard = self.clock.monotonic()
+        while not condition():
+            check()
+            exits = self.group.poll(POLL_S)
+            if self._look():
+                heard = self.clock.monotonic()
+            self._require_health(exits)
+            if self.group.preload_seconds is None:
+                heard = self.clock.monotonic()
+            if self.clock.monotonic() - heard > SILENCE_S:
+                raise RunBroken(f"no peer has reported anything for {SILENCE_S:.0f} s while waiting for {awaited}")
+
+    def _look(self) -> bool:
+        lines = self.watch.read()
+        for line in lines:
+            self.view.add(line)
+        self.on_change()
+        return bool(lines)
+
+    def _require_health(self, exits: list[PeerExit]) -> None:
+        early = [exit_ for exit_ in exits if exit_.code == 0 and not self._closed]
+        if early:
+            # Its process may have ended before its last events were read.
+            self._look()
+        early = early if not self._closed else []
+        if not early and not any(exit_.code for exit_ in exits) and not self._bad_last_word():
+            return
+        exits = [*exits, *self._listen()]
+        words = {exit_.name: last_words(self.directory.home(exit_.name) / "peer.log") for exit_ in exits}
+        found = blame(exits, self.view.stopped, words)
+        if found is None and early:
+            found = Blame(early[0].name, "left before the last step was closed")
+        if found is not None:
+            raise RunBroken(f"{found.name} {found.reason}", found.name)
+
+    def _bad_last_word(self) -> bool:
+        return any(last.exit_code for last in self.view.stopped.values())
+
+    def _listen(self) -> list[PeerExit]:
+        exits: list[PeerExit] = []
+        deadline = self.clock.monotonic() + BLAME_S
+        while (left := deadline - self.clock.monotonic()) > 0:
+            exits += self.group.poll(min(left, POLL_S))
+        self._look()
+        return exits
+
+    def _dismiss_bootstrap(self) -> None:
+        """The bootstrap serves newcomers as long as there is a run; this one is over."""
+        if BOOTSTRAP in self.group.running:
+            self.group.signal(BOOTSTRAP, signal.SIGTERM)
+        deadline = self.clock.monotonic() + LEAVE_S
+        while BOOTSTRAP in self.group.running and self.clock.monotonic() < deadline:
+            check()
+            exits = self.group.poll(POLL_S)
+            self._look()
+            self._require_health(exits)

@@ -1,0 +1,38 @@
+"""A run manifest as a TOML file that a person can read and change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from swarm.config import Manifest
+
+
+def render_manifest(manifest: Manifest) -> str:
+    """TOML with every value written out; reading it back gives the same run id. Values that are None are left out."""
+    sections = manifest.model_dump(mode="json")
+    return f"# run {manifest.run_id}\n" + "".join(_section(name, values) for name, values in sections.items())
+
+
+def write_manifest(manifest: Manifest, path: Path) -> None:
+    """Write :func:`render_manifest` to a new file. Raises OSError when the disk refuses."""
+    with path.open("x", encoding="utf-8") as file:
+        file.write(render_manifest(manifest))
+
+
+def _section(name: str, values: dict[str, Any]) -> str:
+    return f"\n[{name}]\n" + "".join(_lines(values))
+
+
+def _lines(values: dict[str, Any]) -> Iterator[str]:
+    for key, value in values.items():
+        if value is not None:
+            # JSON's strings, integers, booleans and lists of them are TOML's; its floats too, once they show a point.
+            yield f"{key} = {_float(value) if isinstance(value, float) else json.dumps(value)}\n"
+
+
+def _float(value: float) -> str:
+    text = repr(value)
+    return text if set(text) & set(".einf") else text + ".0"

@@ -1,0 +1,219 @@
+"""What a peer does besides being a member: hold a stage, train with its own data, or neither.
+
+A role is built when the genesis record says which part this peer holds, and follows the run from step to step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from data_shards.source import ShardSource
+from swarm.clock import Clock
+from swarm.compression.codec import codec_named
+from swarm.config import Manifest
+from swarm.device import DeviceThread
+from swarm.errors import BugError, Busy, StateError
+from swarm.events import EventSink, StateDownloaded
+from swarm.ids import ENDS, PartName, PeerId
+from swarm.models.split import boundary_spec, split_model, token_spec
+from swarm.network.protocols import Endpoint, Service
+from swarm.optimization.part import TrainedPart
+from swarm.optimization.records import CloseRecord, Contribution
+from swarm.optimization.roster import Roster
+from swarm.optimization.step import RemoteLeader
+from swarm.pipeline.compute import BoundarySpecs, EndsCompute, StageCompute
+from swarm.pipeline.health import Watch
+from swarm.pipeline.journey import FinishedJourney, JourneyContext
+from swarm.pipeline.server import StageContext, StageServer, StageSettings
+from swarm.pipeline.trainer import Trainer
+from swarm.pipeline.wiring import Wiring
+from swarm.planning.deadlines import AdaptiveDeadline
+from swarm.security.signing import PrivateIdentity, verify
+from swarm.state.transfer import Wanted, download
+
+CHUNK_TIMEOUT_S = 30.0
+BUSY_PAUSE_S = 0.2
+"""Seconds before a busy donor is asked again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What every role of a peer works with."""
+
+    manifest: Manifest
+    identity: PrivateIdentity
+    endpoint: Endpoint
+    device: DeviceThread
+    events: EventSink
+    clock: Clock
+    watch: Watch
+
+    def boundary(self) -> BoundarySpecs:
+        """What crosses a stage boundary in this run."""
+        model, size = self.manifest.model, self.manifest.batch.microbatch_size
+        return BoundarySpecs(
+            activation=boundary_spec(model, size, model.context, model.compute),
+            tokens=token_spec(size, model.context),
+            codec=codec_named(self.manifest.codecs.activations),
+            hosted=self.manifest.split.ends == "hosted",
+        )
+
+
+class RoleWork(Protocol):
+    """A role as the node sees it."""
+
+    service: Service
+    part: TrainedPart | None
+
+    def open_step(self, step: int, roster: Roster) -> None:
+        """The step that opens now, and who takes part in it."""
+
+    async def run(self) -> None:
+        """Background work, until cancelled."""
+
+
+async def download_part(around: Surroundings, record: CloseRecord, name: PartName, donor: PeerId) -> TrainedPart:
+    """Build a part and install the state that ``record`` vouches for. Raises StateError or the donor's PeerError."""
+    manifest = around.manifest
+    spec = next((spec for spec in split_model(manifest.model, manifest.split) if spec.name == name), None)
+    if spec is None or name not in record.digests:
+        raise StateError(f"{name} is not a part of this run's model")
+    accumulator = "float64" if manifest.run.reproducible else "float32"
+    part = await around.device.run(
+        lambda: TrainedPart(
+            spec, manifest.model, manifest.optimizer, device=around.device.torch_device, accumulator=accumulator
+        )
+    )
+    started = around.clock.monotonic()
+    wanted = Wanted(part=name, step=record.step, digest=record.digests[name], layout=part.layout)
+    while True:
+        try:
+            snapshot = await download(around.endpoint, donor, wanted, chunk_timeout_s=CHUNK_TIMEOUT_S)
+            break
+        except Busy:
+            await around.clock.sleep(BUSY_PAUSE_S)
+    await around.device.run(part.install, snapshot)
+    around.events.emit(
+        StateDownloaded(
+            part=name,
+            step=record.step,
+            donor=donor,
+            bytes_received=sum(len(buffer) for buffer in snapshot.buffers()),
+            seconds=around.clock.monotonic() - started,
+        )
+    )
+    return part
+
+
+class StageRole:
+    """Hosts one replica of a stage."""
+
+    def __init__(self, around: Surroundings, part: TrainedPart, stage: int, roster: Roster) -> None:
+        manifest, specs = around.manifest, around.boundary()
+        self.part: TrainedPart | None = part
+        settings = StageSettings(
+            run=manifest.run_id,
+            stage=stage,
+            stages=manifest.split.stages,
+            specs=specs,
+            max_queue=max(32, 4 * len(roster.trainers)),
+            max_under_way=max(64, 16 * len(roster.trainers)),
+        )
+        context = StageContext(
+            endpoint=around.endpoint,
+            device=around.device,
+            compute=StageCompute(part, specs, around.device.torch_device),
+            sign=around.identity.sign,
+            events=around.events,
+            clock=around.clock,
+        )
+        self.service = StageServer(settings, context, roster.trainers)
+
+    def open_step(self, step: int, roster: Roster) -> None:
+        """See :class:`RoleWork`."""
+        self.service.open_step(step, roster.trainers)
+
+    async def run(self) -> None:
+        """See :class:`RoleWork`."""
+        await self.service.run()
+
+
+class TrainerRole:
+    """Feeds microbatches of its own shard; with private ends it also trains embedding, norm and head."""
+
+    def __init__(
+        self, around: Surroundings, part: TrainedPart | None, roster: Roster, source: ShardSource, in_flight: int | None
+    ) -> None:
+        manifest, specs = around.manifest, around.boundary()
+        self.part = part
+        stages = roster.stages()
+        context = JourneyContext(
+            run=manifest.run_id,
+            stages=len(stages),
+            endpoint=around.endpoint,
+            device=around.device,
+            ends=None if part is None else EndsCompute(part, specs, around.device.torch_device),
+            wiring=Wiring(stages, seed=int(source.shard, 16) ^ manifest.run.seed),
+            events=around.events,
+            clock=around.clock,
+            verify=verify,
+            deadline=AdaptiveDeadline(floor_s=10.0, ceiling_s=120.0),
+            suspect=around.watch.suspect,
+        )
+        self.service = Trainer(
+            context,
+            source,
+            activation_bytes=specs.activation_bytes,
+            replicas=[len(replicas) for replicas in stages],
+            trainers=len(roster.trainers),
+            max_in_flight=in_flight,
+        )
+
+    def open_step(self, step: int, roster: Roster) -> None:
+        """See :class:`RoleWork`. A trainer's work of a step is started by the step loop."""
+
+    async def run(self) -> None:
+        """See :class:`RoleWork`."""
+        await asyncio.Event().wait()
+
+    async def feed(self, step: int, leader: RemoteLeader) -> None:
+        """One step's work; see :meth:`swarm.pipeline.trainer.Trainer.feed`."""
+        await self.service.feed(step, _Reports(leader))
+
+
+class _Reports:
+    """Translates a finished journey into the ledger's terms; the pipeline does not know the ledger."""
+
+    def __init__(self, leader: RemoteLeader) -> None:
+        self._leader = leader
+
+    async def lease(self, step: int, wanted: int) -> int:
+        return await self._leader.lease(step, wanted)
+
+    async def complete(self, journey: FinishedJourney) -> None:
+        contribution = Contribution(
+            microbatch=journey.key.microbatch, tokens=journey.tokens, loss_sum=journey.loss_sum, route=journey.route
+        )
+        await self._leader.complete(journey.key.step, contribution, journey.receipts)
+
+
+def open_shard(around: Surroundings, path: Path) -> ShardSource:
+    """This trainer's private data. Raises ConfigError or StateError naming the path and the remedy."""
+    manifest = around.manifest
+    return ShardSource(
+        path,
+        trainer=around.endpoint.peer,
+        microbatch_size=manifest.batch.microbatch_size,
+        context=manifest.model.context,
+        tokenizer=manifest.tokenizer.digest,
+    )
+
+
+def stage_number(part: PartName) -> int:
+    """The stage of a stage's part. Raises BugError for the ends."""
+    if part == ENDS:
+        raise BugError("the ends are not a stage")
+    return int(part.removeprefix("stage-"))

@@ -1,0 +1,169 @@
+"""Our client of the daemon: hivemind's ``P2P``, attached to a daemon that we started, with its sockets where we want them.
+
+This and :mod:`swarm.network.directory` are the only files that import hivemind (its import takes seconds, torch included).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import warnings
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+from multiaddr import Multiaddr
+
+from swarm.errors import PeerError, Unreachable
+from swarm.ids import PeerId
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit, at hivemind's import
+    from hivemind.p2p import P2P
+    from hivemind.p2p.p2p_daemon_bindings import p2pclient
+    from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
+    from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, read_pbmsg_safe, write_pbmsg
+    from hivemind.proto import p2pd_pb2
+    from hivemind.utils.logging import use_hivemind_log_handler
+    from hivemind.utils.multiaddr import Multiaddr as HivemindMultiaddr
+
+use_hivemind_log_handler("nowhere")  # its records go to our handlers, not to its own
+
+logger = logging.getLogger(__name__)
+
+StreamHandler = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+_LINK_ERRORS = (P2PDaemonError, OSError, EOFError, ValueError)
+_ACCEPT_S = 10.0
+
+
+class AttachedP2P(P2P):  # type: ignore[misc]
+    """A ``P2P`` without a child: ``DHTNode`` runs on it, and raw streams are opened and served through it.
+
+    The requests for streams are written here: hivemind's leave their socket open when they fail or are cancelled.
+    ``namespace`` is put before the names of hivemind's own remote calls, so that the directories of two runs can
+    share a bootstrap peer and never mix.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.namespace = ""
+        self._control = ""
+        self._protocols: dict[str, StreamHandler] = {}
+        self._server: asyncio.Server | None = None
+
+    @classmethod
+    async def attach(cls, control: Path, client: Path) -> AttachedP2P:
+        """Connect to the daemon behind ``control``; it will reach us through ``client``. Raises Unreachable."""
+        self = cls()
+        self._alive = True
+        self._control = str(control)
+        self._daemon_listen_maddr = HivemindMultiaddr(f"/unix{control}")
+        self._client_listen_maddr = HivemindMultiaddr(f"/unix{client}")
+        try:
+            with _as_unreachable(PeerId("")):
+                self._client = await p2pclient.Client.create(self._daemon_listen_maddr, self._client_listen_maddr)
+                await self._ping_daemon()
+                self._server = await asyncio.start_unix_server(self._accept, path=str(client))
+        except BaseException:
+            await self.detach()
+            raise
+        return self
+
+    async def addresses(self) -> tuple[str, ...]:
+        """Where others can reach us, as the daemon believes now, each with ``/p2p/<peer>``. Raises Unreachable."""
+        with _as_unreachable(PeerId("")):
+            return tuple(str(address) for address in await self.get_visible_maddrs(latest=True))
+
+    async def connect(self, peer: PeerId, addresses: Iterable[Multiaddr]) -> None:
+        """Have a connection to a peer at one of these addresses (without their ``/p2p`` part). Raises Unreachable."""
+        raw = [HivemindMultiaddr(str(address)).to_bytes() for address in addresses]
+        body = p2pd_pb2.ConnectRequest(peer=PeerID.from_base58(peer).to_bytes(), addrs=raw)
+        _, _, writer = await self._ask(peer, p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=body))
+        writer.close()
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A new raw stream. Raises Unreachable, also when the peer does not serve that protocol."""
+        body = p2pd_pb2.StreamOpenRequest(peer=PeerID.from_base58(peer).to_bytes(), proto=[protocol])
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=body)
+        _, reader, writer = await self._ask(peer, request)
+        return reader, writer
+
+    async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
+        """Give every incoming stream of a protocol to ``handler``, with its authenticated peer. Raises Unreachable."""
+        self._protocols[protocol] = handler
+        body = p2pd_pb2.StreamHandlerRequest(addr=self._client_listen_maddr.to_bytes(), proto=[protocol], balanced=False)
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=body)
+        _, _, writer = await self._ask(PeerId(""), request)
+        writer.close()
+
+    def fail_pending(self) -> None:
+        """Fail what waits for a daemon that is gone; hivemind would wait for ever."""
+        if self._client is not None:
+            for pending in list(self._client.control._pending_calls.values()):
+                if not pending.done():
+                    pending.set_exception(P2PDaemonError("the libp2p daemon is gone"))
+
+    async def detach(self) -> None:
+        """Close the sockets. Idempotent; the daemon goes on."""
+        self.fail_pending()
+        control = self._client.control if self._client is not None else None
+        tasks = [control._read_task, control._write_task] if control is not None else []
+        if self._server is not None:
+            self._server.close()
+        self._terminate()
+        await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
+
+    async def add_protobuf_handler(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """hivemind's, under our namespace."""
+        await super().add_protobuf_handler(self.namespace + name, *args, **kwargs)
+
+    async def remove_protobuf_handler(self, name: str, **kwargs: Any) -> None:
+        """hivemind's, under our namespace."""
+        await super().remove_protobuf_handler(self.namespace + name, **kwargs)
+
+    async def call_protobuf_handler(self, peer_id: PeerID, name: str, *args: Any, **kwargs: Any) -> Any:
+        """hivemind's, under our namespace."""
+        return await super().call_protobuf_handler(peer_id, self.namespace + name, *args, **kwargs)
+
+    async def _ask(
+        self, peer: PeerId, request: Any
+    ) -> tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]:
+        """One request to the daemon on a connection of its own, which is closed unless it succeeds."""
+        with _as_unreachable(peer):
+            reader, writer = await asyncio.open_unix_connection(self._control)
+            try:
+                await write_pbmsg(writer, request)
+                response = p2pd_pb2.Response()
+                await read_pbmsg_safe(reader, response)
+                if response.type == p2pd_pb2.Response.ERROR:
+                    raise Unreachable(response.error.msg[:300], peer=peer)
+            except BaseException:
+                writer.close()
+                raise
+            return response, reader, writer
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """The daemon hands us a stream that another peer opened. asyncio keeps this task."""
+        try:
+            async with asyncio.timeout(_ACCEPT_S):
+                info = p2pd_pb2.StreamInfo()
+                await read_pbmsg_safe(reader, info)
+            handler = self._protocols[info.proto]
+            peer = PeerId(PeerID(info.peer).to_base58())
+        except (*_LINK_ERRORS, DecodeError, LookupError) as error:
+            logger.warning("a stream from the daemon was dropped: %s", type(error).__name__)
+            writer.close()
+            return
+        await handler(peer, reader, writer)
+
+
+@contextlib.contextmanager
+def _as_unreachable(peer: PeerId) -> Iterator[None]:
+    try:
+        yield
+    except PeerError:
+        raise
+    except _LINK_ERRORS as error:
+        raise Unreachable(str(error)[:300] or type(error).__name__, peer=peer) from error

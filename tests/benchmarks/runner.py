@@ -1,0 +1,215 @@
+"""Finds a benchmark, runs it, prints a table and, as the last line of stdout, one JSON object.
+
+A benchmark is a module of this package with ``run(full: bool) -> Result``, plain or ``async``. It measures its
+candidates in one run, in turns, and gives medians: on a shared machine anything else compares the weather.
+Whether a target is met does not change the exit code (0); an exception does (1), and so does an unknown name (2).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import importlib.metadata
+import inspect
+import json
+import os
+import pkgutil
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import uvloop
+
+from tests import benchmarks
+
+LOG = Path(__file__).with_name("LOG.md")
+ROOT = LOG.parents[2]
+
+Cell = str | int | float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a benchmark found.
+
+    ``columns`` and ``rows`` are the table, units in the column names. ``summary`` holds the figures that count, ready
+    for JSON, each target beside what was measured. ``notes`` say what a reader must know: what was not measured, what
+    failed, what is noise.
+    """
+
+    columns: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    summary: dict[str, Any]
+    notes: Sequence[str] = field(default=())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """A result with everything needed to repeat it."""
+
+    name: str
+    full: bool
+    result: Result
+    date: str
+    machine: str
+    commit: str
+    command: str
+    seconds: float
+
+    def line(self) -> str:
+        """One JSON object on one line."""
+        body = {
+            "benchmark": self.name,
+            "full": self.full,
+            "date": self.date,
+            "machine": self.machine,
+            "commit": self.commit,
+            "command": self.command,
+            "seconds": round(self.seconds, 3),
+            "summary": self.result.summary,
+            "columns": list(self.result.columns),
+            "rows": [list(row) for row in self.result.rows],
+            "notes": list(self.result.notes),
+        }
+        return json.dumps(body, ensure_ascii=False, allow_nan=False)
+
+    def entry(self) -> str:
+        """The same as a section of the log book, in Markdown."""
+        lines = [f"## {self.date} {self.name}{' --full' if self.full else ''}", ""]
+        lines += [f"`{self.command}` at {self.commit}, {self.seconds:.1f} s, on {self.machine}", ""]
+        lines += ["| " + " | ".join(self.result.columns) + " |", "|" + "---|" * len(self.result.columns)]
+        lines += ["| " + " | ".join(map(_shown, row)) + " |" for row in self.result.rows]
+        lines += ["", "Summary: " + ", ".join(f"{key} = {value}" for key, value in self.result.summary.items())]
+        lines += [f"\n- {note}" if number == 0 else f"- {note}" for number, note in enumerate(self.result.notes)]
+        return "\n".join(lines) + "\n"
+
+
+def discover() -> dict[str, Callable[[bool], Any]]:
+    """Name → ``run`` of every benchmark. Imports all modules of the package, so they import torch inside ``run``."""
+    found = {}
+    for module in pkgutil.iter_modules(benchmarks.__path__):
+        if module.name not in ("__main__", "runner") and not module.name.startswith(("_", "test_")):
+            run = getattr(importlib.import_module(f"{benchmarks.__name__}.{module.name}"), "run", None)
+            if callable(run):
+                found[module.name] = run
+    return found
+
+
+def measure(name: str, run: Callable[[bool], Any], *, full: bool, command: str) -> Measurement:
+    """Runs one benchmark to its end; whatever it raises passes through."""
+    started = time.monotonic()
+    result = run(full)
+    if inspect.isawaitable(result):
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            result = runner.run(_awaited(result))
+    return Measurement(
+        name=name,
+        full=full,
+        result=result,
+        date=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
+        machine=machine(),
+        commit=commit(),
+        command=command,
+        seconds=time.monotonic() - started,
+    )
+
+
+async def _awaited(result: Awaitable[Result]) -> Result:
+    return await result
+
+
+def table(result: Result) -> str:
+    """The rows under their columns, numbers to the right."""
+    cells = [[_shown(cell) for cell in row] for row in result.rows]
+    widths = [max(len(text) for text in column) for column in zip(result.columns, *cells, strict=True)]
+    numeric = [all(not isinstance(row[at], str) for row in result.rows) for at in range(len(widths))]
+    lines = []
+    for row in [list(result.columns), ["-" * width for width in widths], *cells]:
+        padded = (
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(row, widths, numeric, strict=True)
+        )
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    """The machine in one line: processor, memory, GPU, kernel, Python and torch."""
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    parts = [f"{len(os.sched_getaffinity(0))} × {_processor()}", f"{memory_gib:.0f} GiB", *_gpus()]
+    parts += [f"Linux {platform.release()}", f"Python {platform.python_version()}"]
+    return ", ".join([*parts, f"torch {importlib.metadata.version('torch')}"])
+
+
+def commit() -> str:
+    """The commit measured, with ``+`` when files differ from it; ``unknown`` outside a clone."""
+    head = _output("git", "rev-parse", "--short", "HEAD")
+    return head + ("+" if _output("git", "status", "--porcelain") else "") if head else "unknown"
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return " ".join(line.partition(":")[2].split())
+    return platform.machine()
+
+
+def _gpus() -> list[str]:
+    return _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader").splitlines()
+
+
+def _output(*command: str) -> str:
+    try:
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=20)
+    except OSError:
+        return ""
+    return ended.stdout.strip() if ended.returncode == 0 else ""
+
+
+def _shown(cell: Cell) -> str:
+    if cell is None:
+        return "-"
+    return f"{cell:.4g}" if isinstance(cell, float) else str(cell)
+
+
+def append_to_log(measurement: Measurement, path: Path = LOG) -> None:
+    """Adds a dated entry at the end of the log book."""
+    with path.open("a", encoding="utf-8") as log:
+        log.write("\n" + measurement.entry())
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Measure something.")
+    parser.add_argument("name", nargs="?", help="the benchmark; without it: a list")
+    parser.add_argument("--full", action="store_true", help="larger, slower, less noise")
+    parser.add_argument("--log", action="store_true", help="append the result to tests/benchmarks/LOG.md")
+    chosen = parser.parse_args(arguments)
+    known = discover()
+    if chosen.name is None:
+        for name, run in sorted(known.items()):
+            print(f"{name:16} {(inspect.getdoc(run) or 'no description').splitlines()[0]}")
+        if not known:
+            print("no benchmarks yet")
+        return 0
+    if chosen.name not in known:
+        names = ", ".join(sorted(known)) or "none yet"
+        print(f"no benchmark is called {chosen.name!r}; there are: {names}", file=sys.stderr)
+        return 2
+    command = shlex.join(["python", "-m", "tests.benchmarks", *arguments])
+    measurement = measure(chosen.name, known[chosen.name], full=chosen.full, command=command)
+    print(f"machine: {measurement.machine}\n\n{table(measurement.result)}\n")
+    for note in measurement.result.notes:
+        print(f"note: {note}")
+    if chosen.log:
+        append_to_log(measurement)
+    print(measurement.line(), flush=True)
+    return 0

@@ -1,0 +1,85 @@
+"""The runner's own promises: the last line is JSON, a list without a name, exit codes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.benchmarks import runner
+from tests.benchmarks.runner import Result, append_to_log, main, measure, table
+
+RESULT = Result(
+    columns=("candidate", "rate_mib_s", "note"),
+    rows=(("ours", 290.123456, "raw"), ("theirs", 122, None)),
+    summary={"ratio": 2.378, "target": 2.0},
+    notes=("loopback only",),
+)
+
+
+def plain(full: bool) -> Result:
+    """Compares two things."""
+    return RESULT
+
+
+async def waiting(full: bool) -> Result:
+    """Awaits before it compares."""
+    await asyncio.sleep(0)
+    return RESULT
+
+
+@pytest.fixture
+def known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner, "discover", lambda: {"plain": plain, "waiting": waiting})
+
+
+@pytest.mark.parametrize("name", ["plain", "waiting"])
+@pytest.mark.usefixtures("known")
+def test_main_of_a_benchmark_ends_with_one_json_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([name, "--full"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    last = json.loads(lines[-1])
+    assert lines[0].startswith("machine: ")
+    assert (last["benchmark"], last["full"], last["summary"]) == (name, True, RESULT.summary)
+    assert last["command"] == f"python -m tests.benchmarks {name} --full"
+
+
+@pytest.mark.usefixtures("known")
+def test_main_without_a_name_lists_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 0
+    listed = capsys.readouterr().out
+    assert "plain" in listed
+    assert "Compares two things." in listed
+
+
+@pytest.mark.usefixtures("known")
+def test_main_of_an_unknown_name_exits_2_and_names_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plane"]) == 2
+    assert "plain, waiting" in capsys.readouterr().err
+
+
+def test_discover_finds_only_modules_with_a_run() -> None:
+    assert "runner" not in runner.discover()
+
+
+def test_table_of_a_result_aligns_numbers_right_and_text_left() -> None:
+    assert table(RESULT).splitlines() == [
+        "candidate  rate_mib_s  note",
+        "---------  ----------  ----",
+        "ours            290.1  raw",
+        "theirs            122  -",
+    ]
+
+
+def test_log_entry_of_a_result_has_date_command_rows_and_notes(tmp_path: Path) -> None:
+    log = tmp_path / "LOG.md"
+    log.write_text("# Log\n", encoding="utf-8")
+    append_to_log(measure("plain", plain, full=False, command="the command"), log)
+    text = log.read_text(encoding="utf-8")
+    assert text.startswith("# Log\n\n## 2")
+    assert "`the command`" in text
+    assert "| ours | 290.1 | raw |" in text
+    assert "ratio = 2.378" in text
+    assert "- loopback only" in text

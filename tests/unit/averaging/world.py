@@ -1,0 +1,274 @@
+"""Members of a round in one virtual-time loop, joined by an in-memory network that tests can break.
+
+Time stands still while anything can run and jumps to the next timer otherwise, so a test with a 30 s deadline takes no
+time and is the same every time. When nothing can run and no timer is set, the loop raises: a lock-up fails at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+
+from swarm.averaging.allreduce import AllReduce
+from swarm.averaging.plan import RoundKey, RoundPlan, RoundResult
+from swarm.errors import DeadlineMissed, PeerError, RoundFailed, Unreachable, Violation
+from swarm.ids import PeerId, stage_part
+from swarm.network.protocols import LinkStatistics, Method, Payload, Request, Service
+from swarm.schema import Message
+
+T = TypeVar("T")
+Hook = Callable[[PeerId, PeerId, str, Any], Awaitable[None]]
+
+
+class LockedUp(AssertionError):
+    """Nothing can run, and nothing ever will."""
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> Any:
+        ready = super().select(0)
+        if not ready and timeout is None:
+            raise LockedUp
+        if not ready and timeout:
+            self.now += timeout
+        return ready
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop on virtual time."""
+
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now
+
+
+def in_virtual_time(work: Coroutine[Any, Any, T]) -> T:
+    """Run to the end in a fresh virtual loop; no task may be left when ``work`` ends."""
+
+    async def watched() -> T:
+        try:
+            return await work
+        finally:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            left = asyncio.all_tasks() - {asyncio.current_task()}
+            assert not left, left
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(watched())
+
+
+class LoopClock:
+    """The loop's own time."""
+
+    def monotonic(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    def wall(self) -> float:
+        return 1_700_000_000.0 + self.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+async def inline(fn: Callable[..., Any], /, *args: Any) -> Any:
+    """Run at once, on the loop: deterministic."""
+    return fn(*args)
+
+
+@dataclass
+class Network:
+    """Who is there, how long messages take, and what happens to them: ``hook(caller, target, method, body)`` runs before
+    a call is delivered and may wait or raise."""
+
+    seed: int = 0
+    slowest_s: float = 0.01
+    hook: Hook | None = None
+    endpoints: dict[PeerId, MemoryEndpoint] = field(default_factory=dict)
+    calls: Counter[str] = field(default_factory=Counter)
+    admitted: list[tuple[str, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._rng = random.Random(self.seed)
+        self._deaths: dict[PeerId, asyncio.Event] = {}
+
+    def join(self, peer: PeerId) -> MemoryEndpoint:
+        self._deaths[peer] = asyncio.Event()
+        return self.endpoints.setdefault(peer, MemoryEndpoint(self, peer))
+
+    def kill(self, peer: PeerId) -> None:
+        self._deaths[peer].set()
+
+    def dead(self, peer: PeerId) -> bool:
+        return peer not in self._deaths or self._deaths[peer].is_set()
+
+    async def delay(self) -> None:
+        await asyncio.sleep(self._rng.random() * self.slowest_s)
+
+    async def while_alive(self, work: Coroutine[Any, Any, T], *peers: PeerId) -> T:
+        tasks = [asyncio.ensure_future(work), *(asyncio.ensure_future(self._deaths[peer].wait()) for peer in peers)]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for peer in peers:
+                if self.dead(peer):
+                    raise Unreachable("died", peer=peer)
+            return await tasks[0]
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class MemoryEndpoint:
+    """As much of an Endpoint as averaging sees."""
+
+    def __init__(self, network: Network, peer: PeerId) -> None:
+        self._network, self._peer = network, peer
+        self._methods: dict[str, Method] = {}
+        self.payload_sent = 0
+
+    @property
+    def peer(self) -> PeerId:
+        return self._peer
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return ()
+
+    def mount(self, service: Service) -> None:
+        self._methods.update({method.name: method for method in service.methods()})
+
+    def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        return
+
+    def statistics(self) -> LinkStatistics:
+        return LinkStatistics({}, {})
+
+    async def close(self) -> None:
+        return
+
+    async def call(
+        self,
+        target: PeerId,
+        method: str,
+        body: Message,
+        reply: type[Any],
+        *,
+        timeout_s: float,
+        payload: Payload = b"",
+        max_reply_bytes: int = 0,
+    ) -> tuple[Any, memoryview]:
+        network = self._network
+        network.calls[method] += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                if network.dead(target) or network.dead(self._peer):
+                    raise Unreachable("no connection", peer=target)
+                served = network.endpoints[target].serve(self._peer, method, body, payload)
+                answer, encoded = await network.while_alive(served, target, self._peer)
+        except TimeoutError as error:
+            raise DeadlineMissed("no answer", peer=target) from error
+        except PeerError as error:
+            raise PeerError.from_code(error.code, error.reason, error.peer) from error
+        if len(encoded) > max_reply_bytes:
+            raise Violation("answered too much", peer=target)
+        return reply.model_validate(answer.to_wire()), memoryview(bytearray(encoded))
+
+    async def serve(self, caller: PeerId, name: str, body: Message, payload: Payload) -> tuple[Message, Payload]:
+        network = self._network
+        await network.delay()
+        if network.hook is not None:
+            await network.hook(caller, self._peer, name, body)
+        method = self._methods[name]
+        decoded = method.request.model_validate(body.to_wire())
+        if payload:
+            if method.admit is None:
+                raise Violation("no payload wanted", peer=caller)
+            method.admit(caller, decoded, len(payload))
+            network.admitted.append((name, len(payload)))
+        network.endpoints[caller].payload_sent += len(payload)
+        now = asyncio.get_running_loop().time()
+        answer = await method.handle(Request(caller, decoded, memoryview(bytearray(payload)), now + 1e6))
+        self.payload_sent += len(answer.payload)
+        await network.delay()
+        return answer.body, answer.payload
+
+
+def names(count: int) -> tuple[PeerId, ...]:
+    """Peer ids in rank order."""
+    return tuple(PeerId(f"p{number}") for number in range(count))
+
+
+def make_plan(weights: Mapping[PeerId, int] | Sequence[int], elements: int, **fields: Any) -> RoundPlan:
+    """A plan of stage 0's step 1, 30 s, for members p0 … with these weights."""
+    if not isinstance(weights, Mapping):
+        weights = dict(zip(names(len(weights)), weights, strict=True))
+    key = RoundKey(step=1, part=stage_part(0), attempt=fields.pop("attempt", 0))
+    defaults: dict[str, Any] = {"timeout_s": 30.0, "chunk_elements": 4}
+    return RoundPlan(key=key, members=tuple(weights), weights=weights, elements=elements, **(defaults | fields))
+
+
+def whole_numbers(plan: RoundPlan, seed: int = 0) -> dict[PeerId, torch.Tensor]:
+    """Sums whose addition is exact, so that the right mean is one division away."""
+    rng = torch.Generator().manual_seed(seed)
+    dtype = getattr(torch, plan.dtype)
+    return {
+        peer: torch.randint(-1000, 1000, (plan.elements,), generator=rng).to(dtype) for peer in plan.contributors
+    }
+
+
+def right_mean(plan: RoundPlan, sums: Mapping[PeerId, torch.Tensor]) -> torch.Tensor:
+    """What the round must give."""
+    total = torch.zeros(plan.elements, dtype=torch.float64)
+    for peer in plan.contributors:
+        total += sums[peer].double()
+    return (total / plan.total_weight).float()
+
+
+def serve_members(network: Network, members: Sequence[PeerId]) -> dict[PeerId, AllReduce]:
+    """One all-reduce service for each member, mounted."""
+    services = {}
+    for peer in members:
+        endpoint = network.join(peer)
+        services[peer] = AllReduce(endpoint, LoopClock(), run=inline)
+        endpoint.mount(services[peer])
+    return services
+
+
+Outcome = RoundResult | RoundFailed | asyncio.CancelledError
+
+
+async def play(
+    network: Network, plan: RoundPlan, sums: Mapping[PeerId, torch.Tensor], plans: Mapping[PeerId, RoundPlan] | None = None
+) -> dict[PeerId, Outcome]:
+    """All members reduce at once; what each got. A member that dies has its task cancelled, like its process."""
+    services = serve_members(network, plan.members)
+    tasks = {
+        peer: asyncio.ensure_future(services[peer].reduce((plans or {}).get(peer, plan), sums.get(peer)))
+        for peer in plan.members
+    }
+
+    async def end_with(peer: PeerId) -> None:
+        await network._deaths[peer].wait()
+        tasks[peer].cancel()
+
+    ends = [asyncio.ensure_future(end_with(peer)) for peer in plan.members]
+    outcomes = await asyncio.gather(*tasks.values(), return_exceptions=True)
+    for end in ends:
+        end.cancel()
+    for outcome in outcomes:
+        if not isinstance(outcome, Outcome):
+            raise outcome
+    return dict(zip(plan.members, outcomes, strict=True))  # type: ignore[arg-type]

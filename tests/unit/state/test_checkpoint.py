@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from swarm.errors import StateError
+from swarm.ids import stage_part
+from swarm.models.layout import FlatLayout
+from swarm.state.checkpoint import (
+    CheckpointManifest,
+    flaw,
+    latest,
+    load_part,
+    load_weights,
+    read_manifest,
+    step_directory,
+    steps,
+    write_manifest,
+    write_part,
+)
+from swarm.state.snapshot import digest
+from tests.unit.state.states import snapshot
+
+RUN = "ab" * 32
+OTHER = FlatLayout.from_shapes([("c", (2, 2))])
+
+
+def write_step(root: Path, step: int) -> None:
+    parts = [snapshot(step=step), snapshot(step=step, part=stage_part(1), layout=OTHER)]
+    for part in parts:
+        write_part(root, part, {"run": RUN})
+    digests = {part.part: digest(part) for part in parts}
+    write_manifest(root, CheckpointManifest(run=RUN, step=step, parts=digests, detail={"cursors": {"a": [0, 3]}}))
+
+
+def test_checkpoint_round_trip_is_exact(tmp_path: Path) -> None:
+    write_step(tmp_path, 12)
+    loaded = load_part(tmp_path, 12, stage_part(0), expected_digest=digest(snapshot(step=12)))
+    assert digest(loaded) == digest(snapshot(step=12))
+    assert load_weights(tmp_path, 12).keys() == {"a", "b", "c"}
+    assert read_manifest(tmp_path, 12).detail == {"cursors": {"a": [0, 3]}}
+    names = {path.name for path in step_directory(tmp_path, 12).iterdir()}
+    assert names == {"stage-0.safetensors", "stage-1.safetensors", "record.json"}
+
+
+def test_checkpoint_file_is_plain_safetensors_with_the_parameters_names(tmp_path: Path) -> None:
+    path = write_part(tmp_path, snapshot(), {"run": RUN})
+    tensors = load_file(path)
+    assert tensors.keys() == {"a", "b", "exp_avg.a", "exp_avg.b", "exp_avg_sq.a", "exp_avg_sq.b"}
+    assert torch.equal(tensors["a"], snapshot().weights["a"])
+
+
+def test_checkpoint_without_record_does_not_count(tmp_path: Path) -> None:
+    assert latest(tmp_path / "absent") is None
+    write_step(tmp_path, 1)
+    write_part(tmp_path, snapshot(step=2), {})
+    assert steps(tmp_path) == (1, 2)
+    assert latest(tmp_path) == 1
+    with pytest.raises(StateError, match="not completed"):
+        load_weights(tmp_path, 2)
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut", "empty", "record"])
+def test_checkpoint_damaged_is_passed_over_with_a_reason(tmp_path: Path, damage: str) -> None:
+    write_step(tmp_path, 1)
+    write_step(tmp_path, 2)
+    path = step_directory(tmp_path, 2) / "stage-1.safetensors"
+    if damage == "missing":
+        path.unlink()
+    elif damage == "cut":
+        os.truncate(path, path.stat().st_size - 5)
+    elif damage == "empty":
+        os.truncate(path, 0)
+    else:
+        path = path.with_name("record.json")
+        os.truncate(path, 20)
+    assert str(path) in (flaw(tmp_path, 2) or "")
+    assert latest(tmp_path) == 1
+    with pytest.raises(StateError, match="Remove that step"):
+        load_weights(tmp_path, 2)
+
+
+def test_checkpoint_with_a_flipped_bit_is_refused_when_loaded(tmp_path: Path) -> None:
+    write_step(tmp_path, 1)
+    path = step_directory(tmp_path, 1) / "stage-0.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-3] ^= 4
+    path.write_bytes(data)
+    with pytest.raises(StateError, match=r"stage-0\.safetensors: the content does not match"):
+        load_part(tmp_path, 1, stage_part(0))
+
+
+def test_checkpoint_of_another_step_part_or_digest_is_refused(tmp_path: Path) -> None:
+    write_step(tmp_path, 1)
+    with pytest.raises(StateError, match="digest"):
+        load_part(tmp_path, 1, stage_part(0), expected_digest="00" * 32)
+    step_directory(tmp_path, 1).rename(step_directory(tmp_path, 3))
+    with pytest.raises(StateError, match="after step 1"):
+        load_part(tmp_path, 3, stage_part(0))
+    assert "says step 1" in (flaw(tmp_path, 3) or "")
+
+
+def test_checkpoint_written_twice_replaces_the_file(tmp_path: Path) -> None:
+    write_part(tmp_path, snapshot(seed=1), {})
+    write_part(tmp_path, snapshot(seed=2), {})
+    assert digest(load_part(tmp_path, 0, stage_part(0))) == digest(snapshot(seed=2))
+
+
+def test_checkpoint_manifest_for_missing_parts_is_refused(tmp_path: Path) -> None:
+    manifest = CheckpointManifest(run=RUN, step=0, parts={"stage-0": digest(snapshot())})
+    with pytest.raises(StateError, match=r"stage-0\.safetensors"):
+        write_manifest(tmp_path, manifest)
+    assert latest(tmp_path) is None
+
+
+def test_checkpoint_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    with pytest.raises(StateError, match="choose another directory"):
+        write_part(blocked, snapshot(), {})
+    target = step_directory(tmp_path, 0) / "stage-0.safetensors"
+    target.mkdir(parents=True)
+    with pytest.raises(StateError, match="choose another directory"):
+        write_part(tmp_path, snapshot(), {})
+    assert list(target.parent.iterdir()) == [target]
+
+
+def test_checkpoint_record_is_readable_json(tmp_path: Path) -> None:
+    write_step(tmp_path, 4)
+    record = json.loads((step_directory(tmp_path, 4) / "record.json").read_text())
+    assert record["step"] == 4
+    assert set(record["parts"]) == {"stage-0", "stage-1"}

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from swarm.errors import StateError
+from swarm.ids import ENDS, PartName, stage_part
+from swarm.models.layout import FlatLayout
+from swarm.state.snapshot import Snapshot, digest, from_bytes, initial_snapshot, to_bytes
+from tests.unit.state.states import LAYOUT, changed, snapshot
+
+
+def test_snapshot_survives_its_bytes() -> None:
+    before = snapshot(step=7)
+    after = from_bytes(to_bytes(before))
+    assert (after.part, after.step, after.layout) == (before.part, 7, LAYOUT)
+    assert all(torch.equal(*pair) for pair in zip(after.vectors, before.vectors, strict=True))
+    assert digest(after) == digest(before)
+
+
+def test_digest_sees_every_field() -> None:
+    renamed = FlatLayout.from_shapes([("x", (3, 5)), ("b", (7,))])
+    reshaped = FlatLayout.from_shapes([("a", (5, 3)), ("b", (7,))])
+    others = [
+        changed(part=ENDS),
+        changed(step=1),
+        changed(layout=renamed),
+        changed(layout=reshaped),
+        *(changed(**{name: getattr(snapshot(), name) + 1e-7}) for name in ("params", "exp_avg", "exp_avg_sq")),
+    ]
+    assert len({digest(other) for other in [snapshot(), *others]}) == len(others) + 1
+    assert digest(snapshot()) == digest(snapshot())
+
+
+def test_digest_is_what_it_always_was() -> None:
+    layout = FlatLayout.from_shapes([("a", (2, 2))])
+    weights = {"a": torch.tensor([[1.0, -2.0], [0.5, 3.25]])}
+    assert (
+        digest(initial_snapshot(stage_part(0), layout, weights))
+        == "4a0ce39f9c66f83d5397f99e62dc89050ab163223058cb4ea830c9277e018a45"
+    )
+
+
+@pytest.mark.parametrize("spot", [20, 200, -1])
+def test_bytes_with_a_flipped_bit_are_refused(spot: int) -> None:
+    data = bytearray(to_bytes(snapshot()))
+    data[spot] ^= 1
+    with pytest.raises(StateError):
+        from_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("keep", [0, 4, 100, -1])
+def test_bytes_cut_short_are_refused(keep: int) -> None:
+    with pytest.raises(StateError):
+        from_bytes(to_bytes(snapshot())[:keep])
+
+
+def test_snapshot_of_the_wrong_length_is_refused() -> None:
+    with pytest.raises(StateError):
+        changed(params=torch.zeros(3))
+    with pytest.raises(StateError):
+        changed(params=torch.zeros(LAYOUT.elements, dtype=torch.float64))
+
+
+def test_initial_snapshot_needs_every_weight() -> None:
+    with pytest.raises(StateError, match="b: expected shape"):
+        initial_snapshot(PartName("stage-0"), LAYOUT, {"a": torch.zeros(3, 5)})
+    assert isinstance(snapshot(), Snapshot)

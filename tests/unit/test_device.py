@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+import pytest_asyncio
+import torch
+
+from swarm.device import SWITCH_INTERVAL_S, DeviceThread, resolve_device
+from swarm.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def _switch_interval() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest_asyncio.fixture
+async def device() -> AsyncIterator[DeviceThread]:
+    thread = DeviceThread(torch.device("cpu"), threads=1)
+    yield thread
+    await thread.close()
+
+
+async def test_device_runs_in_order_on_one_thread_of_its_own(device: DeviceThread) -> None:
+    seen: list[int] = []
+    async with asyncio.TaskGroup() as group:
+        tasks = [
+            group.create_task(device.run(lambda n=n: (seen.append(n), threading.get_ident())[1])) for n in range(9)
+        ]
+    assert seen == list(range(9))
+    assert {task.result() for task in tasks} != {threading.get_ident()}
+    assert len({task.result() for task in tasks}) == 1
+    assert await device.run(torch.get_num_threads) == 1
+    assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S)
+
+
+async def test_device_exception_comes_out_and_the_thread_goes_on(device: DeviceThread) -> None:
+    with pytest.raises(ZeroDivisionError):
+        await device.run(lambda: 1 / 0)
+    assert await device.run(max, 1, 2) == 2
+    assert await device.run(sorted, [1, 2], reverse=True) == [2, 1]
+
+
+async def test_device_work_cancelled_in_line_is_dropped_and_running_work_ends(device: DeviceThread) -> None:
+    started, release, ran = threading.Event(), threading.Event(), []
+
+    def slow() -> None:
+        started.set()
+        release.wait(10)
+        ran.append("slow")
+
+    running = asyncio.create_task(device.run(slow))
+    waiting = asyncio.create_task(device.run(ran.append, "waiting"))
+    await asyncio.to_thread(started.wait, 10)
+    for task in (running, waiting):
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    release.set()
+    assert await device.run(len, ran) == 1
+    assert ran == ["slow"]
+
+
+async def test_device_close_joins_what_runs_and_cancels_what_waits() -> None:
+    device = DeviceThread(torch.device("cpu"))
+    started, release, ran = threading.Event(), threading.Event(), []
+
+    def slow() -> str:
+        started.set()
+        release.wait(10)
+        ran.append("slow")
+        return "done"
+
+    running = asyncio.create_task(device.run(slow))
+    waiting = asyncio.create_task(device.run(ran.append, "waiting"))
+    await asyncio.to_thread(started.wait, 10)
+    closing = asyncio.create_task(device.close())
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    release.set()
+    await closing
+    assert await running == "done"
+    assert ran == ["slow"]
+    await device.close()
+    with pytest.raises(RuntimeError):
+        await device.run(len, [])
+
+
+@pytest.mark.parametrize("text", ["tpu", "meta", "", "cuda:99", "cpu cpu"])
+def test_resolve_device_unknown_or_absent_names_the_remedy(text: str) -> None:
+    with pytest.raises(ConfigError, match="device"):
+        resolve_device(text)
+
+
+def test_resolve_device_cpu_is_there() -> None:
+    assert resolve_device("cpu") == torch.device("cpu")
