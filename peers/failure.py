@@ -20,11 +20,14 @@ class Blame:
     reason: str
 
 
-def blame(exits: Sequence[PeerExit], stopped: Mapping[str, Stopped], last_words: Mapping[str, str]) -> Blame | None:
+def blame(
+    exits: Sequence[PeerExit], stopped: Mapping[str, Stopped], lost: Mapping[str, str], last_words: Mapping[str, str]
+) -> Blame | None:
     """Pick one peer out of those that ended badly, or None when none did.
 
-    Peers that lose another end with an error of their own, so: first one killed by a signal (it could not even say
-    so), then one that ended without a last word, then the earliest last word with an error.
+    Peers that lose another end with an error of their own, so in this order: one killed by a signal (it could not even
+    say so), one that ended without a last word, the first that the others report as lost (``lost``: names in the order
+    of the reports, with reasons), the earliest last word with an error.
     """
     killed = [exit_ for exit_ in exits if exit_.code < 0]
     mute = [exit_ for exit_ in exits if exit_.code > 0 and exit_.name not in stopped]
@@ -32,12 +35,18 @@ def blame(exits: Sequence[PeerExit], stopped: Mapping[str, Stopped], last_words:
         first = (killed or mute)[0]
         words = f": {last_words[first.name]}" if last_words.get(first.name) else ""
         return Blame(first.name, str(first).removeprefix(first.name).strip() + words)
-    wrong = sorted((last.wall, name) for name, last in stopped.items() if last.exit_code)
+    wrong = {name: last for name, last in stopped.items() if last.exit_code}
+    for name, reason in lost.items():
+        return _in_its_words(name, wrong) or Blame(name, f"was lost: {reason}")
     if wrong:
-        name = wrong[0][1]
-        return Blame(name, f"ended the run: {stopped[name].reason} (exit code {stopped[name].exit_code})")
+        return _in_its_words(min(wrong, key=lambda name: (wrong[name].wall, name)), wrong)
     bad = next((exit_ for exit_ in exits if exit_.code), None)
     return Blame(bad.name, str(bad).removeprefix(bad.name).strip()) if bad else None
+
+
+def _in_its_words(name: str, wrong: Mapping[str, Stopped]) -> Blame | None:
+    last = wrong.get(name)
+    return Blame(name, f"ended the run: {last.reason} (exit code {last.exit_code})") if last else None
 
 
 def last_words(log: Path) -> str:

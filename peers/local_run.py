@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from peers.failure import Blame, blame, last_words
 from peers.interrupt import check
@@ -27,8 +27,8 @@ SILENCE_S = 60.0
 BLAME_S = 0.5
 """How long to listen after the first bad end before naming one: the peer that caused it may be told of second."""
 
-LEAVE_S = 20.0
-"""How long peers may take to end by themselves after the last step: they write a checkpoint meanwhile."""
+LEAVE_S = 5.0
+"""How long the bootstrap may take to end by itself after everybody else has."""
 
 CHECKPOINTS_PER_RUN = 3
 
@@ -75,7 +75,7 @@ class LocalRun:
             self.group.start(settings)
         names = {settings.name for settings in others}
         self._until(lambda: self._closed and not names & set(self.group.running), "the last step")
-        self._dismiss_bootstrap()
+        self._let_bootstrap_leave()
 
     @property
     def _closed(self) -> bool:
@@ -94,7 +94,7 @@ class LocalRun:
         peers = []
         for name in peer_names(self.shape)[1:]:
             role, number = name.split("-")[:2]
-            common = {
+            common: dict[str, Any] = {
                 "home": self.directory.home(name).absolute(),
                 "name": name,
                 "bootstrap": bootstrap,
@@ -139,7 +139,7 @@ class LocalRun:
             return
         exits = [*exits, *self._listen()]
         words = {exit_.name: last_words(self.directory.home(exit_.name) / "peer.log") for exit_ in exits}
-        found = blame(exits, self.view.stopped, words)
+        found = blame(exits, self.view.stopped, self.view.lost_peers, words)
         if found is None and early:
             found = Blame(early[0].name, "left before the last step was closed")
         if found is not None:
@@ -156,10 +156,8 @@ class LocalRun:
         self._look()
         return exits
 
-    def _dismiss_bootstrap(self) -> None:
-        """The bootstrap serves newcomers as long as there is a run; this one is over."""
-        if BOOTSTRAP in self.group.running:
-            self.group.signal(BOOTSTRAP, signal.SIGTERM)
+    def _let_bootstrap_leave(self) -> None:
+        """It ends by itself when it has told everybody; if it does not in time, stopping the group ends it."""
         deadline = self.clock.monotonic() + LEAVE_S
         while BOOTSTRAP in self.group.running and self.clock.monotonic() < deadline:
             check()

@@ -15,7 +15,6 @@ import signal
 import uvloop
 from swarm.monitoring.lag import LoopLagProbe
 from swarm.monitoring.recorder import Recorder
-from swarm.network.manifest import ManifestService, fetch_manifest
 
 from peers.membership import Membership
 from peers.roles import Surroundings
@@ -29,6 +28,7 @@ from swarm.ids import PeerId, RunId
 from swarm.network.addresses import parse_address, split_peer
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.identity import StoredIdentity, load_or_create
+from swarm.network.manifest import ManifestService, fetch_manifest
 from swarm.optimization.calls import first_leaf
 from swarm.pipeline.health import Watch
 

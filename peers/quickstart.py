@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ class QuickstartOptions:
     json: bool = False
 
 
-def quickstart(options: QuickstartOptions, clock: Clock, make_group: Callable[[Path], PeerGroup] = PeerGroup) -> int:
+def quickstart(options: QuickstartOptions, clock: Clock, *, make_group: Callable[[Path], PeerGroup] = PeerGroup) -> int:
     """Run it all and return the exit code: 0 trained, 1 error, 3 a peer failed, 130 or 143 interrupted.
 
     Raises ConfigError, having left nothing, for what cannot be run. Everything else ends in the report and
@@ -74,7 +75,7 @@ class _Quickstart:
     def __init__(self, options: QuickstartOptions, directory: RunDirectory, group: PeerGroup, clock: Clock) -> None:
         self._options, self._directory, self._group, self._clock = options, directory, group, clock
         self._shape = options.shape
-        self._began = psutil.Process().create_time()
+        self._began: float = psutil.Process().create_time()
         self._progress = Progress(steps=self._shape.steps, quiet=options.json)
         self._view = RunView()
         self._watch = RunWatch({name: directory.events(name) for name in peer_names(self._shape)})
@@ -213,7 +214,8 @@ class _Quickstart:
             print_error(str(error))
             return outcome.exit_code or error.exit_code
         if self._options.json:
-            print(render_report(report), flush=True)
+            sys.stdout.write(render_report(report) + "\n")
+            sys.stdout.flush()
         return outcome.exit_code
 
     def _draw(self) -> None:

@@ -50,6 +50,7 @@ class RunView:
         self.names: dict[str, str] = {}
         self.ready: dict[str, str | None] = {}
         self.stopped: dict[str, Stopped] = {}
+        self.lost_peers: dict[str, str] = {}
         self.parameters: int | None = None
         self.checkpoint_steps: set[int] = set()
         self.last_event: float | None = None
@@ -115,6 +116,7 @@ class RunView:
         self.stopped[line.name] = Stopped(line.wall, fields["reason"], fields["exit_code"])
 
     def _on_PeerLost(self, line: Line, fields: Any) -> None:
+        self.lost_peers.setdefault(fields["name"], fields["reason"])
         note = f"{fields['name']} lost: {fields['reason']}"
         if note not in self._notes:
             self._notes.append(note)

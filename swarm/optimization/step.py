@@ -114,8 +114,8 @@ async def _tell(calls: StepCalls, peer: PeerId, decision: Decide, timeout_s: flo
 class RemoteLeader:
     """The leader of one step as this peer's trainer talks to it; implements ``pipeline.trainer.StepLeader``."""
 
-    def __init__(self, calls: StepCalls, roster: Roster, rules: StepRules, timeout_s: Callable[[], float]) -> None:
-        self._calls, self._roster, self._rules, self._timeout_s = calls, roster, rules, timeout_s
+    def __init__(self, calls: StepCalls, roster: Roster, timeout_s: Callable[[], float]) -> None:
+        self._calls, self._roster, self._timeout_s = calls, roster, timeout_s
         self._leased: dict[int, int] = {}
 
     async def lease(self, step: int, wanted: int) -> int:

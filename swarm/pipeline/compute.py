@@ -5,7 +5,6 @@ Payloads are wire bytes; B is the microbatch size, T the context, D the model wi
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,7 +13,7 @@ import torch
 from swarm.compression.codec import Codec
 from swarm.compression.dense import INT32
 from swarm.errors import Violation
-from swarm.ids import MicrobatchId, PeerId, RunId
+from swarm.ids import MicrobatchId, PeerId
 from swarm.models.spec import TensorSpec
 from swarm.network.protocols import Payload
 from swarm.pipeline.gate import NormGate
@@ -73,12 +72,6 @@ class BoundarySpecs:
     def token_bytes(self) -> int:
         """Exact size of hosted token ids or targets, (B, T)."""
         return INT32.wire_bytes(self.tokens)
-
-
-def microbatch_seed(run: RunId, microbatch: MicrobatchId, stage: int) -> int:
-    """Seed of a stage's randomness for one microbatch: the same on whichever replica computes it."""
-    text = f"{run}|{'|'.join(map(str, microbatch))}|{stage}"
-    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 
 class StageCompute:

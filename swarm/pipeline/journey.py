@@ -16,17 +16,15 @@ from swarm.device import DeviceThread
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused
 from swarm.events import EventSink, HopMoved
 from swarm.ids import JourneyKey, PeerId, RunId
+from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Endpoint, Payload
 from swarm.pipeline.batch import Batch
-from swarm.pipeline.compute import EndsCompute, microbatch_seed
+from swarm.pipeline.compute import EndsCompute
 from swarm.pipeline.messages import Backward, Blocked, Forward, HopReport, Resend, Targets
 from swarm.pipeline.wiring import Wiring
 from swarm.planning.deadlines import AdaptiveDeadline
 from swarm.schema import Empty, Message
 from swarm.security.receipts import receipt_bytes
-
-ENDS_STAGE = -1
-"""Stage number under which the private ends draw their randomness."""
 
 
 class ReceiptCheck(Protocol):
@@ -121,7 +119,7 @@ class Journey:
 
     async def _with_private_ends(self, ends: EndsCompute) -> tuple[float, int]:
         context, batch = self._context, self._batch
-        seed = microbatch_seed(context.run, batch.id, ENDS_STAGE)
+        seed = dropout_seed(context.run, batch.id)
         hidden, graph = await context.device.run(lambda: ends.embed(batch.inputs, seed))
         await self._send_first(hidden)
         output = await self._wait(self._mail.output)

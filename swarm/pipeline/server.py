@@ -17,8 +17,9 @@ from swarm.device import DeviceThread
 from swarm.errors import Busy, PeerError, Refused, Violation, WrongStep
 from swarm.events import Accumulated, EventSink
 from swarm.ids import JourneyKey, MicrobatchId, PeerId, RunId, stage_part
+from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Answer, Endpoint, Method, Payload, Request
-from swarm.pipeline.compute import BoundarySpecs, Graph, StageCompute, microbatch_seed
+from swarm.pipeline.compute import BoundarySpecs, Graph, StageCompute
 from swarm.pipeline.messages import (
     Backward,
     Blocked,
@@ -260,7 +261,7 @@ class StageServer:
 
     async def _forward(self, passage: Passage, queued: float) -> None:
         started = self._context.clock.monotonic()
-        seed = microbatch_seed(self._settings.run, passage.key.microbatch, self._settings.stage)
+        seed = dropout_seed(self._settings.run, passage.key.microbatch)
         payload = passage.input
         assert payload is not None  # noqa: S101 - queued only when it is there
         output, graph = await self._context.device.run(
@@ -284,7 +285,7 @@ class StageServer:
 
     async def _forward_backward(self, passage: Passage, queued: float) -> None:
         started = self._context.clock.monotonic()
-        seed = microbatch_seed(self._settings.run, passage.key.microbatch, self._settings.stage)
+        seed = dropout_seed(self._settings.run, passage.key.microbatch)
         payload, targets = passage.input, passage.targets
         passage.input = passage.targets = None
         assert payload is not None and targets is not None  # noqa: S101, PT018 - queued only when both are there

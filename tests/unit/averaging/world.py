@@ -224,9 +224,7 @@ def whole_numbers(plan: RoundPlan, seed: int = 0) -> dict[PeerId, torch.Tensor]:
     """Sums whose addition is exact, so that the right mean is one division away."""
     rng = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, plan.dtype)
-    return {
-        peer: torch.randint(-1000, 1000, (plan.elements,), generator=rng).to(dtype) for peer in plan.contributors
-    }
+    return {peer: torch.randint(-1000, 1000, (plan.elements,), generator=rng).to(dtype) for peer in plan.contributors}
 
 
 def right_mean(plan: RoundPlan, sums: Mapping[PeerId, torch.Tensor]) -> torch.Tensor:
@@ -251,7 +249,10 @@ Outcome = RoundResult | RoundFailed | asyncio.CancelledError
 
 
 async def play(
-    network: Network, plan: RoundPlan, sums: Mapping[PeerId, torch.Tensor], plans: Mapping[PeerId, RoundPlan] | None = None
+    network: Network,
+    plan: RoundPlan,
+    sums: Mapping[PeerId, torch.Tensor],
+    plans: Mapping[PeerId, RoundPlan] | None = None,
 ) -> dict[PeerId, Outcome]:
     """All members reduce at once; what each got. A member that dies has its task cancelled, like its process."""
     services = serve_members(network, plan.members)

@@ -1,0 +1,20 @@
+"""The command ``swarm``. Nothing slow is imported here: a Ctrl-C must end in order from the first moment."""
+
+from __future__ import annotations
+
+import sys
+
+from peers.interrupt import Interrupted, install, silence
+
+
+def main() -> None:
+    """Run the command line and exit: see ``swarm --help`` for the exit codes."""
+    install()
+    try:
+        from peers.cli.app import run
+
+        code = run(sys.argv[1:])
+    except Interrupted as interrupt:
+        code = interrupt.exit_code
+    silence()
+    sys.exit(code)

@@ -1,0 +1,71 @@
+"""The command tree, and the border at which errors become lines and exit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from peers.cli.peer import peer
+from peers.cli.quickstart import quickstart
+from peers.cli.sample import sample
+from peers.interrupt import received
+from peers.words import print_error
+from swarm import __version__
+from swarm.errors import EXIT_ERROR, EXIT_OK, BugError, ConfigError, SwarmError
+
+_EPILOG = (
+    "Exit codes: 0 done, 1 error, 2 wrong usage or setting, 3 a peer or the swarm cannot be reached, "
+    "4 incompatible manifest or version, 130 Ctrl-C, 143 SIGTERM."
+)
+
+app = typer.Typer(
+    name="swarm",
+    help="Train one model together on unreliable machines: no centre, and everybody's data stays at home.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command(epilog=_EPILOG)(quickstart)
+app.command(epilog=_EPILOG)(sample)
+app.command(epilog=_EPILOG)(peer)
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Parse, run, and return the exit code. Errors of ours are printed as cause and remedy; Interrupted passes."""
+    try:
+        code = app(args=list(arguments), prog_name="swarm", standalone_mode=True)
+    except SystemExit as exit_:
+        return exit_.code if isinstance(exit_.code, int) else EXIT_OK if exit_.code is None else EXIT_ERROR
+    except ConfigError as error:
+        print_error(f"{error.key} = {error.value!r}", check=f"allowed is {error.allowed}", next_=error.remedy)
+        return error.exit_code
+    except BugError:
+        raise
+    except SwarmError as error:
+        lost = received()
+        if lost is not None:
+            raise lost from None
+        print_error(str(error))
+        return error.exit_code
+    except BrokenPipeError:
+        # The reader of our output (head, less) has seen enough.
+        return EXIT_ERROR
+    return code if isinstance(code, int) else EXIT_OK
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"swarm {__version__}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(2)

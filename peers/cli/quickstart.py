@@ -1,0 +1,64 @@
+"""``swarm quickstart``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+class Ends(StrEnum):
+    """Where embedding, head and loss live."""
+
+    private = "private"
+    hosted = "hosted"
+
+
+def quickstart(
+    steps: Annotated[int, typer.Option(help="Optimizer steps to train.")] = 60,
+    peers: Annotated[int, typer.Option(help="Stage hosts; more than stages gives replicas, unevenly if need be.")] = 4,
+    stages: Annotated[int, typer.Option(help="Pieces the model's blocks are cut into.")] = 2,
+    trainers: Annotated[int, typer.Option(help="Peers that feed private text, each its own shard.")] = 2,
+    seed: Annotated[int, typer.Option(help="Seed of weights, order of data and sampling.")] = 0,
+    text: Annotated[
+        list[Path] | None,
+        typer.Option(help="UTF-8 text to train on; repeat for more files.  [default: Python's own documentation]"),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="New directory for everything it makes.  [default: out/<date-time>]")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Also write the JSON report here.")] = None,
+    ends: Annotated[
+        Ends, typer.Option(help="private: token ids and labels never leave a trainer; hosted: stages hold the ends.")
+    ] = Ends.private,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N, for every peer.")] = "cpu",
+    reproducible: Annotated[bool, typer.Option("--reproducible", help="The same weights whatever the wiring.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the report as one line of JSON, nothing else.")
+    ] = False,
+) -> None:
+    """Train a small model with a whole swarm on this machine: no network, no account, about two minutes.
+
+    Starts a bootstrap, stage hosts and trainers, each its own process, shows a row per step, and leaves a directory
+    with the manifest, checkpoints, events of every peer, a loss plot and a report. Ctrl-C stops everything.
+    """
+    from peers.prepare import RunShape
+    from peers.quickstart import QuickstartOptions
+    from peers.quickstart import quickstart as run_quickstart
+    from swarm.clock import SystemClock
+
+    shape = RunShape(
+        steps=steps,
+        peers=peers,
+        stages=stages,
+        trainers=trainers,
+        seed=seed,
+        ends=ends.value,
+        reproducible=reproducible,
+    )
+    options = QuickstartOptions(
+        shape=shape, text=tuple(text or ()), out=out, report=report, device=device, json=as_json
+    )
+    raise typer.Exit(run_quickstart(options, SystemClock()))

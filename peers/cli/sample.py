@@ -1,0 +1,40 @@
+"""``swarm sample``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def sample(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(metavar="[DIR]", help="What swarm quickstart left.  [default: the newest under ./out]"),
+    ] = None,
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "The ",
+    tokens: Annotated[int, typer.Option(min=1, max=100_000, help="Tokens to make up.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="The same seed gives the same text.")] = 0,
+    temperature: Annotated[float, typer.Option(min=0.0, max=10.0, help="0: always the likeliest token.")] = 0.8,
+    step: Annotated[
+        int | None, typer.Option(min=0, help="Checkpoint to use.  [default: the newest complete one]")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
+) -> None:
+    """Have a trained model continue a prompt."""
+    from peers.run_directory import find_run_directory
+
+    found = find_run_directory(directory)
+    # After the directory is known to be one: a wrong path should not cost the seconds that torch takes.
+    from peers.evaluate import Sampling, load_checkpoint, sample_text
+
+    checkpoint = load_checkpoint(found, step)
+    sampling = Sampling(prompt=prompt, tokens=tokens, seed=seed, temperature=temperature)
+    made = sample_text(checkpoint, sampling)
+    if as_json:
+        answer = {"directory": str(found.root), "step": checkpoint.step, "prompt": prompt, "text": made, "seed": seed}
+        typer.echo(json.dumps(answer))
+    else:
+        typer.echo(prompt + made)

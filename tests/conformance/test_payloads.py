@@ -1,0 +1,146 @@
+"""Calls with payload, in both worlds."""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import tracemalloc
+
+import pytest
+
+from swarm.errors import Busy, PeerError, Violation
+from tests.conformance.service import HANG_UPLOAD, Note
+from tests.conformance.worlds import Peer
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize("size", [1, 255, 256 * 1024, 256 * 1024 + 1, 5 * MIB + 3])
+async def test_upload_of_any_size_arrives_whole(size: int, alice: Peer, bob: Peer) -> None:
+    payload = bytes(index % 251 for index in range(64)).ljust(size, b"\1")[:size]
+    answer, _ = await alice.endpoint.call(
+        bob.endpoint.peer, "test/1/up", Note(number=size), Note, timeout_s=10, payload=payload
+    )
+    assert answer == Note(number=size, value=float(sum(payload[1:64])))
+    assert bob.bench.admitted == [size]
+
+
+async def test_upload_of_a_shaped_view_is_taken_as_bytes(alice: Peer, bob: Peer) -> None:
+    view = memoryview(bytearray(4096)).cast("f", shape=[32, 32])
+    answer, _ = await alice.endpoint.call(
+        bob.endpoint.peer, "test/1/up", Note(number=4096), Note, timeout_s=10, payload=view
+    )
+    assert answer.number == 4096
+
+
+async def test_upload_leaves_the_callers_bytes_alone(alice: Peer, bob: Peer) -> None:
+    for target in (bob, alice):
+        payload = bytearray(b"abc" * 100)
+        body = Note(number=len(payload))
+        await alice.endpoint.call(target.endpoint.peer, "test/1/up", body, Note, timeout_s=10, payload=payload)
+        assert payload == b"abc" * 100
+
+
+@pytest.mark.parametrize("size", [256, 3 * MIB])
+async def test_download_arrives_whole_and_writable(size: int, alice: Peer, bob: Peer) -> None:
+    answer, payload = await alice.endpoint.call(
+        bob.endpoint.peer, "test/1/down", Note(number=size), Note, timeout_s=10, max_reply_bytes=size
+    )
+    assert answer.text == "down"
+    assert payload == bytes(range(256)) * (size // 256)
+    payload[:1] = b"x"
+
+
+async def test_download_larger_than_allowed_fails_at_its_source(alice: Peer, bob: Peer) -> None:
+    with pytest.raises(PeerError, match="BugError"):
+        await alice.endpoint.call(
+            bob.endpoint.peer, "test/1/down", Note(number=MIB), Note, timeout_s=10, max_reply_bytes=MIB - 1
+        )
+
+
+async def test_upload_that_admission_did_not_expect_is_a_violation_before_allocation(alice: Peer, bob: Peer) -> None:
+    announced = 512 * MIB  # untouched pages of an anonymous map: nothing is allocated here either
+    payload = memoryview(mmap.mmap(-1, announced))
+    tracemalloc.start()
+    try:
+        with pytest.raises(Violation, match="expected 7 bytes"):
+            await alice.endpoint.call(
+                bob.endpoint.peer, "test/1/up", Note(number=7), Note, timeout_s=10, payload=payload
+            )
+        assert tracemalloc.get_traced_memory()[1] < 8 * MIB
+    finally:
+        tracemalloc.stop()
+    assert bob.bench.admitted == [announced]
+    assert bob.bench.handled == 0
+    await alice.endpoint.call(bob.endpoint.peer, "test/1/up", Note(number=1), Note, timeout_s=5, payload=b"1")
+
+
+async def test_upload_to_a_method_without_payload_is_a_violation(alice: Peer, bob: Peer) -> None:
+    with pytest.raises(Violation, match="takes no payload"):
+        await alice.endpoint.call(bob.endpoint.peer, "test/1/echo", Note(), Note, timeout_s=5, payload=b"1")
+
+
+async def test_upload_refused_as_busy_is_discarded_and_its_neighbours_live(alice: Peer, bob: Peer) -> None:
+    peer = bob.endpoint.peer
+    neighbour = asyncio.ensure_future(
+        alice.endpoint.call(peer, HANG_UPLOAD, Note(number=3), Note, timeout_s=20, payload=b"123")
+    )
+    await asyncio.wait_for(bob.bench.started.wait(), 5)
+    payload = memoryview(mmap.mmap(-1, 64 * MIB))
+    tracemalloc.start()
+    try:
+        with pytest.raises(Busy, match="queue is full"):
+            await alice.endpoint.call(peer, "test/1/full", Note(), Note, timeout_s=10, payload=payload)
+        assert tracemalloc.get_traced_memory()[1] < 8 * MIB
+    finally:
+        tracemalloc.stop()
+    await alice.endpoint.call(peer, "test/1/up", Note(number=2 * MIB), Note, timeout_s=10, payload=bytes(2 * MIB))
+    bob.bench.release.set()
+    assert (await neighbour)[0].text == "released"
+
+
+async def test_uploads_beyond_a_peers_share_are_told_busy(alice: Peer, bob: Peer) -> None:
+    peer = bob.endpoint.peer
+    held = bytes(64 * MIB)
+    holding = asyncio.ensure_future(
+        alice.endpoint.call(peer, HANG_UPLOAD, Note(number=len(held)), Note, timeout_s=20, payload=held)
+    )
+    await asyncio.wait_for(bob.bench.started.wait(), 10)
+    with pytest.raises(Busy, match="held"):
+        await alice.endpoint.call(peer, "test/1/up", Note(number=len(held)), Note, timeout_s=10, payload=held)
+    bob.bench.release.set()
+    await holding
+    await alice.endpoint.call(peer, "test/1/up", Note(number=4), Note, timeout_s=10, payload=b"1234")
+
+
+async def test_uploads_at_once_do_not_mix(alice: Peer, bob: Peer) -> None:
+    async def one(value: int) -> float:
+        payload = bytes([value]) * (MIB + value)
+        answer, _ = await alice.endpoint.call(
+            bob.endpoint.peer, "test/1/up", Note(number=len(payload)), Note, timeout_s=20, payload=payload
+        )
+        return answer.value / 63
+
+    assert await asyncio.gather(*[one(value) for value in range(16)]) == list(range(16))
+
+
+async def test_upload_that_is_cancelled_halfway_leaves_the_stream_usable(alice: Peer, bob: Peer) -> None:
+    peer = bob.endpoint.peer
+    payload = bytes(48 * MIB)
+    for _ in range(3):
+        asking = asyncio.ensure_future(
+            alice.endpoint.call(peer, HANG_UPLOAD, Note(number=len(payload)), Note, timeout_s=20, payload=payload)
+        )
+        while not bob.bench.admitted:
+            await asyncio.sleep(0)
+        bob.bench.admitted.clear()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        answer, _ = await alice.endpoint.call(
+            peer, "test/1/up", Note(number=5), Note, timeout_s=10, payload=b"12345"
+        )
+        assert answer.number == 5
+        bob.bench.admitted.clear()

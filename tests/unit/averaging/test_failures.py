@@ -1,0 +1,319 @@
+"""Rounds that break: everyone hears of it, by name, and nobody has a result."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import torch
+
+from swarm.averaging.messages import ABORT, AGREE, CHUNK, ENTER, Abort, Agreement, ChunkRequest
+from swarm.averaging.plan import RoundPlan, RoundResult
+from swarm.errors import Busy, Refused, RoundFailed, Violation
+from swarm.ids import PeerId
+from swarm.network.protocols import Answer
+from swarm.schema import Empty
+from tests.unit.averaging.world import Network, in_virtual_time, make_plan, names, play, serve_members, whole_numbers
+
+P0, P1, P2 = names(3)
+PLAN = make_plan([1, 1, 1], 36)
+CALLS = {ENTER: 6, CHUNK: 18, AGREE: 6}
+
+
+def kill_at(network: Network, victim: PeerId, method: str, number: int) -> Callable[..., Awaitable[None]]:
+    """Kills the victim just before the call of that number is delivered."""
+    seen = 0
+
+    async def hook(caller: PeerId, target: PeerId, name: str, body: Any) -> None:
+        nonlocal seen
+        seen += name == method
+        if name == method and seen == number:
+            network.kill(victim)
+            await asyncio.sleep(0)
+
+    return hook
+
+
+def all_failed(outcomes: dict[PeerId, Any], *alive: PeerId) -> dict[PeerId, RoundFailed]:
+    assert all(isinstance(outcomes[peer], RoundFailed) for peer in alive), outcomes
+    return outcomes
+
+
+@pytest.mark.parametrize("victim", [P0, P1, P2])
+@pytest.mark.parametrize(("method", "number"), [(m, n + 1) for m, count in CALLS.items() for n in range(count)])
+def test_member_dead_at_any_call_fails_the_round_for_all_others(victim: PeerId, method: str, number: int) -> None:
+    network = Network(seed=number)
+    network.hook = kill_at(network, victim, method, number)
+    outcomes = in_virtual_time(play(network, PLAN, whole_numbers(PLAN)))
+    assert network.dead(victim), "the fault did not fire"
+    alive = [peer for peer in PLAN.members if peer != victim]
+    told = [outcomes[peer] for peer in alive]
+    if method == AGREE and any(isinstance(outcome, RoundResult) for outcome in told):
+        # The victim had signed off already, to one of them or to both: the result stands where all signatures came.
+        assert isinstance(outcomes[victim], asyncio.CancelledError)
+        digests = {outcome.digest for outcome in told if isinstance(outcome, RoundResult)}
+        assert len(digests) == 1
+        return
+    assert all(isinstance(outcome, RoundFailed) and victim in str(outcome) for outcome in told), outcomes
+
+
+@pytest.mark.parametrize("weights", [[1, 1, 0], [1, 0, 1], [0, 1, 1]])
+@pytest.mark.parametrize("number", range(1, 5))
+def test_observer_dead_before_it_has_everything_fails_the_round(weights: list[int], number: int) -> None:
+    plan = make_plan(weights, 36)
+    network = Network(seed=number)
+    victim = plan.members[weights.index(0)]
+    network.hook = kill_at(network, victim, CHUNK, number)
+    outcomes = in_virtual_time(play(network, plan, whole_numbers(plan)))
+    all_failed(outcomes, *(peer for peer in plan.members if peer != victim))
+
+
+def test_member_that_never_enters_fails_the_round_at_the_deadline() -> None:
+    async def scene() -> None:
+        network, sums = Network(), whole_numbers(PLAN)
+        services = serve_members(network, PLAN.members)
+        jobs = (services[peer].reduce(PLAN, sums[peer]) for peer in (P0, P1))
+        outcomes = await asyncio.gather(*jobs, return_exceptions=True)
+        assert all(isinstance(outcome, RoundFailed) and "p2" in str(outcome) for outcome in outcomes), outcomes
+        assert 30 <= asyncio.get_running_loop().time() < 32
+
+    in_virtual_time(scene())
+
+
+def test_member_that_hangs_is_named_at_the_deadline() -> None:
+    network = Network()
+
+    async def hang(caller: PeerId, target: PeerId, name: str, body: Any) -> None:
+        if P2 in (caller, target) and name == CHUNK:
+            await asyncio.sleep(1e6)
+
+    network.hook = hang
+    outcomes = all_failed(in_virtual_time(play(network, PLAN, whole_numbers(PLAN))), P0, P1)
+    assert outcomes[P0].peer == outcomes[P1].peer == P2
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_sum_that_is_not_finite_fails_the_round_and_names_its_sender(value: float) -> None:
+    sums = whole_numbers(PLAN)
+    sums[P1][20] = value
+    outcomes = all_failed(in_virtual_time(play(Network(), PLAN, sums)), *PLAN.members)
+    assert all("p1" in str(outcome) and "not finite" in str(outcome) for outcome in outcomes.values())
+
+
+def test_mean_that_overflows_fails_the_round() -> None:
+    plan = make_plan([1, 1], 8, dtype="float64")
+    outcomes = in_virtual_time(
+        play(Network(), plan, {peer: torch.full((8,), 1e39).double() * 1e10 for peer in (P0, P1)})
+    )
+    all_failed(outcomes, P0, P1)
+
+
+def test_members_with_other_weights_in_their_plan_do_not_average() -> None:
+    other = make_plan([1, 2, 1], 36)
+    network = Network()
+    outcomes = all_failed(in_virtual_time(play(network, PLAN, whole_numbers(PLAN), {P1: other})), *PLAN.members)
+    assert any("planned differently" in str(outcome) for outcome in outcomes.values())
+    assert not network.admitted or all(name == CHUNK for name, _ in network.admitted)
+
+
+def test_reducer_that_tells_each_member_something_else_is_found_out() -> None:
+    async def scene() -> None:
+        network, sums = Network(), whole_numbers(PLAN)
+        services = serve_members(network, PLAN.members)
+        endpoint = network.endpoints[P2]
+        honest = endpoint._methods[CHUNK].handle
+
+        async def forked(request: Any) -> Answer:
+            answer = await honest(request)
+            forged = bytearray(answer.payload)
+            forged[0] ^= request.caller == P0
+            return Answer(Empty(), forged)
+
+        endpoint._methods[CHUNK] = dataclasses.replace(endpoint._methods[CHUNK], handle=forked)
+        jobs = (services[peer].reduce(PLAN, sums[peer]) for peer in PLAN.members)
+        outcomes = await asyncio.gather(*jobs, return_exceptions=True)
+        assert all(isinstance(outcome, RoundFailed) for outcome in outcomes), outcomes
+        assert any("different results" in str(outcome) for outcome in outcomes)
+
+    in_virtual_time(scene())
+
+
+def test_reducer_that_answers_too_little_or_not_finite_is_named() -> None:
+    for forged in (b"", bytes([0, 0, 0xC0, 0x7F] * 4)):
+
+        async def scene(forged: bytes = forged) -> None:
+            network, plan = Network(), make_plan([1, 1], 8)
+            services = serve_members(network, plan.members)
+            endpoint = network.endpoints[P1]
+
+            async def forge(request: Any) -> Answer:
+                return Answer(Empty(), forged)
+
+            endpoint._methods[CHUNK] = dataclasses.replace(endpoint._methods[CHUNK], handle=forge)
+            services[P1].expect(plan)
+            with pytest.raises(RoundFailed) as caught:
+                await services[P0].reduce(plan, torch.zeros(8))
+            assert caught.value.peer == P1
+
+        in_virtual_time(scene())
+
+
+Bad = tuple[str, PeerId, Callable[[RoundPlan], ChunkRequest], int, type[Exception]]
+CHUNK_OF_P1 = PLAN.chunks_of(P1)[0].index
+
+
+@pytest.mark.parametrize(
+    ("caller", "changes", "payload_bytes", "error"),
+    [
+        ("stranger", {}, 16, Violation),
+        (P0, {"weight": 2}, 16, Violation),
+        (P0, {"index": PLAN.chunks_of(P0)[0].index}, 16, Violation),
+        (P0, {"index": 10**6}, 16, Violation),
+        (P0, {}, 12, Violation),
+        (P0, {}, 0, Violation),
+        (P0, {}, 1 << 40, Violation),
+        (P0, {"plan": "0" * 64}, 16, Refused),
+        (P0, {"attempt": 1}, 16, Busy),
+    ],
+)
+def test_chunk_that_is_not_right_is_refused_before_allocation(
+    caller: str, changes: dict[str, Any], payload_bytes: int, error: type[Exception]
+) -> None:
+    async def scene() -> None:
+        services = serve_members(Network(), PLAN.members)
+        services[P1].expect(PLAN)
+        method = next(method for method in services[P1].methods() if method.name == CHUNK)
+        request = ChunkRequest.of(PLAN, **({"index": CHUNK_OF_P1, "weight": 1} | changes))
+        assert method.admit is not None
+        with pytest.raises(error):
+            method.admit(PeerId(caller), request, payload_bytes)
+
+    in_virtual_time(scene())
+
+
+def test_observer_that_sends_a_sum_is_refused() -> None:
+    async def scene() -> None:
+        plan = make_plan([1, 1, 0], 36)
+        services = serve_members(Network(), plan.members)
+        services[P1].expect(plan)
+        method = next(method for method in services[P1].methods() if method.name == CHUNK)
+        request = ChunkRequest.of(plan, index=plan.chunks_of(P1)[0].index, weight=0)
+        assert method.admit is not None
+        method.admit(P2, request, 0)
+        with pytest.raises(Violation):
+            method.admit(P2, request, 16)
+
+    in_virtual_time(scene())
+
+
+def test_sender_beyond_its_window_is_told_busy() -> None:
+    async def scene() -> None:
+        plan = make_plan([1, 1], 80)
+        network = Network()
+        services = serve_members(network, plan.members)
+        services[P1].expect(plan)
+        held = []
+        for chunk in plan.chunks_of(P1)[: plan.window + 1]:
+            request = ChunkRequest.of(plan, index=chunk.index, weight=1)
+            call = network.endpoints[P0].call(P1, CHUNK, request, Empty, timeout_s=5, payload=bytes(16))
+            held.append(asyncio.ensure_future(call))
+            await asyncio.sleep(0.1)
+        outcomes = await asyncio.gather(*held, return_exceptions=True)
+        assert [isinstance(outcome, Busy) for outcome in outcomes] == [False] * plan.window + [True]
+
+    in_virtual_time(scene())
+
+
+def test_late_message_of_a_dead_round_is_refused() -> None:
+    async def scene() -> None:
+        network = Network()
+        services = serve_members(network, (P0, P1))
+        plan = make_plan([1, 1], 8, timeout_s=1.0)
+        with pytest.raises(RoundFailed):
+            await services[P0].reduce(plan, torch.zeros(8))
+        call = network.endpoints[P1].call
+        request = ChunkRequest.of(plan, index=plan.chunks_of(P0)[0].index, weight=1)
+        with pytest.raises(Refused):
+            await call(P0, CHUNK, request, Empty, timeout_s=5, payload=bytes(16))
+        with pytest.raises(Refused):
+            await call(P0, AGREE, Agreement.of(plan, result="0" * 64), Empty, timeout_s=5)
+        await call(P0, ABORT, Abort.of(plan), Empty, timeout_s=5)
+
+    in_virtual_time(scene())
+
+
+def test_agreement_repeated_after_the_round_is_acknowledged_another_is_refused() -> None:
+    async def scene() -> None:
+        network, plan = Network(), make_plan([1, 1], 8)
+        services = serve_members(network, (P0, P1))
+        jobs = (services[peer].reduce(plan, torch.ones(8)) for peer in plan.members)
+        result, _ = await asyncio.gather(*jobs)
+        call = network.endpoints[P1].call
+        await call(P0, AGREE, Agreement.of(plan, result=result.digest), Empty, timeout_s=5)
+        with pytest.raises(Refused):
+            await call(P0, AGREE, Agreement.of(plan, result="0" * 64), Empty, timeout_s=5)
+
+    in_virtual_time(scene())
+
+
+def test_abort_from_a_stranger_changes_nothing() -> None:
+    async def scene() -> None:
+        network, plan = Network(), make_plan([1, 1], 8)
+        services = serve_members(network, (P0, P1, P2))
+        services[P0].expect(plan)
+        with pytest.raises(Violation):
+            await network.endpoints[P2].call(P0, ABORT, Abort.of(plan), Empty, timeout_s=5)
+        results = await asyncio.gather(*(services[peer].reduce(plan, torch.ones(8)) for peer in plan.members))
+        assert len({result.digest for result in results}) == 1
+
+    in_virtual_time(scene())
+
+
+def test_abort_before_the_round_starts_here_fails_it_when_it_does() -> None:
+    async def scene() -> None:
+        network, plan = Network(), make_plan([1, 1], 8)
+        services = serve_members(network, (P0, P1))
+        services[P0].expect(plan)
+        await network.endpoints[P1].call(P0, ABORT, Abort.of(plan, reason="no disk"), Empty, timeout_s=5)
+        with pytest.raises(RoundFailed, match="no disk"):
+            await services[P0].reduce(plan, torch.ones(8))
+        assert asyncio.get_running_loop().time() < 1
+
+    in_virtual_time(scene())
+
+
+@pytest.mark.parametrize("turns", range(0, 120, 4))
+def test_reduce_cancelled_at_any_moment_leaves_no_task_and_voids_the_round(turns: int) -> None:
+    async def scene() -> None:
+        network, sums = Network(slowest_s=0.0), whole_numbers(PLAN)
+        services = serve_members(network, PLAN.members)
+        jobs = [asyncio.ensure_future(services[peer].reduce(PLAN, sums[peer])) for peer in PLAN.members]
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        cancelled = jobs[1].cancel()
+        outcomes = await asyncio.gather(*jobs, return_exceptions=True)
+        if cancelled and isinstance(outcomes[1], asyncio.CancelledError):
+            others = [outcomes[0], outcomes[2]]
+            assert all(isinstance(outcome, RoundFailed | RoundResult) for outcome in others), others
+        else:
+            assert all(isinstance(outcome, RoundResult) for outcome in outcomes), outcomes
+
+    in_virtual_time(scene())
+
+
+def test_round_repeated_as_a_new_attempt_without_the_dead_member_succeeds() -> None:
+    async def scene() -> None:
+        network, sums = Network(), whole_numbers(PLAN)
+        services = serve_members(network, PLAN.members)
+        network.kill(P2)
+        jobs = [services[peer].reduce(PLAN, sums[peer]) for peer in (P0, P1)]
+        failed = await asyncio.gather(*jobs, return_exceptions=True)
+        assert any(isinstance(failure, RoundFailed) and failure.peer == P2 for failure in failed)
+        again = make_plan([1, 1], 36, attempt=1)
+        results = await asyncio.gather(*(services[peer].reduce(again, sums[peer]) for peer in (P0, P1)))
+        assert torch.equal(results[0].tensor, (sums[P0] + sums[P1]) / 2)
+
+    in_virtual_time(scene())

@@ -1,0 +1,81 @@
+"""What a leader decides from the members' answers."""
+
+import pytest
+
+from swarm.errors import OutOfSync
+from swarm.ids import PeerId
+from swarm.optimization.closing import Disagreement, agreed, clip_factor, cursors, global_norm
+from swarm.optimization.founding import genesis
+from swarm.optimization.history import History
+from swarm.optimization.messages import Averaged
+from swarm.optimization.records import CloseRecord
+from swarm.optimization.roster import Member, Roster
+
+RUN = "ab" * 32
+ROSTER = Roster(
+    [
+        Member(peer="a", role="stage", name="a", part="stage-0", addresses=()),
+        Member(peer="b", role="stage", name="b", part="stage-0", addresses=()),
+        Member(peer="t", role="trainer", name="t", part="ends", addresses=()),
+        Member(peer="z", role="bootstrap", name="z", part=None, addresses=()),
+    ]
+)
+
+
+def averaged(digest: str, sq_norm: float, cursor: tuple[int, int] | None = None) -> Averaged:
+    return Averaged(digest=digest, sq_norm=sq_norm, cursor=cursor)
+
+
+def answers(b_digest: str = "a" * 16, b_norm: float = 9.0) -> dict[PeerId, Averaged]:
+    return {
+        PeerId("a"): averaged("a" * 16, 9.0),
+        PeerId("b"): averaged(b_digest, b_norm),
+        PeerId("t"): averaged("c" * 16, 16.0, (0, 5)),
+        PeerId("z"): averaged("", 0.0),
+    }
+
+
+def test_global_norm_counts_every_part_once() -> None:
+    assert global_norm(ROSTER, answers()) == 5.0
+
+
+def test_global_norm_with_a_replica_that_differs_names_part_and_digests() -> None:
+    with pytest.raises(Disagreement, match="stage-0") as caught:
+        global_norm(ROSTER, answers(b_digest="b" * 16))
+    assert set(caught.value.digests) == {"a", "b"}
+
+
+def test_agreed_refuses_a_replica_without_a_digest() -> None:
+    with pytest.raises(OutOfSync):
+        agreed("weights", ROSTER, {PeerId(p): "" for p in "abtz"})
+
+
+def test_clip_factor_never_enlarges() -> None:
+    assert clip_factor(0.5, 1.0) == 1.0
+    assert clip_factor(0.0, 1.0) == 1.0
+    assert clip_factor(4.0, 1.0) == pytest.approx(0.25, rel=1e-5)
+
+
+def test_cursors_keep_what_nobody_mentions() -> None:
+    before = genesis(RUN, ROSTER, {}).model_copy(update={"cursors": {"t": (0, 1), "u": (1, 2)}})  # type: ignore[arg-type]
+    assert cursors(before, answers()) == {"t": (0, 5), "u": (1, 2)}
+
+
+def following(record: CloseRecord, step: int) -> CloseRecord:
+    return record.model_copy(update={"step": step, "previous": record.hash()})
+
+
+def test_history_takes_only_the_next_record_of_the_chain(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    history = History(tmp_path / "history.jsonl")
+    first = genesis(RUN, ROSTER, {})  # type: ignore[arg-type]
+    with pytest.raises(OutOfSync, match="not started"):
+        _ = history.head
+    history.append(first)
+    assert history.next_step == 1
+    with pytest.raises(OutOfSync, match="step 2"):
+        history.append(following(first, 2))
+    with pytest.raises(OutOfSync, match="follows"):
+        history.append(following(first, 1).model_copy(update={"previous": "0" * 64}))
+    history.append(following(first, 1))
+    assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 2
+    assert history.head_hash == following(first, 1).hash()

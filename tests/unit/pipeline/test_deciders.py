@@ -1,0 +1,142 @@
+"""The pipeline's pure deciders: queue, wiring, flight, gate, deadline, health."""
+
+from collections import Counter
+
+import pytest
+
+from swarm.errors import Refused
+from swarm.ids import PeerId
+from swarm.pipeline.flight import MAX_IN_FLIGHT, MIN_IN_FLIGHT, journeys_in_flight
+from swarm.pipeline.gate import NormGate
+from swarm.pipeline.health import MISSES_TO_LOSE, Health, watched
+from swarm.pipeline.queue import WorkQueue
+from swarm.pipeline.wiring import Wiring
+from swarm.planning.deadlines import AdaptiveDeadline
+
+A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
+
+
+def test_queue_gives_backward_before_forward_and_oldest_first() -> None:
+    queue: WorkQueue[str] = WorkQueue(8)
+    for kind, name in [("forward", "f1"), ("backward", "b1"), ("forward", "f2"), ("backward", "b2")]:
+        queue.push(kind, 1, name)  # type: ignore[arg-type]
+    assert [queue.pop(1) for _ in range(5)] == ["b1", "b2", "f1", "f2", None]
+
+
+def test_queue_holds_the_next_step_until_it_opens_and_drops_the_last() -> None:
+    queue: WorkQueue[str] = WorkQueue(8)
+    queue.push("forward", 2, "next")
+    queue.push("forward", 1, "now")
+    assert [queue.pop(1), queue.pop(1)] == ["now", None]
+    queue.push("backward", 1, "late")
+    assert queue.drop_before(2) == ["late"]
+    assert queue.pop(2) == "next"
+
+
+def test_queue_is_full_of_forwards_only() -> None:
+    queue: WorkQueue[int] = WorkQueue(2)
+    for item in range(5):
+        queue.push("backward", 1, item)
+    assert not queue.full
+    queue.push("forward", 1, 8)
+    queue.push("forward", 1, 9)
+    assert queue.full
+
+
+def choices(wiring: Wiring, seconds: dict[PeerId, float], count: int) -> Counter[PeerId]:
+    chosen: Counter[PeerId] = Counter()
+    for _ in range(count):
+        peer, _ = wiring.choose(0)
+        wiring.observe(0, peer, seconds[peer])
+        chosen[peer] += 1
+    return chosen
+
+
+def test_wiring_chooses_a_replica_twice_as_fast_twice_as_often() -> None:
+    chosen = choices(Wiring([[A, B]], seed=1), {A: 1.0, B: 2.0}, 600)
+    assert chosen[A] == pytest.approx(2 * chosen[B], rel=0.02)
+
+
+def test_wiring_follows_a_replica_that_slows_down() -> None:
+    wiring = Wiring([[A, B]], seed=1)
+    choices(wiring, {A: 1.0, B: 1.0}, 50)
+    chosen = choices(wiring, {A: 9.0, B: 1.0}, 200)
+    assert chosen[B] > 6 * chosen[A]
+
+
+def test_wiring_does_not_flood_a_newcomer() -> None:
+    wiring = Wiring([[A, B]], seed=1)
+    choices(wiring, {A: 1.0, B: 1.0}, 100)
+    wiring.add(0, C)
+    chosen = choices(wiring, {A: 1.0, B: 1.0, C: 1.0}, 30)
+    assert 9 <= chosen[C] <= 12
+
+
+def test_wiring_never_starves_a_slow_replica() -> None:
+    assert choices(Wiring([[A, B]], seed=1), {A: 0.01, B: 1.0}, 1000)[B] >= 5
+
+
+def test_wiring_is_determined_by_its_seed() -> None:
+    runs = [[Wiring([[A, B, C]], seed=s).choose(0)[0] for _ in range(1)] for s in (3, 3, 4, 5, 6, 7)]
+    assert runs[0] == runs[1]
+    assert len({peer for run in runs for peer in run}) > 1
+
+
+def test_wiring_without_a_replica_left_refuses() -> None:
+    wiring = Wiring([[A, B]], seed=1)
+    assert wiring.choose(0, exclude={A})[0] == B
+    wiring.remove(0, A)
+    with pytest.raises(Refused, match="stage 0"):
+        wiring.choose(0, exclude={B})
+
+
+def test_flight_covers_the_round_trip_of_the_slowest_stage() -> None:
+    wanted, reason = journeys_in_flight(1.0, {0: 0.1, 1: 0.2}, {0: 1, 1: 1}, trainers=1)
+    assert wanted == 6
+    assert "stage 1" in reason
+    assert journeys_in_flight(1.0, {0: 0.1, 1: 0.2}, {0: 1, 1: 1}, trainers=5)[0] == MIN_IN_FLIGHT
+    assert journeys_in_flight(900.0, {0: 0.1}, {0: 1}, trainers=1)[0] == MAX_IN_FLIGHT
+
+
+def test_gate_refuses_only_after_it_has_seen_enough() -> None:
+    gate = NormGate(factor=10.0, warmup=4)
+    assert gate.check(A, 1e9) is None
+    for _ in range(8):
+        assert gate.check(A, 1.0) is None
+    reason = gate.check(B, 11.0)
+    assert reason is not None
+    assert "b" in reason
+    assert gate.check(B, 9.0) is None
+
+
+def test_deadline_follows_what_was_measured_within_bounds() -> None:
+    deadline = AdaptiveDeadline(floor_s=1.0, ceiling_s=30.0)
+    assert deadline.seconds() == 30.0
+    deadline.observe(0.01)
+    assert deadline.seconds() == 1.0
+    for _ in range(200):
+        deadline.observe(2.0)
+    assert deadline.seconds() == pytest.approx(8.0)
+    for _ in range(200):
+        deadline.observe(100.0)
+    assert deadline.seconds() == 30.0
+
+
+def test_health_needs_consecutive_misses() -> None:
+    health = Health()
+    for _ in range(MISSES_TO_LOSE - 1):
+        assert health.missed(A, "silent") is None
+    health.answered(A)
+    for _ in range(MISSES_TO_LOSE - 1):
+        assert health.missed(A, "silent") is None
+    verdict = health.missed(A, "silent")
+    assert verdict is not None
+    assert "silent" in verdict
+
+
+def test_watched_gives_everybody_as_many_watchers() -> None:
+    roster = [PeerId(f"p{i}") for i in range(7)]
+    watchers = Counter(peer for me in roster for peer in watched(me, roster, 3))
+    assert set(watchers.values()) == {3}
+    assert all(me not in watched(me, roster) for me in roster)
+    assert set(watched(A, [A, B], 3)) == {B}
