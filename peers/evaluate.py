@@ -49,6 +49,8 @@ def load_checkpoint(directory: RunDirectory, step: int | None = None) -> Checkpo
     Every part's digest is verified, and that the checkpoint belongs to this run. Raises ConfigError when there is none,
     StateError when one is damaged. Costs the model's size in memory, three times over for a moment.
     """
+    # Small models on a machine that has other work: threads that wait for each other cost 3 times what they give.
+    torch.set_num_threads(1)
     manifest = load_manifest(directory.manifest)
     root = directory.checkpoints
     chosen = latest(root) if step is None else step
@@ -57,8 +59,8 @@ def load_checkpoint(directory: RunDirectory, step: int | None = None) -> Checkpo
     written_by = read_manifest(root, chosen).run
     if written_by != manifest.run_id:
         raise StateError(f"{root}: step {chosen} belongs to run {written_by[:12]}, not {manifest.run_id[:12]}")
-    with torch.device("meta"):
-        model = GPT(manifest.model)
+    # Not on the meta device: an embedding's initialisation there imports torch's compiler, a second and a cache directory.
+    model = GPT(manifest.model)
     install_weights(model, load_weights(root, chosen))
     return Checkpointed(chosen, model.eval(), _tokenizer(directory, manifest), manifest)
 

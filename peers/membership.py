@@ -12,7 +12,7 @@ import torch
 
 from peers.checkpoints import CheckpointWriter
 from peers.founder import Founder
-from peers.roles import RoleWork, StageRole, Surroundings, TrainerRole, download_part, open_shard, stage_number
+from peers.roles import Role, StageRole, Surroundings, TrainerRole, download_part, open_shard, stage_number
 from peers.settings import PeerSettings
 from swarm import WIRE_VERSION
 from swarm.averaging.allreduce import AllReduce
@@ -62,7 +62,7 @@ class Membership:
         self._member = Member(self._member_context(founder))
         self._desk = LeadDesk(self._rules, around.endpoint.peer, self._member.wait_open, verify)
         self._calls = StepCalls(around.endpoint)
-        self._role: RoleWork | None = None
+        self._role: Role | None = None
         self._installed = asyncio.Event()
         self._checkpoints = self._checkpoint_writer()
         self._writing: asyncio.TaskGroup | None = None

@@ -34,7 +34,7 @@ from swarm.clock import Clock
 from swarm.config import Manifest
 from swarm.errors import EXIT_OK, ConfigError, StateError, SwarmError
 
-SAMPLE_PROMPT = "The "
+SAMPLE_PROMPT = "The"
 SAMPLE_TOKENS = 60
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from data_shards.source import ShardSource
 from swarm.clock import Clock
@@ -19,7 +18,7 @@ from swarm.errors import BugError, Busy, StateError
 from swarm.events import EventSink, StateDownloaded
 from swarm.ids import ENDS, PartName, PeerId
 from swarm.models.split import boundary_spec, split_model, token_spec
-from swarm.network.protocols import Endpoint, Service
+from swarm.network.protocols import Endpoint
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.records import CloseRecord, Contribution
 from swarm.optimization.roster import Roster
@@ -62,19 +61,6 @@ class Surroundings:
         )
 
 
-class RoleWork(Protocol):
-    """A role as the node sees it."""
-
-    service: Service
-    part: TrainedPart | None
-
-    def open_step(self, step: int, roster: Roster) -> None:
-        """The step that opens now, and who takes part in it."""
-
-    async def run(self) -> None:
-        """Background work, until cancelled."""
-
-
 async def download_part(around: Surroundings, record: CloseRecord, name: PartName, donor: PeerId) -> TrainedPart:
     """Build a part and install the state that ``record`` vouches for. Raises StateError or the donor's PeerError."""
     manifest = around.manifest
@@ -113,7 +99,7 @@ class StageRole:
 
     def __init__(self, around: Surroundings, part: TrainedPart, stage: int, roster: Roster) -> None:
         manifest, specs = around.manifest, around.boundary()
-        self.part: TrainedPart | None = part
+        self.part = part
         settings = StageSettings(
             run=manifest.run_id,
             stage=stage,
@@ -133,11 +119,11 @@ class StageRole:
         self.service = StageServer(settings, context, roster.trainers)
 
     def open_step(self, step: int, roster: Roster) -> None:
-        """See :class:`RoleWork`."""
+        """The step that opens now, and who takes part in it."""
         self.service.open_step(step, roster.trainers)
 
     async def run(self) -> None:
-        """See :class:`RoleWork`."""
+        """Compute, until cancelled."""
         await self.service.run()
 
 
@@ -173,10 +159,10 @@ class TrainerRole:
         )
 
     def open_step(self, step: int, roster: Roster) -> None:
-        """See :class:`RoleWork`. A trainer's work of a step is started by the step loop."""
+        """Nothing to do: a trainer's work of a step is started by the step loop."""
 
     async def run(self) -> None:
-        """See :class:`RoleWork`."""
+        """Nothing beside the steps, until cancelled."""
         await asyncio.Event().wait()
 
     async def feed(self, step: int, leader: RemoteLeader) -> None:
@@ -217,3 +203,7 @@ def stage_number(part: PartName) -> int:
     if part == ENDS:
         raise BugError("the ends are not a stage")
     return int(part.removeprefix("stage-"))
+
+
+Role = StageRole | TrainerRole
+"""What a peer does; a bootstrap has no role beside its membership."""

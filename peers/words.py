@@ -36,7 +36,7 @@ def next_commands(root: Path) -> list[str]:
     """What to try after a local run, ready to paste."""
     swarm = command_name()
     return [
-        f'{swarm} sample {shlex.quote(str(root))} --prompt "The " --tokens 80',
+        f'{swarm} sample {shlex.quote(str(root))} --prompt "The" --tokens 80',
         f"{swarm} quickstart --stages 4 --peers 8 --trainers 3",
         f"{swarm} quickstart --text YOUR_FILE.txt",
     ]

@@ -30,7 +30,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(epilog=_EPILOG)(quickstart)
+app.command(epilog=_EPILOG, short_help="Train a small model with a whole swarm on this machine.")(quickstart)
 app.command(epilog=_EPILOG)(sample)
 app.command(epilog=_EPILOG)(peer)
 

@@ -24,7 +24,9 @@ def quickstart(
     seed: Annotated[int, typer.Option(help="Seed of weights, order of data and sampling.")] = 0,
     text: Annotated[
         list[Path] | None,
-        typer.Option(help="UTF-8 text to train on; repeat for more files.  [default: Python's own documentation]"),
+        typer.Option(
+            metavar="FILE", help="UTF-8 text to train on; repeat for more files.  [default: Python's own documentation]"
+        ),
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="New directory for everything it makes.  [default: out/<date-time>]")

@@ -14,7 +14,7 @@ def sample(
         Path | None,
         typer.Argument(metavar="[DIR]", help="What swarm quickstart left.  [default: the newest under ./out]"),
     ] = None,
-    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "The ",
+    prompt: Annotated[str, typer.Option(help="Text to continue.")] = "The",
     tokens: Annotated[int, typer.Option(min=1, max=100_000, help="Tokens to make up.")] = 100,
     seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="The same seed gives the same text.")] = 0,
     temperature: Annotated[float, typer.Option(min=0.0, max=10.0, help="0: always the likeliest token.")] = 0.8,

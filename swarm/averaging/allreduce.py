@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -93,11 +94,8 @@ class AllReduce:
         digest = ""
         try:
             exchange = Exchange(self._means, inbox, await self._host_array(plan, vector))
-            digest = await exchange.complete()
+            digest = await _in_own_task(exchange.complete())
         except BaseExceptionGroup as group:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise asyncio.CancelledError from group
             outcome = _verdict(group)
             own = inbox.failure is None
             self._leave(inbox, "", outcome)
@@ -215,6 +213,22 @@ class AllReduce:
         if inbox is None:
             raise Busy(f"round {message.key} is not expected yet")
         return inbox
+
+
+async def _in_own_task(work: Coroutine[Any, Any, str]) -> str:
+    """``work``'s result, in a task that has ended when this returns.
+
+    A TaskGroup of Python 3.11 cancels its own task when a child fails and does not take it back, so that a failure and
+    a cancellation from outside look alike; in a task of its own they do not.
+    """
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait([task])
+    except asyncio.CancelledError:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        raise
+    return task.result()
 
 
 def _to_host(vector: torch.Tensor) -> Floats:

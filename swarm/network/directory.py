@@ -71,7 +71,7 @@ class DHTDirectory:
         self._config = config
         self._owner = identity.peer
         self._clock = clock
-        self._bootstrap = [split_peer(address)[1] for address in config.bootstrap]
+        self._bootstrap = {split_peer(address)[1] for address in config.bootstrap} - {identity.peer}
         self._expiry: dict[str, float] = {}
         self._lost = False
 
@@ -84,7 +84,6 @@ class DHTDirectory:
         node = await DHTNode.create(
             p2p,
             node_id=DHTID.generate(source=f"{config.run}/{identity.peer}"),
-            initial_peers=[str(address) for address in config.bootstrap],
             wait_timeout=_REPLY_S,
             cache_locally=False,  # a record's age must be its owner's, not a cache's
             cache_nearest=0,
@@ -94,10 +93,10 @@ class DHTDirectory:
             blacklist_time=2.0,
             backoff_rate=1.0,
             record_validator=RecordValidator(config, identity, clock),
-            ensure_bootstrap_success=False,
-            strict=False,
         )
-        return cls(node, config, identity, clock)
+        self = cls(node, config, identity, clock)
+        await self._rejoin()
+        return self
 
     async def announce(self, record: Record, *, ttl_s: float) -> None:
         """See :class:`~swarm.network.protocols.Directory`. A record never expires before the one it replaces: nodes keep
@@ -143,16 +142,23 @@ class DHTDirectory:
         return key_name(self._config.run, kind)
 
     async def _rejoin(self) -> None:
-        """Greet bootstrap peers we do not know (any more), so that one that came late, or came back, joins us up."""
-        table = self._node.protocol.routing_table
-        strangers = [peer for peer in self._bootstrap if table.get(peer_id=PeerID.from_base58(peer)) is None]
-        if strangers and not self._lost:
-            pings = [self._node.protocol.call_ping(PeerID.from_base58(peer)) for peer in strangers]
-            await self._bounded(asyncio.gather(*pings, return_exceptions=True))
+        """Greet bootstrap peers we do not know (any more), so that one that came late, or came back, joins us up.
+
+        hivemind greets them once, at a node's making, and there alone.
+        """
+        protocol = self._node.protocol
+        peers = [PeerID.from_base58(peer) for peer in sorted(self._bootstrap)]
+        strangers = [peer for peer in peers if protocol.routing_table.get(peer_id=peer) is None]
+        if not strangers or self._lost:
+            return
+        answers = await self._bounded(asyncio.gather(*(protocol.call_ping(peer) for peer in strangers)))
+        if any(answer is not None for answer in answers):
+            await asyncio.sleep(0)  # hivemind enters who answered into its table in a task of its own
+            await self._bounded(self._node.find_nearest_nodes([self._node.node_id]))
 
     async def _bounded(self, operation: Any) -> Any:
         if self._lost:
-            asyncio.ensure_future(operation).cancel()
+            operation.close()
             raise Unreachable("our libp2p daemon is gone")
         try:
             async with asyncio.timeout(_OPERATION_S):

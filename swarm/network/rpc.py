@@ -28,6 +28,13 @@ class _Pending:
     body: bytearray | bytes | None = None
     payload: bytearray = field(default_factory=bytearray)
     filled: int = 0
+    requested: bool = False
+    sent: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Whether the other side still has something of this call: a handler, or a payload it waits for."""
+        return self.requested and not (self.sent and self.answered.done() and not self.answered.cancelled())
 
 
 class CallerStream:
@@ -72,24 +79,30 @@ class CallerStream:
         loop = asyncio.get_running_loop()
         self._last = call = next(self._ids)
         pending = self._pending[call] = _Pending(max_reply_bytes, loop.create_future())
-        size = memoryview(payload).nbytes
-        sent = -1  # nothing, not even the request
         try:
             remaining_s = max(deadline - loop.time(), 1e-3)
-            await self._link.send(Kind.REQUEST, call, pack_request(method, remaining_s, max_reply_bytes, body), size)
-            sent = 0
-            for chunk in cut(payload):
-                if pending.answered.done():  # refused before it was all sent
-                    break
-                await self._link.send_chunk(call, chunk)
-                sent += len(chunk)
+            await self._send(call, pending, pack_request(method, remaining_s, max_reply_bytes, body), payload)
             await pending.answered
             return self._decode(pending, reply), memoryview(pending.payload)
         finally:
             del self._pending[call]
-            if 0 <= sent < size or (sent == size and (not pending.answered.done() or pending.answered.cancelled())):
+            if pending.open:
                 with contextlib.suppress(Unreachable):
                     self._link.send_nowait(Kind.CANCEL, call)
+
+    async def _send(self, call: int, pending: _Pending, request: bytes, payload: Payload) -> None:
+        """Request and payload, until it is all sent or the other side has refused it."""
+        try:
+            await self._link.send(Kind.REQUEST, call, request, memoryview(payload).nbytes)
+            pending.requested = True
+            for chunk in cut(payload):
+                if pending.answered.done():
+                    return
+                await self._link.send_chunk(call, chunk)
+            pending.sent = True
+        except Unreachable:
+            if not pending.answered.done():  # else: its refusal came first and says more
+                raise
 
     def close(self) -> None:
         """End the stream; pending calls fail with Unreachable."""

@@ -70,7 +70,7 @@ class Desk:
         """Decide on a request before anything is allocated for its payload; a yes is booked until :meth:`release`.
 
         Raises Refused for an unknown method (or a private one on the public protocol), Busy when the peer has too much
-        open, Violation for a malformed body or a payload nobody asked for, and whatever the method's own ``admit`` raises.
+        open, Violation for a malformed body or a payload nobody asked for, what the method's own ``admit`` raises, as a PeerError.
         """
         method = self._methods.get(envelope.method)
         if method is None or (public and not method.public):
@@ -81,10 +81,7 @@ class Desk:
             raise Busy(f"{usage.calls} calls of this peer are open")
         if usage.payload_bytes and usage.payload_bytes + payload_bytes > self._limits.payload_bytes_per_peer:
             raise Busy(f"{usage.payload_bytes} bytes of this peer are held")
-        if method.admit is not None:
-            method.admit(caller, body, payload_bytes)
-        elif payload_bytes:
-            raise Violation(f"{method.name} takes no payload")
+        _ask_method(method, caller, body, payload_bytes)
         self._usage[caller] = usage
         usage.calls += 1
         usage.payload_bytes += payload_bytes
@@ -99,6 +96,17 @@ class Desk:
             del self._usage[caller]
 
 
+def _ask_method(method: Method, caller: PeerId, body: Any, payload_bytes: int) -> None:
+    if method.admit is None:
+        if payload_bytes:
+            raise Violation(f"{method.name} takes no payload")
+        return
+    try:
+        method.admit(caller, body, payload_bytes)
+    except Exception as error:  # the border of a call, as in handle()
+        raise as_peer_error(error, method.name) from error
+
+
 async def handle(admitted: Admitted, request: Request) -> tuple[bytes, Answer]:
     """Run a handler; its answer's packed body, and the answer. Raises PeerError whatever goes wrong."""
     try:
@@ -106,7 +114,7 @@ async def handle(admitted: Admitted, request: Request) -> tuple[bytes, Answer]:
         if memoryview(answer.payload).nbytes > admitted.max_reply_bytes:
             raise BugError(f"an answer longer than the {admitted.max_reply_bytes} bytes the caller accepts")
         return pack(answer.body.to_wire()), answer
-    except Exception as error:  # noqa: BLE001 - the border of a call: nothing a handler does may end the stream or the node
+    except Exception as error:  # the border of a call: nothing a handler does may end the stream or the node
         raise as_peer_error(error, admitted.method.name) from error
 
 
@@ -217,11 +225,10 @@ class ServerStream:
         if header.call <= self._last:
             raise Violation("a call id that does not grow")
         self._last = header.call
-        envelope = unpack_request(content)
         try:
-            admitted = self.desk.admit(self.peer, envelope, header.payload_bytes, public=self.public)
-        except Exception as error:  # noqa: BLE001 - the border of a call, as in handle()
-            self._refuse(header, as_peer_error(error, envelope.method))
+            admitted = self._admit(content, header.payload_bytes)
+        except PeerError as error:
+            self._refuse(header, error)
             return
         loop = asyncio.get_running_loop()
         deadline = loop.time() + admitted.remaining_s
@@ -230,6 +237,10 @@ class ServerStream:
             open_call.expiry = loop.call_at(deadline, self._expire, header.call)
         else:
             self._start(header.call, open_call)
+
+    def _admit(self, content: bytes | bytearray, payload_bytes: int) -> Admitted:
+        envelope = unpack_request(content)
+        return self.desk.admit(self.peer, envelope, payload_bytes, public=self.public)
 
     def _refuse(self, header: Header, error: PeerError) -> None:
         if header.payload_bytes:

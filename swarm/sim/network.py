@@ -28,7 +28,7 @@ from swarm.network.records import (
     key_name,
     lifetime_problem,
 )
-from swarm.network.serving import Admitted, Desk, ServeLimits, as_peer_error, handle
+from swarm.network.serving import Admitted, Desk, ServeLimits, handle
 from swarm.schema import Message, Record
 
 Delay = Callable[[PeerId, PeerId, int], float]
@@ -281,10 +281,7 @@ class SimEndpoint:
         """What a server does with a request's first frame."""
         envelope = unpack_request(request)
         public = envelope.method.startswith(PUBLIC_PREFIX)
-        try:
-            return self.desk.admit(caller, envelope, payload_bytes, public=public)
-        except Exception as error:  # the border of a call, as at the real endpoint
-            raise as_peer_error(error, envelope.method) from error
+        return self.desk.admit(caller, envelope, payload_bytes, public=public)
 
     async def _fail(self, server: SimEndpoint, error: PeerError) -> PeerError:
         content = pack_error(error)

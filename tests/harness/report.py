@@ -49,7 +49,8 @@ def faults(report: Mapping[str, Any], expected: Mapping[str, int]) -> list[str]:
     found += [
         f"{key} = {report[key]} where {value} is expected" for key, value in expected.items() if report[key] != value
     ]
-    return found + ([] if report["exit_reason"] else ["exit_reason is empty"])
+    reason = report["exit_reason"]
+    return found + ([] if reason == "completed" else [f"exit_reason = {reason!r} where 'completed' is expected"])
 
 
 def _finite(value: object) -> bool:

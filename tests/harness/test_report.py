@@ -9,7 +9,7 @@ import pytest
 
 from tests.harness.report import NONE_OF, NUMBERS, faults, main
 
-GOOD = dict.fromkeys(NUMBERS, 3) | dict.fromkeys(NONE_OF, 0) | {"exit_reason": "all steps closed"}
+GOOD = dict.fromkeys(NUMBERS, 3) | dict.fromkeys(NONE_OF, 0) | {"exit_reason": "completed"}
 
 
 def test_faults_of_a_good_report_are_none() -> None:
@@ -24,7 +24,7 @@ def test_faults_of_a_good_report_are_none() -> None:
         ({"loss_last": None}, "loss_last = None is no number"),
         ({"microbatches_lost": 1}, "microbatches_lost = 1 where 0 is expected"),
         ({"bytes_per_step": 0}, "bytes_per_step = 0 where more than 0 is expected"),
-        ({"exit_reason": ""}, "exit_reason is empty"),
+        ({"exit_reason": "error"}, "exit_reason = 'error' where 'completed' is expected"),
     ],
 )
 def test_faults_of_a_bad_report_name_it(changed: dict[str, object], told: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from swarm.averaging.messages import ABORT, AGREE, CHUNK, ENTER, Abort, Agreement, ChunkRequest
-from swarm.averaging.plan import RoundPlan, RoundResult
+from swarm.averaging.plan import RoundResult
 from swarm.errors import Busy, Refused, RoundFailed, Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer
@@ -106,7 +106,7 @@ def test_sum_that_is_not_finite_fails_the_round_and_names_its_sender(value: floa
 def test_mean_that_overflows_fails_the_round() -> None:
     plan = make_plan([1, 1], 8, dtype="float64")
     outcomes = in_virtual_time(
-        play(Network(), plan, {peer: torch.full((8,), 1e39).double() * 1e10 for peer in (P0, P1)})
+        play(Network(), plan, {peer: torch.full((8,), 1e39, dtype=torch.float64) for peer in (P0, P1)})
     )
     all_failed(outcomes, P0, P1)
 
@@ -161,7 +161,6 @@ def test_reducer_that_answers_too_little_or_not_finite_is_named() -> None:
         in_virtual_time(scene())
 
 
-Bad = tuple[str, PeerId, Callable[[RoundPlan], ChunkRequest], int, type[Exception]]
 CHUNK_OF_P1 = PLAN.chunks_of(P1)[0].index
 
 
@@ -186,7 +185,7 @@ def test_chunk_that_is_not_right_is_refused_before_allocation(
         services = serve_members(Network(), PLAN.members)
         services[P1].expect(PLAN)
         method = next(method for method in services[P1].methods() if method.name == CHUNK)
-        request = ChunkRequest.of(PLAN, **({"index": CHUNK_OF_P1, "weight": 1} | changes))
+        request = ChunkRequest.of(PLAN, index=CHUNK_OF_P1, weight=1).model_copy(update=changes)
         assert method.admit is not None
         with pytest.raises(error):
             method.admit(PeerId(caller), request, payload_bytes)

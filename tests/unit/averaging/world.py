@@ -90,8 +90,10 @@ async def inline(fn: Callable[..., Any], /, *args: Any) -> Any:
 
 @dataclass
 class Network:
-    """Who is there, how long messages take, and what happens to them: ``hook(caller, target, method, body)`` runs before
-    a call is delivered and may wait or raise."""
+    """Who is there, how long messages take, and what happens to them.
+
+    ``hook(caller, target, method, body)`` runs before a call is delivered and may wait or raise.
+    """
 
     seed: int = 0
     slowest_s: float = 0.01

@@ -130,7 +130,9 @@ def main() -> None:
     from peers.cli import main as swarm
     from peers.launch import PeerGroup
 
-    make_group = functools.partial(PeerGroup, entry="tests.unit.peers.fake_swarm:run", preload=sys.argv.pop(1).split(","))
+    make_group = functools.partial(
+        PeerGroup, entry="tests.unit.peers.fake_swarm:run", preload=sys.argv.pop(1).split(",")
+    )
     peers.quickstart.quickstart.__kwdefaults__["make_group"] = make_group
     swarm()
 

@@ -1,0 +1,102 @@
+"""Events back from disk, while their writer goes on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from swarm.events import Event
+from swarm.ids import PeerId
+from swarm.monitoring.recorder import ENVELOPE
+
+READ_BYTES = 4 << 20
+"""How much one call reads, unless a single line is longer."""
+
+UNREADABLE = "unreadable"
+
+
+@dataclass(frozen=True, slots=True)
+class RawEvent:
+    """An event this version does not know, as it was written; or, of kind :data:`UNREADABLE`, a line that is none."""
+
+    kind: str
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One line: ``wall`` seconds since the epoch and ``monotonic`` seconds by the writer's clocks, who wrote it, what
+    happened, and how many events before it the writer had to drop."""
+
+    wall: float
+    monotonic: float
+    peer: PeerId
+    event: Event | RawEvent
+    dropped: int = 0
+
+
+def read_events(path: Path, offset: int = 0) -> tuple[list[Recorded], int]:
+    """The whole lines from ``offset`` on, at most some 4 MiB of them, and the offset to go on from.
+
+    A last line without its end is left for the next call. A file that is not there yet has no events; one that is
+    shorter than ``offset`` was begun anew and is read from its start. Raises OSError for a file that cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            if offset > file.seek(0, 2):
+                offset = 0
+            file.seek(offset)
+            data = file.read(READ_BYTES)
+            if b"\n" not in data:
+                data += file.readline()
+    except FileNotFoundError:
+        return [], offset
+    whole = data[: data.rfind(b"\n") + 1]
+    return [decode_line(line) for line in whole.splitlines() if line], offset + len(whole)
+
+
+def read_all(path: Path) -> list[Recorded]:
+    """All whole lines of a file."""
+    events: list[Recorded] = []
+    offset, before = 0, -1
+    while offset != before:
+        before = offset
+        more, offset = read_events(path, offset)
+        events += more
+    return events
+
+
+def decode_line(text: bytes) -> Recorded:
+    """One line as its event's class, or raw. Never raises: the writer may have been killed while writing it."""
+    try:
+        line = json.loads(text)
+        wall, monotonic, dropped = float(line["t"]), float(line["m"]), int(line.get("dropped", 0))
+        peer, kind = PeerId(str(line["peer"])), str(line["kind"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return Recorded(0.0, 0.0, PeerId(""), RawEvent(UNREADABLE, {"text": text.decode(errors="replace")}))
+    fields = {_field_name(key): value for key, value in line.items() if key not in ENVELOPE}
+    return Recorded(wall, monotonic, peer, _event(kind, fields), dropped)
+
+
+def _field_name(key: str) -> str:
+    return key[:-1] if key.endswith("_") and key[:-1] in ENVELOPE else key
+
+
+def _event(kind: str, fields: dict[str, Any]) -> Event | RawEvent:
+    adapter = _adapters().get(kind)
+    if adapter is not None:
+        try:
+            return adapter.validate_python(fields)
+        except ValidationError:
+            return RawEvent(kind, fields)
+    return RawEvent(kind, fields)
+
+
+@cache
+def _adapters() -> dict[str, TypeAdapter[Event]]:
+    return {known.__name__: TypeAdapter(known) for known in Event.__subclasses__()}

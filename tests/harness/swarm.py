@@ -1,0 +1,164 @@
+"""A whole swarm in one process: real memberships, deciders and numbers over the in-memory network.
+
+What differs from a run of processes is the network underneath and that everybody's events end in one list.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from data_shards.build import build_shard
+from data_shards.tokenize import tokenizer_digest, train_tokenizer
+from peers.membership import Membership
+from peers.roles import Surroundings
+from peers.settings import PeerSettings
+from swarm.clock import SystemClock
+from swarm.config import Manifest, parse_manifest
+from swarm.device import DeviceThread, resolve_device
+from swarm.events import Event
+from swarm.ids import PeerId
+from swarm.pipeline.health import Watch
+from swarm.security.signing import PrivateIdentity
+from swarm.sim.network import SimEndpoint, SimNetwork
+
+EventT = TypeVar("EventT", bound=Event)
+
+TEXT = "The quick brown fox jumps over the lazy dog and trains a model with its friends, number {} of many. "
+VOCAB = 300
+
+
+@dataclass(slots=True)
+class EventList:
+    """A sink that keeps what it gets."""
+
+    peer: PeerId
+    events: list[Event] = field(default_factory=list)
+
+    def emit(self, event: Event) -> None:
+        """See :class:`swarm.events.EventSink`."""
+        self.events.append(event)
+
+    def of(self, kind: type[EventT]) -> list[EventT]:
+        """All events of a kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@dataclass(slots=True, kw_only=True)
+class LocalPeer:
+    """One member of a local swarm."""
+
+    settings: PeerSettings
+    endpoint: SimEndpoint
+    around: Surroundings
+    founder: PeerId
+    events: EventList
+
+    async def run(self) -> None:
+        """Take part until the run is over."""
+        manifest = self.around.manifest
+        await self.endpoint.enter(manifest.run_id)
+        await Membership(self.settings, self.around, self.endpoint.directory, self.founder).run()
+
+
+class LocalSwarm:
+    """``await LocalSwarm(tmp_path, …).run()`` trains until the last step is closed.
+
+    ``overrides`` are manifest sections; ``documents`` are the trainers' texts, one tuple of documents each.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        hosts: int = 2,
+        trainers: int = 1,
+        documents: Iterable[Iterable[str]] | None = None,
+        max_in_flight: int | None = None,
+        **overrides: dict[str, Any],
+    ) -> None:
+        self.root = root
+        texts = [list(texts) for texts in documents] if documents else [_documents(i) for i in range(trainers)]
+        self.tokenizer = train_tokenizer([text for shard in texts for text in shard], VOCAB)
+        self.shards = [root / f"shard-{index}" for index in range(trainers)]
+        for path, shard in zip(self.shards, texts, strict=True):
+            build_shard(path, shard, self.tokenizer)
+        self.manifest = small_manifest(self.tokenizer, hosts, trainers, overrides)
+        self.network = SimNetwork(SystemClock())
+        self._max_in_flight = max_in_flight
+        self.peers: dict[str, LocalPeer] = {}
+        founder = self._add("bootstrap", "bootstrap", 0)
+        for index in range(hosts):
+            self._add(f"host-{index}", "stage", 100 + index, founder)
+        for index in range(trainers):
+            self._add(f"trainer-{index}", "trainer", 200 + index, founder, shard=self.shards[index])
+
+    def _add(self, name: str, role: Any, number: int, founder: PeerId | None = None, **more: Any) -> PeerId:
+        identity = PrivateIdentity(hashlib.sha256(str(number).encode()).digest())
+        endpoint = self.network.endpoint(identity.peer)
+        home = self.root / name
+        home.mkdir()
+        settings = PeerSettings(home=home, name=name, role=role, max_in_flight=self._max_in_flight, **more)
+        events, clock = EventList(identity.peer), SystemClock()
+        around = Surroundings(
+            manifest=self.manifest,
+            identity=identity,
+            endpoint=endpoint,
+            device=DeviceThread(resolve_device("cpu")),
+            events=events,
+            clock=clock,
+            watch=Watch(endpoint, clock),
+        )
+        self.peers[name] = LocalPeer(
+            settings=settings,
+            endpoint=endpoint,
+            around=around,
+            founder=founder or identity.peer,
+            events=events,
+        )
+        return identity.peer
+
+    async def run(self, *, timeout_s: float = 60.0) -> None:
+        """Run every membership to its end. Raises what ends one, in an ExceptionGroup."""
+        try:
+            async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
+                for peer in self.peers.values():
+                    group.create_task(peer.run())
+        finally:
+            for peer in self.peers.values():
+                await peer.endpoint.close()
+                await peer.around.device.close()
+
+    def events(self, kind: type[EventT]) -> list[EventT]:
+        """All peers' events of a kind."""
+        return [event for peer in self.peers.values() for event in peer.events.of(kind)]
+
+    def history(self) -> list[dict[str, Any]]:
+        """The founder's close records, decoded."""
+        lines = (self.root / "bootstrap" / "history.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+def _documents(index: int) -> list[str]:
+    return [TEXT.format(index) * 3 + f"Document {number} says {index * 31 + number * 7}." for number in range(24)]
+
+
+def small_manifest(
+    tokenizer: bytes, hosts: int, trainers: int, overrides: dict[str, dict[str, Any]]
+) -> Manifest:
+    """A manifest that trains in milliseconds; ``overrides`` replace keys of its sections."""
+    sections: dict[str, dict[str, Any]] = {
+        "run": {"steps": 3, "stage_hosts": hosts, "trainers": trainers},
+        "model": {"vocab_size": VOCAB, "dim": 32, "layers": 4, "heads": 2, "context": 16},
+        "split": {"stages": 2},
+        "tokenizer": {"digest": tokenizer_digest(tokenizer)},
+        "batch": {"microbatch_size": 2, "microbatches_per_step": 6},
+    }
+    for section, keys in overrides.items():
+        sections[section] = {**sections.get(section, {}), **keys}
+    return parse_manifest(sections, "the test")

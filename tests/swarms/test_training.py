@@ -1,0 +1,71 @@
+"""Whole runs in one process: what every run must hold, for every shape of a swarm."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from swarm.events import Accumulated, DigestMismatch, JourneyCompleted, JourneyStarted, RoundDone, StepClosed
+from swarm.ids import MicrobatchId
+from tests.harness.swarm import LocalSwarm
+
+SHAPES = {
+    "one stage, one host": {"hosts": 1, "trainers": 1, "split": {"stages": 1}},
+    "one stage, hosted": {"hosts": 2, "trainers": 2, "split": {"stages": 1, "ends": "hosted"}},
+    "uneven replicas": {"hosts": 5, "trainers": 2, "split": {"stages": 2}},
+    "hosted ends": {"hosts": 4, "trainers": 2, "split": {"stages": 2, "ends": "hosted"}},
+    "four stages": {"hosts": 4, "trainers": 3, "split": {"stages": 4}},
+    "bfloat16 on the wire": {"hosts": 2, "trainers": 1, "codecs": {"activations": "bfloat16"}},
+    "bfloat16 inside": {"hosts": 2, "trainers": 1, "model": {"compute": "bfloat16"}},
+    "reproducible": {"hosts": 4, "trainers": 2, "run": {"reproducible": True}},
+    "more trainers than microbatches": {"hosts": 2, "trainers": 3, "batch": {"microbatches_per_step": 2}},
+    "dropout": {"hosts": 2, "trainers": 1, "model": {"dropout": 0.1}},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda name: name.replace(" ", "-"))
+async def test_run_of_any_shape_counts_every_microbatch_once_everywhere(tmp_path: Path, shape: str) -> None:
+    swarm = LocalSwarm(tmp_path, **SHAPES[shape])  # type: ignore[arg-type]
+    await swarm.run()
+
+    steps, target = swarm.manifest.run.steps, swarm.manifest.batch.microbatches_per_step
+    closed = swarm.events(StepClosed)
+    assert Counter(event.step for event in closed) == dict.fromkeys(range(1, steps + 1), len(swarm.peers))
+    assert not swarm.events(DigestMismatch)
+
+    records = swarm.history()
+    assert [record["step"] for record in records] == list(range(steps + 1))
+    committed = [MicrobatchId(*item["microbatch"]) for record in records for item in record["committed"]]
+    assert len(committed) == len(set(committed)) == steps * target
+
+    started = [event.microbatch for event in swarm.events(JourneyStarted)]
+    assert Counter(started) == Counter(committed)
+    assert Counter(event.microbatch for event in swarm.events(JourneyCompleted)) == Counter(committed)
+
+    accumulated = Counter((event.part, event.microbatch) for event in swarm.events(Accumulated))
+    stages = range(swarm.manifest.split.stages)
+    assert accumulated == Counter((f"stage-{stage}", microbatch) for stage in stages for microbatch in committed)
+    assert len({event.record for event in closed if event.step == steps}) == 1
+    assert all(event.members >= event.participating >= 1 for event in swarm.events(RoundDone))
+
+
+async def test_run_learns(tmp_path: Path) -> None:
+    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 12}, optimizer={"lr": 1e-2, "warmup_steps": 2})
+    await swarm.run()
+    losses = {event.step: event.loss for event in swarm.events(StepClosed)}
+    assert losses[12] < 0.8 * losses[1]
+
+
+async def test_reproducible_run_gives_the_same_weights_under_any_wiring(tmp_path: Path) -> None:
+    digests = []
+    for index, in_flight in enumerate((1, 5)):
+        root = tmp_path / str(index)
+        root.mkdir()
+        swarm = LocalSwarm(root, hosts=4, trainers=2, max_in_flight=in_flight, run={"reproducible": True})
+        await swarm.run()
+        digests.append([record["digests"] for record in swarm.history()])
+        routes = {tuple(item["route"]) for record in swarm.history() for item in record["committed"]}
+        assert len(routes) > 1
+    assert digests[0] == digests[1]

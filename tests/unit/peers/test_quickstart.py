@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from tests.unit.peers.test_launch import _await, _gone
+
+TEXT = "".join(f"Paragraph {n} says that {n} owls saw {n * 7 % 101} mice near the river.\n\n" for n in range(1500))
+
+
+class Command:
+    """``swarm quickstart`` with a fake swarm, in a process of its own and a directory of its own."""
+
+    def __init__(self, directory: Path, *arguments: str, preload: str = "") -> None:
+        self.out = directory / "run"
+        self.scratch = directory / "scratch"
+        self.scratch.mkdir()
+        (directory / "text.txt").write_text(TEXT)
+        environment = os.environ | {
+            "TMPDIR": str(self.scratch),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), *sys.path])),
+        }
+        flags = ["--text", "text.txt", "--out", "run", "--report", "copy.json", *arguments]
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.unit.peers.fake_swarm", preload, "quickstart", *flags],
+            cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def prepare(self, file: str, content: str = "") -> None:
+        """Put a file into the run directory as soon as it exists, which is before the first peer."""
+        _await(self.out.exists)
+        (self.out / file).write_text(content)
+
+    def finish(self, seconds: float = 20) -> tuple[int, str, str]:
+        """Exit code, stdout, stderr; and no process or temporary file may be left."""
+        out, err = self.process.communicate(timeout=seconds)
+        pids = [event["pid"] for event in self.events() if event["kind"] == "PeerStarted"]
+        assert all(_gone(pid) for pid in pids)
+        assert not list(self.scratch.iterdir())
+        return self.process.returncode, out, err
+
+    def events(self) -> list[dict[str, Any]]:
+        """All events of all peers."""
+        files = self.out.glob("peers/*/events.jsonl")
+        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
+
+    def report(self) -> dict[str, Any]:
+        """The report, which is written twice."""
+        text = (self.out / "report.json").read_text()
+        assert (self.out.parent / "copy.json").read_text() == text
+        report: dict[str, Any] = json.loads(text)
+        return report
+
+
+def test_quickstart_whole_run_leaves_report_plot_and_a_model_to_sample(tmp_path: Path) -> None:
+    command = Command(tmp_path, "--steps", "3", "--peers", "3", "--stages", "2", "--trainers", "2", preload="torch")
+    code, out, err = command.finish(60)
+    assert (code, err) == (0, "")
+    report = command.report()
+    assert report["exit_reason"] == "completed"
+    assert (report["steps"], report["loss_first"], report["loss_last"]) == (3, 7.0, 5.0)
+    assert report["eval_first"] == pytest.approx(7.6, abs=0.2)
+    assert report["eval_last"] == pytest.approx(7.6, abs=0.2)
+    assert (report["microbatches_committed"], report["microbatches_lost"], report["microbatches_duplicated"]) == (
+        6,
+        0,
+        0,
+    )
+    assert report["bytes_per_step"] == 6000
+    assert report["replicas_digest_mismatches"] == 0
+    assert 0 < report["seconds_to_first_step"] < report["seconds"]
+    assert (command.out / "loss.svg").read_text().startswith("<svg")
+    assert "done: 3 steps, training loss 7.00 → 5.00" in out
+    assert "swarm sample run" in out
+    sample = [sys.executable, "-m", "peers.cli", "sample", str(command.out), "--tokens", "5", "--json"]
+    made = [subprocess.run(sample, capture_output=True, text=True, check=True).stdout for _ in range(2)]
+    assert made[0] == made[1]
+    assert json.loads(made[0])["step"] == 3
+
+
+@pytest.mark.parametrize(
+    ("peer", "what", "words"),
+    [
+        ("stage-1-1", "kill", "was killed by SIGKILL"),
+        ("trainer-0", "raise", "exited with 1: ValueError: a bug in the peer"),
+        ("bootstrap", "leave", "left before the last step was closed"),
+    ],
+)
+def test_quickstart_peer_failing_is_named_and_everything_stopped(
+    tmp_path: Path, peer: str, what: str, words: str
+) -> None:
+    command = Command(tmp_path, "--steps", "4", "--peers", "2", "--trainers", "1")
+    command.prepare("fault", f"{peer} {what}")
+    code, _, err = command.finish(10)
+    assert code == 3
+    assert f"error: {peer} " in err
+    assert words in err
+    assert "Traceback" not in err
+    report = command.report()
+    assert (report["exit_reason"], report["failed_peer"], report["steps"]) == ("peer_failed", peer, 1)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_quickstart_interrupted_while_training_stops_all_and_says_what_is_kept(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    command = Command(tmp_path, "--steps", "4", "--peers", "2", "--trainers", "1")
+    command.prepare("pause")
+    for peer in ("bootstrap", "stage-0-1", "stage-1-1", "trainer-0"):
+        _await((command.out / "peers" / peer / "paused").exists)
+    _interrupt(command, number, code)
+    assert command.report()["exit_reason"] == "interrupted"
+    assert command.report()["steps"] == 1
+
+
+@pytest.mark.parametrize("moment", ["preload", "directory", "shards"])
+def test_quickstart_interrupted_early_stops_all(tmp_path: Path, moment: str) -> None:
+    command = Command(tmp_path, preload="tests.unit.peers.slow_import")
+    awaited: dict[str, Callable[[], bool]] = {
+        "preload": (command.out / "run.toml").exists,
+        "directory": command.out.exists,
+        "shards": (command.out / "shards").exists,
+    }
+    _await(awaited[moment])
+    _interrupt(command, signal.SIGINT, 130)
+
+
+def _interrupt(command: Command, number: signal.Signals, expected: int) -> None:
+    began = monotonic()
+    command.process.send_signal(number)
+    command.process.send_signal(number)
+    code, _, err = command.finish(10)
+    assert monotonic() - began < 5
+    assert code == expected
+    assert err.count("\n") == 1
+    assert err.startswith(f"interrupted: {number.name}: all peers stopped")
+    assert "kept run" in err
+
+
+def test_quickstart_json_prints_the_report_and_nothing_else(tmp_path: Path) -> None:
+    command = Command(tmp_path, "--json", "--steps", "4", "--peers", "2", "--trainers", "1")
+    command.prepare("fault", "stage-0-1 kill")
+    code, out, _ = command.finish(10)
+    assert code == 3
+    assert json.loads(out) == command.report()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("--peers", "1"), "--peers"),
+        (("--stages", "9", "--peers", "9"), "--stages"),
+        (("--trainers", "0"), "--trainers"),
+        (("--text", "missing.txt"), "missing.txt"),
+        (("--text", "short.txt", "--text", "short.txt"), "--text"),
+    ],
+)
+def test_quickstart_impossible_request_is_explained_and_leaves_nothing(
+    tmp_path: Path, arguments: tuple[str, ...], named: str
+) -> None:
+    (tmp_path / "short.txt").write_text("one\n\n" * 5)
+    flags = ["--out", "run", *arguments]
+    result = subprocess.run(
+        [sys.executable, "-m", "peers.cli", "quickstart", *flags],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), *sys.path]))},
+        capture_output=True, text=True, timeout=20,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert named in result.stderr
+    assert "Traceback" not in result.stderr
+    assert "next:" in result.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_quickstart_existing_directory_is_never_touched(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious").write_text("keep me")
+    command = Command(tmp_path)
+    code, _, err = command.finish()
+    assert code == 2
+    assert "does not exist yet" in err
+    assert [file.name for file in command.out.iterdir()] == ["precious"]
