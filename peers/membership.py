@@ -14,7 +14,6 @@ from peers.checkpoints import CheckpointWriter
 from peers.founder import Founder
 from peers.roles import Role, StageRole, Surroundings, TrainerRole, download_part, open_shard, stage_number
 from peers.settings import PeerSettings
-from swarm import WIRE_VERSION
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.plan import RoundKey, RoundResult
 from swarm.averaging.round import RoundCall, average, plan_round
@@ -141,7 +140,7 @@ class Membership:
             incarnation=self._incarnation,
             status="ready" if step else "waiting",
             step=step,
-            wire=WIRE_VERSION,
+            wire=self._around.manifest.run.wire,
         )
 
     async def _work(self) -> None:

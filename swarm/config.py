@@ -35,7 +35,6 @@ class RunConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     steps: Annotated[int, Field(ge=1, lt=10**9)] = 60
     reproducible: bool = False
-    digest_every: Annotated[int, Field(ge=1)] = 1
     stage_hosts: Annotated[int, Field(ge=1, le=10_000)] = 4
     trainers: Annotated[int, Field(ge=1, le=10_000)] = 2
     wire: Literal[1] = WIRE_VERSION

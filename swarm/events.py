@@ -23,6 +23,11 @@ class Event:
         super(Event, cls).__init_subclass__(**kwargs)
         Event._kinds[cls.__name__] = cls
 
+    @staticmethod
+    def kinds() -> dict[str, type[Event]]:
+        """All event classes by kind, for whoever reads events back."""
+        return dict(Event._kinds)
+
     @property
     def kind(self) -> str:
         """Name under which the event is stored."""

@@ -99,4 +99,4 @@ def _event(kind: str, fields: dict[str, Any]) -> Event | RawEvent:
 
 @cache
 def _adapters() -> dict[str, TypeAdapter[Event]]:
-    return {known.__name__: TypeAdapter(known) for known in Event.__subclasses__()}
+    return {kind: TypeAdapter(known) for kind, known in Event.kinds().items()}

@@ -24,8 +24,9 @@ class Recorder:
     """An :class:`~swarm.events.EventSink` that appends to ``path``, created 0600 with its directory existing already.
 
     Each event is one write of one whole line in append mode, so what is written survives a kill of this process at
-    any moment, and several writers do not tear each other's lines. A full disk costs events, which are counted and told in the next line that
-    fits, and never raises. Safe from any thread. Cost: some 20 µs. Raises OSError when the file cannot be opened.
+    any moment, and several writers do not tear each other's lines. A full disk costs events, which are counted and
+    told in the next line that fits, and never raises. Safe from any thread. Cost: some 20 µs an event.
+    Raises OSError when the file cannot be opened.
     """
 
     def __init__(self, path: Path, peer: PeerId, clock: Clock) -> None:

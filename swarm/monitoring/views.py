@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar
 
 from swarm.events import (
@@ -28,7 +28,7 @@ EventT = TypeVar("EventT", bound=Event)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """One closed step. ``closed_at`` is the earliest swap by the writers' wall clocks, ``swapped`` who said it swapped."""
+    """One closed step. ``closed_at`` is the earliest swap by the writers' wall clocks, ``swapped`` who wrote one."""
 
     step: int
     loss: float
@@ -83,11 +83,11 @@ class PeerRow:
     """One peer's life so far, and why it is as it is."""
 
     peer: PeerId
-    name: str
-    role: str
-    part: PartName | None
-    state: Literal["started", "ready", "lost", "stopped"]
-    reason: str
+    name: str = ""
+    role: str = ""
+    part: PartName | None = None
+    state: Literal["started", "ready", "lost", "stopped"] = "started"
+    reason: str = ""
 
 
 def steps(events: Iterable[Recorded]) -> dict[int, StepRow]:
@@ -168,14 +168,14 @@ def digest_mismatches(events: Iterable[Recorded]) -> list[Mismatch]:
 
     For a reported one the digests are each replica's own; otherwise, of the peers that wrote the step's closing.
     """
+    records = list(events)
     found: dict[tuple[int, PartName], dict[str, set[PeerId]]] = defaultdict(lambda: defaultdict(set))
-    for record, event in _only(events, StepClosed, DigestMismatch):
-        if isinstance(event, DigestMismatch):
-            for replica, digest in event.digests.items():
-                found[event.step, event.part][digest].add(replica)
-        else:
-            for part, digest in event.digests.items():
-                found[event.step, PartName(part)][digest].add(record.peer)
+    for _, reported in _only(records, DigestMismatch):
+        for replica, digest in reported.digests.items():
+            found[reported.step, reported.part][digest].add(replica)
+    for record, closing in _only(records, StepClosed):
+        for part, digest in closing.digests.items():
+            found[closing.step, PartName(part)][digest].add(record.peer)
     return [
         Mismatch(step=step, part=part, digests={digest: frozenset(peers) for digest, peers in sorted(held.items())})
         for (step, part), held in sorted(found.items())
@@ -184,33 +184,30 @@ def digest_mismatches(events: Iterable[Recorded]) -> list[Mismatch]:
 
 
 def roster(events: Iterable[Recorded]) -> dict[PeerId, PeerRow]:
-    """Everybody who was ever there, by the latest word about them; their own last word wins over others'."""
+    """Everybody who was ever there, by the latest word about them; a peer that stopped in order is not lost."""
     rows: dict[PeerId, PeerRow] = {}
-    ordered = sorted(_only(events, PeerStarted, PeerReady, PeerStopped, PeerLost), key=lambda pair: pair[0].wall)
-    for record, event in ordered:
-        peer = event.peer if isinstance(event, PeerLost) else record.peer
-        row = rows.get(peer) or PeerRow(peer=peer, name="", role="", part=None, state="started", reason="")
-        rows[peer] = _told(row, event)
+    for record in sorted(events, key=lambda record: record.wall):
+        event = record.event
+        if isinstance(event, PeerStarted | PeerReady | PeerStopped | PeerLost):
+            peer = event.peer if isinstance(event, PeerLost) else record.peer
+            rows[peer] = _told(rows.get(peer, PeerRow(peer=peer)), event)
     return rows
 
 
 def _told(row: PeerRow, event: PeerStarted | PeerReady | PeerStopped | PeerLost) -> PeerRow:
-    name, role, part = row.name, row.role, row.part
     match event:
         case PeerStarted():
-            return PeerRow(peer=row.peer, name=event.name, role=event.role, part=None, state="started", reason="")
+            return PeerRow(peer=row.peer, name=event.name, role=event.role)
         case PeerReady():
-            part, state, reason = event.part, "ready", event.reason
-            return PeerRow(peer=row.peer, name=name, role=role, part=part, state="ready", reason=reason)
+            return replace(row, part=event.part, state="ready", reason=event.reason)
         case PeerStopped():
-            return PeerRow(peer=row.peer, name=name, role=role, part=part, state="stopped", reason=event.reason)
+            return replace(row, state="stopped", reason=event.reason)
         case PeerLost() if row.state != "stopped":
-            name = name or event.name
-            return PeerRow(peer=row.peer, name=name, role=role, part=part, state="lost", reason=event.reason)
+            return replace(row, name=row.name or event.name, state="lost", reason=event.reason)
     return row
 
 
-def _only(events: Iterable[Recorded], *kinds: type[EventT]) -> Iterator[tuple[Recorded, EventT]]:
+def _only(events: Iterable[Recorded], kind: type[EventT]) -> Iterator[tuple[Recorded, EventT]]:
     for record in events:
-        if isinstance(record.event, kinds):
+        if isinstance(record.event, kind):
             yield record, record.event

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from data_shards.build import build_shard
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
@@ -22,15 +22,27 @@ from swarm.clock import SystemClock
 from swarm.config import Manifest, parse_manifest
 from swarm.device import DeviceThread, resolve_device
 from swarm.events import Event
-from swarm.ids import PeerId
+from swarm.ids import PeerId, RunId
+from swarm.network.protocols import Directory, Endpoint
 from swarm.pipeline.health import Watch
 from swarm.security.signing import PrivateIdentity
-from swarm.sim.network import SimEndpoint, SimNetwork
+from swarm.sim.network import SimNetwork
 
 EventT = TypeVar("EventT", bound=Event)
 
 TEXT = "The quick brown fox jumps over the lazy dog and trains a model with its friends, number {} of many. "
 VOCAB = 300
+
+
+class OpenEndpoint(Endpoint, Protocol):
+    """An endpoint that can enter a run, of either world."""
+
+    @property
+    def directory(self) -> Directory:
+        """The run's directory."""
+
+    async def enter(self, run: RunId) -> None:
+        """Serve and call within a run."""
 
 
 @dataclass(slots=True)
@@ -54,7 +66,7 @@ class LocalPeer:
     """One member of a local swarm."""
 
     settings: PeerSettings
-    endpoint: SimEndpoint
+    endpoint: OpenEndpoint
     around: Surroundings
     founder: PeerId
     events: EventList
@@ -90,19 +102,25 @@ class LocalSwarm:
             build_shard(path, shard, self.tokenizer)
         self.manifest = small_manifest(self.tokenizer, hosts, trainers, overrides)
         self.network = SimNetwork(SystemClock())
-        self._max_in_flight = max_in_flight
+        self.hosts, self._max_in_flight = hosts, max_in_flight
         self.peers: dict[str, LocalPeer] = {}
-        founder = self._add("bootstrap", "bootstrap", 0)
-        for index in range(hosts):
-            self._add(f"host-{index}", "stage", 100 + index, founder)
-        for index in range(trainers):
-            self._add(f"trainer-{index}", "trainer", 200 + index, founder, shard=self.shards[index])
 
-    def _add(self, name: str, role: Any, number: int, founder: PeerId | None = None, **more: Any) -> PeerId:
+    async def open(self) -> None:
+        """Open everybody's endpoint; nobody does anything yet."""
+        founder = await self._add("bootstrap", "bootstrap", 0)
+        for index in range(self.hosts):
+            await self._add(f"host-{index}", "stage", 100 + index, founder)
+        for index, shard in enumerate(self.shards):
+            await self._add(f"trainer-{index}", "trainer", 200 + index, founder, shard=shard)
+
+    async def _endpoint(self, home: Path, identity: PrivateIdentity) -> OpenEndpoint:
+        return self.network.endpoint(identity.peer)
+
+    async def _add(self, name: str, role: Any, number: int, founder: PeerId | None = None, **more: Any) -> PeerId:
         identity = PrivateIdentity(hashlib.sha256(str(number).encode()).digest())
-        endpoint = self.network.endpoint(identity.peer)
         home = self.root / name
-        home.mkdir()
+        home.mkdir(mode=0o700)
+        endpoint = await self._endpoint(home, identity)
         settings = PeerSettings(home=home, name=name, role=role, max_in_flight=self._max_in_flight, **more)
         events, clock = EventList(identity.peer), SystemClock()
         around = Surroundings(
@@ -126,6 +144,8 @@ class LocalSwarm:
     async def run(self, *, timeout_s: float = 60.0) -> None:
         """Run every membership to its end. Raises what ends one, in an ExceptionGroup."""
         try:
+            if not self.peers:
+                await self.open()
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
                 for peer in self.peers.values():
                     group.create_task(peer.run())

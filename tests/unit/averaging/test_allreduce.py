@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from swarm.averaging.allreduce import MAX_EXPECTED
-from swarm.averaging.messages import CHUNK, ENTER, ChunkRequest
+from swarm.averaging.messages import CHUNK, ENTER, ChunkRequest, RoundMessage
 from swarm.averaging.partition import CHUNK_ELEMENTS
 from swarm.averaging.plan import RoundPlan, RoundResult
 from swarm.errors import BugError, Busy, Refused
@@ -166,11 +166,10 @@ def test_expected_rounds_are_bounded_the_oldest_goes_first() -> None:
         plans = [make_plan([1, 1], 8, attempt=attempt) for attempt in range(MAX_EXPECTED + 1)]
         for plan in plans:
             services[P1].expect(plan)
-        for plan, kept in ((plans[0], False), (plans[1], True)):
-            request = ChunkRequest.of(plan, index=0, weight=1)
-            with pytest.raises(Busy if not kept else Exception) as caught:  # noqa: PT011 - chunk 0 is P0's own
-                await network.endpoints[P0].call(P1, CHUNK, request, Empty, timeout_s=60, payload=bytes(16))
-            assert isinstance(caught.value, Busy) is not kept
+        call = network.endpoints[P0].call
+        await call(P1, ENTER, RoundMessage.of(plans[1]), Empty, timeout_s=60)
+        with pytest.raises(Busy):
+            await call(P1, ENTER, RoundMessage.of(plans[0]), Empty, timeout_s=60)
 
     in_virtual_time(scene())
 

@@ -1,7 +1,7 @@
 """A whole fake swarm: peers that write the events a real run would, and the bootstrap its checkpoints.
 
-How it goes is read from the run directory: a file ``fault`` with ``<peer> <what>`` makes that peer misbehave in step 2;
-a file ``pause`` keeps every peer waiting in step 2 until it is told to stop.
+How it goes is read from the environment: ``FAKE_FAULT``, ``<peer> <what>``, makes that peer misbehave in step 2;
+``pause`` alone keeps every peer waiting in step 2 until it is told to stop.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ class _Fake:
         return 0
 
     def misbehave(self) -> int | None:
-        """What the files in the run directory ask for."""
-        if (self.root / "pause").exists():
+        """What the environment asks for."""
+        fault = os.environ.get("FAKE_FAULT", "")
+        if fault == "pause":
             (self.settings.home / "paused").touch()
             signal.pause()
-        fault = self.root / "fault"
-        name, what = fault.read_text().split() if fault.exists() else ("", "")
+        name, _, what = fault.partition(" ")
         if name == self.settings.name:
             if what == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -20,13 +20,14 @@ TEXT = "".join(f"Paragraph {n} says that {n} owls saw {n * 7 % 101} mice near th
 class Command:
     """``swarm quickstart`` with a fake swarm, in a process of its own and a directory of its own."""
 
-    def __init__(self, directory: Path, *arguments: str, preload: str = "") -> None:
+    def __init__(self, directory: Path, *arguments: str, preload: str = "", fault: str = "") -> None:
         self.out = directory / "run"
         self.scratch = directory / "scratch"
         self.scratch.mkdir()
         (directory / "text.txt").write_text(TEXT)
         environment = os.environ | {
             "TMPDIR": str(self.scratch),
+            "FAKE_FAULT": fault,
             "PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), *sys.path])),
         }
         flags = ["--text", "text.txt", "--out", "run", "--report", "copy.json", *arguments]
@@ -34,11 +35,6 @@ class Command:
             [sys.executable, "-m", "tests.unit.peers.fake_swarm", preload, "quickstart", *flags],
             cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-
-    def prepare(self, file: str, content: str = "") -> None:
-        """Put a file into the run directory as soon as it exists, which is before the first peer."""
-        _await(self.out.exists)
-        (self.out / file).write_text(content)
 
     def finish(self, seconds: float = 20) -> tuple[int, str, str]:
         """Exit code, stdout, stderr; and no process or temporary file may be left."""
@@ -98,8 +94,7 @@ def test_quickstart_whole_run_leaves_report_plot_and_a_model_to_sample(tmp_path:
 def test_quickstart_peer_failing_is_named_and_everything_stopped(
     tmp_path: Path, peer: str, what: str, words: str
 ) -> None:
-    command = Command(tmp_path, "--steps", "4", "--peers", "2", "--trainers", "1")
-    command.prepare("fault", f"{peer} {what}")
+    command = Command(tmp_path, "--steps", "4", "--peers", "2", "--trainers", "1", fault=f"{peer} {what}")
     code, _, err = command.finish(10)
     assert code == 3
     assert f"error: {peer} " in err
@@ -113,8 +108,7 @@ def test_quickstart_peer_failing_is_named_and_everything_stopped(
 def test_quickstart_interrupted_while_training_stops_all_and_says_what_is_kept(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    command = Command(tmp_path, "--steps", "4", "--peers", "2", "--trainers", "1")
-    command.prepare("pause")
+    command = Command(tmp_path, "--steps", "4", "--peers", "2", "--trainers", "1", fault="pause")
     for peer in ("bootstrap", "stage-0-1", "stage-1-1", "trainer-0"):
         _await((command.out / "peers" / peer / "paused").exists)
     _interrupt(command, number, code)
@@ -147,8 +141,7 @@ def _interrupt(command: Command, number: signal.Signals, expected: int) -> None:
 
 
 def test_quickstart_json_prints_the_report_and_nothing_else(tmp_path: Path) -> None:
-    command = Command(tmp_path, "--json", "--steps", "4", "--peers", "2", "--trainers", "1")
-    command.prepare("fault", "stage-0-1 kill")
+    command = Command(tmp_path, "--json", "--steps", "4", "--peers", "2", "--trainers", "1", fault="stage-0-1 kill")
     code, out, _ = command.finish(10)
     assert code == 3
     assert json.loads(out) == command.report()
@@ -161,7 +154,7 @@ def test_quickstart_json_prints_the_report_and_nothing_else(tmp_path: Path) -> N
         (("--stages", "9", "--peers", "9"), "--stages"),
         (("--trainers", "0"), "--trainers"),
         (("--text", "missing.txt"), "missing.txt"),
-        (("--text", "short.txt", "--text", "short.txt"), "--text"),
+        (("--text", "short.txt", "--text", "short.txt"), "documents"),
     ],
 )
 def test_quickstart_impossible_request_is_explained_and_leaves_nothing(

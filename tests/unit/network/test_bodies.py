@@ -1,0 +1,121 @@
+"""Bodies: what goes through, and what must not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgpack
+import pytest
+
+from swarm.errors import PEER_ERRORS, PeerError, Violation
+from swarm.ids import MicrobatchId, PeerId
+from swarm.network.bodies import (
+    MAX_DEPTH,
+    decode,
+    pack,
+    pack_error,
+    pack_request,
+    unpack,
+    unpack_error,
+    unpack_request,
+)
+from swarm.network.protocols import MAX_BODY_BYTES
+from swarm.schema import Message
+
+
+class Holder(Message):
+    """Everything at once."""
+
+    ids: tuple[MicrobatchId, ...] = ()
+    table: dict[str, float] = {}
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for level in range(depth):
+        value = [value] if level % 2 else {"k": value}
+    return value
+
+
+def test_message_of_named_tuples_comes_back_equal() -> None:
+    holder = Holder(ids=(MicrobatchId(PeerId("abc"), "00ff", 1, 2),), table={"x": 0.1})
+    assert decode(Holder, unpack(pack(holder.to_wire()))) == holder
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x92\x01",
+        b"\x01\x02",
+        b"\x81\x01\x02",
+        b"\xa1\xff",
+        msgpack.packb(msgpack.ExtType(5, b"x")),
+        msgpack.packb(msgpack.ExtType(0x40, b"")),
+        msgpack.packb(msgpack.Timestamp(1)),
+        b"\xdd\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\x91" * 100_000 + b"\x01",
+        pack(nested(MAX_DEPTH + 1)),
+    ],
+)
+def test_body_that_is_malformed_or_too_deep_is_a_violation(data: bytes) -> None:
+    with pytest.raises(Violation):
+        unpack(data)
+
+
+def test_body_of_honest_depth_goes_through() -> None:
+    assert unpack(pack(nested(MAX_DEPTH))) is not None
+
+
+def test_body_too_large_is_a_violation_on_both_sides() -> None:
+    with pytest.raises(Violation, match="exceeds"):
+        pack(bytes(MAX_BODY_BYTES))
+    with pytest.raises(Violation, match="exceeds"):
+        unpack(bytes(MAX_BODY_BYTES + 1))
+
+
+def test_body_of_another_shape_names_the_field_and_not_its_content() -> None:
+    with pytest.raises(Violation, match=r"Holder\.table\.x: float_type") as caught:
+        decode(Holder, {"table": {"x": "secret" * 1000}})
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "envelope",
+    [
+        1,
+        (),
+        ("m", 1.0, 0),
+        (1, 1.0, 0, {}),
+        ("m" * 81, 1.0, 0, {}),
+        ("m", 1, 0, {}),
+        ("m", 0.0, 0, {}),
+        ("m", float("nan"), 0, {}),
+        ("m", float("inf"), 0, {}),
+        ("m", 1.0, -1, {}),
+        ("m", 1.0, True, {}),
+    ],
+)
+def test_request_with_a_wrong_envelope_is_a_violation(envelope: object) -> None:
+    with pytest.raises(Violation):
+        unpack_request(pack(envelope))
+
+
+def test_request_comes_back() -> None:
+    envelope = unpack_request(pack_request("a/1/b", 2, 3, Holder()))
+    assert envelope == ("a/1/b", 2.0, 3, {"ids": (), "table": {}})
+
+
+@pytest.mark.parametrize("code", sorted(PEER_ERRORS))
+def test_error_comes_back_as_its_type_with_the_peer_that_sent_it(code: str) -> None:
+    error = unpack_error(pack_error(PEER_ERRORS[code]("no\x1b[31m", peer="me")), "them")
+    assert type(error) is PEER_ERRORS[code]
+    assert (error.reason, error.peer) == ("no?[31m", "them")
+
+
+def test_error_of_an_unknown_code_is_a_peer_error() -> None:
+    assert type(unpack_error(pack(("new", "x")), "them")) is PeerError
+    with pytest.raises(Violation):
+        unpack_error(pack(("new", 1)), "them")

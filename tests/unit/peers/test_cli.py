@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from swarm import __version__
+
+HEAVY = ("torch", "hivemind", "transformers", "scipy", "uvloop", "tokenizers")
+PROBE = """
+import sys
+sys.argv = ["swarm", *sys.argv[1:]]
+from peers.cli import main
+try:
+    main()
+finally:
+    heavy = sorted(set(sys.modules) & set({heavy!r}))
+    print("heavy:", ",".join(heavy), file=sys.stderr)
+"""
+
+
+def _swarm(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = PROBE.format(heavy=HEAVY)
+    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=20)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("--help",), 0, "Exit codes: 0 done"),
+        (("-h",), 0, "quickstart"),
+        (("--version",), 0, __version__),
+        ((), 2, "quickstart"),
+        (("quickstart", "--help"), 0, "--reproducible"),
+        (("sample", "--help"), 0, "--temperature"),
+        (("peer", "--help"), 0, "--bootstrap"),
+        (("sample", "--tokens", "0"), 2, ""),
+        (("nonsense",), 2, ""),
+    ],
+)
+def test_cli_parsing_imports_nothing_heavy(arguments: tuple[str, ...], code: int, words: str) -> None:
+    result = _swarm(*arguments)
+    assert result.returncode == code
+    assert words in result.stdout
+    assert "heavy: \n" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (("peer", "--role", "trainer"), "home"),
+        (("peer", "--role", "trainer", "--home", "h"), "bootstrap"),
+        (("peer", "--config", "/nonexistent.toml"), "/nonexistent.toml"),
+        (("sample", "/nonexistent"), "/nonexistent"),
+    ],
+)
+def test_cli_wrong_setting_is_explained_before_anything_heavy(arguments: tuple[str, ...], named: str) -> None:
+    result = _swarm(*arguments)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ")
+    assert named in result.stderr
+    assert "next:" in result.stderr
+    assert "heavy: \n" in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_cli_interrupted_while_importing_exits_without_a_traceback(number: signal.Signals) -> None:
+    program = (
+        "import os, sys, types\n"
+        "app = types.ModuleType('peers.cli.app')\n"
+        f"app.run = lambda arguments: os.kill(os.getpid(), {int(number)})\n"
+        "sys.modules['peers.cli.app'] = app\n"
+        "from peers.cli import main\n"
+        "main()\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ)
+    assert (result.returncode, result.stderr) == (128 + number, "")
