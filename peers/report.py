@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -100,7 +101,8 @@ def write_report(report: dict[str, Any], path: Path) -> None:
         draft.write_text(render_report(report, indent=2) + "\n", encoding="utf-8")
         os.replace(draft, path)
     except OSError as error:
-        draft.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            draft.unlink()
         raise StateError(
             f"{path}: {error.strerror}; the report was not written. Check space and permissions."
         ) from error

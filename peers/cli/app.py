@@ -24,7 +24,6 @@ app = typer.Typer(
     name="swarm",
     help="Train one model together on unreliable machines: no centre, and everybody's data stays at home.",
     epilog=_EPILOG,
-    no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

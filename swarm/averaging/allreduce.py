@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,15 @@ ABORT_S = 1.0
 refusal, or at the deadline."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """What is remembered of a round; ``digest`` is empty for one that failed."""
+
+    plan: RoundPlan
+    digest: str
+    reason: str
+
+
 class AllReduce:
     """Mount it on the endpoint, then :meth:`reduce`. Protocol: one call per chunk and pair of members, whose answer is
     the result; then everybody tells everybody the digest of what it holds, and nobody returns before all agree.
@@ -47,7 +57,7 @@ class AllReduce:
         self._means = Means(endpoint=endpoint, clock=clock, run=run, reducer=reducer)
         self._expected: OrderedDict[RoundKey, tuple[Inbox, float]] = OrderedDict()
         self._running: dict[RoundKey, Inbox] = {}
-        self._ended: OrderedDict[RoundKey, tuple[RoundPlan, str]] = OrderedDict()
+        self._ended: OrderedDict[RoundKey, _Ended] = OrderedDict()
 
     @property
     def peer(self) -> PeerId:
@@ -127,12 +137,10 @@ class AllReduce:
         """End the round for those who wait in it; ``digest`` is empty for a failure. Idempotent."""
         if self._running.pop(inbox.plan.key, None) is not None:
             inbox.fail(outcome)
-            self._remember(inbox.plan, digest)
-
-    def _remember(self, plan: RoundPlan, digest: str) -> None:
-        self._ended[plan.key] = plan, digest
-        while len(self._ended) > MAX_REMEMBERED:
-            self._ended.popitem(last=False)
+            reason = "over" if digest else f"void: {inbox.failure}"
+            self._ended[inbox.plan.key] = _Ended(inbox.plan, digest, reason)
+            while len(self._ended) > MAX_REMEMBERED:
+                self._ended.popitem(last=False)
 
     def _drop_expected(self, key: RoundKey) -> None:
         inbox, _ = self._expected.pop(key)
@@ -190,8 +198,8 @@ class AllReduce:
     async def _agree(self, request: Request) -> Answer:
         message: Agreement = request.body
         if message.key in self._ended:
-            plan, digest = self._ended[message.key]
-            if request.caller in plan.weights and (message.plan, message.result) == (plan.digest, digest):
+            ended = self._ended[message.key]
+            if request.caller in ended.plan.weights and message.result == ended.digest:
                 return Answer(Empty())
         inbox = self._inbox_of(message)
         inbox.admit_member(request.caller, message.plan)
@@ -208,7 +216,7 @@ class AllReduce:
 
     def _inbox_of(self, message: RoundMessage) -> Inbox:
         if message.key in self._ended:
-            raise Refused(f"round {message.key} is over")
+            raise Refused(f"round {message.key} is {self._ended[message.key].reason}")
         inbox = self._find(message.key)
         if inbox is None:
             raise Busy(f"round {message.key} is not expected yet")

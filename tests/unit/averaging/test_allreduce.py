@@ -114,7 +114,7 @@ def test_reduce_with_a_late_member_waits_for_it_without_sending_it_bytes() -> No
     async def scene() -> None:
         plan = make_plan([1, 1], 40)
         network, sums = Network(), whole_numbers(plan)
-        services = serve_members(network, plan.members)
+        services = await serve_members(network, plan.members)
         early = asyncio.ensure_future(services[P0].reduce(plan, sums[P0]))
         await asyncio.sleep(5)
         assert network.endpoints[P0].payload_sent == 0
@@ -130,7 +130,7 @@ def test_reduce_that_is_expected_elsewhere_delivers_before_it_runs_there() -> No
     async def scene() -> None:
         plan = make_plan([1, 1], 400)
         network, sums = Network(), whole_numbers(plan)
-        services = serve_members(network, plan.members)
+        services = await serve_members(network, plan.members)
         services[P1].expect(plan)
         services[P1].expect(plan)
         early = asyncio.ensure_future(services[P0].reduce(plan, sums[P0]))
@@ -145,7 +145,7 @@ def test_reduce_that_is_expected_elsewhere_delivers_before_it_runs_there() -> No
 def test_expected_round_that_does_not_start_is_forgotten_and_refuses_who_waits() -> None:
     async def scene() -> None:
         plan = make_plan([1, 1], 8, timeout_s=10.0)
-        services = serve_members(network := Network(), plan.members)
+        services = await serve_members(network := Network(), plan.members)
         services[P1].expect(plan)
         request = ChunkRequest.of(plan, index=plan.chunks_of(P1)[0].index, weight=1)
         held = asyncio.ensure_future(
@@ -162,7 +162,7 @@ def test_expected_round_that_does_not_start_is_forgotten_and_refuses_who_waits()
 
 def test_expected_rounds_are_bounded_the_oldest_goes_first() -> None:
     async def scene() -> None:
-        services = serve_members(network := Network(), (P0, P1))
+        services = await serve_members(network := Network(), (P0, P1))
         plans = [make_plan([1, 1], 8, attempt=attempt) for attempt in range(MAX_EXPECTED + 1)]
         for plan in plans:
             services[P1].expect(plan)
@@ -178,7 +178,7 @@ def test_reduce_with_a_chunk_sent_twice_counts_it_once() -> None:
     async def scene() -> None:
         plan = make_plan([1, 1], 16)
         network, sums = Network(), whole_numbers(plan)
-        services = serve_members(network, plan.members)
+        services = await serve_members(network, plan.members)
         services[P1].expect(plan)
         chunk = plan.chunks_of(P1)[0]
         request = ChunkRequest.of(plan, index=chunk.index, weight=1)
@@ -204,7 +204,7 @@ def test_two_rounds_at_once_do_not_mix() -> None:
     async def scene() -> None:
         plans = [make_plan([1, 2, 3], 30, attempt=attempt) for attempt in (0, 1)]
         sums = [whole_numbers(plan, seed) for seed, plan in enumerate(plans)]
-        services = serve_members(Network(), plans[0].members)
+        services = await serve_members(Network(), plans[0].members)
         jobs = [
             services[peer].reduce(plan, mine[peer]) for plan, mine in zip(plans, sums, strict=True) for peer in mine
         ]
@@ -221,7 +221,7 @@ def test_two_rounds_at_once_do_not_mix() -> None:
 def test_reduce_of_something_else_than_planned_is_a_bug(vector: torch.Tensor | None) -> None:
     async def scene() -> None:
         plan = make_plan([1, 1], 8)
-        services = serve_members(Network(), plan.members)
+        services = await serve_members(Network(), plan.members)
         with pytest.raises(BugError):
             await services[P0].reduce(plan, vector)
 
@@ -231,7 +231,7 @@ def test_reduce_of_something_else_than_planned_is_a_bug(vector: torch.Tensor | N
 def test_reduce_of_a_round_that_ended_is_a_bug() -> None:
     async def scene() -> None:
         plan = make_plan([1], 8)
-        services = serve_members(Network(), plan.members)
+        services = await serve_members(Network(), plan.members)
         await services[P0].reduce(plan, torch.zeros(8))
         with pytest.raises(BugError):
             await services[P0].reduce(plan, torch.zeros(8))
@@ -244,7 +244,7 @@ def test_reduce_of_a_round_that_ended_is_a_bug() -> None:
 async def test_reduce_on_threads_does_not_hold_the_loop_up() -> None:
     plan: RoundPlan = make_plan([1, 1], 1 << 20, chunk_elements=CHUNK_ELEMENTS)
     network, sums = Network(slowest_s=0.0), whole_numbers(plan)
-    services = serve_members(network, plan.members)
+    services = await serve_members(network, plan.members)
     threads: list[str] = []
 
     async def elsewhere(fn: Any, /, *args: Any) -> Any:

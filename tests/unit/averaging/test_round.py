@@ -45,7 +45,7 @@ def test_group_of_a_peer_in_none_is_a_bug() -> None:
 
 def test_average_emits_what_it_did() -> None:
     async def scene() -> list[Event]:
-        services = serve_members(Network(), (P0, P1))
+        services = await serve_members(Network(), (P0, P1))
         plan = plan_round(CALL, STRATEGIES["everyone"], P0)
         told = Listed()
         jobs = (average(services[peer], plan, torch.ones(10), told) for peer in plan.members)
@@ -64,7 +64,7 @@ def test_average_emits_what_it_did() -> None:
 def test_average_that_fails_emits_nothing() -> None:
     async def scene() -> list[Event]:
         network = Network()
-        services = serve_members(network, (P0, P1))
+        services = await serve_members(network, (P0, P1))
         network.kill(P1)
         told = Listed()
         with pytest.raises(RoundFailed):

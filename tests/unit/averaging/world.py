@@ -1,4 +1,4 @@
-"""Members of a round in one virtual-time loop, joined by an in-memory network that tests can break.
+"""Members of a round in one virtual-time loop, joined by a simulated network that tests can break.
 
 Time stands still while anything can run and jumps to the next timer otherwise, so a test with a 30 s deadline takes no
 time and is the same every time. When nothing can run and no timer is set, the loop raises: a lock-up fails at once.
@@ -7,6 +7,7 @@ time and is the same every time. When nothing can run and no timer is set, the l
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import selectors
 from collections import Counter
@@ -18,10 +19,11 @@ import torch
 
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.plan import RoundKey, RoundPlan, RoundResult
-from swarm.errors import DeadlineMissed, PeerError, RoundFailed, Unreachable, Violation
-from swarm.ids import PeerId, stage_part
-from swarm.network.protocols import LinkStatistics, Method, Payload, Request, Service
+from swarm.errors import RoundFailed
+from swarm.ids import PeerId, RunId, stage_part
+from swarm.network.protocols import Answer, LinkStatistics, Payload, ReplyT, Request, Service
 from swarm.schema import Message
+from swarm.sim.network import SimEndpoint, SimNetwork
 
 T = TypeVar("T")
 Hook = Callable[[PeerId, PeerId, str, Any], Awaitable[None]]
@@ -92,120 +94,94 @@ async def inline(fn: Callable[..., Any], /, *args: Any) -> Any:
 class Network:
     """Who is there, how long messages take, and what happens to them.
 
-    ``hook(caller, target, method, body)`` runs before a call is delivered and may wait or raise.
+    ``hook(caller, target, method, body)`` runs before a call leaves and may wait, raise, or kill.
     """
 
     seed: int = 0
     slowest_s: float = 0.01
     hook: Hook | None = None
-    endpoints: dict[PeerId, MemoryEndpoint] = field(default_factory=dict)
+    endpoints: dict[PeerId, TappedEndpoint] = field(default_factory=dict)
     calls: Counter[str] = field(default_factory=Counter)
-    admitted: list[tuple[str, int]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._rng = random.Random(self.seed)
+        rng = random.Random(self.seed)
+        self._sim = SimNetwork(LoopClock(), delay=lambda source, target, size: rng.random() * self.slowest_s)
         self._deaths: dict[PeerId, asyncio.Event] = {}
 
-    def join(self, peer: PeerId) -> MemoryEndpoint:
+    async def join(self, peer: PeerId) -> TappedEndpoint:
         self._deaths[peer] = asyncio.Event()
-        return self.endpoints.setdefault(peer, MemoryEndpoint(self, peer))
+        inner = self._sim.endpoint(peer)
+        await inner.enter(RunId("0" * 64))
+        self.endpoints[peer] = TappedEndpoint(self, inner)
+        return self.endpoints[peer]
 
     def kill(self, peer: PeerId) -> None:
+        self._sim.kill(peer)
         self._deaths[peer].set()
 
     def dead(self, peer: PeerId) -> bool:
-        return peer not in self._deaths or self._deaths[peer].is_set()
+        return self._sim.find(peer) is None
 
-    async def delay(self) -> None:
-        await asyncio.sleep(self._rng.random() * self.slowest_s)
-
-    async def while_alive(self, work: Coroutine[Any, Any, T], *peers: PeerId) -> T:
-        tasks = [asyncio.ensure_future(work), *(asyncio.ensure_future(self._deaths[peer].wait()) for peer in peers)]
-        try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for peer in peers:
-                if self.dead(peer):
-                    raise Unreachable("died", peer=peer)
-            return await tasks[0]
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async def wait_dead(self, peer: PeerId) -> None:
+        await self._deaths[peer].wait()
 
 
-class MemoryEndpoint:
-    """As much of an Endpoint as averaging sees."""
+class TappedEndpoint:
+    """An endpoint whose calls the test counts and can interfere with."""
 
-    def __init__(self, network: Network, peer: PeerId) -> None:
-        self._network, self._peer = network, peer
-        self._methods: dict[str, Method] = {}
+    def __init__(self, network: Network, inner: SimEndpoint) -> None:
+        self._network, self._inner = network, inner
         self.payload_sent = 0
 
     @property
     def peer(self) -> PeerId:
-        return self._peer
+        return self._inner.peer
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        return ()
+        return self._inner.addresses
 
     def mount(self, service: Service) -> None:
-        self._methods.update({method.name: method for method in service.methods()})
+        self._inner.mount(service)
 
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        return
+        self._inner.learn(peer, addresses)
 
     def statistics(self) -> LinkStatistics:
-        return LinkStatistics({}, {})
+        return self._inner.statistics()
 
     async def close(self) -> None:
-        return
+        await self._inner.close()
+
+    def replace_handler(self, method: str, handle: Callable[[Request], Awaitable[Answer]]) -> None:
+        """Make this peer answer a method otherwise."""
+        methods = self._inner.desk._methods
+        methods[method] = dataclasses.replace(methods[method], handle=handle)
+
+    def handler(self, method: str) -> Callable[[Request], Awaitable[Answer]]:
+        return self._inner.desk._methods[method].handle
 
     async def call(
         self,
         target: PeerId,
         method: str,
         body: Message,
-        reply: type[Any],
+        reply: type[ReplyT],
         *,
         timeout_s: float,
         payload: Payload = b"",
         max_reply_bytes: int = 0,
-    ) -> tuple[Any, memoryview]:
+    ) -> tuple[ReplyT, memoryview]:
         network = self._network
         network.calls[method] += 1
-        try:
-            async with asyncio.timeout(timeout_s):
-                if network.dead(target) or network.dead(self._peer):
-                    raise Unreachable("no connection", peer=target)
-                served = network.endpoints[target].serve(self._peer, method, body, payload)
-                answer, encoded = await network.while_alive(served, target, self._peer)
-        except TimeoutError as error:
-            raise DeadlineMissed("no answer", peer=target) from error
-        except PeerError as error:
-            raise PeerError.from_code(error.code, error.reason, error.peer) from error
-        if len(encoded) > max_reply_bytes:
-            raise Violation("answered too much", peer=target)
-        return reply.model_validate(answer.to_wire()), memoryview(bytearray(encoded))
-
-    async def serve(self, caller: PeerId, name: str, body: Message, payload: Payload) -> tuple[Message, Payload]:
-        network = self._network
-        await network.delay()
         if network.hook is not None:
-            await network.hook(caller, self._peer, name, body)
-        method = self._methods[name]
-        decoded = method.request.model_validate(body.to_wire())
-        if payload:
-            if method.admit is None:
-                raise Violation("no payload wanted", peer=caller)
-            method.admit(caller, decoded, len(payload))
-            network.admitted.append((name, len(payload)))
-        network.endpoints[caller].payload_sent += len(payload)
-        now = asyncio.get_running_loop().time()
-        answer = await method.handle(Request(caller, decoded, memoryview(bytearray(payload)), now + 1e6))
-        self.payload_sent += len(answer.payload)
-        await network.delay()
-        return answer.body, answer.payload
+            await network.hook(self.peer, target, method, body)
+        self.payload_sent += len(payload)
+        answer, encoded = await self._inner.call(
+            target, method, body, reply, timeout_s=timeout_s, payload=payload, max_reply_bytes=max_reply_bytes
+        )
+        network.endpoints[target].payload_sent += len(encoded)
+        return answer, encoded
 
 
 def names(count: int) -> tuple[PeerId, ...]:
@@ -237,11 +213,11 @@ def right_mean(plan: RoundPlan, sums: Mapping[PeerId, torch.Tensor]) -> torch.Te
     return (total / plan.total_weight).float()
 
 
-def serve_members(network: Network, members: Sequence[PeerId]) -> dict[PeerId, AllReduce]:
+async def serve_members(network: Network, members: Sequence[PeerId]) -> dict[PeerId, AllReduce]:
     """One all-reduce service for each member, mounted."""
     services = {}
     for peer in members:
-        endpoint = network.join(peer)
+        endpoint = await network.join(peer)
         services[peer] = AllReduce(endpoint, LoopClock(), run=inline)
         endpoint.mount(services[peer])
     return services
@@ -257,14 +233,14 @@ async def play(
     plans: Mapping[PeerId, RoundPlan] | None = None,
 ) -> dict[PeerId, Outcome]:
     """All members reduce at once; what each got. A member that dies has its task cancelled, like its process."""
-    services = serve_members(network, plan.members)
+    services = await serve_members(network, plan.members)
     tasks = {
         peer: asyncio.ensure_future(services[peer].reduce((plans or {}).get(peer, plan), sums.get(peer)))
         for peer in plan.members
     }
 
     async def end_with(peer: PeerId) -> None:
-        await network._deaths[peer].wait()
+        await network.wait_dead(peer)
         tasks[peer].cancel()
 
     ends = [asyncio.ensure_future(end_with(peer)) for peer in plan.members]

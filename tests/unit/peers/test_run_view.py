@@ -71,7 +71,7 @@ def test_view_what_happened_between_steps_is_noted_at_the_next() -> None:
         _line("PeerStarted", "stage-0-1", peer="P1", addresses=["/ip4/1.2.3.4/tcp/1"]),
         _closed(1),
         _line("HopMoved", stage=0, old="P1", new="P2abcdef", reason="deadline"),
-        _line("PeerLost", name="stage-0-1", reason="no answer"),
+        Line(0.0, "a", "PeerLost", {"name": "stage-0-1", "reason": "no answer"}),
         _closed(2),
     )
     assert view.steps[1].notes == []

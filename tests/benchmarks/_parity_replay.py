@@ -1,0 +1,248 @@
+"""The other side of the parity benchmark: the same training in one plain loop, with no swarm in it.
+
+What is shared with the swarm is the model's code and the shards on disk. Batches, gradients, sums, norm, clipping,
+schedule and optimizer are written here once more, in the fewest lines of PyTorch that say the same.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data_shards.source import ShardSource
+from swarm.config import Manifest
+from swarm.ids import MicrobatchId, PeerId
+from swarm.models.dropout import dropout_seed
+from swarm.models.gpt import GPT
+from swarm.models.init import initial_weights
+from swarm.models.layout import FlatLayout
+from swarm.models.split import build_part, install_weights, split_model
+from swarm.optimization.accumulate import Accumulator
+from swarm.optimization.adamw import AdamWState, StepNumbers, adamw_step
+from swarm.optimization.records import Contribution
+from swarm.optimization.schedules import OptimizerConfig
+from swarm.state.snapshot import Snapshot, digest
+from tests.benchmarks._parity_run import Incoherent, TrainedRun
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One committed microbatch as the loop sees it: int64 (B, T) tokens, and the seed of its dropout."""
+
+    id: MicrobatchId
+    inputs: Tensor
+    targets: Tensor
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReplayedStep:
+    """Loss sum in nats of every microbatch in the ledger's order, their target tokens, and, from an exact loop, the
+    digest of every part after the step."""
+
+    loss_sums: tuple[float, ...]
+    tokens: int
+    digests: Mapping[str, str]
+
+    @property
+    def loss(self) -> float:
+        """Nats per target token."""
+        return math.fsum(self.loss_sums) / self.tokens
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Replay:
+    """The steps, and the weights by name after the last."""
+
+    steps: tuple[ReplayedStep, ...]
+    weights: dict[str, Tensor]
+
+
+class Loop(Protocol):
+    """Trains a whole model step by step."""
+
+    def step(self, number: int, samples: Sequence[Sample]) -> ReplayedStep:
+        """One optimizer step, counted from 1, on all these microbatches."""
+
+    def weights(self) -> dict[str, Tensor]:
+        """Parameters by name; not to be written to."""
+
+
+def replay(run: TrainedRun, loop: Loop, *, backwards: bool = False) -> Replay:
+    """Feed a loop what the ledger says was committed, microbatches in its order, or each step's ``backwards``.
+
+    Raises Incoherent when a shard does not hold what the ledger names.
+    """
+    steps = []
+    with _one_thread(), Batches(run) as batches:
+        for record in run.records[1:]:
+            samples = [batches.take(contribution) for contribution in record.committed]
+            done = loop.step(record.step, samples[::-1] if backwards else samples)
+            if done.tokens != record.tokens:
+                raise Incoherent(f"step {record.step} has {done.tokens} target tokens, the record says {record.tokens}")
+            steps.append(done)
+    return Replay(tuple(steps), {name: weight.clone() for name, weight in loop.weights().items()})
+
+
+class Batches:
+    """The trainers' shards, opened once more: any microbatch of the ledger by its id."""
+
+    def __init__(self, run: TrainedRun) -> None:
+        self._run = run
+        self._sources: dict[str, ShardSource] = {}
+
+    def __enter__(self) -> Batches:
+        manifest = self._run.manifest
+        for member in self._run.records[0].members.members:
+            if member.role == "trainer":
+                self._sources[member.peer] = ShardSource(
+                    self._run.directory.shard(int(member.name.removeprefix("trainer-"))),
+                    trainer=PeerId(member.peer),
+                    microbatch_size=manifest.batch.microbatch_size,
+                    context=manifest.model.context,
+                    tokenizer=manifest.tokenizer.digest,
+                )
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._sources.clear()
+
+    def take(self, contribution: Contribution) -> Sample:
+        """The microbatch of a contribution, read again. Raises Incoherent when that shard holds another one there."""
+        wanted = contribution.microbatch
+        source = self._sources[wanted.trainer]
+        source.seek((wanted.epoch, wanted.position))
+        batch = source.take()
+        if batch.id != wanted:
+            raise Incoherent(f"the ledger names {wanted}, the shard gives {batch.id}")
+        return Sample(batch.id, batch.inputs, batch.targets, dropout_seed(self._run.manifest.run_id, wanted))
+
+
+class PlainLoop:
+    """What anybody would write: autograd's own sums in ``.grad``, ``clip_grad_norm_``, ``torch.optim.AdamW``."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._config, self._steps = manifest.optimizer, manifest.run.steps
+        self._model = GPT(manifest.model)
+        self._model.load_state_dict(initial_weights(manifest.model, manifest.run.seed))
+        named = dict(self._model.named_parameters())
+        self._parameters = list(named.values())
+        decayed = [p for name, p in named.items() if p.ndim >= 2 and name != "embedding.weight"]
+        others = [p for name, p in named.items() if p.ndim < 2 or name == "embedding.weight"]
+        config = self._config
+        self._optimizer = torch.optim.AdamW(
+            [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
+            lr=config.lr,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+        )
+
+    def step(self, number: int, samples: Sequence[Sample]) -> ReplayedStep:
+        """See :class:`Loop`. The order of ``samples`` is the order of additions."""
+        loss_sums, tokens = [], 0
+        for sample in samples:
+            total, count = self._model.loss(self._model(sample.inputs, sample.seed), sample.targets)
+            total.backward()
+            loss_sums.append(total.item())
+            tokens += count
+        for parameter in self._parameters:
+            assert parameter.grad is not None
+            parameter.grad.div_(tokens)
+        torch.nn.utils.clip_grad_norm_(self._parameters, self._config.clip_norm)
+        for group in self._optimizer.param_groups:
+            group["lr"] = scheduled_lr(self._config, number, self._steps)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return ReplayedStep(tuple(loss_sums), tokens, {})
+
+    def weights(self) -> dict[str, Tensor]:
+        """See :class:`Loop`."""
+        return {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+
+
+class ExactLoop:
+    """The reproducible run's numbers, bit for bit: for the same order-free sums and the same optimizer.
+
+    Two things are the project's and not PyTorch's. Sums are float64 on a grid (:mod:`swarm.optimization.accumulate`),
+    because only sums without rounding are the same for every assignment of microbatches to replicas. And the step
+    is :func:`swarm.optimization.adamw.adamw_step`: ``torch.optim.AdamW`` rounds differently (it fuses multiplications
+    and additions, differently from machine to machine), which :class:`PlainLoop` measures and bits cannot forgive.
+    Everything else, the split, the wire, the ledger, the averaging, the norm and the schedule, is what is tested.
+    """
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._manifest, self._config, self._steps = manifest, manifest.optimizer, manifest.run.steps
+        self._model = GPT(manifest.model)
+        self._layout = FlatLayout.of(self._model)
+        params = self._layout.flatten(initial_weights(manifest.model, manifest.run.seed))
+        self._state = AdamWState(params, torch.zeros_like(params), torch.zeros_like(params))
+        self._sum = Accumulator(self._layout, "float64", torch.device("cpu"))
+        install_weights(self._model, self._layout.views(params), requires_grad=True)
+
+    def step(self, number: int, samples: Sequence[Sample]) -> ReplayedStep:
+        """See :class:`Loop`. The order of ``samples`` must not matter."""
+        named = dict(self._model.named_parameters())
+        loss_sums, tokens = [], 0
+        for sample in samples:
+            total, count = self._model.loss(self._model(sample.inputs, sample.seed), sample.targets)
+            gradients = torch.autograd.grad(total, list(named.values()))
+            self._sum.add(sample.id, list(zip(named, gradients, strict=True)))
+            loss_sums.append(total.item())
+            tokens += count
+        mean = torch.from_numpy((self._sum.total.numpy() / float(tokens)).astype(np.float32))
+        norm = float(torch.linalg.vector_norm(mean.double()))
+        clip = min(1.0, self._config.clip_norm / (norm + 1e-6))
+        numbers = StepNumbers(step=number, lr=scheduled_lr(self._config, number, self._steps), clip=clip)
+        self._state = adamw_step(self._state, mean, self._layout, self._config, numbers)
+        install_weights(self._model, self._layout.views(self._state.params), requires_grad=True)
+        self._sum.reset()
+        return ReplayedStep(tuple(loss_sums), tokens, self._digests(number))
+
+    def weights(self) -> dict[str, Tensor]:
+        """See :class:`Loop`."""
+        return self._layout.views(self._state.params)
+
+    def _digests(self, number: int) -> dict[str, str]:
+        """What the close record says about every part of the cut model: parameters and both moments."""
+        state = self._state
+        params, exp_avg, exp_avg_sq = map(self._layout.views, (state.params, state.exp_avg, state.exp_avg_sq))
+        digests = {}
+        for spec in split_model(self._manifest.model, self._manifest.split):
+            layout = FlatLayout.of(build_part(spec, self._manifest.model))
+            snapshot = Snapshot(
+                part=spec.name,
+                step=number,
+                layout=layout,
+                params=layout.flatten(params),
+                exp_avg=layout.flatten(exp_avg),
+                exp_avg_sq=layout.flatten(exp_avg_sq),
+            )
+            digests[str(spec.name)] = digest(snapshot)
+        return digests
+
+
+def scheduled_lr(config: OptimizerConfig, step: int, steps: int) -> float:
+    """Linear warm-up to the peak, then a cosine to a fraction of it at the last step."""
+    if step <= config.warmup_steps:
+        return config.lr * step / config.warmup_steps
+    done = min(1.0, (step - config.warmup_steps) / max(1, steps - config.warmup_steps))
+    floor = config.min_lr_fraction
+    return config.lr * (floor + (1.0 - floor) * (0.5 * (1.0 + math.cos(math.pi * done))))
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """One torch thread, as the peers have: kernels cut their work, and so round, by the number of threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

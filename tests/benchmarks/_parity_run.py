@@ -1,0 +1,237 @@
+"""The measured side of the parity benchmark: real swarms of processes, and what they decided.
+
+A run goes through what ``swarm quickstart`` goes through (:class:`peers.local_run.LocalRun`), with a model, text and
+layout of our choice. No torch in here: the processes that train bring their own.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from time import monotonic
+from typing import Literal
+
+from data_shards.build import build_shard
+from data_shards.split import split_documents
+from data_shards.tokenize import tokenizer_digest, train_tokenizer
+from peers.launch import PeerExit, PeerGroup
+from peers.local_run import BOOTSTRAP, LocalRun, peer_names
+from peers.manifest_file import write_manifest
+from peers.prepare import RunShape
+from peers.run_directory import RunDirectory
+from peers.run_view import RunView
+from peers.settings import PeerSettings
+from peers.text import built_in_corpus
+from peers.watch import RunWatch
+from swarm.clock import SystemClock
+from swarm.config import Manifest, RunConfig, TokenizerConfig, check_manifest
+from swarm.models.spec import ModelConfig, SplitConfig
+from swarm.optimization.history import History
+from swarm.optimization.records import CloseRecord
+from swarm.pipeline.batch import BatchConfig
+
+TRAINERS = 2
+LEAVE_S = 10.0
+"""How long the bootstrap may take to end after the others; the next run's bootstrap has the same name."""
+
+
+class Incoherent(AssertionError):
+    """A swarm's own account of its run contradicts itself, so there is nothing to compare with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """How the model is spread: ``stages`` × ``replicas`` stage hosts, and :data:`TRAINERS` trainers."""
+
+    name: str
+    stages: int
+    replicas: int
+    ends: Literal["private", "hosted"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How large everything is. ``characters`` of text are dealt to the trainers; None is all there is."""
+
+    model: ModelConfig
+    batch: BatchConfig
+    steps: int
+    characters: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Data:
+    """A tokenizer and one private shard per trainer on disk, which all runs of one measurement share."""
+
+    root: Path
+    tokenizer: str
+
+    def copy_to(self, directory: RunDirectory) -> None:
+        """Give a run its own copy: peers own what they read."""
+        shutil.copytree(self.root, directory.root, dirs_exist_ok=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedRun:
+    """A run that closed its last step: where it lies and how long it took, from first process to last."""
+
+    manifest: Manifest
+    directory: RunDirectory
+    layout: Layout
+    seconds: float
+
+    @cached_property
+    def records(self) -> tuple[CloseRecord, ...]:
+        """The close records, genesis first. Raises Incoherent unless every peer decided the very same chain, each step
+        is full, and no microbatch is in it twice."""
+        chains = {path.parent.name: read_history(path) for path in self.directory.root.glob("peers/*/history.jsonl")}
+        expected = {BOOTSTRAP, *(member.name for member in chains[BOOTSTRAP][0].roster)}
+        if set(chains) != expected:
+            raise Incoherent(f"histories of {sorted(chains)} where {sorted(expected)} took part")
+        heads = {name: chain[-1].hash() for name, chain in chains.items()}
+        if len(set(heads.values())) != 1:
+            raise Incoherent(f"peers decided different histories: {heads}")
+        records = chains[BOOTSTRAP]
+        committed = [c.microbatch for record in records for c in record.committed]
+        full = self.manifest.batch.microbatches_per_step
+        if len(records) != self.manifest.run.steps + 1 or any(len(r.committed) != full for r in records[1:]):
+            raise Incoherent(f"{len(records) - 1} steps with {[len(r.committed) for r in records[1:]]} microbatches")
+        if len(set(committed)) != len(committed):
+            raise Incoherent("a microbatch was committed twice")
+        return records
+
+    @property
+    def digests(self) -> tuple[dict[str, str], ...]:
+        """Digest of every part after every step, the initial weights first."""
+        return tuple(dict(record.digests) for record in self.records)
+
+
+class WiredGroup(PeerGroup):
+    """Local peers whose trainers keep ``in_flight`` journeys under way; None lets them choose."""
+
+    in_flight: int | None = None
+
+    def start(self, settings: PeerSettings) -> None:
+        """See :meth:`peers.launch.PeerGroup.start`."""
+        if settings.role == "trainer":
+            settings = settings.model_copy(update={"max_in_flight": self.in_flight})
+        super().start(settings)
+
+
+def build_data(root: Path, scale: Scale) -> Data:
+    """Train a tokenizer on the built-in text and cut that into shards. Costs a second or two."""
+    documents = _first(built_in_corpus().documents, scale.characters)
+    tokenizer_json = train_tokenizer(documents, scale.model.vocab_size)
+    directory = RunDirectory(root)
+    root.mkdir()
+    directory.tokenizer.write_bytes(tokenizer_json)
+    for trainer, texts in enumerate(split_documents(documents, TRAINERS, 0.0, seed=0).shards):
+        build_shard(directory.shard(trainer), texts, tokenizer_json)
+    return Data(root=root, tokenizer=tokenizer_digest(tokenizer_json))
+
+
+def make_manifest(layout: Layout, scale: Scale, data: Data, *, reproducible: bool) -> Manifest:
+    """The run's manifest: ``sync``, dense float32 on the wire, the project's defaults for the rest."""
+    manifest = Manifest(
+        run=RunConfig(
+            name="parity",
+            steps=scale.steps,
+            reproducible=reproducible,
+            stage_hosts=layout.stages * layout.replicas,
+            trainers=TRAINERS,
+        ),
+        model=scale.model,
+        split=SplitConfig(stages=layout.stages, ends=layout.ends),
+        tokenizer=TokenizerConfig(digest=data.tokenizer),
+        batch=scale.batch,
+    )
+    check_manifest(manifest)
+    return manifest
+
+
+def train(
+    group: WiredGroup, root: Path, layout: Layout, manifest: Manifest, data: Data, *, same_peers_as: Path | None = None
+) -> TrainedRun:
+    """Train a whole run in processes of an open ``group`` and wait until all have ended; ``root`` must not exist.
+
+    ``same_peers_as`` is another run's root: its peers' identities are used again. Raises RunBroken naming the peer to
+    blame. Nothing is stopped then: the caller stops the group.
+    """
+    directory = RunDirectory(root)
+    data.copy_to(directory)
+    write_manifest(manifest, directory.manifest)
+    shape = _shape(layout, manifest)
+    if same_peers_as is not None:
+        _reuse_identities(RunDirectory(same_peers_as), directory, shape)
+    began = monotonic()
+    LocalRun(
+        shape=shape,
+        manifest=manifest,
+        directory=directory,
+        device="cpu",
+        group=group,
+        watch=RunWatch({name: directory.events(name) for name in peer_names(shape)}),
+        view=RunView(),
+        clock=SystemClock(),
+        on_change=lambda: None,
+    ).train()
+    _wait_ended(group)
+    return TrainedRun(manifest=manifest, directory=directory, layout=layout, seconds=monotonic() - began)
+
+
+def read_history(path: Path) -> tuple[CloseRecord, ...]:
+    """One peer's chain of close records, verified link by link. Raises OutOfSync where it breaks."""
+    chain = History()
+    records = []
+    with path.open("rb") as file:
+        for line in file:
+            records.append(CloseRecord.model_validate_json(line))
+            chain.append(records[-1])
+    return tuple(records)
+
+
+def _shape(layout: Layout, manifest: Manifest) -> RunShape:
+    return RunShape(
+        steps=manifest.run.steps,
+        peers=manifest.run.stage_hosts,
+        stages=layout.stages,
+        trainers=TRAINERS,
+        seed=manifest.run.seed,
+        ends=layout.ends,
+        reproducible=manifest.run.reproducible,
+    )
+
+
+def _reuse_identities(old: RunDirectory, new: RunDirectory, shape: RunShape) -> None:
+    for name in peer_names(shape):
+        new.home(name).mkdir(mode=0o700, parents=True)
+        shutil.copy2(old.home(name) / "identity.key", new.home(name) / "identity.key")
+
+
+def _wait_ended(group: PeerGroup) -> None:
+    deadline = monotonic() + LEAVE_S
+    exits: list[PeerExit] = []
+    while group.running:
+        if monotonic() > deadline:
+            raise Incoherent(f"{', '.join(group.running)} did not end after the last step")
+        exits += group.poll(0.1)
+    bad = [str(exit_) for exit_ in exits if exit_.code]
+    if bad:
+        raise Incoherent("; ".join(bad))
+
+
+def _first(documents: Sequence[str], characters: int | None) -> list[str]:
+    """Documents up to so many characters, the last one cut."""
+    if characters is None:
+        return list(documents)
+    chosen: list[str] = []
+    left = characters
+    for document in documents:
+        if left <= 0:
+            break
+        chosen.append(document[:left])
+        left -= len(document)
+    return chosen

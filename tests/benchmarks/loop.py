@@ -1,0 +1,176 @@
+"""How late a busy peer's event loop is while tensors stream through it: the price of one process per peer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tests.benchmarks.runner import ROOT, Result
+
+LAG_P99_TARGET_MS = 10.0
+WARMUP_S = 0.7
+_START_S = 60.0
+_SLACK_S = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situation:
+    """One candidate: what the measured peer does. Its partner streams when it does, and never computes."""
+
+    name: str
+    device: bool
+    stream: bool
+    seconds: float
+
+
+def situations(full: bool) -> tuple[Situation, ...]:
+    """What is compared. ``both`` is the claim, the others say what each half costs, ``idle`` what the machine does."""
+    long, short = (8.0, 4.0) if full else (4.5, 2.5)
+    return (
+        Situation(name="both", device=True, stream=True, seconds=long),
+        Situation(name="device only", device=True, stream=False, seconds=short),
+        Situation(name="stream only", device=False, stream=True, seconds=short),
+        Situation(name="idle", device=False, stream=False, seconds=short),
+    )
+
+
+async def run(full: bool) -> Result:
+    """Event-loop lag of a peer whose device thread computes without pause while tensors stream both ways."""
+    rounds = 8 if full else 5
+    with tempfile.TemporaryDirectory(prefix="loop-") as scratch:
+        async with _peer(Path(scratch) / "busy") as busy, _peer(Path(scratch) / "partner") as partner:
+            await busy.ask({"peer": partner.me, "addresses": partner.addresses})
+            await partner.ask({"peer": busy.me, "addresses": busy.addresses})
+            found: dict[str, list[dict[str, float]]] = {situation.name: [] for situation in situations(full)}
+            for number in range(rounds):
+                for situation in situations(full):
+                    figures = await _round(situation, busy, partner)
+                    found[situation.name].append(figures)
+                    print(f"round {number}: {situation.name}: {figures}", file=sys.stderr)
+    return _result({name: combine(reports) for name, reports in found.items()}, rounds)
+
+
+def figures_of(busy: Mapping[str, float], partner: Mapping[str, float]) -> dict[str, float]:
+    """One round's figures from both peers' reports: rates per second, CPU in cores."""
+    seconds = busy["seconds"]
+    ours = [busy["cpu_s"], busy["daemon_cpu_s"], partner["cpu_s"], partner["daemon_cpu_s"]]
+    return {
+        "lag_p50_ms": busy["p50_ms"],
+        "lag_p99_ms": busy["p99_ms"],
+        "lag_max_ms": busy["max_ms"],
+        "in_mib_s": busy["received_bytes"] / seconds / 2**20,
+        "out_mib_s": busy["sent_bytes"] / seconds / 2**20,
+        "jobs_s": busy["jobs"] / seconds,
+        "loop_cpu": busy["loop_cpu_s"] / seconds,
+        "other_threads_cpu": (busy["cpu_s"] - busy["loop_cpu_s"]) / seconds,
+        "daemon_cpu": busy["daemon_cpu_s"] / seconds,
+        "partner_cpu": partner["cpu_s"] / partner["seconds"],
+        "partner_daemon_cpu": partner["daemon_cpu_s"] / partner["seconds"],
+        "strangers_cpu": max(0.0, busy["machine_cpu_s"] - sum(ours)) / seconds,
+        "preempted_s": busy["loop_preempted"] / seconds,
+    }
+
+
+def combine(rounds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Medians over the rounds, except the largest lag, which is the largest of all."""
+    return {
+        name: max(found[name] for found in rounds) if name == "lag_max_ms" else median(found[name] for found in rounds)
+        for name in rounds[0]
+    }
+
+
+class _Peer:
+    """A peer process, asked over its standard streams."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        self._process = process
+        self.me = ""
+        self.addresses: list[str] = []
+
+    async def hear(self, deadline_s: float) -> dict[str, Any]:
+        """Its next answer. Raises RuntimeError when it died, which its own stderr explains."""
+        assert self._process.stdout is not None
+        async with asyncio.timeout(deadline_s):
+            line = await self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("a peer of the benchmark ended before it answered")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    async def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
+        """Give an order and wait for its report."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(order).encode() + b"\n")
+        await self._process.stdin.drain()
+        return await self.hear(order.get("seconds", 0.0) + _SLACK_S)
+
+
+@contextlib.asynccontextmanager
+async def _peer(home: Path) -> AsyncIterator[_Peer]:
+    """A peer that has said who it is; it ends, its daemon with it, when its input does."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.benchmarks._loop_peer", str(home)),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        cwd=ROOT,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    try:
+        peer = _Peer(process)
+        hello = await peer.hear(_START_S)
+        peer.me, peer.addresses = hello["peer"], hello["addresses"]
+        yield peer
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(_SLACK_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+
+async def _round(situation: Situation, busy: _Peer, partner: _Peer) -> dict[str, float]:
+    order = {
+        "device": situation.device,
+        "stream": situation.stream,
+        "warmup_s": WARMUP_S,
+        "seconds": situation.seconds,
+    }
+    reports = await asyncio.gather(busy.ask(order), partner.ask(order | {"device": False}))
+    return figures_of(*reports)
+
+
+def _result(found: Mapping[str, Mapping[str, float]], rounds: int) -> Result:
+    columns = tuple(found["both"])
+    both = found["both"]
+    summary = {name: round(value, 3) for name, value in both.items()}
+    summary |= {
+        "lag_p99_target_ms": LAG_P99_TARGET_MS,
+        "lag_p99_met": both["lag_p99_ms"] <= LAG_P99_TARGET_MS,
+        "lag_p99_idle_ms": round(found["idle"]["lag_p99_ms"], 3),
+        "jobs_kept": round(both["jobs_s"] / found["device only"]["jobs_s"], 3),
+        "rounds": rounds,
+    }
+    return Result(
+        columns=("situation", *columns),
+        rows=[(name, *(figures[column] for column in columns)) for name, figures in found.items()],
+        summary=summary,
+        notes=(
+            "2 MiB payloads, four calls in flight each way on loopback; dim 512, seq 256, microbatch 4, two blocks",
+            "*_cpu in cores; both peers and both daemons share this machine, strangers_cpu is everybody else on it",
+            "lag: how much later than 5 ms a 5 ms sleep ends; preempted_s: how often a second the kernel took the loop "
+            "thread off its core",
+            "jobs_kept: device jobs with streaming as a fraction of those without",
+        ),
+    )

@@ -1,0 +1,116 @@
+"""What happens to a run when queues are full, peers die, or someone lies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peers import roles
+from swarm.errors import PeerError, Refused, RunEnded, Violation, WrongStep
+from swarm.events import Accumulated, HopMoved, RunStarted, StepClosed
+from swarm.ids import MicrobatchId, PeerId
+from swarm.optimization.calls import first_leaf
+from swarm.optimization.messages import Lease, Leased, Reconcile
+from swarm.pipeline.messages import Forward, Output
+from swarm.pipeline.server import StageSettings
+from swarm.schema import Empty
+from tests.harness.expect import eventually
+from tests.harness.swarm import LocalSwarm
+
+
+async def test_busy_replicas_are_routed_around_and_nothing_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tight(**limits: Any) -> StageSettings:
+        return StageSettings(**{**limits, "max_queue": 1, "max_under_way": 1})
+
+    monkeypatch.setattr(roles, "StageSettings", tight)
+    swarm = LocalSwarm(tmp_path, hosts=4, trainers=2, max_in_flight=6, batch={"microbatches_per_step": 12})
+    await swarm.run()
+
+    moves = swarm.events(HopMoved)
+    assert moves, "the fault did not fire: no replica was ever busy"
+    assert {move.reason.split(":")[0] for move in moves} == {"busy"}
+    assert {move.stage for move in moves} == {0, 1}
+    accumulated = Counter((event.part, event.microbatch) for event in swarm.events(Accumulated))
+    assert set(accumulated.values()) == {1}
+    assert len(accumulated) == 2 * 3 * 12
+    assert len({event.record for event in swarm.events(StepClosed) if event.step == 3}) == 1
+
+
+@pytest.mark.parametrize("victim", ["bootstrap", "host-1", "trainer-1"])
+async def test_a_peer_that_dies_is_noticed_and_named_by_all_others(tmp_path: Path, victim: str) -> None:
+    swarm = LocalSwarm(tmp_path, hosts=4, trainers=2, run={"steps": 1000})
+    await swarm.open()
+    lost = swarm.peers[victim].endpoint.peer
+    verdicts: dict[str, tuple[PeerId, str]] = {}
+
+    async def watch(name: str) -> None:
+        verdicts[name] = await swarm.peers[name].around.watch.run()
+
+    async with asyncio.TaskGroup() as group:
+        training = {name: group.create_task(_quietly(peer.run())) for name, peer in swarm.peers.items()}
+        await eventually(lambda: len(swarm.events(StepClosed)) > 7, deadline_s=30, what="a step closed by all")
+        watching = [group.create_task(watch(name)) for name in swarm.peers if name != victim]
+        swarm.network.kill(lost)
+        async with asyncio.timeout(10):
+            await asyncio.gather(*watching)
+        for task in training.values():
+            task.cancel()
+    assert {peer for peer, _ in verdicts.values()} == {lost}
+    for peer in swarm.peers.values():
+        await peer.endpoint.close()
+        await peer.around.device.close()
+
+
+async def _quietly(work: Any) -> None:
+    """A member's run, whose calls fail once its neighbour is dead."""
+    try:
+        await work
+    except* (PeerError, RunEnded):
+        pass
+
+
+async def test_members_refuse_strangers_and_liars(tmp_path: Path) -> None:
+    """In a run that goes on, a host tries what only a leader, a trainer or a neighbour may do."""
+    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 4000}, batch={"microbatches_per_step": 1})
+    await swarm.open()
+    trainer = swarm.peers["trainer-0"].endpoint.peer
+    microbatch = MicrobatchId(trainer, "0" * 16, 9, 9)
+
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_quietly(peer.run())) for peer in swarm.peers.values()]
+        await eventually(lambda: len(swarm.events(StepClosed)) > 8, deadline_s=30, what="two steps closed")
+        started = swarm.events(RunStarted)[0]
+        route = tuple(PeerId(m["peer"]) for stage in (0, 1) for m in started.roster if m["part"] == f"stage-{stage}")
+        liar = next(peer.endpoint for peer in swarm.peers.values() if peer.endpoint.peer == route[0])
+        forward = Forward(step=1, microbatch=microbatch, attempt=0, route=route, hop=1)
+        to_itself = forward.model_copy(update={"route": (route[1], route[0])})
+        of_a_host = forward.model_copy(update={"microbatch": MicrobatchId(liar.peer, "0" * 16, 0, 0)})
+        attempts: list[tuple[str, Any, Any, type[PeerError]]] = [
+            ("pipeline/1/forward", forward, Empty, WrongStep),
+            ("pipeline/1/forward", to_itself, Empty, Refused),
+            ("pipeline/1/forward", of_a_host, Empty, Refused),
+            ("step/1/reconcile", Reconcile(step=1, committed=()), Empty, WrongStep),
+            ("lead/1/lease", Lease(step=1, total=1), Leased, WrongStep),
+            ("trainer/1/output", Output(step=1, microbatch=microbatch, attempt=0), Empty, Refused),
+        ]
+        for method, body, reply, expected in attempts:
+            target = trainer if method.startswith("trainer") else route[1]
+            payload = b"x" if method == "pipeline/1/forward" else b""
+            with pytest.raises(expected):
+                await liar.call(target, method, body, reply, timeout_s=5, payload=payload)
+        for task in tasks:
+            task.cancel()
+    for peer in swarm.peers.values():
+        await peer.endpoint.close()
+        await peer.around.device.close()
+
+
+def test_first_leaf_of_nested_groups_is_a_plain_exception() -> None:
+    inner = ExceptionGroup("inner", [Violation("x"), Refused("y")])
+    assert isinstance(first_leaf(ExceptionGroup("outer", [inner])), Violation)
