@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from peers.roles import Surroundings
-from swarm.ids import PartName
+from swarm.ids import PartName, PeerId
 from swarm.models.init import initial_weights
 from swarm.models.layout import FlatLayout
 from swarm.models.split import build_part, split_model
@@ -55,7 +55,7 @@ class Founder:
         )
         for candidate in candidates:
             if candidate.peer != self._around.endpoint.peer:
-                self._around.endpoint.learn(candidate.peer, candidate.addresses)
+                self._around.endpoint.learn(PeerId(candidate.peer), candidate.addresses)
         await found(self._calls, self._around.manifest.run_id, candidates, digests, timeout_s=GENESIS_TIMEOUT_S)
         for part in digests:
             donor.withdraw(part)

@@ -13,8 +13,6 @@ import os
 import signal
 
 import uvloop
-from swarm.monitoring.lag import LoopLagProbe
-from swarm.monitoring.recorder import Recorder
 
 from peers.membership import Membership
 from peers.roles import Surroundings
@@ -25,6 +23,8 @@ from swarm.device import DeviceThread, resolve_device
 from swarm.errors import EXIT_ERROR, EXIT_OK, EXIT_UNREACHABLE, PeerError, RunEnded, SwarmError
 from swarm.events import DaemonLost, PeerLost, PeerStarted, PeerStopped
 from swarm.ids import PeerId, RunId
+from swarm.monitoring.lag import LoopLagProbe
+from swarm.monitoring.recorder import Recorder
 from swarm.network.addresses import parse_address, split_peer
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.identity import StoredIdentity, load_or_create
@@ -56,13 +56,13 @@ async def _run_peer(settings: PeerSettings) -> int:
     try:
         await node.run()
     except* SwarmError as errors:
-        error = _verdict(errors)
-        reason, exit_code = str(error), error.exit_code
+        verdict = _verdict(errors)
+        reason, exit_code = str(verdict), verdict.exit_code
         logger.error("%s", reason)
     except* Exception as errors:  # the border of the process: an unknown failure must end up in the events
-        error = first_leaf(errors)
+        failure = first_leaf(errors)
         logger.exception("the peer failed", exc_info=errors)
-        reason, exit_code = f"{type(error).__name__}: {error}", EXIT_ERROR
+        reason, exit_code = f"{type(failure).__name__}: {failure}", EXIT_ERROR
     finally:
         recorder.emit(PeerStopped(reason=reason, exit_code=exit_code))
         recorder.close()

@@ -19,6 +19,7 @@ from swarm.events import EventSink, StateDownloaded
 from swarm.ids import ENDS, PartName, PeerId
 from swarm.models.split import boundary_spec, split_model, token_spec
 from swarm.network.protocols import Endpoint
+from swarm.optimization.accumulate import AccumulatorDType
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.records import CloseRecord, Contribution
 from swarm.optimization.roster import Roster
@@ -67,7 +68,7 @@ async def download_part(around: Surroundings, record: CloseRecord, name: PartNam
     spec = next((spec for spec in split_model(manifest.model, manifest.split) if spec.name == name), None)
     if spec is None or name not in record.digests:
         raise StateError(f"{name} is not a part of this run's model")
-    accumulator = "float64" if manifest.run.reproducible else "float32"
+    accumulator: AccumulatorDType = "float64" if manifest.run.reproducible else "float32"
     part = await around.device.run(
         lambda: TrainedPart(
             spec, manifest.model, manifest.optimizer, device=around.device.torch_device, accumulator=accumulator

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 from pydantic import Field
@@ -23,13 +22,20 @@ class BatchConfig(Section):
     max_share: Annotated[float, Field(gt=0, le=1)] = 1.0
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Batch:
+class Batch(Protocol):
     """One microbatch of private data: ``inputs`` and ``targets`` are int64, (B, T); targets below 0 are not counted."""
 
-    id: MicrobatchId
-    inputs: torch.Tensor
-    targets: torch.Tensor
+    @property
+    def id(self) -> MicrobatchId:
+        """Its identity for ever."""
+
+    @property
+    def inputs(self) -> torch.Tensor:
+        """Token ids."""
+
+    @property
+    def targets(self) -> torch.Tensor:
+        """The token that follows each."""
 
 
 class BatchSource(Protocol):

@@ -80,8 +80,8 @@ def replay(run: TrainedRun, loop: Loop, *, backwards: bool = False) -> Replay:
 
     Raises Incoherent when a shard does not hold what the ledger names.
     """
-    steps = []
-    with _one_thread(), Batches(run) as batches:
+    steps, batches = [], Batches(run)
+    with _one_thread():
         for record in run.records[1:]:
             samples = [batches.take(contribution) for contribution in record.committed]
             done = loop.step(record.step, samples[::-1] if backwards else samples)
@@ -95,24 +95,18 @@ class Batches:
     """The trainers' shards, opened once more: any microbatch of the ledger by its id."""
 
     def __init__(self, run: TrainedRun) -> None:
-        self._run = run
-        self._sources: dict[str, ShardSource] = {}
-
-    def __enter__(self) -> Batches:
-        manifest = self._run.manifest
-        for member in self._run.records[0].members.members:
-            if member.role == "trainer":
-                self._sources[member.peer] = ShardSource(
-                    self._run.directory.shard(int(member.name.removeprefix("trainer-"))),
-                    trainer=PeerId(member.peer),
-                    microbatch_size=manifest.batch.microbatch_size,
-                    context=manifest.model.context,
-                    tokenizer=manifest.tokenizer.digest,
-                )
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._sources.clear()
+        self._run, manifest = run, run.manifest
+        self._sources = {
+            member.peer: ShardSource(
+                run.directory.shard(int(member.name.removeprefix("trainer-"))),
+                trainer=PeerId(member.peer),
+                microbatch_size=manifest.batch.microbatch_size,
+                context=manifest.model.context,
+                tokenizer=manifest.tokenizer.digest,
+            )
+            for member in run.records[0].members.members
+            if member.role == "trainer"
+        }
 
     def take(self, contribution: Contribution) -> Sample:
         """The microbatch of a contribution, read again. Raises Incoherent when that shard holds another one there."""

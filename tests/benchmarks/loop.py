@@ -122,6 +122,7 @@ async def _peer(home: Path) -> AsyncIterator[_Peer]:
         stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         cwd=ROOT,
+        start_new_session=True,  # a scheduling group of its own, as its daemon has: else peers would share one's share
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     try:

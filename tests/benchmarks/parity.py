@@ -1,0 +1,174 @@
+"""Is training in the swarm the same training? Whole swarms of processes against a plain loop in one process."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from swarm.models.spec import ModelConfig
+from swarm.pipeline.batch import BatchConfig
+from tests.benchmarks._parity_run import Data, Layout, Scale, TrainedRun, WiredGroup, build_data, make_manifest, train
+from tests.benchmarks.runner import Cell, Result
+
+if TYPE_CHECKING:
+    from tests.benchmarks._parity_compare import Comparison
+
+LAYOUTS = (
+    Layout(name="2 stages × 2, private ends", stages=2, replicas=2, ends="private"),
+    Layout(name="2 stages × 2, hosted ends", stages=2, replicas=2, ends="hosted"),
+    Layout(name="4 stages × 1, private ends", stages=4, replicas=1, ends="private"),
+)
+SMALL = Scale(
+    model=ModelConfig(vocab_size=512, dim=64, layers=4, heads=4, context=64, dropout=0.1),
+    batch=BatchConfig(microbatch_size=4, microbatches_per_step=8),
+    steps=20,
+    characters=90_000,
+)
+"""With dropout, whose masks must not depend on who computes; and so little text that epochs end within the run."""
+
+FULL = Scale(model=ModelConfig(), batch=BatchConfig(), steps=60, characters=None)
+"""The model, batch and text of ``swarm quickstart``."""
+
+MAX_REL_DIFF = 1e-5
+MANY_IN_FLIGHT, ONE_IN_FLIGHT = 6, 1
+
+COLUMNS = (
+    "layout",
+    "sums",
+    "microbatches",
+    "max_rel_diff",
+    "worst_tensor",
+    "max_abs_diff",
+    "loss_rel_diff",
+    "order_alone_rel",
+    "moved_rel",
+    "run_s",
+    "replay_s",
+)
+
+
+def run(full: bool) -> Result:
+    """Weights and losses of real swarms against plain PyTorch, three layouts, float32 and reproducible."""
+    scale = FULL if full else SMALL
+    with tempfile.TemporaryDirectory(prefix="parity-") as temporary:
+        root = Path(temporary)
+        group = WiredGroup(root / "launch.log")
+        try:
+            group.open()
+            data = build_data(root / "data", scale)
+            comparisons = [
+                _measure(group, root, layout, scale, data, reproducible=reproducible)
+                for layout in LAYOUTS
+                for reproducible in (False, True)
+            ]
+            wirings = _wire_again(group, root, scale, data)
+        finally:
+            group.stop()
+    return _result(comparisons, wirings)
+
+
+def _measure(
+    group: WiredGroup, root: Path, layout: Layout, scale: Scale, data: Data, *, reproducible: bool
+) -> Comparison:
+    from tests.benchmarks._parity_compare import compare_exact, compare_plain
+
+    _tell(f"{layout.name}, {_sums(reproducible)} …")
+    manifest = make_manifest(layout, scale, data, reproducible=reproducible)
+    group.in_flight = None
+    trained = train(group, _root(root, layout, reproducible), layout, manifest, data)
+    compared = compare_exact(trained) if reproducible else compare_plain(trained)
+    _tell(f"  {compared.run_s:.1f} s run, {compared.replay_s:.1f} s replay, max rel diff {compared.distance.rel:.3g}")
+    return compared
+
+
+def _wire_again(group: WiredGroup, root: Path, scale: Scale, data: Data) -> tuple[TrainedRun, TrainedRun]:
+    """The same manifest and the same peers twice, with many journeys under way and with one."""
+    layout = LAYOUTS[0]
+    manifest = make_manifest(layout, scale, data, reproducible=True)
+    peers = _root(root, layout, True)
+    runs = []
+    for in_flight in (MANY_IN_FLIGHT, ONE_IN_FLIGHT):
+        _tell(f"{layout.name}, reproducible, {in_flight} in flight …")
+        group.in_flight = in_flight
+        runs.append(train(group, root / f"wired-{in_flight}", layout, manifest, data, same_peers_as=peers))
+    many, one = runs
+    return many, one
+
+
+def routes_differing(one: TrainedRun, other: TrainedRun) -> int:
+    """How many microbatches of two runs went another way, or in another step."""
+    ways = [
+        {(record.step, c.microbatch, c.route) for record in run.records for c in record.committed}
+        for run in (one, other)
+    ]
+    return len(ways[0] - ways[1])
+
+
+def _result(comparisons: Sequence[Comparison], wirings: tuple[TrainedRun, TrainedRun]) -> Result:
+    plain = [c for c in comparisons if not c.reproducible]
+    exact = [c for c in comparisons if c.reproducible]
+    worst = max(c.distance.rel for c in plain)
+    worst_exact = max(c.distance.abs for c in exact)
+    rerouted, equal = routes_differing(*wirings), wirings[0].digests == wirings[1].digests
+    summary: dict[str, Any] = {
+        "max_rel_diff": worst,
+        "max_rel_diff_target": MAX_REL_DIFF,
+        "max_abs_diff_reproducible": worst_exact,
+        "max_abs_diff_reproducible_target": 0.0,
+        "max_loss_rel_diff": max(c.loss_rel for c in plain),
+        "losses_differing_reproducible": sum(c.losses_differing or 0 for c in exact),
+        "digests_differing_reproducible": sum(c.digests_differing or 0 for c in exact),
+        "two_wirings_same_digests": equal,
+        "two_wirings_microbatches_rerouted": rerouted,
+        "microbatches": sum(c.microbatches for c in comparisons),
+        "layouts": [asdict(c) for c in comparisons],
+    }
+    return Result(
+        columns=COLUMNS, rows=[_row(c) for c in comparisons], summary=summary, notes=_notes(summary, comparisons)
+    )
+
+
+def _row(c: Comparison) -> list[Cell]:
+    d = c.distance
+    sums = _sums(c.reproducible)
+    tensor = d.tensor if d.rel else None
+    measured = [d.rel, tensor, d.abs, c.loss_rel, c.order_rel, c.moved, round(c.run_s, 1), round(c.replay_s, 1)]
+    return [c.layout, sums, c.microbatches, *measured]
+
+
+def _notes(summary: dict[str, Any], comparisons: Sequence[Comparison]) -> list[str]:
+    first = comparisons[0]
+    notes = [
+        f"{first.steps} steps, sync, float32 on the wire; loss {first.first_loss:.3f} to {first.last_loss:.3f}; "
+        f"shards read {max(c.epochs for c in comparisons)} times at most",
+        "float32 rows: against autograd's own sums, clip_grad_norm_ and torch.optim.AdamW; order_alone_rel is what that "
+        "loop differs from itself with each step's microbatches added backwards",
+        "reproducible rows: against float64 sums on a grid and the project's separately rounded AdamW, because "
+        "torch.optim.AdamW rounds differently; the digests of all parts after all steps are compared too",
+        f"the same manifest and peers with {MANY_IN_FLIGHT} and {ONE_IN_FLIGHT} journeys in flight: "
+        f"{summary['two_wirings_microbatches_rerouted']} microbatches took another way, digests "
+        + ("equal at every step" if summary["two_wirings_same_digests"] else "DIFFERENT"),
+    ]
+    if not summary["two_wirings_microbatches_rerouted"]:
+        notes.append("the two wirings happened to be the same: that check proves nothing this time")
+    if summary["max_rel_diff"] > MAX_REL_DIFF:
+        notes.append(f"MISSED: max_rel_diff is above {MAX_REL_DIFF:g}")
+    if summary["max_abs_diff_reproducible"] or summary["losses_differing_reproducible"]:
+        notes.append("MISSED: a reproducible run is not its replay, bit for bit")
+    return notes
+
+
+def _root(root: Path, layout: Layout, reproducible: bool) -> Path:
+    return root / f"{LAYOUTS.index(layout)}-{'r' if reproducible else 'f'}"
+
+
+def _sums(reproducible: bool) -> str:
+    return "reproducible" if reproducible else "float32"
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
