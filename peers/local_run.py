@@ -123,11 +123,11 @@ class LocalRun:
                 raise RunBroken(f"no peer has reported anything for {SILENCE_S:.0f} s while waiting for {awaited}")
 
     def _look(self) -> bool:
-        lines = self.watch.read()
-        for line in lines:
-            self.view.add(line)
+        news = self.watch.read()
+        for told in news:
+            self.view.add(told)
         self.on_change()
-        return bool(lines)
+        return bool(news)
 
     def _require_health(self, exits: list[PeerExit]) -> None:
         early = [exit_ for exit_ in exits if exit_.code == 0 and not self._closed]

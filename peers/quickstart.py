@@ -166,8 +166,8 @@ class _Quickstart:
             self._group.stop()
             raise
         finally:
-            for line in self._watch.read_all():
-                self._view.add(line)
+            for told in self._watch.read_all():
+                self._view.add(told)
             self._progress.update(self._view, self._clock.wall(), final=True)
 
     def _judge(self) -> None:
@@ -220,7 +220,7 @@ class _Quickstart:
 
     def _draw(self) -> None:
         evaluation = self._evaluation
-        trained = [(number, step.loss) for number, step in sorted(self._view.steps.items())]
+        trained = [(step.step, step.loss) for step in self._view.in_order]
         held_out = [
             (step, loss)
             for step, loss in ((0, evaluation.first), (evaluation.last_step, evaluation.last))
@@ -258,7 +258,7 @@ class _Quickstart:
         return Outcome(exit_reason="interrupted", exit_code=interrupt.exit_code, message=kept)
 
     def _summary(self) -> str:
-        order = [self._view.steps[step] for step in sorted(self._view.steps)]
+        order = self._view.in_order
         parts = [f"{len(order)} steps, training loss {order[0].loss:.2f} → {order[-1].loss:.2f}"]
         if self._evaluation.first is not None and self._evaluation.last is not None:
             parts.append(f"held-out {self._evaluation.first:.2f} → {self._evaluation.last:.2f} nats per token")

@@ -52,7 +52,7 @@ class RunFacts:
 
 def build_report(facts: RunFacts, view: RunView, evaluation: Evaluation, outcome: Outcome) -> dict[str, Any]:
     """The report as plain data. ``steps`` is the number of closed steps; what was not measured is null."""
-    order = [view.steps[step] for step in sorted(view.steps)]
+    order, account = view.in_order, view.microbatch_account()
     return {
         "exit_reason": outcome.exit_reason,
         "exit_code": outcome.exit_code,
@@ -77,12 +77,13 @@ def build_report(facts: RunFacts, view: RunView, evaluation: Evaluation, outcome
         "tokens_per_s": view.tokens_per_s,
         "seconds_to_first_step": order[0].closed - facts.began if order else None,
         "seconds": facts.ended - facts.began,
-        "microbatches_committed": view.committed,
-        "microbatches_lost": view.lost,
-        "microbatches_duplicated": view.duplicated,
+        "microbatches_committed": len(account.committed),
+        "microbatches_lost": len(account.lost),
+        "microbatches_duplicated": len(account.duplicated),
+        "microbatches_open": len(account.open),
         "hops_moved": view.hops_moved,
         "bytes_per_step": view.bytes_per_step,
-        "replicas_digest_mismatches": len(view.mismatches),
+        "replicas_digest_mismatches": len(view.digest_mismatches()),
         "digests": order[-1].digests if order else {},
         "checkpoint_steps": sorted(view.checkpoint_steps),
     }

@@ -1,14 +1,27 @@
-"""What a run looks like, folded from its peers' events: for the progress table, the report and the plot."""
+"""What a run looks like while it goes on, folded from its peers' events: for the progress table and the report.
+
+Kept up to date event by event where a person watches; what only the report asks for is folded at the end, by
+:mod:`swarm.monitoring.views`.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any
 
-from peers.watch import Line
-
-Microbatch = tuple[Any, ...]
+from peers.watch import Told
+from swarm.events import (
+    CheckpointWritten,
+    Event,
+    HopMoved,
+    LinkUsage,
+    PeerLost,
+    PeerStarted,
+    PeerStopped,
+    RunStarted,
+    StepClosed,
+)
+from swarm.monitoring import views
+from swarm.monitoring.reader import Recorded
 
 
 @dataclass(slots=True)
@@ -18,7 +31,6 @@ class StepView:
     step: int
     loss: float
     tokens: int
-    microbatches: int
     closed: float
     seconds: float
     digests: dict[str, str]
@@ -32,7 +44,7 @@ class StepView:
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """A peer's last word about itself."""
 
@@ -42,31 +54,40 @@ class Stopped:
 
 
 class RunView:
-    """The state of a run. ``add`` takes events in any order between peers, in order within a peer."""
+    """The state of a run. ``add`` takes events in any order between peers, in order within a peer.
+
+    Public fields: closed ``steps`` by number; ``addresses`` of peers that started, by name; ``stopped``, last words by
+    name; ``lost_peers``, names that others reported gone, in order, with the first reason; ``checkpoint_steps``.
+    """
 
     def __init__(self) -> None:
         self.steps: dict[int, StepView] = {}
         self.addresses: dict[str, tuple[str, ...]] = {}
-        self.names: dict[str, str] = {}
-        self.ready: dict[str, str | None] = {}
         self.stopped: dict[str, Stopped] = {}
         self.lost_peers: dict[str, str] = {}
-        self.parameters: int | None = None
         self.checkpoint_steps: set[int] = set()
-        self.last_event: float | None = None
-        self.mismatches: set[tuple[int, str]] = set()
+        self.parameters: int | None = None
         self.hops_moved = 0
-        self._issued: dict[Microbatch, int] = {}
-        self._committed: Counter[Microbatch] = Counter()
-        self._bytes: Counter[int] = Counter()
+        self._records: list[Recorded] = []
+        self._names: dict[str, str] = {}
+        self._bytes: dict[int, int] = {}
         self._notes: list[str] = []
 
-    def add(self, line: Line) -> None:
-        """Take one event into account; kinds that matter to nobody here are passed over."""
-        self.last_event = line.wall
-        take = getattr(self, f"_on_{line.kind}", None)
-        if take is not None:
-            take(line, line.fields)
+    def add(self, told: Told) -> None:
+        """Take one event into account; kinds that matter to nobody here are kept for the report."""
+        self._records.append(told.record)
+        event = told.record.event
+        match event:
+            case StepClosed():
+                self._add_step(told.name, told.record.wall, event)
+            case LinkUsage(step=step, bytes_sent=sent):
+                self._bytes[step] = self._bytes.get(step, 0) + sent
+                if step in self.steps:
+                    self.steps[step].bytes_sent = self._bytes[step]
+            case PeerStopped(reason=reason, exit_code=code):
+                self.stopped[told.name] = Stopped(told.record.wall, reason, code)
+            case Event():
+                self._add_other(told, event)
 
     @property
     def last_step(self) -> int:
@@ -74,91 +95,59 @@ class RunView:
         return max(self.steps, default=0)
 
     @property
-    def committed(self) -> int:
-        """Microbatches that count, each once."""
-        return len(self._committed)
-
-    @property
-    def duplicated(self) -> int:
-        """How often a committed microbatch was committed again."""
-        return self._committed.total() - len(self._committed)
-
-    @property
-    def lost(self) -> int:
-        """Microbatches sent on a journey in a step that closed without them, and in no other step committed."""
-        return sum(step in self.steps and batch not in self._committed for batch, step in self._issued.items())
-
-    @property
-    def bytes_per_step(self) -> float | None:
-        """Mean over closed steps of the bytes all peers sent; None when no peer has reported."""
-        sent = [self._bytes[step] for step in self.steps if step in self._bytes]
-        return sum(sent) / len(sent) if sent else None
+    def in_order(self) -> list[StepView]:
+        """Closed steps, ascending."""
+        return [self.steps[step] for step in sorted(self.steps)]
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Target tokens of all steps after the first per second between the first and the last closing; with one
-        step, of that step's duration. None before."""
-        order = [self.steps[step] for step in sorted(self.steps)]
-        if len(order) < 2:
-            return order[0].tokens_per_s if order else None
-        seconds = order[-1].closed - order[0].closed
-        return sum(step.tokens for step in order[1:]) / seconds if seconds > 0 else None
+        """As :func:`swarm.monitoring.views.tokens_per_s`; with a single step, of that step's own duration."""
+        return self.in_order[0].tokens_per_s if len(self.steps) == 1 else views.tokens_per_s(self._records)
 
-    def _on_PeerStarted(self, line: Line, fields: Any) -> None:
-        self.addresses[line.name] = tuple(fields["addresses"])
-        if "peer" in fields:
-            self.names[str(fields["peer"])] = line.name
+    @property
+    def bytes_per_step(self) -> float | None:
+        """Mean over closed steps of the bytes that all peers sent; None when no peer has reported."""
+        table = views.bytes_by_step(self._records)
+        sent = [table[step].sent for step in self.steps if step in table]
+        return sum(sent) / len(sent) if sent else None
 
-    def _on_PeerReady(self, line: Line, fields: Any) -> None:
-        self.ready[line.name] = fields["part"]
+    def microbatch_account(self) -> views.MicrobatchAccount:
+        """Where all microbatches went. Cost: a pass over all events."""
+        return views.microbatch_account(self._records)
 
-    def _on_PeerStopped(self, line: Line, fields: Any) -> None:
-        self.stopped[line.name] = Stopped(line.wall, fields["reason"], fields["exit_code"])
+    def digest_mismatches(self) -> list[views.Mismatch]:
+        """Replicas that did not agree. Cost: a pass over all events."""
+        return views.digest_mismatches(self._records)
 
-    def _on_PeerLost(self, line: Line, fields: Any) -> None:
-        self.lost_peers.setdefault(fields["name"], fields["reason"])
-        note = f"{fields['name']} lost: {fields['reason']}"
-        if note not in self._notes:
-            self._notes.append(note)
-
-    def _on_RunStarted(self, line: Line, fields: Any) -> None:
-        self.parameters = fields["parameters"]
-
-    def _on_StepClosed(self, line: Line, fields: Any) -> None:
-        number = fields["step"]
-        known = self.steps.get(number)
+    def _add_step(self, name: str, wall: float, event: StepClosed) -> None:
+        known = self.steps.get(event.step)
         if known is None:
-            keys = ("step", "loss", "tokens", "microbatches", "seconds", "digests")
-            known = StepView(closed=line.wall, **{key: fields[key] for key in keys})
-            known.bytes_sent = self._bytes[number]
+            known = StepView(event.step, event.loss, event.tokens, wall, event.seconds, event.digests)
+            known.bytes_sent = self._bytes.get(event.step, 0)
             known.notes, self._notes = self._notes, []
-            self.steps[number] = known
-        known.peers.add(line.name)
-        for part, digest in fields["digests"].items():
-            if known.digests.get(part, digest) != digest:
-                self.mismatches.add((number, part))
+            self.steps[event.step] = known
+        known.peers.add(name)
 
-    def _on_LinkUsage(self, line: Line, fields: Any) -> None:
-        self._bytes[fields["step"]] += fields["bytes_sent"]
-        if fields["step"] in self.steps:
-            self.steps[fields["step"]].bytes_sent = self._bytes[fields["step"]]
+    def _add_other(self, told: Told, event: Event) -> None:
+        match event:
+            case PeerStarted(addresses=addresses):
+                self.addresses[told.name] = addresses
+                self._names[told.record.peer] = told.name
+            case RunStarted(parameters=parameters):
+                self.parameters = parameters
+            case PeerLost(name=name, reason=reason):
+                self.lost_peers.setdefault(name, reason)
+                self._note(f"{name} lost: {reason}")
+            case HopMoved():
+                self.hops_moved += 1
+                old, new = self._name(event.old), self._name(event.new)
+                self._note(f"stage {event.stage}: work of {old} continues on {new} ({event.reason})")
+            case CheckpointWritten(step=step):
+                self.checkpoint_steps.add(step)
 
-    def _on_DigestMismatch(self, line: Line, fields: Any) -> None:
-        self.mismatches.add((fields["step"], fields["part"]))
+    def _name(self, peer: str) -> str:
+        return self._names.get(peer, peer[-6:])
 
-    def _on_Committed(self, line: Line, fields: Any) -> None:
-        self._committed.update(tuple(batch) for batch in fields["microbatches"])
-
-    def _on_JourneyStarted(self, line: Line, fields: Any) -> None:
-        self._issued[tuple(fields["microbatch"])] = fields["step"]
-
-    def _on_HopMoved(self, line: Line, fields: Any) -> None:
-        self.hops_moved += 1
-        old = self.names.get(fields["old"], str(fields["old"])[-6:])
-        new = self.names.get(fields["new"], str(fields["new"])[-6:])
-        note = f"stage {fields['stage']}: work of {old} continues on {new} ({fields['reason']})"
+    def _note(self, note: str) -> None:
         if note not in self._notes:
             self._notes.append(note)
-
-    def _on_CheckpointWritten(self, line: Line, fields: Any) -> None:
-        self.checkpoint_steps.add(fields["step"])

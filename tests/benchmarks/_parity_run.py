@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from time import monotonic
 from typing import Literal
@@ -74,34 +73,16 @@ class Data:
         shutil.copytree(self.root, directory.root, dirs_exist_ok=True)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedRun:
-    """A run that closed its last step: where it lies and how long it took, from first process to last."""
+    """A run that closed its last step: where it lies, what was decided (``records``, the genesis first), and how many
+    seconds it took from its first process to its last."""
 
     manifest: Manifest
     directory: RunDirectory
     layout: Layout
+    records: tuple[CloseRecord, ...]
     seconds: float
-
-    @cached_property
-    def records(self) -> tuple[CloseRecord, ...]:
-        """The close records, genesis first. Raises Incoherent unless every peer decided the very same chain, each step
-        is full, and no microbatch is in it twice."""
-        chains = {path.parent.name: read_history(path) for path in self.directory.root.glob("peers/*/history.jsonl")}
-        expected = {BOOTSTRAP, *(member.name for member in chains[BOOTSTRAP][0].roster)}
-        if set(chains) != expected:
-            raise Incoherent(f"histories of {sorted(chains)} where {sorted(expected)} took part")
-        heads = {name: chain[-1].hash() for name, chain in chains.items()}
-        if len(set(heads.values())) != 1:
-            raise Incoherent(f"peers decided different histories: {heads}")
-        records = chains[BOOTSTRAP]
-        committed = [c.microbatch for record in records for c in record.committed]
-        full = self.manifest.batch.microbatches_per_step
-        if len(records) != self.manifest.run.steps + 1 or any(len(r.committed) != full for r in records[1:]):
-            raise Incoherent(f"{len(records) - 1} steps with {[len(r.committed) for r in records[1:]]} microbatches")
-        if len(set(committed)) != len(committed):
-            raise Incoherent("a microbatch was committed twice")
-        return records
 
     @property
     def digests(self) -> tuple[dict[str, str], ...]:
@@ -179,7 +160,31 @@ def train(
         on_change=lambda: None,
     ).train()
     _wait_ended(group)
-    return TrainedRun(manifest=manifest, directory=directory, layout=layout, seconds=monotonic() - began)
+    seconds = monotonic() - began
+    records = read_records(directory, manifest)
+    return TrainedRun(manifest=manifest, directory=directory, layout=layout, records=records, seconds=seconds)
+
+
+def read_records(directory: RunDirectory, manifest: Manifest) -> tuple[CloseRecord, ...]:
+    """The close records of a finished run, genesis first.
+
+    Raises Incoherent unless every peer decided the very same chain, every step is full, and no microbatch counts twice.
+    """
+    chains = {path.parent.name: read_history(path) for path in directory.root.glob("peers/*/history.jsonl")}
+    records = chains[BOOTSTRAP]
+    expected = {member.name for member in records[0].roster}
+    if set(chains) != expected:
+        raise Incoherent(f"histories of {sorted(chains)} where {sorted(expected)} took part")
+    heads = {name: chain[-1].hash() for name, chain in chains.items()}
+    if len(set(heads.values())) != 1:
+        raise Incoherent(f"peers decided different histories: {heads}")
+    sizes = [len(record.committed) for record in records[1:]]
+    if sizes != [manifest.batch.microbatches_per_step] * manifest.run.steps:
+        raise Incoherent(f"{len(sizes)} steps with {sizes} microbatches")
+    committed = [contribution.microbatch for record in records for contribution in record.committed]
+    if len(set(committed)) != len(committed):
+        raise Incoherent("a microbatch was committed twice")
+    return records
 
 
 def read_history(path: Path) -> tuple[CloseRecord, ...]:

@@ -145,8 +145,8 @@ def _notes(summary: dict[str, Any], comparisons: Sequence[Comparison]) -> list[s
     notes = [
         f"{first.steps} steps, sync, float32 on the wire; loss {first.first_loss:.3f} to {first.last_loss:.3f}; "
         f"shards read {max(c.epochs for c in comparisons)} times at most",
-        "float32 rows: against autograd's own sums, clip_grad_norm_ and torch.optim.AdamW; order_alone_rel is what that "
-        "loop differs from itself with each step's microbatches added backwards",
+        "float32 rows: against autograd's own sums, clip_grad_norm_ and torch.optim.AdamW; order_alone_rel is how far "
+        "that loop is from itself with each step's microbatches added backwards",
         "reproducible rows: against float64 sums on a grid and the project's separately rounded AdamW, because "
         "torch.optim.AdamW rounds differently; the digests of all parts after all steps are compared too",
         f"the same manifest and peers with {MANY_IN_FLIGHT} and {ONE_IN_FLIGHT} journeys in flight: "

@@ -33,7 +33,7 @@ def test_report_run_that_never_started_is_complete_and_null() -> None:
 
 def test_report_diverged_loss_is_null_in_strict_json() -> None:
     view = RunView()
-    view.steps[1] = StepView(1, float("nan"), 10, 1, 12.0, 1.0, {})
+    view.steps[1] = StepView(1, float("nan"), 10, 12.0, 1.0, {})
     text = render_report(build_report(FACTS, view, Evaluation(), FAILED))
     assert json.loads(text)["losses"] == [None]
 

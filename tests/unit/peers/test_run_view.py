@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -8,23 +7,45 @@ import pytest
 
 from peers.progress import amount, row
 from peers.run_view import RunView
-from peers.watch import EventTail, Line, RunWatch
+from peers.watch import RunWatch, Told
+from swarm.events import (
+    Committed,
+    Event,
+    HopMoved,
+    JourneyStarted,
+    LinkUsage,
+    LoopLag,
+    PeerLost,
+    PeerStarted,
+    StepClosed,
+)
+from swarm.ids import MicrobatchId, PeerId
+from swarm.monitoring.reader import Recorded
+from swarm.monitoring.recorder import Recorder
+from tests.unit.peers.fake_clock import FakeClock
 
 
-def _closed(step: int, name: str = "a", wall: float = 0.0, **changes: Any) -> Line:
-    fields = {"step": step, "loss": 5.0, "tokens": 100, "microbatches": 1, "seconds": 0.5, "digests": {"stage-0": "x"}}
-    return Line(wall, name, "StepClosed", fields | changes)
+def _closed(step: int, name: str = "a", wall: float = 0.0, **changes: Any) -> Told:
+    fields: dict[str, Any] = {
+        "step": step, "loss": 5.0, "tokens": 100, "microbatches": 1, "grad_norm": 1.0, "clip": 1.0, "lr": 0.1,
+        "digests": {"stage-0": "x"}, "leader": PeerId("L"), "record": "r", "seconds": 0.5,
+    }  # fmt: skip
+    return _told(StepClosed(**(fields | changes)), name, wall)
 
 
-def _line(kind: str, name: str = "a", **fields: Any) -> Line:
-    return Line(0.0, name, kind, fields)
+def _told(event: Event, name: str = "a", wall: float = 0.0) -> Told:
+    return Told(name, Recorded(wall, wall, PeerId(f"peer{name.replace('-', '')}"), event))
 
 
-def _view(*lines: Line) -> RunView:
+def _view(*told: Told) -> RunView:
     view = RunView()
-    for line in lines:
-        view.add(line)
+    for one in told:
+        view.add(one)
     return view
+
+
+def _batch(position: int) -> MicrobatchId:
+    return MicrobatchId(PeerId("t"), "s", 0, position)
 
 
 def test_view_step_closed_by_many_is_one_step_with_all_its_peers() -> None:
@@ -33,7 +54,7 @@ def test_view_step_closed_by_many_is_one_step_with_all_its_peers() -> None:
     assert view.steps[1].peers == {"a", "b"}
     assert view.steps[1].closed == 1.0
     assert view.tokens_per_s == pytest.approx(100.0)
-    assert not view.mismatches
+    assert not view.digest_mismatches()
 
 
 def test_view_one_step_only_takes_its_own_duration() -> None:
@@ -43,37 +64,37 @@ def test_view_one_step_only_takes_its_own_duration() -> None:
 
 def test_view_different_digests_of_one_step_are_a_mismatch() -> None:
     view = _view(_closed(1, "a"), _closed(1, "b", digests={"stage-0": "y"}))
-    assert view.mismatches == {(1, "stage-0")}
+    assert [(mismatch.step, mismatch.part) for mismatch in view.digest_mismatches()] == [(1, "stage-0")]
 
 
 def test_view_microbatches_are_accounted_once_each() -> None:
-    batches = [["t", "s", 0, position] for position in range(4)]
     view = _view(
-        *(_line("JourneyStarted", step=1, microbatch=batch) for batch in batches),
-        _line("JourneyStarted", step=2, microbatch=["t", "s", 0, 9]),
-        _line("Committed", step=1, microbatches=batches[:3]),
-        _line("Committed", step=2, microbatches=batches[:1]),
+        *(_told(JourneyStarted(step=1, microbatch=_batch(position), route=())) for position in range(4)),
+        _told(JourneyStarted(step=2, microbatch=_batch(9), route=())),
+        _told(Committed(step=1, microbatches=tuple(map(_batch, range(3))))),
         _closed(1),
     )
-    assert (view.committed, view.duplicated, view.lost) == (3, 1, 1)
+    account = view.microbatch_account()
+    assert (len(account.committed), len(account.lost), len(account.open)) == (3, 1, 1)
 
 
 def test_view_bytes_reported_before_the_step_count_too() -> None:
-    view = _view(
-        _line("LinkUsage", "a", step=1, bytes_sent=10), _closed(1), _line("LinkUsage", "b", step=1, bytes_sent=5)
-    )
+    usage = [LinkUsage(step=1, bytes_sent=sent, bytes_received=0) for sent in (10, 5)]
+    view = _view(_told(usage[0], "a"), _closed(1), _told(usage[1], "b"))
     assert view.steps[1].bytes_sent == 15
     assert view.bytes_per_step == 15
 
 
 def test_view_what_happened_between_steps_is_noted_at_the_next() -> None:
+    old, new = PeerId("peerstage01"), PeerId("P2abcdef")
     view = _view(
-        _line("PeerStarted", "stage-0-1", peer="P1", addresses=["/ip4/1.2.3.4/tcp/1"]),
+        _told(PeerStarted(role="stage", name="stage-0-1", pid=1, addresses=("x",), seconds=1.0), "stage-0-1"),
         _closed(1),
-        _line("HopMoved", stage=0, old="P1", new="P2abcdef", reason="deadline"),
-        Line(0.0, "a", "PeerLost", {"name": "stage-0-1", "reason": "no answer"}),
+        _told(HopMoved(step=2, microbatch=_batch(0), stage=0, old=old, new=new, reason="deadline")),
+        _told(PeerLost(peer=old, name="stage-0-1", reason="no answer")),
         _closed(2),
     )
+    assert view.addresses == {"stage-0-1": ("x",)}
     assert view.steps[1].notes == []
     assert view.steps[2].notes == [
         "stage 0: work of stage-0-1 continues on abcdef (deadline)",
@@ -83,8 +104,8 @@ def test_view_what_happened_between_steps_is_noted_at_the_next() -> None:
     assert "stage-0-1 lost" in row(view.steps[2])
 
 
-def test_view_unknown_kind_is_passed_over() -> None:
-    assert _view(_line("LoopLag", p50_ms=1.0)).last_step == 0
+def test_view_kind_without_a_meaning_here_is_passed_over() -> None:
+    assert _view(_told(LoopLag(p50_ms=1.0, p99_ms=1.0, max_ms=1.0))).last_step == 0
 
 
 @pytest.mark.parametrize(
@@ -95,23 +116,15 @@ def test_amount_any_size_is_short(value: float, text: str) -> None:
     assert amount(value) == text
 
 
-def test_tail_torn_last_line_waits_and_garbage_is_counted(tmp_path: Path) -> None:
-    path = tmp_path / "events.jsonl"
-    tail = EventTail("a", path)
-    assert tail.read() == []
-    first = json.dumps({"t": 1.0, "kind": "X"}) + "\n"
-    second = json.dumps({"t": 2.0, "kind": "Y"}) + "\n"
-    path.write_text(first + second[:10])
-    assert [line.kind for line in tail.read()] == ["X"]
-    with path.open("a") as file:
-        file.write(second[10:] + 'garbage\n{"t": null}\n[]\n')
-    assert [line.kind for line in tail.read()] == ["Y"]
-    assert tail.unreadable == 3
-    assert tail.read() == []
-
-
-def test_watch_many_peers_are_read_in_order_of_time(tmp_path: Path) -> None:
-    for name, times in (("a", (1.0, 3.0)), ("b", (2.0,))):
-        (tmp_path / name).write_text("".join(json.dumps({"t": time, "kind": "X"}) + "\n" for time in times))
-    lines = RunWatch({name: tmp_path / name for name in ("a", "b", "missing")}).read_all()
-    assert [(line.name, line.wall) for line in lines] == [("a", 1.0), ("b", 2.0), ("a", 3.0)]
+def test_watch_many_growing_files_are_read_once_and_in_order_of_time(tmp_path: Path) -> None:
+    watch = RunWatch({name: tmp_path / name for name in ("a", "b", "missing")})
+    clock = FakeClock()
+    usage = LinkUsage(step=1, bytes_sent=1, bytes_received=1)
+    with Recorder(tmp_path / "a", PeerId("A"), clock) as a, Recorder(tmp_path / "b", PeerId("B"), clock) as b:
+        for sink in (a, b, a):
+            clock.now += 1
+            sink.emit(usage)
+        assert [(told.name, told.record.wall) for told in watch.read_all()] == [("a", 1.0), ("b", 2.0), ("a", 3.0)]
+        assert watch.read() == []
+        b.emit(usage)
+        assert [told.name for told in watch.read()] == ["b"]
