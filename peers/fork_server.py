@@ -169,6 +169,8 @@ class ForkServer:
     def _signal_all(self, number: signal.Signals) -> None:
         for pid in self._children:
             os.kill(pid, number)
+            # A stopped process (SIGSTOP, a debugger) would not act on SIGTERM until it is continued.
+            os.kill(pid, signal.SIGCONT)
 
     def _tell(self, message: dict[str, Any]) -> None:
         try:

@@ -249,7 +249,7 @@ class _Quickstart:
             print_error(
                 outcome.message,
                 check=f"{log}, {self._directory.report}",
-                next_="swarm quickstart, with a smaller --peers if memory is short",
+                next_="run swarm quickstart again, with a smaller --peers if memory was short",
             )
 
     def _interrupted(self, interrupt: Interrupted) -> Outcome:
