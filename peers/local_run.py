@@ -13,22 +13,21 @@ from peers.launch import PeerExit, PeerGroup
 from peers.prepare import RunShape
 from peers.run_directory import RunDirectory
 from peers.run_view import RunView
-from peers.settings import PeerSettings
+from peers.settings import PeerSettings, exact_settings
 from peers.watch import RunWatch
 from swarm.clock import Clock
 from swarm.config import Manifest
 from swarm.errors import EXIT_UNREACHABLE, SwarmError
+from swarm.events import LoopLag
 
 BOOTSTRAP = "bootstrap"
 POLL_S = 0.1
 SILENCE_S = 60.0
-"""No event of any peer for so long means that the run hangs. Steps of a local run take seconds."""
+"""No news of any peer for so long (its event loop's own pulse is none) means that the run hangs. Steps of a local run
+take seconds."""
 
 BLAME_S = 0.5
 """How long to listen after the first bad end before naming one: the peer that caused it may be told of second."""
-
-LEAVE_S = 5.0
-"""How long the bootstrap may take to end by itself after everybody else has."""
 
 CHECKPOINTS_PER_RUN = 3
 
@@ -73,16 +72,15 @@ class LocalRun:
         others = self._others(self.view.addresses[BOOTSTRAP])
         for settings in others:
             self.group.start(settings)
-        names = {settings.name for settings in others}
-        self._until(lambda: self._closed and not names & set(self.group.running), "the last step")
-        self._let_bootstrap_leave()
+        self._until(lambda: self._closed, "the last step")
+        self._until(lambda: not self.group.running, f"{', '.join(self.group.running)} to end")
 
     @property
     def _closed(self) -> bool:
         return self.view.last_step >= self.shape.steps
 
     def _bootstrap(self) -> PeerSettings:
-        return PeerSettings(
+        return exact_settings(
             home=self.directory.home(BOOTSTRAP).absolute(),
             role="bootstrap",
             name=BOOTSTRAP,
@@ -104,9 +102,11 @@ class LocalRun:
                 "checkpoint_every": math.ceil(self.shape.steps / CHECKPOINTS_PER_RUN),
             }
             if role == "stage":
-                peers.append(PeerSettings(**common, role="stage", stage=int(number)))
+                peers.append(exact_settings(**common, role="stage", stage=int(number)))
             else:
-                peers.append(PeerSettings(**common, role="trainer", shard=self.directory.shard(int(number)).absolute()))
+                peers.append(
+                    exact_settings(**common, role="trainer", shard=self.directory.shard(int(number)).absolute())
+                )
         return peers
 
     def _until(self, condition: Callable[[], bool], awaited: str) -> None:
@@ -127,7 +127,7 @@ class LocalRun:
         for told in news:
             self.view.add(told)
         self.on_change()
-        return bool(news)
+        return any(not isinstance(told.record.event, LoopLag) for told in news)
 
     def _require_health(self, exits: list[PeerExit]) -> None:
         early = [exit_ for exit_ in exits if exit_.code == 0 and not self._closed]
@@ -155,12 +155,3 @@ class LocalRun:
             exits += self.group.poll(min(left, POLL_S))
         self._look()
         return exits
-
-    def _let_bootstrap_leave(self) -> None:
-        """It ends by itself when it has told everybody; if it does not in time, stopping the group ends it."""
-        deadline = self.clock.monotonic() + LEAVE_S
-        while BOOTSTRAP in self.group.running and self.clock.monotonic() < deadline:
-            check()
-            exits = self.group.poll(POLL_S)
-            self._look()
-            self._require_health(exits)

@@ -28,11 +28,11 @@ from peers.run_directory import RunDirectory, create_run_directory
 from peers.run_view import RunView
 from peers.text import built_in_corpus, read_corpus
 from peers.watch import RunWatch
-from peers.words import next_commands, one_line, print_error
+from peers.words import count, next_commands, one_line, print_error
 from swarm import __version__
 from swarm.clock import Clock
 from swarm.config import Manifest
-from swarm.errors import EXIT_OK, ConfigError, StateError, SwarmError
+from swarm.errors import EXIT_ERROR, EXIT_OK, ConfigError, StateError, SwarmError
 
 SAMPLE_PROMPT = "The"
 SAMPLE_TOKENS = 60
@@ -84,7 +84,8 @@ class _Quickstart:
         self._evaluation = Evaluation()
 
     def train_and_judge(self) -> Outcome:
-        """Everything that takes time. Raises only ConfigError; however it ends, no process is left."""
+        """Everything that takes time. Raises only ConfigError, and only while the run is being prepared; however it
+        ends, no process is left."""
         try:
             try:
                 self._train()
@@ -101,20 +102,19 @@ class _Quickstart:
                 message=str(broken),
                 blamed=broken.peer,
             )
-        except ConfigError:
-            raise
         except SwarmError as error:
             lost = received()
             if lost is not None:
                 return self._interrupted(lost)
-            return Outcome(exit_reason="error", exit_code=error.exit_code, message=str(error))
+            wrong_request = isinstance(error, ConfigError)
+            if wrong_request and self._run is None:
+                raise
+            code = EXIT_ERROR if wrong_request else error.exit_code
+            return Outcome(exit_reason="error", exit_code=code, message=str(error))
 
     def _train(self) -> None:
         shape = self._shape
-        self._progress.say(
-            f"swarm {__version__} · {shape.peers} stage hosts × {shape.stages} stages, {shape.trainers} trainers, "
-            f"{shape.ends} ends · {self._directory.root}"
-        )
+        self._progress.say(f"swarm {__version__} · {self._size()}, {shape.ends} ends · {self._directory.root}")
         self._group.open()
         with self._progress.waiting("preparing text"):
             manifest = self._prepare()
@@ -138,7 +138,7 @@ class _Quickstart:
         tokens = sum(shard.tokens for shard in prepared.shards)
         self._progress.done(
             "text",
-            f"{corpus.name}: {amount(tokens)} tokens in {len(prepared.shards)} private shards, "
+            f"{corpus.name}: {amount(tokens)} tokens in {count(len(prepared.shards), 'private shard')}, "
             f"{amount(prepared.held_out.tokens)} held out",
             self._clock.monotonic() - began,
         )
@@ -226,7 +226,7 @@ class _Quickstart:
             for step, loss in ((0, evaluation.first), (evaluation.last_step, evaluation.last))
             if step is not None and loss is not None
         ]
-        title = f"{self._shape.peers} stage hosts, {self._shape.stages} stages, {self._shape.trainers} trainers"
+        title = self._size()
         try:
             self._directory.plot.write_text(loss_svg(title, trained, held_out), encoding="utf-8")
         except OSError as error:
@@ -256,6 +256,11 @@ class _Quickstart:
         steps = f"{self._view.last_step} of {self._shape.steps} steps closed"
         kept = f"{interrupt}: all peers stopped, {steps}; kept {self._directory.root}"
         return Outcome(exit_reason="interrupted", exit_code=interrupt.exit_code, message=kept)
+
+    def _size(self) -> str:
+        shape = self._shape
+        hosts, stages = count(shape.peers, "stage host"), count(shape.stages, "stage")
+        return f"{hosts} for {stages}, {count(shape.trainers, 'trainer')}"
 
     def _summary(self) -> str:
         order = self._view.in_order

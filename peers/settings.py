@@ -102,6 +102,12 @@ def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> PeerS
     return settings
 
 
+def exact_settings(**given: Any) -> PeerSettings:
+    """What is given and the defaults, nothing from the environment: for peers that a program starts for itself."""
+    defaults = {key: field.default for key, field in PeerSettings.model_fields.items() if not field.is_required()}
+    return PeerSettings(**(defaults | given))
+
+
 def check_settings(settings: PeerSettings) -> None:
     """What holds between settings. Raises ConfigError."""
     needed: dict[Role, tuple[str, ...]] = {

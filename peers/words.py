@@ -42,6 +42,11 @@ def next_commands(root: Path) -> list[str]:
     ]
 
 
+def count(number: int, noun: str) -> str:
+    """``1 trainer``, ``2 trainers``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def one_line(text: str) -> str:
     """A text as one line of bounded width, with nothing in it that a terminal would obey."""
     joined = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

@@ -31,7 +31,9 @@ def parse_address(text: str, *, key: str = "address", peer: bool = True, any_por
     Raises ConfigError, whose message names ``key``, the value, what is allowed and what to do.
     """
     if not text.strip():
-        raise ConfigError(key, text, f"a multiaddr such as {_EXAMPLE}", "Copy one that another peer printed at its start.")
+        raise ConfigError(
+            key, text, f"a multiaddr such as {_EXAMPLE}", "Copy one that another peer printed at its start."
+        )
     try:
         address = Multiaddr(text.strip().replace("/ipfs/", "/p2p/"))
         names = [protocol.name for protocol in address.protocols()]
@@ -66,23 +68,35 @@ def is_loopback(address: Multiaddr) -> bool:
 def _check_transport(key: str, text: str, address: Multiaddr, names: list[str], any_port: bool) -> None:
     foreign = [name for name in names if name in _UNSUPPORTED]
     if foreign:
-        raise ConfigError(key, text, "tcp, or udp with quic-v1", f"/{foreign[0]} cannot be used here; give a TCP address.")
+        raise ConfigError(
+            key, text, "tcp, or udp with quic-v1", f"/{foreign[0]} cannot be used here; give a TCP address."
+        )
     if not names or (names[0] not in _HOSTS and names[0] != "p2p"):
-        raise ConfigError(key, text, f"an address that begins with one of {', '.join(_HOSTS)}", f"Write it like {_EXAMPLE}.")
+        raise ConfigError(
+            key, text, f"an address that begins with one of {', '.join(_HOSTS)}", f"Write it like {_EXAMPLE}."
+        )
     if names[0] in ("dnsaddr", "p2p"):
         return
     transport = "tcp" if "tcp" in names else "udp" if "quic-v1" in names or "quic" in names else None
     if transport is None:
         raise ConfigError(key, text, "a tcp port, or udp with quic-v1", f"Write it like {_EXAMPLE}.")
     if not any_port and str(address.value_for_protocol(transport)) == "0":
-        raise ConfigError(key, text, "a port from 1 to 65535", "Port 0 means 'any' and cannot be dialled; give the real port.")
+        raise ConfigError(
+            key, text, "a port from 1 to 65535", "Port 0 means 'any' and cannot be dialled; give the real port."
+        )
 
 
 def _check_peer(key: str, text: str, address: Multiaddr, wanted: bool) -> None:
     target = address.get_peer_id()
     if wanted and target is None:
-        raise ConfigError(key, text, "an address that ends in /p2p/<peer id>", "Copy the whole line the other peer printed.")
+        raise ConfigError(
+            key, text, "an address that ends in /p2p/<peer id>", "Copy the whole line the other peer printed."
+        )
     if not wanted and target is not None:
-        raise ConfigError(key, text, "an address without /p2p/", "Our own peer id is added by itself; remove that part.")
+        raise ConfigError(
+            key, text, "an address without /p2p/", "Our own peer id is added by itself; remove that part."
+        )
     if target is not None and public_key_of(PeerId(target)) is None:
-        raise ConfigError(key, text, "the peer id of an Ed25519 key (12D3KooW…)", "Copy it again; other key types are not used.")
+        raise ConfigError(
+            key, text, "the peer id of an Ed25519 key (12D3KooW…)", "Copy it again; other key types are not used."
+        )

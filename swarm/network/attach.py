@@ -1,6 +1,8 @@
-"""Our client of the daemon: hivemind's ``P2P``, attached to a daemon that we started, with its sockets where we want them.
+"""Our client of the daemon: hivemind's ``P2P``, attached to a daemon that we started, with its sockets where we want
+them.
 
-This and :mod:`swarm.network.directory` are the only files that import hivemind (its import takes seconds, torch included).
+This and :mod:`swarm.network.directory` are the only files that import hivemind (its import takes seconds, torch
+included).
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ use_hivemind_log_handler("nowhere")  # its records go to our handlers, not to it
 logger = logging.getLogger(__name__)
 
 StreamHandler = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-_LINK_ERRORS = (P2PDaemonError, OSError, EOFError, ValueError)
+LINK_ERRORS = (P2PDaemonError, OSError, EOFError, ValueError)
+"""What hivemind and the sockets to the daemon raise when the daemon, or a way to a peer, is gone; time-outs too."""
 _ACCEPT_S = 10.0
 
 
@@ -93,7 +96,9 @@ class AttachedP2P(P2P):  # type: ignore[misc]
     async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
         """Give every incoming stream of a protocol to ``handler``, with its authenticated peer. Raises Unreachable."""
         self._protocols[protocol] = handler
-        body = p2pd_pb2.StreamHandlerRequest(addr=self._client_listen_maddr.to_bytes(), proto=[protocol], balanced=False)
+        body = p2pd_pb2.StreamHandlerRequest(
+            addr=self._client_listen_maddr.to_bytes(), proto=[protocol], balanced=False
+        )
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=body)
         _, _, writer = await self._ask(PeerId(""), request)
         writer.close()
@@ -127,9 +132,7 @@ class AttachedP2P(P2P):  # type: ignore[misc]
         """hivemind's, under our namespace."""
         return await super().call_protobuf_handler(peer_id, self.namespace + name, *args, **kwargs)
 
-    async def _ask(
-        self, peer: PeerId, request: Any
-    ) -> tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _ask(self, peer: PeerId, request: Any) -> tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]:
         """One request to the daemon on a connection of its own, which is closed unless it succeeds."""
         with _as_unreachable(peer):
             reader, writer = await asyncio.open_unix_connection(self._control)
@@ -152,7 +155,7 @@ class AttachedP2P(P2P):  # type: ignore[misc]
                 await read_pbmsg_safe(reader, info)
             handler = self._protocols[info.proto]
             peer = PeerId(PeerID(info.peer).to_base58())
-        except (*_LINK_ERRORS, DecodeError, LookupError) as error:
+        except (*LINK_ERRORS, DecodeError, LookupError) as error:
             logger.warning("a stream from the daemon was dropped: %s", type(error).__name__)
             writer.close()
             return
@@ -165,5 +168,5 @@ def _as_unreachable(peer: PeerId) -> Iterator[None]:
         yield
     except PeerError:
         raise
-    except _LINK_ERRORS as error:
+    except LINK_ERRORS as error:
         raise Unreachable(str(error)[:300] or type(error).__name__, peer=peer) from error

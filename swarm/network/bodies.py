@@ -35,7 +35,8 @@ class Envelope(NamedTuple):
 
 
 def pack(value: Any) -> bytes:
-    """msgpack of plain data. Raises Violation when it is larger than MAX_BODY_BYTES (ours, so a bug or too big a step)."""
+    """msgpack of plain data. Raises Violation when it is larger than MAX_BODY_BYTES (ours, so a bug or too big a
+    step)."""
     data: bytes = msgpack.packb(value, use_bin_type=True)
     if len(data) > MAX_BODY_BYTES:
         raise Violation(f"a body of {len(data)} bytes exceeds the limit of {MAX_BODY_BYTES}")
@@ -43,7 +44,8 @@ def pack(value: Any) -> bytes:
 
 
 def unpack(data: bytes | bytearray | memoryview) -> Any:
-    """Plain data of a msgpack body: arrays are tuples. Raises Violation for anything malformed, too large or too deep."""
+    """Plain data of a msgpack body: arrays are tuples. Raises Violation for anything malformed, too large or too
+    deep."""
     if len(data) > MAX_BODY_BYTES:
         raise Violation(f"a body of {len(data)} bytes exceeds the limit of {MAX_BODY_BYTES}")
     try:

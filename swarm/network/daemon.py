@@ -33,8 +33,8 @@ _READY = b"Peer ID:"
 _STOP_S = 1.0
 _LAST_LINES = 12
 
-# PR_SET_PDEATHSIG survives exec. It is set by a small launcher rather than between fork and exec of a process with threads;
-# a parent that died before the call is noticed by its changed pid.
+# PR_SET_PDEATHSIG survives exec. It is set by a small launcher rather than between fork and exec of a process with
+# threads; a parent that died before the call is noticed by its changed pid.
 _LAUNCHER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGTERM)
@@ -69,9 +69,9 @@ class Daemon:
     async def start(cls, config: DaemonConfig) -> Daemon:
         """Start it and wait until it serves its control socket.
 
-        Must run on the main thread: the kernel's death signal is bound to the *thread* that spawned. Raises Unreachable when it
-        exits or is not ready within ``startup_timeout_s`` (the message has its last lines), ConfigError when its program cannot
-        run here. Cancelled, it leaves no process.
+        Must run on the main thread: the kernel's death signal is bound to the *thread* that spawned. Raises
+        Unreachable when it exits or is not ready within ``startup_timeout_s`` (the message has its last lines),
+        ConfigError when its program cannot run here. Cancelled, it leaves no process.
         """
         if threading.current_thread() is not threading.main_thread():
             raise BugError("the daemon must be started from the main thread")
@@ -149,14 +149,16 @@ class Daemon:
         text = line.decode(errors="replace").strip()
         with contextlib.suppress(ValueError, TypeError):
             record = json.loads(text)
-            text = f"{record['logger']}: {record['msg']} {record.get('error', '')}".strip() if "logger" in record else text
+            text = (
+                f"{record['logger']}: {record['msg']} {record.get('error', '')}".strip() if "logger" in record else text
+            )
         if text:
             self._lines.append(text)
             logger.debug("p2pd: %s", text)
 
 
 async def _spawn(program: Path, config: DaemonConfig) -> asyncio.subprocess.Process:
-    if not program.exists() or not os.access(program, os.X_OK):
+    if not os.access(program, os.X_OK):
         raise ConfigError("hivemind", str(program), "an executable p2pd", "Reinstall hivemind for this platform.")
     environment = {**os.environ, "GOLOG_LOG_FMT": "json", "GOLOG_LOG_LEVEL": "error"}
     return await asyncio.create_subprocess_exec(

@@ -1,4 +1,5 @@
-"""The directory over hivemind's ``DHTNode``: records by kind, one subkey per owner, refused wherever they are not right.
+"""The directory over hivemind's ``DHTNode``: records by kind, one subkey per owner, refused wherever they are not
+right.
 
 The same validator stands at every door: what others store here, what others answer, and what we store ourselves. It
 is strict at storing, because one bad entry makes hivemind drop the whole dictionary it lies in.
@@ -56,7 +57,8 @@ _REMEMBERED = 8192
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DirectoryConfig:
-    """``kinds`` are all record types of the run: records of any other are refused. ``bootstrap`` addresses name peers."""
+    """``kinds`` are all record types of the run: records of any other are refused. ``bootstrap`` addresses name
+    peers."""
 
     run: RunId
     kinds: Sequence[type[Record]]
@@ -64,7 +66,8 @@ class DirectoryConfig:
 
 
 class DHTDirectory:
-    """Implements :class:`~swarm.network.protocols.Directory`. Made by :meth:`open`; every operation ends within seconds."""
+    """Implements :class:`~swarm.network.protocols.Directory`. Made by :meth:`open`; every operation ends within
+    seconds."""
 
     def __init__(self, node: Any, config: DirectoryConfig, identity: PrivateIdentity, clock: Clock) -> None:
         self._node = node
@@ -79,7 +82,8 @@ class DHTDirectory:
     async def open(
         cls, p2p: AttachedP2P, config: DirectoryConfig, identity: PrivateIdentity, clock: Clock
     ) -> DHTDirectory:
-        """Join the run's directory, or begin it. Bootstrap peers that do not answer are asked again at every operation."""
+        """Join the run's directory, or begin it. Bootstrap peers that do not answer are asked again at every
+        operation."""
         install()
         node = await DHTNode.create(
             p2p,
@@ -99,8 +103,8 @@ class DHTDirectory:
         return self
 
     async def announce(self, record: Record, *, ttl_s: float) -> None:
-        """See :class:`~swarm.network.protocols.Directory`. A record never expires before the one it replaces: nodes keep
-        the later date. Raises BugError for a ``ttl_s`` above 120 or a kind that is not of this run."""
+        """See :class:`~swarm.network.protocols.Directory`. A record never expires before the one it replaces: nodes
+        keep the later date. Raises BugError for a ``ttl_s`` above 120 or a kind that is not of this run."""
         key = self._key(type(record))
         if not 0 < ttl_s <= MAX_TTL_S:
             raise BugError(f"a record's ttl_s is within (0, {MAX_TTL_S:g}], not {ttl_s!r}")

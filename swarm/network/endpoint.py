@@ -22,7 +22,7 @@ from swarm.clock import Clock
 from swarm.errors import BugError, DeadlineMissed, Unreachable
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import LOOPBACK, split_peer
-from swarm.network.attach import AttachedP2P
+from swarm.network.attach import LINK_ERRORS, AttachedP2P
 from swarm.network.daemon import Daemon, DaemonConfig
 from swarm.network.directory import DHTDirectory, DirectoryConfig
 from swarm.network.guard import install
@@ -47,8 +47,8 @@ _CLOSE_S = 0.5
 class EndpointConfig:
     """Where a peer listens, whom it knows, and what it allows.
 
-    ``listen`` and ``announce`` addresses have no ``/p2p`` part, ``bootstrap`` addresses end in one. ``kinds`` are the record
-    types of the directory.
+    ``listen`` and ``announce`` addresses have no ``/p2p`` part, ``bootstrap`` addresses end in one. ``kinds`` are the
+    record types of the directory.
     """
 
     run_dir: Path
@@ -85,8 +85,8 @@ class LibP2PEndpoint:
     async def open(cls, config: EndpointConfig, identity: StoredIdentity, clock: Clock) -> LibP2PEndpoint:
         """Start a daemon and attach to it; public methods can be called and served from then on.
 
-        Raises ConfigError (a directory in use, an address that cannot be listened on), Unreachable when the daemon does not
-        come up. Whatever happens, nothing is left behind.
+        Raises ConfigError (a directory in use, an address that cannot be listened on), Unreachable when the daemon
+        does not come up. Whatever happens, nothing is left behind.
         """
         install()
         self = cls(config, identity, clock)
@@ -159,8 +159,8 @@ class LibP2PEndpoint:
         self._desk.mount(service)
 
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """See :class:`~swarm.network.protocols.Endpoint`. Addresses that cannot be read or name another peer are ignored:
-        they come from other peers."""
+        """See :class:`~swarm.network.protocols.Endpoint`. Addresses that cannot be read or name another peer are
+        ignored: they come from other peers."""
         parsed = []
         for text in addresses:
             with contextlib.suppress(ValueError, LookupError, multiaddr.exceptions.Error):
@@ -223,7 +223,7 @@ class LibP2PEndpoint:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._directory is not None:
             self._directory.lose()
-            with contextlib.suppress(TimeoutError, Exception):
+            with contextlib.suppress(*LINK_ERRORS):
                 async with asyncio.timeout(_CLOSE_S):
                     await self._directory.close()
         await self._p2p.detach()
@@ -307,9 +307,7 @@ class LibP2PEndpoint:
 
         await self._p2p.serve_streams(protocol, accept)
 
-    def _accept(
-        self, peer: PeerId, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    def _accept(self, peer: PeerId, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve a stream. A peer has few of each kind: the oldest gives way, it is what a dial after a break left."""
         same = [task for task, key in self._serving.items() if key == (peer, protocol)]
         if len(same) >= _STREAMS_PER_PEER:

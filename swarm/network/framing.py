@@ -39,7 +39,6 @@ DISCARD = memoryview(bytearray(64 << 10))
 """Bytes nobody wants are received here; never read."""
 
 
-
 class Kind(IntEnum):
     """What a frame is."""
 

@@ -76,7 +76,8 @@ _FIXED_EXTENSION: Final = {0xD4: 1, 0xD5: 2, 0xD6: 4, 0xD7: 8, 0xD8: 16}
 def _element(view: memoryview, position: int) -> tuple[int, int]:
     """Where the next element begins, and how many elements this one holds.
 
-    An extension's content is decoded in turn by hivemind's hook, so it counts as a container whose elements lie in line.
+    An extension's content is decoded in turn by hivemind's hook, so it counts as a container whose elements lie in
+    line.
     """
     code = view[position]
     position += 1

@@ -30,9 +30,9 @@ class StoredIdentity:
 def load_or_create(path: Path) -> StoredIdentity:
     """The identity in ``path``, made now when there is no such file.
 
-    The file is 0600 in a directory that is made 0700 when missing, and appears whole or not at all: of two processes that
-    start at once, one makes it and both use it. Raises ConfigError, with path and remedy, for a file that others may
-    read, that is not ours, or that is no Ed25519 key.
+    The file is 0600 in a directory that is made 0700 when missing, and appears whole or not at all: of two processes
+    that start at once, one makes it and both use it. Raises ConfigError, with path and remedy, for a file that others
+    may read, that is not ours, or that is no Ed25519 key.
     """
     try:
         if not path.exists():
@@ -76,4 +76,4 @@ def _load(path: Path) -> PrivateIdentity:
         return PrivateIdentity.from_protobuf(data)
     except ValueError as error:
         raise ConfigError("identity", str(path), "the libp2p protobuf of an Ed25519 key",
-                          f"It is {error}. Restore it from a copy, or move it away to become a new peer.") from error  # fmt: skip
+                          f"It is {error}. Restore it, or move it away to become a new peer.") from error  # fmt: skip

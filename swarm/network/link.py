@@ -154,7 +154,9 @@ class Link(asyncio.BufferedProtocol):
         if self._linger is not None:
             self._linger.cancel()
         self._closed.set()
-        self._end(Unreachable(f"the stream broke ({type(exc).__name__})" if exc else "the stream ended", peer=self.peer))
+        self._end(
+            Unreachable(f"the stream broke ({type(exc).__name__})" if exc else "the stream ended", peer=self.peer)
+        )
 
     def pause_writing(self) -> None:
         """The transport's buffer is full."""

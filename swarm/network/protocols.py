@@ -25,7 +25,8 @@ some 20,000 microbatches; everything larger travels as payload."""
 
 
 PUBLIC_PREFIX = "manifest/1/"
-"""Methods of this name are public: served and called before a run is entered, under a protocol name without its digest."""
+"""Methods of this name are public: served and called before a run is entered, under a protocol name without its
+digest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,11 @@ class Method:
     """One thing a peer can be asked to do.
 
     ``name`` is ``service/version/verb``. ``admit(caller, body, payload_bytes)`` runs *before* any buffer for the
-    payload exists; it raises a :class:`~swarm.errors.PeerError` to refuse, and must check that ``payload_bytes`` is exactly what
-    the expected shape and codec give. Without ``admit`` any payload is a violation. ``handle`` may raise any
-    PeerError, which the caller gets back as the same type; any other exception is reported as failed and logged.
-    A handler is cancelled at the caller's deadline. ``public`` methods, which any peer may call without knowing the run, are
-    exactly those whose name begins with :data:`PUBLIC_PREFIX`.
+    payload exists; it raises a :class:`~swarm.errors.PeerError` to refuse, and must check that ``payload_bytes`` is
+    exactly what the expected shape and codec give. Without ``admit`` any payload is a violation. ``handle`` may raise
+    any PeerError, which the caller gets back as the same type; any other exception is reported as failed and logged.
+    A handler is cancelled at the caller's deadline. ``public`` methods, which any peer may call without knowing the
+    run, are exactly those whose name begins with :data:`PUBLIC_PREFIX`.
     """
 
     name: str
@@ -106,7 +107,7 @@ class Endpoint(Protocol):
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Remember where a peer may be dialled. Costs nothing until a call needs it."""
 
-    async def call(
+    async def call(  # noqa: PLR0913 - one call, said in full
         self,
         target: PeerId,
         method: str,

@@ -22,8 +22,9 @@ from swarm.security.signing import SIGNATURE_BYTES, PrivateIdentity, verify
 
 MAX_TTL_S = 120.0
 MAX_SKEW_S = 10.0
-"""How far two clocks may differ. A record that expired by less is still passed on (never returned), one that would live longer by
-less is still taken: a dictionary is stored whole or not at all, so one record at the edge must not spoil it."""
+"""How far two clocks may differ. A record that expired by less is still passed on (never returned), one that would
+live longer by less is still taken: a dictionary is stored whole or not at all, so one record at the edge must not
+spoil it."""
 
 MAX_RECORD_BYTES = 4096
 

@@ -1,7 +1,7 @@
 """The answering side: what may be called, by whom, how much at once, and how a handler's outcome becomes an answer.
 
-:class:`Desk` holds the methods and the admission rules, which the in-memory network uses too; :class:`ServerStream` is one
-peer's incoming stream.
+:class:`Desk` holds the methods and the admission rules, which the in-memory network uses too; :class:`ServerStream`
+is one peer's incoming stream.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class Desk:
         self._usage: dict[PeerId, _Usage] = {}
 
     def mount(self, service: Service) -> None:
-        """Serve all methods of a service. Raises BugError for a taken name or a public method outside ``manifest/1``."""
+        """Serve all methods of a service. Raises BugError for a taken name or a public method outside
+        ``manifest/1``."""
         methods = service.methods()
         for method in methods:
             if method.name in self._methods:
@@ -70,7 +71,8 @@ class Desk:
         """Decide on a request before anything is allocated for its payload; a yes is booked until :meth:`release`.
 
         Raises Refused for an unknown method (or a private one on the public protocol), Busy when the peer has too much
-        open, Violation for a malformed body or a payload nobody asked for, what the method's own ``admit`` raises, as a PeerError.
+        open, Violation for a malformed body or a payload nobody asked for, what the method's own ``admit`` raises, as
+        a PeerError.
         """
         method = self._methods.get(envelope.method)
         if method is None or (public and not method.public):
@@ -258,7 +260,9 @@ class ServerStream:
     def _start(self, call: int, open_call: _Call) -> None:
         if open_call.expiry is not None:
             open_call.expiry.cancel()
-        task = asyncio.get_running_loop().create_task(self._answer(call, open_call), name=open_call.admitted.method.name)
+        task = asyncio.get_running_loop().create_task(
+            self._answer(call, open_call), name=open_call.admitted.method.name
+        )
         open_call.task = task
 
     def _expire(self, call: int) -> None:
@@ -308,4 +312,3 @@ class ServerStream:
     def _send_error(self, call: int, error: PeerError) -> None:
         with contextlib.suppress(Unreachable):
             self._link.send_nowait(Kind.ERROR, call, pack_error(error))
-

@@ -42,7 +42,8 @@ class PrivateIdentity:
 
     @classmethod
     def from_protobuf(cls, data: bytes) -> PrivateIdentity:
-        """Decode a libp2p private key. Raises ValueError when it is not Ed25519 or its halves do not belong together."""
+        """Decode a libp2p private key. Raises ValueError when it is not Ed25519 or its halves do not belong
+        together."""
         if len(data) != PRIVATE_KEY_BYTES or not data.startswith(_PRIVATE_PREFIX):
             raise ValueError("not the libp2p protobuf of an Ed25519 private key")
         seed, public = data[4:36], data[36:]

@@ -1,0 +1,1 @@
+"""The world in memory: the real deciders on a pretend network."""

@@ -1,8 +1,10 @@
-"""The network in memory: endpoints and directories with the real ones' semantics, in one loop, without threads or sockets.
+"""The network in memory: endpoints and directories with the real ones' semantics, in one loop, without threads or
+sockets.
 
-Bodies are encoded and decoded, requests admitted, handlers run, errors translated and records checked by the very code the real
-endpoint uses; bytes are counted as its frames would be. Time is the given clock's, so a virtual one makes a virtual network.
-Given up: a violation does not close the pair's other calls, and chunks are not simulated one by one (``delay`` sees whole messages).
+Bodies are encoded and decoded, requests admitted, handlers run, errors translated and records checked by the very
+code the real endpoint uses; bytes are counted as its frames would be. Time is the given clock's, so a virtual one
+makes a virtual network. Given up: a violation does not close the pair's other calls, and chunks are not simulated one
+by one (``delay`` sees whole messages).
 """
 
 from __future__ import annotations
@@ -82,8 +84,8 @@ class SimNetwork:
             gone.die()
 
     def cut(self, source: PeerId, target: PeerId) -> None:
-        """From now on nothing from ``source`` reaches ``target``: calls over that way, also those that wait for their answer,
-        run into their deadline, as when packets are dropped. One direction; call twice for both."""
+        """From now on nothing from ``source`` reaches ``target``: calls over that way, also those that wait for their
+        answer, run into their deadline, as when packets are dropped. One direction; call twice for both."""
         self._cut.add((source, target))
 
     def mend(self, source: PeerId, target: PeerId) -> None:

@@ -26,8 +26,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import uvloop
-
 from tests import benchmarks
 
 LOG = Path(__file__).with_name("LOG.md")
@@ -93,11 +91,18 @@ class Measurement:
 
 
 def discover() -> dict[str, Callable[[bool], Any]]:
-    """Name → ``run`` of every benchmark. Imports all modules of the package, so they import torch inside ``run``."""
+    """Name → ``run`` of every benchmark. Imports all modules of the package, so they import torch inside ``run``.
+
+    One whose imports are missing on this machine is left out, and stderr says so.
+    """
     found = {}
     for module in pkgutil.iter_modules(benchmarks.__path__):
         if module.name not in ("__main__", "runner") and not module.name.startswith(("_", "test_")):
-            run = getattr(importlib.import_module(f"{benchmarks.__name__}.{module.name}"), "run", None)
+            try:
+                run = getattr(importlib.import_module(f"{benchmarks.__name__}.{module.name}"), "run", None)
+            except ModuleNotFoundError as error:
+                print(f"{module.name} cannot run here: {error}", file=sys.stderr)
+                continue
             if callable(run):
                 found[module.name] = run
     return found
@@ -108,6 +113,8 @@ def measure(name: str, run: Callable[[bool], Any], *, full: bool, command: str) 
     started = time.monotonic()
     result = run(full)
     if inspect.isawaitable(result):
+        import uvloop  # here, so that a plain benchmark needs no more than what it measures
+
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             result = runner.run(_awaited(result))
     return Measurement(

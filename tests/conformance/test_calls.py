@@ -80,9 +80,7 @@ async def test_call_with_a_deeply_nested_body_is_a_violation(alice: Peer, bob: P
 
 async def test_call_with_too_large_a_body_is_never_sent(alice: Peer, bob: Peer) -> None:
     with pytest.raises(Violation, match="exceeds"):
-        await alice.endpoint.call(
-            bob.endpoint.peer, "test/1/echo", Note(blob=bytes(5 << 20)), Note, timeout_s=5
-        )
+        await alice.endpoint.call(bob.endpoint.peer, "test/1/echo", Note(blob=bytes(5 << 20)), Note, timeout_s=5)
 
 
 async def test_call_with_a_malformed_answer_is_a_violation(alice: Peer, bob: Peer) -> None:
@@ -99,9 +97,7 @@ async def test_call_without_answer_misses_its_deadline_and_cancels_the_handler(a
 
 async def test_call_carries_its_deadline_as_time_that_is_left(world: World, alice: Peer, bob: Peer) -> None:
     before = world.clock.monotonic()
-    asking = asyncio.ensure_future(
-        alice.endpoint.call(bob.endpoint.peer, "test/1/hang", Note(), Note, timeout_s=5)
-    )
+    asking = asyncio.ensure_future(alice.endpoint.call(bob.endpoint.peer, "test/1/hang", Note(), Note, timeout_s=5))
     await asyncio.wait_for(bob.bench.started.wait(), 5)
     assert before + 4 < bob.bench.deadlines[0] <= world.clock.monotonic() + 5
     bob.bench.release.set()
@@ -109,9 +105,7 @@ async def test_call_carries_its_deadline_as_time_that_is_left(world: World, alic
 
 
 async def test_call_that_is_cancelled_cancels_its_handler(alice: Peer, bob: Peer) -> None:
-    asking = asyncio.ensure_future(
-        alice.endpoint.call(bob.endpoint.peer, "test/1/hang", Note(), Note, timeout_s=60)
-    )
+    asking = asyncio.ensure_future(alice.endpoint.call(bob.endpoint.peer, "test/1/hang", Note(), Note, timeout_s=60))
     await asyncio.wait_for(bob.bench.started.wait(), 5)
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -144,9 +138,7 @@ async def test_calls_beyond_a_peers_share_are_told_busy(alice: Peer, bob: Peer) 
 
 async def test_calls_of_a_peer_that_dies_fail_at_once(world: World, alice: Peer) -> None:
     carol = await world.peer()
-    asking = asyncio.ensure_future(
-        alice.endpoint.call(carol.endpoint.peer, "test/1/hang", Note(), Note, timeout_s=60)
-    )
+    asking = asyncio.ensure_future(alice.endpoint.call(carol.endpoint.peer, "test/1/hang", Note(), Note, timeout_s=60))
     await asyncio.wait_for(carol.bench.started.wait(), 5)
     await world.kill(carol)
     with pytest.raises(Unreachable):

@@ -11,6 +11,7 @@ import pytest
 from swarm.errors import Busy, PeerError, Violation
 from tests.conformance.service import HANG_UPLOAD, Note
 from tests.conformance.worlds import Peer
+from tests.harness.expect import eventually
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -133,14 +134,11 @@ async def test_upload_that_is_cancelled_halfway_leaves_the_stream_usable(alice: 
         asking = asyncio.ensure_future(
             alice.endpoint.call(peer, HANG_UPLOAD, Note(number=len(payload)), Note, timeout_s=20, payload=payload)
         )
-        while not bob.bench.admitted:
-            await asyncio.sleep(0)
+        await eventually(lambda: bob.bench.admitted)
         bob.bench.admitted.clear()
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        answer, _ = await alice.endpoint.call(
-            peer, "test/1/up", Note(number=5), Note, timeout_s=10, payload=b"12345"
-        )
+        answer, _ = await alice.endpoint.call(peer, "test/1/up", Note(number=5), Note, timeout_s=10, payload=b"12345")
         assert answer.number == 5
         bob.bench.admitted.clear()

@@ -51,7 +51,9 @@ async def opened(
         await endpoint.close()
 
 
-def echo(source: LibP2PEndpoint, target: LibP2PEndpoint, timeout_s: float = 5.0) -> asyncio.Future[tuple[Note, memoryview]]:
+def echo(
+    source: LibP2PEndpoint, target: LibP2PEndpoint, timeout_s: float = 5.0
+) -> asyncio.Future[tuple[Note, memoryview]]:
     return asyncio.ensure_future(source.call(target.peer, "test/1/echo", Note(number=1), Note, timeout_s=timeout_s))
 
 
@@ -98,16 +100,17 @@ async def test_endpoint_that_cannot_listen_says_what_the_daemon_said(home: Path)
 async def test_endpoint_whose_bootstrap_is_dead_cannot_enter(home: Path) -> None:
     async with opened(home, "a", run=None) as first:
         dead = parse_address(first.addresses[0])
-    with pytest.raises(Unreachable):
-        endpoint = await LibP2PEndpoint.open(
-            EndpointConfig(run_dir=home / "b", bootstrap=[dead], dial_timeout_s=2),
-            load_or_create(home / "b.key"),
-            SystemClock(),
-        )
-        try:
-            await endpoint.enter(RUN)
-        finally:
-            await endpoint.close()
+    config = EndpointConfig(run_dir=home / "b", bootstrap=[dead], dial_timeout_s=2)
+    with pytest.raises(Unreachable, match="bootstrap"):
+        await _enter_and_close(config, home / "b.key")
+
+
+async def _enter_and_close(config: EndpointConfig, key: Path) -> None:
+    endpoint = await LibP2PEndpoint.open(config, load_or_create(key), SystemClock())
+    try:
+        await endpoint.enter(RUN)
+    finally:
+        await endpoint.close()
 
 
 async def test_daemon_killed_ends_every_call_and_is_told(home: Path) -> None:
@@ -141,7 +144,8 @@ PARENT = textwrap.dedent(
 
     async def main():
         home = Path(sys.argv[1])
-        endpoint = await LibP2PEndpoint.open(EndpointConfig(run_dir=home / sys.argv[2]), load_or_create(home / "k"), SystemClock())
+        config = EndpointConfig(run_dir=home / sys.argv[2])
+        endpoint = await LibP2PEndpoint.open(config, load_or_create(home / "k"), SystemClock())
         print(endpoint.daemon_pid, flush=True)
         await endpoint.wait_daemon()
 

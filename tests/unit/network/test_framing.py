@@ -44,7 +44,9 @@ class Sink:
 
 
 FRAMES = st.lists(
-    st.tuples(st.sampled_from([Kind.REQUEST, Kind.CHUNK, Kind.ERROR]), st.sampled_from([1, 7, 99]), st.binary(max_size=50)),
+    st.tuples(
+        st.sampled_from([Kind.REQUEST, Kind.CHUNK, Kind.ERROR]), st.sampled_from([1, 7, 99]), st.binary(max_size=50)
+    ),
     max_size=8,
 )
 

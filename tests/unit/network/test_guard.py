@@ -14,7 +14,12 @@ from swarm.network.guard import MAX_DEPTH, TooDeep, check_nesting, install
 install()
 
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.binary(max_size=300) | st.text(max_size=80),
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats()
+    | st.binary(max_size=300)
+    | st.text(max_size=80),
     lambda inner: st.lists(inner, max_size=20) | st.dictionaries(st.text(max_size=5), inner, max_size=20),
     max_leaves=30,
 )

@@ -1,7 +1,7 @@
 """A whole fake swarm: peers that write the events a real run would, and the bootstrap its checkpoints.
 
 How it goes is read from the environment: ``FAKE_FAULT``, ``<peer> <what>``, makes that peer misbehave in step 2;
-``pause`` alone keeps every peer waiting in step 2 until it is told to stop.
+``pause`` alone keeps every peer waiting in step 2 until it is told to stop; ``no-checkpoint`` alone writes none.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _Fake:
             if step == 2 and (code := self.misbehave()) is not None:
                 return code
             self.close(step)
-        if role == "bootstrap":
+        if role == "bootstrap" and os.environ.get("FAKE_FAULT") != "no-checkpoint":
             write_checkpoints(self.root)
         self.emit("PeerStopped", reason="every step is closed", exit_code=0)
         return 0
@@ -80,7 +80,7 @@ class _Fake:
                 self.emit("PeerStopped", reason="left", exit_code=0)
                 return 0
             raise ValueError("a bug in the peer")
-        if name:
+        if what:
             signal.pause()
         return None
 

@@ -60,7 +60,7 @@ class Command:
 def test_quickstart_whole_run_leaves_report_plot_and_a_model_to_sample(tmp_path: Path) -> None:
     command = Command(tmp_path, "--steps", "3", "--peers", "3", "--stages", "2", "--trainers", "2", preload="torch")
     code, out, err = command.finish(60)
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, ""), out
     report = command.report()
     assert report["exit_reason"] == "completed"
     assert (report["steps"], report["loss_first"], report["loss_last"]) == (3, 7.0, 5.0)
@@ -138,6 +138,15 @@ def _interrupt(command: Command, number: signal.Signals, expected: int) -> None:
     assert err.count("\n") == 1
     assert err.startswith(f"interrupted: {number.name}: all peers stopped")
     assert "kept run" in err
+
+
+def test_quickstart_run_without_a_checkpoint_is_an_error_that_keeps_everything(tmp_path: Path) -> None:
+    command = Command(tmp_path, "--steps", "2", "--peers", "2", "--trainers", "1", fault="no-checkpoint")
+    code, _, err = command.finish(40)
+    assert code == 1
+    assert "There is none: the run ended before the first was written" in err
+    assert (command.report()["exit_reason"], command.report()["steps"]) == ("error", 2)
+    assert (command.out / "loss.svg").exists()
 
 
 def test_quickstart_json_prints_the_report_and_nothing_else(tmp_path: Path) -> None:

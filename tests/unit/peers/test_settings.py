@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from peers.settings import PeerSettings, load_settings
+from peers.settings import PeerSettings, exact_settings, load_settings
 from swarm.errors import ConfigError
 
 STAGE = {"home": Path("h"), "role": "stage", "bootstrap": ("/ip4/127.0.0.1/tcp/1/p2p/x",)}
@@ -93,3 +93,10 @@ def test_settings_unreadable_file_is_a_config_error(tmp_path: Path, content: str
         config.write_bytes(content.encode("latin-1"))
     with pytest.raises(ConfigError, match="config"):
         load_settings(STAGE, config)
+
+
+def test_exact_settings_ignore_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_STAGE", "nonsense")
+    monkeypatch.setenv("SWARM_LISTEN", "/ip4/0.0.0.0/tcp/0")
+    settings = exact_settings(home=Path("h"), role="bootstrap")
+    assert (settings.stage, settings.listen) == (None, "/ip4/127.0.0.1/tcp/0")

@@ -1,0 +1,88 @@
+"""Stages of several sizes, with weights, for the benchmark ``device``. No network, no event loop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from swarm.models.init import initial_weights
+from swarm.models.layout import FlatLayout
+from swarm.models.spec import DType, ModelConfig, PartSpec, SplitConfig
+from swarm.models.split import build_part, split_model
+from swarm.optimization.part import TrainedPart
+from swarm.optimization.schedules import OptimizerConfig
+from swarm.state.snapshot import Snapshot, initial_snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """A stage and what passes through it: D, H, blocks, T, B."""
+
+    name: str
+    dim: int
+    heads: int
+    blocks: int
+    sequence: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}: dim {self.dim}, {self.heads} heads, {self.blocks} blocks, sequence {self.sequence}, "
+            f"microbatch {self.microbatch}"
+        )
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one microbatch."""
+        return self.microbatch * self.sequence
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of an activation: (B, T, D)."""
+        return self.microbatch, self.sequence, self.dim
+
+    def model(self, compute: DType, dropout: float = 0.0) -> ModelConfig:
+        """A model with exactly this stage between its ends."""
+        return ModelConfig(
+            vocab_size=257,
+            dim=self.dim,
+            layers=self.blocks,
+            heads=self.heads,
+            context=self.sequence,
+            dropout=dropout,
+            compute=compute,
+        )
+
+
+SMALL = Size(name="small", dim=256, heads=4, blocks=2, sequence=128, microbatch=8)
+MEDIUM = Size(name="medium", dim=512, heads=8, blocks=2, sequence=256, microbatch=4)
+LARGE = Size(name="large", dim=2048, heads=16, blocks=4, sequence=1024, microbatch=8)
+"""For a GPU: minutes per microbatch on a CPU."""
+
+
+def stage_spec(model: ModelConfig) -> PartSpec:
+    """The one stage of a model that is not cut further."""
+    return split_model(model, SplitConfig(stages=1))[0]
+
+
+def first_snapshot(model: ModelConfig) -> Snapshot:
+    """The stage's initial state, the same on every machine."""
+    spec = stage_spec(model)
+    layout = FlatLayout.of(build_part(spec, model))
+    weights = initial_weights(model, 0, [slot.name for slot in layout.slots])
+    return initial_snapshot(spec.name, layout, weights)
+
+
+def trained_part(model: ModelConfig, device: torch.device, snapshot: Snapshot) -> TrainedPart:
+    """The stage on a device, holding ``snapshot``."""
+    part = TrainedPart(stage_spec(model), model, OptimizerConfig(), device=device)
+    part.install(snapshot)
+    return part
+
+
+def normal(shape: Sequence[int], seed: int) -> Tensor:
+    """Standard normal float32 values on the CPU, a function of the arguments."""
+    return torch.randn(tuple(shape), generator=torch.Generator().manual_seed(seed))

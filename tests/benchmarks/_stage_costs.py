@@ -1,0 +1,125 @@
+"""Timing a stage phase by phase; each phase ends when the device has finished it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import TypeVar
+
+import torch
+
+from swarm.compression.dense import FLOAT32
+from swarm.ids import MicrobatchId, PeerId
+from swarm.models.flops import training_flops_per_token
+from swarm.models.spec import DType
+from swarm.models.split import boundary_spec
+from swarm.optimization.adamw import AdamWState, StepNumbers, adamw_step
+from swarm.optimization.schedules import OptimizerConfig
+from tests.benchmarks._stage import LARGE, MEDIUM, SMALL, Size, first_snapshot, normal, trained_part
+
+T = TypeVar("T")
+
+MICROBATCH_PHASES = ("decode", "forward", "encode", "backward", "accumulate")
+STEP_PHASES = ("gradient_sum", "adamw", "prepare", "swap")
+
+
+class Candidate:
+    """One stage on one device, and every time measured on it."""
+
+    def __init__(self, size: Size, compute: DType, device: torch.device) -> None:
+        before = _allocated(device)
+        self.size, self.device = size, device
+        self.name = f"{device.type}_{size.name}_{compute}"
+        self._model = size.model(compute)
+        snapshot = first_snapshot(self._model)
+        self._part = trained_part(self._model, device, snapshot)
+        self._state = AdamWState(*(vector.to(device) for vector in snapshot.vectors))
+        self._spec = boundary_spec(self._model, size.microbatch, size.sequence, compute)
+        self._payload = bytearray(FLOAT32.encode(normal(size.shape, 0)))
+        self._number = 0
+        self._seconds = self._no_times()
+        self._microbatch()  # warm-up: kernels are chosen and memory is mapped at first use
+        self._step()
+        self._seconds = self._no_times()
+        self._resident_bytes = _allocated(device) - before
+        self.peak_bytes: int | None = None
+
+    def round(self, microbatches: int) -> None:
+        """Some microbatches, and the step that they belong to."""
+        before = _allocated(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        for _ in range(microbatches):
+            self._microbatch()
+        self._step()
+        if self.device.type == "cuda":
+            self.peak_bytes = self._resident_bytes + torch.cuda.max_memory_allocated(self.device) - before
+
+    def milliseconds(self, phase: str) -> float:
+        """Median over everything measured."""
+        return 1000 * median(self._seconds[phase])
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of forward, backward and accumulation."""
+        return 1000 * self.size.tokens / sum(map(self.milliseconds, ("forward", "backward", "accumulate")))
+
+    @property
+    def wire_tokens_per_second(self) -> float:
+        """The same from wire bytes to wire bytes: two payloads decoded and two encoded."""
+        wire_s = 2 * (self.milliseconds("decode") + self.milliseconds("encode")) / 1000
+        return self.size.tokens / (wire_s + self.size.tokens / self.tokens_per_second)
+
+    @property
+    def teraflops(self) -> float:
+        """10¹² operations a second of forward and backward, as :mod:`swarm.models.flops` counts them."""
+        flops = self.size.tokens * training_flops_per_token(self._model, self._part.spec, self.size.sequence)
+        return flops / (self.milliseconds("forward") + self.milliseconds("backward")) / 1e9
+
+    def _microbatch(self) -> None:
+        self._number += 1
+        number, part = self._number, self._part
+        x = self._timed("decode", lambda: FLOAT32.decode(self._payload, self._spec, check_finite=True).to(self.device))
+        output, graph = self._timed("forward", lambda: part.forward(x, seed=number))
+        assert graph is not None
+        self._timed("encode", lambda: FLOAT32.encode(output))
+        _, gradients = self._timed("backward", lambda: part.backward(graph, x))
+        microbatch = MicrobatchId(PeerId("trainer"), "00" * 8, 0, number)
+        self._timed("accumulate", lambda: part.accumulate(microbatch, gradients))
+
+    def _step(self) -> None:
+        part = self._part
+        mean = self._timed("gradient_sum", part.gradient_sum) / self.size.tokens
+        on_device, numbers = mean.to(self.device), StepNumbers(step=1, lr=1e-5, clip=1.0)
+        self._timed("adamw", lambda: adamw_step(self._state, on_device, part.layout, OptimizerConfig(), numbers))
+        self._timed("prepare", lambda: part.prepare(mean, lr=1e-5, clip=1.0, step=part.step + 1))
+        self._timed("swap", part.swap)
+
+    def _timed(self, phase: str, work: Callable[[], T]) -> T:
+        self._finish()
+        started = time.perf_counter()
+        found = work()
+        self._finish()
+        self._seconds[phase].append(time.perf_counter() - started)
+        return found
+
+    def _finish(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+    @staticmethod
+    def _no_times() -> dict[str, list[float]]:
+        return {phase: [] for phase in (*MICROBATCH_PHASES, *STEP_PHASES)}
+
+
+def candidates(device: torch.device) -> list[Candidate]:
+    """What is worth measuring on a device."""
+    found = [Candidate(size, "float32", device) for size in (SMALL, MEDIUM)]
+    if device.type == "cuda":
+        found += [Candidate(LARGE, "float32", device), Candidate(LARGE, "bfloat16", device)]
+    return found
+
+
+def _allocated(device: torch.device) -> int:
+    return torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
