@@ -59,8 +59,8 @@ def load_checkpoint(directory: RunDirectory, step: int | None = None) -> Checkpo
     written_by = read_manifest(root, chosen).run
     if written_by != manifest.run_id:
         raise StateError(f"{root}: step {chosen} belongs to run {written_by[:12]}, not {manifest.run_id[:12]}")
-    # Not on the meta device: initialising an embedding there imports torch's compiler and leaves a cache directory.
-    model = GPT(manifest.model)
+    with torch.device("meta"):
+        model = GPT(manifest.model)
     install_weights(model, load_weights(root, chosen))
     return Checkpointed(chosen, model.eval(), _tokenizer(directory, manifest), manifest)
 

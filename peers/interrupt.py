@@ -24,6 +24,7 @@ class Interrupted(BaseException):
 
 class _Received:
     number: int | None = None
+    kept_back: bool = False
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -34,7 +35,7 @@ def install() -> None:
 
     Later ones are ignored because clearing up has begun and is bounded in time.
     """
-    _Received.number = None
+    _Received.number, _Received.kept_back = None, False
     for number in SIGNALS:
         signal.signal(number, _on_signal)
 
@@ -43,6 +44,18 @@ def silence() -> None:
     """Ignore these signals from now on: for the last moments of a process."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+
+
+def defer() -> None:
+    """From now on an interrupt is only noted: for moments that must not be cut short. Not by blocking signals, which
+    only the calling thread would do: libraries start threads of their own, and any of them may receive one."""
+    _Received.kept_back = True
+
+
+def allow() -> None:
+    """The end of :func:`defer`: raises Interrupted at once when a signal has arrived."""
+    _Received.kept_back = False
+    check()
 
 
 def received() -> Interrupted | None:
@@ -61,4 +74,5 @@ def check() -> None:
 def _on_signal(number: int, frame: FrameType | None) -> None:
     if _Received.number is None:
         _Received.number = number
-        raise Interrupted(number)
+        if not _Received.kept_back:
+            raise Interrupted(number)

@@ -43,9 +43,7 @@ class PeerExit:
     code: int
 
     def __str__(self) -> str:
-        if self.code < 0:
-            return f"{self.name} (pid {self.pid}) was killed by {signal.Signals(-self.code).name}"
-        return f"{self.name} (pid {self.pid}) exited with {self.code}"
+        return f"{self.name} {_end(self.pid, self.code)}"
 
 
 class PeerGroup:
@@ -126,9 +124,18 @@ class PeerGroup:
         if self._channel is None:
             return []
         if self._wait_readable(timeout_s) and not self._receive():
-            raise StateError(f"the peers' process ended unexpectedly; its last words are in {self._log}")
+            raise StateError(f"the process that starts the peers {self._server_end()}, and every peer with it")
         exits, self._exits = self._exits, []
         return exits
+
+    def _server_end(self) -> str:
+        """How the fork server ended, whose channel just closed."""
+        assert self._server is not None  # noqa: S101 - there is a channel
+        try:
+            code = self._server.wait(KILL_GRACE_S)
+        except subprocess.TimeoutExpired:
+            return f"(pid {self._server.pid}) stopped answering"
+        return _end(self._server.pid, code)
 
     def stop(self, grace_s: float = STOP_GRACE_S) -> None:
         """SIGTERM to every peer, SIGKILL after ``grace_s`` to what remains; nothing is left when this returns.
@@ -200,6 +207,12 @@ class PeerGroup:
         except ConnectionError:
             # Its end is reported, with the reason, by the next poll.
             return
+
+
+def _end(pid: int, code: int) -> str:
+    if code < 0:
+        return f"(pid {pid}) was killed by {signal.Signals(-code).name}"
+    return f"(pid {pid}) exited with {code}"
 
 
 def _wait_exit(pid: int, timeout_s: float) -> None:

@@ -14,11 +14,11 @@ from peers.prepare import RunShape
 from peers.run_directory import RunDirectory
 from peers.run_view import RunView
 from peers.settings import PeerSettings, exact_settings
-from peers.watch import RunWatch
 from swarm.clock import Clock
 from swarm.config import Manifest
 from swarm.errors import EXIT_UNREACHABLE, SwarmError
 from swarm.events import LoopLag
+from swarm.monitoring.tail import EventTail
 
 BOOTSTRAP = "bootstrap"
 POLL_S = 0.1
@@ -57,7 +57,7 @@ class LocalRun:
     directory: RunDirectory
     device: str
     group: PeerGroup
-    watch: RunWatch
+    tail: EventTail
     view: RunView
     clock: Clock
     on_change: Callable[[], None]
@@ -77,7 +77,7 @@ class LocalRun:
 
     @property
     def _closed(self) -> bool:
-        return self.view.last_step >= self.shape.steps
+        return self.view.steps.last >= self.shape.steps
 
     def _bootstrap(self) -> PeerSettings:
         return exact_settings(
@@ -123,7 +123,7 @@ class LocalRun:
                 raise RunBroken(f"no peer has reported anything for {SILENCE_S:.0f} s while waiting for {awaited}")
 
     def _look(self) -> bool:
-        news = self.watch.read()
+        news = self.tail.read()
         for told in news:
             self.view.add(told)
         self.on_change()

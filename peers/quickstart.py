@@ -9,15 +9,15 @@ finish      the plot, the report, what to type next; also after a failure
 from __future__ import annotations
 
 import shutil
-import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from peers.interrupt import SIGNALS, Interrupted, check, received
+from peers.interrupt import Interrupted, allow, check, defer, received
 from peers.launch import PeerGroup
 from peers.local_run import BOOTSTRAP, LocalRun, RunBroken, peer_names
 from peers.plot import loss_svg
@@ -27,12 +27,12 @@ from peers.report import Evaluation, Outcome, RunFacts, build_report, render_rep
 from peers.run_directory import RunDirectory, create_run_directory
 from peers.run_view import RunView
 from peers.text import built_in_corpus, read_corpus
-from peers.watch import RunWatch
-from peers.words import count, next_commands, one_line, print_error
+from peers.words import command_name, count, next_commands, one_line, print_error, short_address
 from swarm import __version__
 from swarm.clock import Clock
 from swarm.config import Manifest
 from swarm.errors import EXIT_ERROR, EXIT_OK, ConfigError, StateError, SwarmError
+from swarm.monitoring.tail import EventTail
 
 SAMPLE_PROMPT = "The"
 SAMPLE_TOKENS = 60
@@ -54,13 +54,16 @@ def quickstart(options: QuickstartOptions, clock: Clock, *, make_group: Callable
     """Run it all and return the exit code: 0 trained, 1 error, 3 a peer failed, 130 or 143 interrupted.
 
     Raises ConfigError, having left nothing, for what cannot be run. Everything else ends in the report and
-    one line. Leaves no process and no temporary file, whatever happens. Main thread only.
+    one line. Leaves no process and no temporary file, whatever happens. Main thread only; interrupts count until it is
+    decided how the run ended.
     """
     check_shape(options.shape)
     if options.report is not None and options.report.is_dir():
         raise ConfigError("--report", str(options.report), "a file", "This is a directory: name a file in it.")
     if options.text:
         read_corpus(options.text)
+    # From the first trace on disk on, an interrupt must find somebody who says what is kept.
+    defer()
     directory = create_run_directory(options.out, clock)
     run = _Quickstart(options, directory, make_group(directory.launch_log), clock)
     try:
@@ -71,27 +74,39 @@ def quickstart(options: QuickstartOptions, clock: Clock, *, make_group: Callable
     return run.finish(outcome)
 
 
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let interrupts in, which are kept back outside."""
+    try:
+        allow()
+        yield
+    finally:
+        defer()
+
+
 class _Quickstart:
     def __init__(self, options: QuickstartOptions, directory: RunDirectory, group: PeerGroup, clock: Clock) -> None:
         self._options, self._directory, self._group, self._clock = options, directory, group, clock
         self._shape = options.shape
         self._began: float = psutil.Process().create_time()
+        self._phase_began = self._began
         self._progress = Progress(steps=self._shape.steps, quiet=options.json)
         self._view = RunView()
-        self._watch = RunWatch({name: directory.events(name) for name in peer_names(self._shape)})
+        self._tail = EventTail({name: directory.events(name) for name in peer_names(self._shape)})
         self._announced: set[str] = set()
         self._run: str | None = None
         self._evaluation = Evaluation()
 
     def train_and_judge(self) -> Outcome:
-        """Everything that takes time. Raises only ConfigError, and only while the run is being prepared; however it
-        ends, no process is left."""
+        """Everything that takes time, with interrupts let in. Raises only ConfigError, and only while the run is being
+        prepared; however it ends, no process is left."""
         try:
-            try:
-                self._train()
-            finally:
-                self._stop()
-            self._judge()
+            with _interruptible():
+                try:
+                    self._train()
+                finally:
+                    self._stop()
+                self._judge()
             return Outcome(exit_reason="completed", exit_code=EXIT_OK, message=self._summary())
         except Interrupted as interrupt:
             return self._interrupted(interrupt)
@@ -111,88 +126,90 @@ class _Quickstart:
                 raise
             code = EXIT_ERROR if wrong_request else error.exit_code
             return Outcome(exit_reason="error", exit_code=code, message=str(error))
+        finally:
+            self._progress.close()
 
     def _train(self) -> None:
         shape = self._shape
-        self._progress.say(f"swarm {__version__} · {self._size()}, {shape.ends} ends · {self._directory.root}")
+        self._progress.say(
+            f"swarm {__version__} · {self._size()}, {shape.ends} ends · {self._directory.root}", indent=2
+        )
         self._group.open()
-        with self._progress.waiting("preparing text"):
-            manifest = self._prepare()
+        self._progress.waiting("preparing text")
+        manifest = self._prepare()
+        self._progress.waiting("starting the bootstrap")
         LocalRun(
             shape=shape,
             manifest=manifest,
             directory=self._directory,
             device=self._options.device,
             group=self._group,
-            watch=self._watch,
+            tail=self._tail,
             view=self._view,
             clock=self._clock,
             on_change=self._show,
         ).train()
 
     def _prepare(self) -> Manifest:
-        began = self._clock.monotonic()
         corpus = read_corpus(self._options.text) if self._options.text else built_in_corpus()
         prepared = prepare_run(self._shape, corpus, self._directory)
         self._run = prepared.manifest.run_id
         tokens = sum(shard.tokens for shard in prepared.shards)
-        self._progress.done(
+        self._done(
             "text",
             f"{corpus.name}: {amount(tokens)} tokens in {count(len(prepared.shards), 'private shard')}, "
             f"{amount(prepared.held_out.tokens)} held out",
-            self._clock.monotonic() - began,
         )
         return prepared.manifest
 
     def _show(self) -> None:
-        for name, addresses in self._view.addresses.items():
-            if name not in self._announced:
-                self._announced.add(name)
-                if name == BOOTSTRAP:
-                    self._progress.done("bootstrap", addresses[0] if addresses else "", self._elapsed)
-                elif self._announced == set(peer_names(self._shape)):
-                    self._progress.done("peers", f"{len(self._announced) - 1} connected", self._elapsed)
+        new = self._view.addresses.keys() - self._announced
+        self._announced |= new
+        everybody = len(peer_names(self._shape))
+        if BOOTSTRAP in new:
+            addresses = self._view.addresses[BOOTSTRAP]
+            self._done("bootstrap", short_address(addresses[0]) if addresses else "")
+        if new and len(self._announced) == everybody:
+            self._done("peers", f"{everybody - 1} connected")
         self._progress.update(self._view, self._clock.wall())
+        if len(self._announced) == everybody:
+            self._progress.waiting(f"step {min(self._view.steps.last + 1, self._shape.steps)} of {self._shape.steps}")
+        elif self._announced:
+            self._progress.waiting(f"starting peers: {len(self._announced) - 1} of {everybody - 1}")
 
-    @property
-    def _elapsed(self) -> float:
-        return self._clock.wall() - self._began
+    def _done(self, label: str, text: str) -> None:
+        """Say so, with the seconds since the piece of preparation before."""
+        began, self._phase_began = self._phase_began, self._clock.wall()
+        self._progress.done(label, text, max(0.0, self._phase_began - began))
 
     def _stop(self) -> None:
-        try:
-            self._group.stop()
-        except Interrupted:
-            # Stopping had begun and must end; the interrupt comes once only.
-            self._group.stop()
-            raise
-        finally:
-            for told in self._watch.read_all():
-                self._view.add(told)
-            self._progress.update(self._view, self._clock.wall(), final=True)
+        """Stop every peer and take in what they said to the last; an interrupt waits for that."""
+        defer()
+        self._group.stop()
+        for told in self._tail.read_rest():
+            self._view.add(told)
+        self._progress.update(self._view, self._clock.wall(), final=True)
+        allow()
 
     def _judge(self) -> None:
-        with self._progress.waiting("evaluating on held-out text"):
-            # Here and not above: torch takes seconds to import, and the peers needed the processor until now.
-            from peers.evaluate import Sampling, held_out_loss, load_checkpoint, sample_text
+        self._progress.waiting("evaluating on held-out text")
+        # Here and not above: torch takes seconds to import, and the peers needed the processor until now.
+        from peers.evaluate import Sampling, held_out_loss, load_checkpoint, sample_text
 
-            before = held_out_loss(load_checkpoint(self._directory, 0), self._directory.held_out)
-            check()
-            trained = load_checkpoint(self._directory)
-            check()
-            after = held_out_loss(trained, self._directory.held_out)
-            sampling = Sampling(prompt=SAMPLE_PROMPT, tokens=SAMPLE_TOKENS, seed=self._shape.seed)
-            sample = sample_text(trained, sampling)
+        before = held_out_loss(load_checkpoint(self._directory, 0), self._directory.held_out)
+        check()
+        trained = load_checkpoint(self._directory)
+        check()
+        after = held_out_loss(trained, self._directory.held_out)
+        sampling = Sampling(prompt=SAMPLE_PROMPT, tokens=SAMPLE_TOKENS, seed=self._shape.seed)
+        sample = sample_text(trained, sampling)
         self._evaluation = Evaluation(first=before, last=after, last_step=trained.step, sample=sample)
 
     def finish(self, outcome: Outcome) -> int:
-        """Write plot and report, say how it ended, return the exit code. Signals wait until this is done."""
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-        try:
-            code = self._write(outcome)
-            self._tell(outcome)
-            return code
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        """Write plot and report, say how it ended, return the exit code. Interrupts are kept back."""
+        code = self._write(outcome)
+        self._tell(outcome)
+        return code
 
     def _write(self, outcome: Outcome) -> int:
         facts = RunFacts(
@@ -220,7 +237,7 @@ class _Quickstart:
 
     def _draw(self) -> None:
         evaluation = self._evaluation
-        trained = [(step.step, step.loss) for step in self._view.in_order]
+        trained = [(row.step, row.loss) for row in self._view.steps.rows()]
         held_out = [
             (step, loss)
             for step, loss in ((0, evaluation.first), (evaluation.last_step, evaluation.last))
@@ -234,14 +251,7 @@ class _Quickstart:
 
     def _tell(self, outcome: Outcome) -> None:
         if outcome.exit_reason == "completed":
-            self._progress.say(f"done: {outcome.message}", "bold green")
-            self._progress.say(f"sample: {one_line(SAMPLE_PROMPT + (self._evaluation.sample or ''))}")
-            self._progress.say(
-                f"left in {self._directory.root}: run.toml, tokenizer.json, shards, checkpoints, loss.svg, report.json"
-            )
-            self._progress.say("next:")
-            for line in next_commands(self._directory.root):
-                self._progress.say(f"  {line}", "cyan")
+            self._tell_done(outcome)
         elif outcome.exit_reason == "interrupted":
             print_error(outcome.message, label="interrupted")
         else:
@@ -249,11 +259,20 @@ class _Quickstart:
             print_error(
                 outcome.message,
                 check=f"{log}, {self._directory.report}",
-                next_="run swarm quickstart again, with a smaller --peers if memory was short",
+                next_=f"{command_name()} quickstart (with fewer --peers if memory was short)",
             )
 
+    def _tell_done(self, outcome: Outcome) -> None:
+        say, root = self._progress.say, self._directory.root
+        say(f"done: {outcome.message}", "bold green", indent=6)
+        say(f"sample: {one_line(SAMPLE_PROMPT + (self._evaluation.sample or ''))}", indent=8)
+        say(f"left in {root}: run.toml, tokenizer.json, shards, checkpoints, loss.svg, report.json", indent=8)
+        say("next (with a text of your own: --text FILE):")
+        for line in next_commands(root):
+            self._progress.command(line)
+
     def _interrupted(self, interrupt: Interrupted) -> Outcome:
-        steps = f"{self._view.last_step} of {self._shape.steps} steps closed"
+        steps = f"{self._view.steps.last} of {self._shape.steps} steps closed"
         kept = f"{interrupt}: all peers stopped, {steps}; kept {self._directory.root}"
         return Outcome(exit_reason="interrupted", exit_code=interrupt.exit_code, message=kept)
 
@@ -263,8 +282,8 @@ class _Quickstart:
         return f"{hosts} for {stages}, {count(shape.trainers, 'trainer')}"
 
     def _summary(self) -> str:
-        order = self._view.in_order
-        parts = [f"{len(order)} steps, training loss {order[0].loss:.2f} → {order[-1].loss:.2f}"]
+        rows = self._view.steps.rows()
+        parts = [f"{count(len(rows), 'step')}, training loss {rows[0].loss:.2f} → {rows[-1].loss:.2f}"]
         if self._evaluation.first is not None and self._evaluation.last is not None:
             parts.append(f"held-out {self._evaluation.first:.2f} → {self._evaluation.last:.2f} nats per token")
         parts.append(f"{amount(self._view.tokens_per_s or 0)} tokens/s")

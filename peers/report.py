@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from peers.run_view import RunView
 from swarm.errors import StateError
+from swarm.monitoring.microbatches import MicrobatchAccount
 
 ExitReason = Literal["completed", "interrupted", "peer_failed", "error"]
 
@@ -51,8 +52,15 @@ class RunFacts:
 
 
 def build_report(facts: RunFacts, view: RunView, evaluation: Evaluation, outcome: Outcome) -> dict[str, Any]:
-    """The report as plain data. ``steps`` is the number of closed steps; what was not measured is null."""
-    order, account = view.in_order, view.microbatch_account()
+    """The report as plain data. ``steps`` is the number of closed steps; what was not measured is null.
+
+    Every microbatch that a trainer sent on its way (``microbatches_issued``) has one of three ends. *Committed*: a
+    closed step counts it. *Lost*: its step closed without it, and no other step counts it; 0 in every run, also in one
+    that failed. *Uncommitted*: its step never closed because the run ended first, so nothing was decided about it (or
+    what was decided is missing from the events); ``microbatches_uncommitted_reason`` says which. *Duplicated* ones are
+    among the committed, counted more than once: 0 in every run.
+    """
+    rows = view.steps.rows()
     return {
         "exit_reason": outcome.exit_reason,
         "exit_code": outcome.exit_code,
@@ -64,28 +72,41 @@ def build_report(facts: RunFacts, view: RunView, evaluation: Evaluation, outcome
         "stages": facts.stages,
         "trainers": facts.trainers,
         "parameters": view.parameters,
-        "steps": len(order),
+        "steps": len(rows),
         "steps_wanted": facts.steps_wanted,
-        "loss_first": order[0].loss if order else None,
-        "loss_last": order[-1].loss if order else None,
-        "losses": [step.loss for step in order],
+        "loss_first": rows[0].loss if rows else None,
+        "loss_last": rows[-1].loss if rows else None,
+        "losses": [row.loss for row in rows],
         "eval_first": evaluation.first,
         "eval_last": evaluation.last,
         "eval_last_step": evaluation.last_step,
         "sample": evaluation.sample,
-        "tokens": sum(step.tokens for step in order),
+        "tokens": sum(row.tokens for row in rows),
         "tokens_per_s": view.tokens_per_s,
-        "seconds_to_first_step": order[0].closed - facts.began if order else None,
+        "seconds_to_first_step": rows[0].closed_at - facts.began if rows else None,
         "seconds": facts.ended - facts.began,
+        **_microbatches(view.microbatches.account()),
+        "hops_moved": view.hops_moved,
+        "bytes_per_step": view.bytes_per_step,
+        "replicas_digest_mismatches": len(view.digests.mismatches()),
+        "digests": rows[-1].digests if rows else {},
+        "checkpoint_steps": sorted(view.checkpoint_steps),
+    }
+
+
+def _microbatches(account: MicrobatchAccount) -> dict[str, Any]:
+    reasons = []
+    if account.open:
+        reasons.append(f"{len(account.open)} of a step that was open when the run ended")
+    if account.unlisted:
+        reasons.append(f"{len(account.unlisted)} of a closed step whose list of microbatches is in no event")
+    return {
+        "microbatches_issued": len(account.issued),
         "microbatches_committed": len(account.committed),
         "microbatches_lost": len(account.lost),
         "microbatches_duplicated": len(account.duplicated),
-        "microbatches_open": len(account.open),
-        "hops_moved": view.hops_moved,
-        "bytes_per_step": view.bytes_per_step,
-        "replicas_digest_mismatches": len(view.digest_mismatches()),
-        "digests": order[-1].digests if order else {},
-        "checkpoint_steps": sorted(view.checkpoint_steps),
+        "microbatches_uncommitted": len(account.open) + len(account.unlisted),
+        "microbatches_uncommitted_reason": "; ".join(reasons) or None,
     }
 
 

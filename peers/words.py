@@ -23,13 +23,22 @@ def print_error(cause: str, *, check: str = "", next_: str = "", label: str = "e
 
 
 def command_name() -> str:
-    """What the user has to type for this program: ``swarm`` where the shell finds it, else its path."""
+    """What the user has to type for this program: ``swarm`` where the shell finds this very one, else its path, else
+    the interpreter and the module. Quoted for a shell."""
     program = Path(sys.argv[0])
+    if program.name != "swarm":
+        # Started as a module: the command lies beside the interpreter where there is one.
+        program = Path(sys.executable).with_name("swarm")
+    if not program.is_file():
+        return f"{_typed(Path(sys.executable))} -m peers.cli"
     found = shutil.which("swarm")
-    if program.name != "swarm" or (found and Path(found).resolve() == program.resolve()):
-        return "swarm"
-    inside = program.resolve().is_relative_to(Path.cwd())
-    return shlex.quote(os.path.relpath(program) if inside else str(program))
+    return "swarm" if found and Path(found).resolve() == program.resolve() else _typed(program)
+
+
+def _typed(program: Path) -> str:
+    """The path as one would type it from here: relative where it lies below the working directory."""
+    below = program.absolute().is_relative_to(Path.cwd())
+    return shlex.quote(os.path.relpath(program) if below else str(program.absolute()))
 
 
 def next_commands(root: Path) -> list[str]:
@@ -38,8 +47,14 @@ def next_commands(root: Path) -> list[str]:
     return [
         f'{swarm} sample {shlex.quote(str(root))} --prompt "The" --tokens 80',
         f"{swarm} quickstart --stages 4 --peers 8 --trainers 3",
-        f"{swarm} quickstart --text YOUR_FILE.txt",
+        f"{swarm} quickstart --help",
     ]
+
+
+def short_address(address: str) -> str:
+    """A multiaddr of which a person sees enough: the peer id's middle is left out."""
+    place, separator, peer = address.rpartition("/p2p/")
+    return f"{place}{separator}{peer[:6]}…{peer[-6:]}" if separator and len(peer) > 16 else address
 
 
 def count(number: int, noun: str) -> str:

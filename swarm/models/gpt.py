@@ -31,7 +31,7 @@ class Piece(nn.Module):
         super().__init__()
         self.model = model
         self.compute_dtype = compute_dtype(model)
-        self.embedding = nn.Embedding(model.vocab_size, model.dim) if embedding else None
+        self.embedding = _table(model.vocab_size, model.dim) if embedding else None
         self.norm = RMSNorm(model.dim, model.norm_eps) if head else None
         self.head = nn.Linear(model.dim, model.vocab_size, bias=False, dtype=self.compute_dtype) if head else None
 
@@ -117,6 +117,12 @@ class GPT(Stage):
             chosen = _choose(scores.cpu(), generator, temperature, top_k).to(tokens.device)
             sequence = torch.cat((sequence, chosen.view(1, 1)), dim=1)
         return sequence[0, tokens.numel() :]
+
+
+def _table(rows: int, width: int) -> nn.Embedding:
+    """An embedding (rows, width) without values: drawing random ones on the meta device imports torch's compiler,
+    which takes a second and leaves a directory behind."""
+    return nn.Embedding.from_pretrained(torch.empty(rows, width, dtype=torch.float32), freeze=False)
 
 
 def _choose(scores: Tensor, generator: torch.Generator, temperature: float, top_k: int | None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -76,7 +77,8 @@ def decode_line(text: bytes) -> Recorded:
     try:
         line = json.loads(text)
         wall, monotonic, dropped = float(line["t"]), float(line["m"]), int(line.get("dropped", 0))
-        peer, kind = PeerId(str(line["peer"])), str(line["kind"])
+        # Interned: the same few names come with every line, and whoever folds events keeps them.
+        peer, kind = PeerId(sys.intern(str(line["peer"]))), str(line["kind"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Recorded(0.0, 0.0, PeerId(""), RawEvent(UNREADABLE, {"text": text.decode(errors="replace")}))
     fields = {_field_name(key): value for key, value in line.items() if key not in ENVELOPE}

@@ -1,34 +1,41 @@
-"""What a run's events say, each question a pure fold over all peers' events in any order."""
+"""What a run's events say, each question a fold: give it every peer's events one by one, in any order, ask any time.
+
+Adding an event costs the same however long the run is; asking costs what its docstring says.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar
+from typing import Literal, Protocol, TypeVar
 
-from swarm.events import (
-    Committed,
-    DigestMismatch,
-    Event,
-    JourneyCompleted,
-    JourneyStarted,
-    LinkUsage,
-    PeerLost,
-    PeerReady,
-    PeerStarted,
-    PeerStopped,
-    StepClosed,
-)
-from swarm.ids import MicrobatchId, PartName, PeerId
+from swarm.events import DigestMismatch, LinkUsage, PeerLost, PeerReady, PeerStarted, PeerStopped, StepClosed
+from swarm.ids import PartName, PeerId
 from swarm.monitoring.reader import Recorded
 
-EventT = TypeVar("EventT", bound=Event)
+
+class View(Protocol):
+    """A fold over events; kinds that do not matter to it are passed over."""
+
+    def add(self, record: Recorded) -> None:
+        """Take one event into account."""
+
+
+ViewT = TypeVar("ViewT", bound=View)
+
+
+def fold(view: ViewT, events: Iterable[Recorded]) -> ViewT:
+    """Give a view all of these events, and return it."""
+    for record in events:
+        view.add(record)
+    return view
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRow:
-    """One closed step. ``closed_at`` is the earliest swap by the writers' wall clocks, ``swapped`` who wrote one."""
+    """One closed step. ``closed_at`` is the earliest swap by the writers' wall clocks, ``seconds`` the longest anybody
+    took, ``swapped`` who wrote one; ``loss`` is nats per target token."""
 
     step: int
     loss: float
@@ -37,36 +44,116 @@ class StepRow:
     grad_norm: float
     clip: float
     lr: float
+    digests: dict[str, str]
     seconds: float
     closed_at: float
     swapped: frozenset[PeerId]
 
+    @property
+    def tokens_per_s(self) -> float:
+        """Target tokens per second of the step's own duration."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicrobatchAccount:
-    """Where the microbatches went. ``issued`` = committed + ``lost`` + ``open``, as sets of distinct microbatches.
 
-    ``lost`` were issued for a step that closed and are in no closed step; ``open`` were issued for one that did not
-    close yet; ``duplicated`` were committed more than once and must be empty; ``unknown`` were committed though
-    nobody said they were issued (its trainer's events are missing). Source: invariants I1 and I2.
-    """
+@dataclass(slots=True)
+class _Closing:
+    event: StepClosed
+    seconds: float
+    closed_at: float
+    swapped: set[PeerId]
 
-    issued: frozenset[MicrobatchId]
-    completed: frozenset[MicrobatchId]
-    committed: frozenset[MicrobatchId]
-    lost: frozenset[MicrobatchId]
-    open: frozenset[MicrobatchId]
-    duplicated: frozenset[MicrobatchId]
-    unknown: frozenset[MicrobatchId]
+
+class StepTable:
+    """The closed steps. ``last`` is the newest one's number, 0 before the first."""
+
+    def __init__(self) -> None:
+        self.last = 0
+        self._closings: dict[int, _Closing] = {}
+
+    def __contains__(self, step: int) -> bool:
+        return step in self._closings
+
+    def __len__(self) -> int:
+        return len(self._closings)
+
+    def __getitem__(self, step: int) -> StepRow:
+        """A closed step's row; raises KeyError for one that is not closed. Cost: its number of peers."""
+        closing = self._closings[step]
+        event = closing.event
+        return StepRow(
+            step=step,
+            loss=event.loss,
+            tokens=event.tokens,
+            microbatches=event.microbatches,
+            grad_norm=event.grad_norm,
+            clip=event.clip,
+            lr=event.lr,
+            digests=event.digests,
+            seconds=closing.seconds,
+            closed_at=closing.closed_at,
+            swapped=frozenset(closing.swapped),
+        )
+
+    def add(self, record: Recorded) -> None:
+        """See :class:`View`."""
+        event = record.event
+        if not isinstance(event, StepClosed):
+            return
+        known = self._closings.get(event.step)
+        if known is None:
+            self._closings[event.step] = _Closing(event, event.seconds, record.wall, {record.peer})
+            self.last = max(self.last, event.step)
+            return
+        known.seconds = max(known.seconds, event.seconds)
+        known.closed_at = min(known.closed_at, record.wall)
+        known.swapped.add(record.peer)
+
+    def rows(self) -> list[StepRow]:
+        """All closed steps, ascending. Cost: a pass over them."""
+        return [self[step] for step in sorted(self._closings)]
+
+    def tokens_per_s(self) -> float | None:
+        """Target tokens of all steps after the first, over the time between the first's and the last's closing.
+
+        What began before the window does not count: None with fewer than two closed steps. Cost: a pass over them.
+        """
+        if len(self) < 2:
+            return None
+        first, last = self._closings[min(self._closings)], self._closings[self.last]
+        seconds = last.closed_at - first.closed_at
+        tokens = sum(closing.event.tokens for closing in self._closings.values()) - first.event.tokens
+        return tokens / seconds if seconds > 0 else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepBytes:
-    """Bytes on all peers' links during a step."""
+    """Bytes on all peers' links during a step, and how many peers said so."""
 
-    sent: int
-    received: int
-    peers: int
+    sent: int = 0
+    received: int = 0
+    peers: int = 0
+
+
+class Traffic:
+    """Bytes on the wire. ``by_step`` has the steps that somebody reported; a peer that reports a step twice counts with
+    its last word."""
+
+    def __init__(self) -> None:
+        self.by_step: dict[int, StepBytes] = {}
+        self._told: dict[tuple[int, PeerId], LinkUsage] = {}
+
+    def add(self, record: Recorded) -> None:
+        """See :class:`View`."""
+        event = record.event
+        if not isinstance(event, LinkUsage):
+            return
+        before, so_far = self._told.get((event.step, record.peer)), self.by_step.get(event.step, StepBytes())
+        self._told[event.step, record.peer] = event
+        self.by_step[event.step] = StepBytes(
+            sent=so_far.sent + event.bytes_sent - (before.bytes_sent if before else 0),
+            received=so_far.received + event.bytes_received - (before.bytes_received if before else 0),
+            peers=so_far.peers + (before is None),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +163,37 @@ class Mismatch:
     step: int
     part: PartName
     digests: dict[str, frozenset[PeerId]]
+
+
+class Digests:
+    """Disagreements that peers reported, and those nobody noticed: peers whose StepClosed names other digests.
+
+    For a reported one the digests are each replica's own; otherwise, of the peers that wrote the step's closing.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[int, PartName], dict[str, set[PeerId]]] = defaultdict(lambda: defaultdict(set))
+
+    def add(self, record: Recorded) -> None:
+        """See :class:`View`."""
+        match record.event:
+            case DigestMismatch(step=step, part=part, digests=reported):
+                for replica, digest in reported.items():
+                    self._found[step, part][digest].add(replica)
+            case StepClosed(step=step, digests=decided):
+                for name, digest in decided.items():
+                    self._found[step, PartName(name)][digest].add(record.peer)
+
+    def mismatches(self) -> list[Mismatch]:
+        """By step and part; must be empty. Cost: a pass over all steps."""
+        return [
+            Mismatch(step=step, part=part, digests={digest: frozenset(peers) for digest, peers in sorted(held.items())})
+            for (step, part), held in sorted(self._found.items())
+            if len(held) > 1
+        ]
+
+
+Life = PeerStarted | PeerReady | PeerStopped | PeerLost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,111 +208,27 @@ class PeerRow:
     reason: str = ""
 
 
-def steps(events: Iterable[Recorded]) -> dict[int, StepRow]:
-    """The table of closed steps, by step."""
-    rows: dict[int, StepRow] = {}
-    for record, event in _only(events, StepClosed):
-        known = rows.get(event.step)
-        rows[event.step] = StepRow(
-            step=event.step,
-            loss=event.loss,
-            tokens=event.tokens,
-            microbatches=event.microbatches,
-            grad_norm=event.grad_norm,
-            clip=event.clip,
-            lr=event.lr,
-            seconds=event.seconds if known is None else max(known.seconds, event.seconds),
-            closed_at=record.wall if known is None else min(known.closed_at, record.wall),
-            swapped=frozenset({record.peer}) | (known.swapped if known else frozenset()),
-        )
-    return dict(sorted(rows.items()))
+class Population:
+    """Everybody who was ever there."""
 
+    def __init__(self) -> None:
+        self._told: list[tuple[float, PeerId, Life]] = []
 
-def tokens_per_s(events: Iterable[Recorded]) -> float | None:
-    """Target tokens of all steps after the first, over the time between the first's and the last's closing.
-
-    What began before the window does not count. None with fewer than two closed steps.
-    """
-    rows = list(steps(events).values())
-    if len(rows) < 2:
-        return None
-    seconds = rows[-1].closed_at - rows[0].closed_at
-    return sum(row.tokens for row in rows[1:]) / seconds if seconds > 0 else None
-
-
-def microbatch_account(events: Iterable[Recorded]) -> MicrobatchAccount:
-    """Every microbatch issued, and its end."""
-    records = list(events)
-    issued_for: dict[MicrobatchId, set[int]] = defaultdict(set)
-    for _, started in _only(records, JourneyStarted):
-        issued_for[started.microbatch].add(started.step)
-    lists: dict[int, Counter[MicrobatchId]] = defaultdict(Counter)
-    for _, commit in _only(records, Committed):
-        # A leader and its successor may both write a step's set: their union, not their sum.
-        lists[commit.step] |= Counter(commit.microbatches)
-    times = sum(lists.values(), Counter[MicrobatchId]())
-    closed = {event.step for _, event in _only(records, StepClosed)} | lists.keys()
-    issued, committed = frozenset(issued_for), frozenset(times)
-    unsettled = frozenset(one for one, at in issued_for.items() if one not in times and not at <= closed)
-    return MicrobatchAccount(
-        issued=issued,
-        completed=frozenset(event.microbatch for _, event in _only(records, JourneyCompleted)),
-        committed=committed,
-        lost=issued - committed - unsettled,
-        open=unsettled,
-        duplicated=frozenset(one for one, count in times.items() if count > 1),
-        unknown=committed - issued,
-    )
-
-
-def bytes_by_step(events: Iterable[Recorded]) -> dict[int, StepBytes]:
-    """Bytes on the wire by step; a peer that reports a step twice counts with its last word."""
-    usage: dict[tuple[int, PeerId], LinkUsage] = {}
-    for record, event in _only(events, LinkUsage):
-        usage[event.step, record.peer] = event
-    table: dict[int, StepBytes] = {}
-    for (step, _), event in sorted(usage.items()):
-        so_far = table.get(step, StepBytes(sent=0, received=0, peers=0))
-        table[step] = StepBytes(
-            sent=so_far.sent + event.bytes_sent,
-            received=so_far.received + event.bytes_received,
-            peers=so_far.peers + 1,
-        )
-    return table
-
-
-def digest_mismatches(events: Iterable[Recorded]) -> list[Mismatch]:
-    """Disagreements that peers reported, and those nobody noticed: peers whose StepClosed names other digests.
-
-    For a reported one the digests are each replica's own; otherwise, of the peers that wrote the step's closing.
-    """
-    records = list(events)
-    found: dict[tuple[int, PartName], dict[str, set[PeerId]]] = defaultdict(lambda: defaultdict(set))
-    for _, reported in _only(records, DigestMismatch):
-        for replica, digest in reported.digests.items():
-            found[reported.step, reported.part][digest].add(replica)
-    for record, closing in _only(records, StepClosed):
-        for part, digest in closing.digests.items():
-            found[closing.step, PartName(part)][digest].add(record.peer)
-    return [
-        Mismatch(step=step, part=part, digests={digest: frozenset(peers) for digest, peers in sorted(held.items())})
-        for (step, part), held in sorted(found.items())
-        if len(held) > 1
-    ]
-
-
-def roster(events: Iterable[Recorded]) -> dict[PeerId, PeerRow]:
-    """Everybody who was ever there, by the latest word about them; a peer that stopped in order is not lost."""
-    rows: dict[PeerId, PeerRow] = {}
-    for record in sorted(events, key=lambda record: record.wall):
+    def add(self, record: Recorded) -> None:
+        """See :class:`View`."""
         event = record.event
-        if isinstance(event, PeerStarted | PeerReady | PeerStopped | PeerLost):
-            peer = event.peer if isinstance(event, PeerLost) else record.peer
+        if isinstance(event, Life):
+            self._told.append((record.wall, event.peer if isinstance(event, PeerLost) else record.peer, event))
+
+    def rows(self) -> dict[PeerId, PeerRow]:
+        """Each by the latest word about it; a peer that stopped in order is not lost. Cost: sorts these words."""
+        rows: dict[PeerId, PeerRow] = {}
+        for _, peer, event in sorted(self._told, key=lambda told: told[0]):
             rows[peer] = _told(rows.get(peer, PeerRow(peer=peer)), event)
-    return rows
+        return rows
 
 
-def _told(row: PeerRow, event: PeerStarted | PeerReady | PeerStopped | PeerLost) -> PeerRow:
+def _told(row: PeerRow, event: Life) -> PeerRow:
     match event:
         case PeerStarted():
             return PeerRow(peer=row.peer, name=event.name, role=event.role)
@@ -205,9 +239,3 @@ def _told(row: PeerRow, event: PeerStarted | PeerReady | PeerStopped | PeerLost)
         case PeerLost() if row.state != "stopped":
             return replace(row, name=row.name or event.name, state="lost", reason=event.reason)
     return row
-
-
-def _only(events: Iterable[Recorded], kind: type[EventT]) -> Iterator[tuple[Recorded, EventT]]:
-    for record in events:
-        if isinstance(record.event, kind):
-            yield record, record.event

@@ -26,6 +26,9 @@ MAX_DEPTH: Final = 12
 MAX_ENTRIES: Final = 16_384
 """Peers in one directory value."""
 
+MAX_ELEMENTS: Final = 8 * MAX_ENTRIES
+"""A dictionary entry has four. Without a limit one message of 4 MiB of nothing would hold the loop up for a second."""
+
 _original_loads = MSGPackSerializer.__dict__["loads"].__func__
 _original_unpackb = DictionaryDHTValue.__dict__["unpackb"].__func__
 
@@ -43,10 +46,11 @@ def install() -> None:
 
 def check_nesting(data: bytes | memoryview, limit: int = MAX_DEPTH) -> None:
     """Walk msgpack bytes without building anything. Raises TooDeep when arrays, maps and extension values together nest
-    deeper than ``limit``, or when the bytes are no msgpack. Cost: one step per element, about 0.5 µs."""
+    deeper than ``limit`` or hold more than MAX_ELEMENTS, or when the bytes are no msgpack. Cost: one step per element,
+    about 0.5 µs."""
     view = memoryview(data)
     remaining = [1]  # elements still to read, per open container
-    position = 0
+    position = announced = 0
     while remaining:
         if remaining[-1] == 0:
             remaining.pop()
@@ -59,6 +63,9 @@ def check_nesting(data: bytes | memoryview, limit: int = MAX_DEPTH) -> None:
         if position > len(view):
             raise TooDeep("truncated msgpack")
         if children:
+            announced += children
+            if announced > MAX_ELEMENTS:
+                raise TooDeep(f"msgpack of more than {MAX_ELEMENTS} elements")
             remaining.append(children)
             if len(remaining) - 1 > limit:
                 raise TooDeep(f"msgpack nested deeper than {limit}")

@@ -185,10 +185,11 @@ class Link(asyncio.BufferedProtocol):
 
 
 async def _read_ready(reader: asyncio.StreamReader) -> bytes | None:
-    """What a paused stream's reader already holds: bytes, b"" at its end, None when there is nothing. Does not wait."""
+    """What a paused stream's reader already holds: bytes, b"" when it ended or broke, None when there is nothing. Does
+    not wait."""
     attempt = asyncio.ensure_future(reader.read(1 << 20))
     await asyncio.sleep(0)  # one turn: a read that need not wait is done after it
     if attempt.done():
-        return attempt.result()
+        return b"" if isinstance(attempt.exception(), OSError) else attempt.result()
     attempt.cancel()
     return None

@@ -22,6 +22,9 @@ from swarm.network.protocols import PUBLIC_PREFIX, Answer, Method, Request, Serv
 
 logger = logging.getLogger(__name__)
 
+_MAX_UNWANTED = 1024
+"""Refused or expired payloads that one stream may still owe us."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeLimits:
@@ -246,13 +249,17 @@ class ServerStream:
 
     def _refuse(self, header: Header, error: PeerError) -> None:
         if header.payload_bytes:
-            if len(self._unwanted) >= 1024:
-                raise Violation("payloads go on being sent after their refusal")
-            self._unwanted[header.call] = header.payload_bytes
+            self._throw_away(header.call, header.payload_bytes)
         self._send_error(header.call, error)
         if isinstance(error, Violation):
             logger.warning("%s: %s", self.peer, error.reason)
             self._link.refuse(Violation(error.reason, peer=self.peer))
+
+    def _throw_away(self, call: int, size: int) -> None:
+        """Expect that much of a payload that nobody wants any more. Raises Violation when there are too many such."""
+        if len(self._unwanted) >= _MAX_UNWANTED:
+            raise Violation("payloads go on being announced and not sent")
+        self._unwanted[call] = size
 
     def _tasks(self) -> list[asyncio.Task[None]]:
         return [open_call.task for open_call in self._calls.values() if open_call.task is not None]
@@ -263,14 +270,20 @@ class ServerStream:
         task = asyncio.get_running_loop().create_task(
             self._answer(call, open_call), name=open_call.admitted.method.name
         )
+        # Not in a finally of the task: one that is cancelled before its first step never enters its own body.
+        task.add_done_callback(lambda _: self._forget(call))
         open_call.task = task
 
     def _expire(self, call: int) -> None:
         """The deadline passed before the payload was complete."""
         open_call = self._calls[call]
-        self._unwanted[call] = len(open_call.payload) - open_call.filled
         self._forget(call)
-        self._send_error(call, DeadlineMissed("the payload was not complete in time"))
+        try:
+            self._throw_away(call, len(open_call.payload) - open_call.filled)
+        except Violation as violation:
+            self.on_violation(violation)
+        else:
+            self._send_error(call, DeadlineMissed("the payload was not complete in time"))
 
     def _on_cancel(self, call: int) -> None:
         if not 0 < call <= self._last:
@@ -280,7 +293,7 @@ class ServerStream:
         if open_call is None:
             return
         if open_call.task is not None:
-            open_call.task.cancel()  # it forgets itself
+            open_call.task.cancel()  # it is forgotten when it has ended
         else:
             self._forget(call)
 
@@ -306,8 +319,6 @@ class ServerStream:
             self._refuse(Header(Kind.REQUEST, call, 0, 0), violation)
         except PeerError as error:
             self._send_error(call, error)
-        finally:
-            self._forget(call)
 
     def _send_error(self, call: int, error: PeerError) -> None:
         with contextlib.suppress(Unreachable):

@@ -13,7 +13,7 @@ from swarm.ids import PartName, PeerId, RunId
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.records import NO_RECORD, CloseRecord
 from swarm.optimization.roster import Candidate, Roster, assign_stages
-from swarm.optimization.step import decide
+from swarm.optimization.step import accepted, announce
 
 POLL_S = 0.2
 
@@ -72,5 +72,6 @@ async def found(
     stages = sum(part.startswith("stage-") for part in digests)
     roster, reasons = assign_stages(candidates, stages, private_ends="ends" in digests)
     record = genesis(run, roster, digests)
-    await decide(calls, record, roster, timeout_s)
+    decision = await accepted(calls, record, roster, timeout_s)
+    await announce(calls, decision, roster, timeout_s)
     return record, reasons

@@ -29,14 +29,17 @@ class StepLoop:
 
     async def run(self) -> None:
         """Take part until the run's last step is closed. Raises, in an ExceptionGroup, what ends it earlier."""
-        await self._member.wait_open(1)
-        while (step := self._member.open_step) <= self._closing.rules.steps:
-            async with asyncio.TaskGroup() as group:
-                if self._feed is not None:
-                    group.create_task(self._feed(step))
-                if self._member.roster.leader(step) == self._closing.calls.me:
-                    group.create_task(self._lead(step))
-                await self._member.wait_open(step + 1)
+        try:
+            await self._member.wait_open(1)
+            while (step := self._member.open_step) <= self._closing.rules.steps:
+                async with asyncio.TaskGroup() as group:
+                    if self._feed is not None:
+                        group.create_task(self._feed(step))
+                    if self._member.roster.leader(step) == self._closing.calls.me:
+                        group.create_task(self._lead(step))
+                    await self._member.wait_open(step + 1)
+        finally:
+            await self._member.close()
 
     async def _lead(self, step: int) -> None:
         committed = await self._desk.wait_full()

@@ -2,6 +2,9 @@
 
 reconcile → apply → propose → decide. Each is answered once per step and may be repeated; nothing here changes the
 weights that microbatches are computed with before ``decide``.
+
+What cannot be begun twice, the averaging round and the swap, is not the handler's but the step's: it goes on when the
+leader no longer listens, and whoever asks again gets its outcome, a failure too.
 """
 
 from __future__ import annotations
@@ -15,9 +18,10 @@ import torch
 
 from swarm.averaging.plan import RoundResult
 from swarm.device import DeviceThread
-from swarm.errors import OutOfSync, PeerError, Refused, RoundFailed, WrongStep
+from swarm.errors import EXIT_ERROR, OutOfSync, PeerError, Refused, RoundFailed, RunEnded, WrongStep
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId
 from swarm.network.protocols import Answer, Method, Request
+from swarm.optimization.closing import totals
 from swarm.optimization.history import History
 from swarm.optimization.ledger import assigned, weights
 from swarm.optimization.messages import Accepted, Apply, Averaged, Decide, Prepared, Propose, Reconcile
@@ -72,17 +76,33 @@ class MemberContext:
     founder: PeerId
 
 
+@dataclass(frozen=True, slots=True)
+class _Mean:
+    """What averaging gave: our part's mean gradient (None without a part), and the answer that says so."""
+
+    gradient: torch.Tensor | None
+    answer: Averaged
+
+
 @dataclass(slots=True)
 class _OpenStep:
-    """What this member has done for the open step so far."""
+    """What this member has done for the open step so far. ``busy`` is held while a question is checked and answered."""
 
     committed: tuple[Contribution, ...] | None = None
-    averaged: Averaged | None = None
-    mean: torch.Tensor | None = None
+    averaging: asyncio.Task[_Mean] | None = None
     applied: Apply | None = None
     digest: str | None = None
     proposal: CloseRecord | None = None
+    closing: asyncio.Task[None] | None = None
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def mean(self) -> _Mean | None:
+        """The result of averaging, once there is one."""
+        task = self.averaging
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        return task.result()
 
 
 class Member:
@@ -92,12 +112,14 @@ class Member:
         self._context = context
         self.part: HeldPart | None = None
         self._open = _OpenStep()
+        self._step = context.history.next_step
+        self._failure: RunEnded | None = None
         self._moved = asyncio.Condition()
 
     @property
     def open_step(self) -> int:
         """The step being worked on; 0 until the genesis is decided."""
-        return self._context.history.next_step
+        return self._step
 
     @property
     def roster(self) -> Roster:
@@ -105,9 +127,18 @@ class Member:
         return self._context.history.head.members
 
     async def wait_open(self, step: int) -> None:
-        """Return when ``step`` is open here, or over."""
+        """Return when ``step`` is open here, or over. Raises RunEnded when a decided step could not be finished."""
         async with self._moved:
-            await self._moved.wait_for(lambda: self.open_step >= step)
+            await self._moved.wait_for(lambda: self._failure is not None or self.open_step >= step)
+        if self._failure is not None:
+            raise self._failure
+
+    async def close(self) -> None:
+        """Give up what runs for the open step. Idempotent; returns when it has ended."""
+        tasks = [task for task in (self._open.averaging, self._open.closing) if task is not None]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     def methods(self) -> list[Method]:
         """See :class:`~swarm.network.protocols.Service`."""
@@ -125,44 +156,49 @@ class Member:
         await self._from_leader(request.caller, body.step)
         state = self._open
         async with state.busy:
-            if state.averaged is None:
-                mean, averaged = await self._average(body)
-                state.committed, state.mean, state.averaged = body.committed, mean, averaged
+            if state.averaging is None:
+                sums = await self._reconciled(body)
+                state.committed = body.committed
+                state.averaging = asyncio.create_task(self._average(body, sums))
             elif state.committed != body.committed:
                 raise Refused("this step was reconciled with another set of microbatches")
-        return Answer(state.averaged)
+        return Answer((await asyncio.shield(state.averaging)).answer)
 
-    async def _average(self, body: Reconcile) -> tuple[torch.Tensor | None, Averaged]:
-        context = self._context
+    async def _reconciled(self, body: Reconcile) -> torch.Tensor | None:
+        """Our accumulator, when it holds exactly what counts; None without a part. Raises Refused."""
         part, name = self.part, self._part_name()
         if part is None or name is None:
-            return None, Averaged(digest="", sq_norm=0.0, cursor=context.cursor())
-        stage = None if name == ENDS else int(name.removeprefix("stage-"))
-        expected = assigned(body.committed, context.me, stage)
-        held = await context.device.run(lambda: part.microbatches)
+            return None
+        expected = assigned(body.committed, self._context.me, _stage(name))
+        held, sums = await self._context.device.run(lambda: (part.microbatches, part.gradient_sum()))
         if held != expected:
             missing, surplus = expected - held, held - expected
             raise Refused(
                 f"{name} lacks {len(missing)} committed microbatches and holds {len(surplus)} that do not count"
             )
-        replicas = self.roster.replicas(name)
-        shares = weights(body.committed, replicas, stage)
-        vector = await context.device.run(part.gradient_sum)
+        return sums
+
+    async def _average(self, body: Reconcile, sums: torch.Tensor | None) -> _Mean:
+        context, name = self._context, self._part_name()
+        if sums is None or name is None:
+            return _Mean(None, Averaged(digest="", sq_norm=0.0, cursor=context.cursor()))
+        shares = weights(body.committed, self.roster.replicas(name), _stage(name))
         try:
-            result = await context.average(body.step, name, shares, vector)
+            result = await context.average(body.step, name, shares, sums)
         except RoundFailed as error:
             raise PeerError(str(error)) from error
-        return result.tensor, Averaged(digest=result.digest, sq_norm=result.squared_norm, cursor=context.cursor())
+        answer = Averaged(digest=result.digest, sq_norm=result.squared_norm, cursor=context.cursor())
+        return _Mean(result.tensor, answer)
 
     async def _on_apply(self, request: Request) -> Answer:
         body: Apply = request.body
         await self._from_leader(request.caller, body.step)
         state = self._open
         async with state.busy:
-            if state.averaged is None:
+            if state.mean is None:
                 raise Refused("nothing was averaged for this step yet")
             if state.applied is None:
-                state.digest = await self._prepare(state.mean, body)
+                state.digest = await self._prepare(state.mean.gradient, body)
                 state.applied = body
             elif state.applied != body:
                 raise Refused("this step was applied with other scalars")
@@ -191,20 +227,31 @@ class Member:
 
     def _check(self, record: CloseRecord) -> None:
         """Accept only what this member itself computed. Raises Refused."""
-        state = self._open
         try:
             self._context.history.check(record)
         except OutOfSync as error:
             raise Refused(str(error)) from error
-        if record.step == 0:
-            return
-        if state.committed != record.committed or state.applied is None:
+        if self._context.me not in record.members:
+            raise Refused("the record's roster leaves this member out")
+        if record.step > 0:
+            self._check_result(record)
+
+    def _check_result(self, record: CloseRecord) -> None:
+        state, before = self._open, self._context.history.head
+        if state.mean is None or state.applied is None or state.committed != record.committed:
             raise Refused("the record's microbatches are not those that were averaged")
+        if (record.tokens, record.loss_sum) != totals(record.committed):
+            raise Refused("the record's tokens and loss are not the sums of its microbatches")
         if (record.lr, record.clip) != (state.applied.lr, state.applied.clip):
             raise Refused("the record's scalars are not those that were applied")
         name = self._part_name()
         if name is not None and record.digests.get(name) != state.digest:
             raise Refused(f"the record's digest of {name} is not ours")
+        said = state.mean.answer.cursor
+        if said is not None and record.cursors.get(self._context.me) != said:
+            raise Refused("the record's cursor of this trainer is not where it is")
+        if record.roster != before.roster:
+            raise Refused("in this version nobody joins or leaves the roster")
 
     async def _on_decide(self, request: Request) -> Answer:
         body: Decide = request.body
@@ -213,22 +260,37 @@ class Member:
         await self._from_leader(request.caller, body.step)
         state = self._open
         async with state.busy:
-            if body.step == self.open_step:
-                await self._decide(state, body)
+            if state.closing is None:
+                record = self._decided_record(state, body)
+                state.closing = asyncio.create_task(self._close_step(record))
+        await asyncio.shield(state.closing)
         return Answer(Empty())
 
-    async def _decide(self, state: _OpenStep, body: Decide) -> None:
+    def _decided_record(self, state: _OpenStep, body: Decide) -> CloseRecord:
         record = state.proposal
         if record is None or record.hash() != body.record:
             raise Refused("this record was not accepted here")
         self._check_acceptances(record, body)
-        if self.part is not None and record.step > 0:
-            await self._context.device.run(self.part.swap)
-        self._context.history.append(record)
-        self._open = _OpenStep()
-        await self._context.decided(record)
-        async with self._moved:
-            self._moved.notify_all()
+        return record
+
+    async def _close_step(self, record: CloseRecord) -> None:
+        """Swap, remember, open the next step. A decided step can not be refused any more: what fails here ends the
+        peer, through everyone who waits for the next step."""
+        try:
+            if self.part is not None and record.step > 0:
+                await self._context.device.run(self.part.swap)
+            self._context.history.append(record)
+            await self._context.decided(record)
+        except Exception as error:  # nobody else would tell those who wait
+            reason = f"step {record.step} is decided and could not be closed here: {type(error).__name__}: {error}"
+            self._failure = RunEnded(reason, EXIT_ERROR)
+            self._failure.__cause__ = error
+            raise
+        else:
+            self._open, self._step = _OpenStep(), record.step + 1
+        finally:
+            async with self._moved:
+                self._moved.notify_all()
 
     def _check_acceptances(self, record: CloseRecord, body: Decide) -> None:
         signed = acceptance_bytes(record)
@@ -254,3 +316,8 @@ class Member:
             return None
         part = roster[self._context.me].part
         return None if part is None else PartName(part)
+
+
+def _stage(part: PartName) -> int | None:
+    """The number of a stage's part, None for the ends."""
+    return None if part == ENDS else int(part.removeprefix("stage-"))

@@ -11,10 +11,10 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from swarm.errors import DeadlineMissed, Unreachable
+from swarm.errors import DeadlineMissed, OutOfSync, PeerError, Unreachable, Violation, WrongStep
 from swarm.events import Committed, DigestMismatch, EventSink
 from swarm.ids import PeerId
-from swarm.optimization.calls import StepCalls
+from swarm.optimization.calls import StepCalls, first_leaf
 from swarm.optimization.closing import Disagreement, agreed, clip_factor, cursors, global_norm, totals
 from swarm.optimization.history import History
 from swarm.optimization.lead import StepRules
@@ -53,7 +53,8 @@ async def close_step(closing: Closing, step: int, committed: tuple[Contribution,
     """Average, agree on the scalars, prepare, accept, decide. Returns the decided record.
 
     Raises the PeerError of the first member that fails, naming it, or OutOfSync when replicas disagree; nobody has
-    swapped then. Costs four rounds of calls to every member and one all-reduce per part.
+    swapped then. OutOfSync too when a member refuses what it accepted; all others have swapped then. Costs four rounds
+    of calls to every member and one all-reduce per part.
     """
     roster, timeout_s = closing.history.head.members, closing.timeout_s()
     ask_all = closing.calls.ask_all
@@ -84,31 +85,44 @@ async def close_step(closing: Closing, step: int, committed: tuple[Contribution,
         roster=roster.members,
         previous=closing.history.head_hash,
     )
-    await decide(closing.calls, record, roster, timeout_s)
+    decision = await accepted(closing.calls, record, roster, timeout_s)
     closing.events.emit(Committed(step=step, microbatches=tuple(c.microbatch for c in committed)))
+    await announce(closing.calls, decision, roster, timeout_s)
     return record
 
 
-async def decide(calls: StepCalls, record: CloseRecord, roster: Roster, timeout_s: float) -> None:
-    """Have a record accepted by everybody, then tell everybody that it was.
+async def accepted(calls: StepCalls, record: CloseRecord, roster: Roster, timeout_s: float) -> Decide:
+    """Have a record accepted by everybody: then it is decided. Raises the PeerError of a member that does not."""
+    propose = Propose(record=record)
+    answers = await calls.ask_all(roster.peers, "step/1/propose", propose, Accepted, timeout_s=timeout_s)
+    signatures: dict[str, bytes] = {peer: answer.signature for peer, answer in answers.items()}
+    return Decide(step=record.step, record=record.hash(), acceptances=signatures)
+
+
+async def announce(calls: StepCalls, decision: Decide, roster: Roster, timeout_s: float) -> None:
+    """Tell everybody what was decided.
 
     A member that accepted and then cannot be told is not waited for: the record is decided all the same, and the
     health watch deals with the member. Our own decision comes last, so that whoever sees it knows all were told.
+    Raises OutOfSync, when all were told, for a member that answers no.
     """
-    propose = Propose(record=record)
-    accepted = await calls.ask_all(roster.peers, "step/1/propose", propose, Accepted, timeout_s=timeout_s)
-    acceptances: dict[str, bytes] = {peer: answer.signature for peer, answer in accepted.items()}
-    decision = Decide(step=record.step, record=record.hash(), acceptances=acceptances)
     others = [peer for peer in roster.peers if peer != calls.me]
-    await asyncio.gather(*(_tell(calls, peer, decision, timeout_s) for peer in others))
+    answers = await asyncio.gather(*(_tell(calls, peer, decision, timeout_s) for peer in others))
     await calls.ask(calls.me, "step/1/decide", decision, Empty, timeout_s=timeout_s)
+    refusals = [answer for answer in answers if answer is not None]
+    if refusals:
+        raise OutOfSync(f"step {decision.step} is decided, but {'; '.join(refusals)}")
 
 
-async def _tell(calls: StepCalls, peer: PeerId, decision: Decide, timeout_s: float) -> None:
+async def _tell(calls: StepCalls, peer: PeerId, decision: Decide, timeout_s: float) -> str | None:
+    """None when it was told, or could not be; what it said when it did not swap."""
     try:
         await calls.ask(peer, "step/1/decide", decision, Empty, timeout_s=timeout_s)
     except (Unreachable, DeadlineMissed) as error:
         logger.warning("step %d is decided, but %s could not be told: %s", decision.step, peer, error)
+    except PeerError as error:
+        return str(error)
+    return None
 
 
 class RemoteLeader:
@@ -119,16 +133,42 @@ class RemoteLeader:
         self._leased: dict[int, int] = {}
 
     async def lease(self, step: int, wanted: int) -> int:
-        """See :class:`~swarm.pipeline.trainer.StepLeader`. Repeating it after a lost answer leases nothing twice."""
+        """See :class:`~swarm.pipeline.trainer.StepLeader`. Repeating it after a lost answer leases nothing twice.
+
+        A step that the leader has closed meanwhile is fully leased. Raises Violation when it takes a lease back.
+        """
         held = self._leased.get(step, 0)
         body = Lease(step=step, total=held + wanted)
         leader = self._roster.leader(step)
-        answer = await self._calls.ask(leader, "lead/1/lease", body, Leased, timeout_s=self._timeout_s())
+        try:
+            answer = await self._calls.ask(leader, "lead/1/lease", body, Leased, timeout_s=self._timeout_s())
+        except WrongStep:
+            return 0
+        if answer.total < held:
+            raise Violation(f"{answer.total} microbatches leased where {held} were", peer=leader)
         self._leased = {step: answer.total}
         return answer.total - held
 
     async def complete(self, step: int, contribution: Contribution, receipts: tuple[bytes, ...]) -> None:
-        """Report a finished journey to the leader and its successor; returns when both acknowledged it."""
+        """Report a finished journey to the leader and its successor; returns when both acknowledged it.
+
+        The leader needs the report to close the step; a successor that sees the step closed needs it no more.
+        """
         body = Complete(step=step, contribution=contribution, receipts=receipts)
-        told = self._roster.succession(step)[:2]
-        await self._calls.ask_all(told, "lead/1/complete", body, Empty, timeout_s=self._timeout_s())
+        leader, *successor = self._roster.succession(step)[:2]
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._report(leader, body))
+                for witness in successor:
+                    group.create_task(self._bear_witness(witness, body))
+        except* PeerError as errors:
+            raise first_leaf(errors) from errors
+
+    async def _report(self, peer: PeerId, body: Complete) -> None:
+        await self._calls.ask(peer, "lead/1/complete", body, Empty, timeout_s=self._timeout_s())
+
+    async def _bear_witness(self, peer: PeerId, body: Complete) -> None:
+        try:
+            await self._report(peer, body)
+        except WrongStep:
+            logger.debug("step %d closed before its successor heard of %s", body.step, body.contribution.microbatch)

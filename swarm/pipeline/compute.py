@@ -5,6 +5,7 @@ Payloads are wire bytes; B is the microbatch size, T the context, D the model wi
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ import torch
 
 from swarm.compression.codec import Codec
 from swarm.compression.dense import INT32
-from swarm.errors import Violation
+from swarm.errors import BugError, PeerError, Violation
 from swarm.ids import MicrobatchId, PeerId
 from swarm.models.spec import TensorSpec
 from swarm.network.protocols import Payload
@@ -104,8 +105,9 @@ class StageCompute:
         if refusal is not None:
             raise Violation(refusal, peer=sender)
         grad_input, gradients = self.part.backward(graph, gradient)
-        self.part.accumulate(microbatch, gradients)
-        return None if grad_input is None else self._specs.codec.encode(grad_input)
+        encoded = None if grad_input is None else self._specs.codec.encode(grad_input)
+        _accumulate(self.part, microbatch, gradients)
+        return encoded
 
     def forward_backward(
         self, payload: Payload, targets: Payload, seed: int, microbatch: MicrobatchId, *, first: bool
@@ -113,9 +115,10 @@ class StageCompute:
         """Hosted last stage: both directions at once. Returns input-gradient bytes, loss sum, targets counted."""
         labels = INT32.decode(targets, self._specs.tokens).to(self._device)
         loss_sum, tokens, graph = self.part.forward_loss(self._input(payload, first), labels, seed=seed)
+        _check_loss(loss_sum)
         grad_input, gradients = self.part.backward(graph, None)
-        self.part.accumulate(microbatch, gradients)
         encoded = None if grad_input is None else self._specs.codec.encode(grad_input)
+        _accumulate(self.part, microbatch, gradients)
         return encoded, loss_sum, tokens
 
 
@@ -134,10 +137,29 @@ class EndsCompute:
         """Last stage's output → loss sum, targets counted, gradient bytes for the way back, head gradients."""
         hidden = self._specs.codec.decode(payload, self._specs.activation, check_finite=True).to(self._device)
         loss_sum, tokens, grad_hidden, gradients = self.part.loss(hidden, targets.to(self._device))
+        _check_loss(loss_sum)
         return loss_sum, tokens, self._specs.codec.encode(grad_hidden), gradients
 
     def finish(self, graph: Graph, payload: Payload, head_gradients: Gradients, microbatch: MicrobatchId) -> None:
         """Input gradient from the first stage → the microbatch is in the ends' open step."""
         gradient = self._specs.codec.decode(payload, self._specs.activation, check_finite=True).to(self._device)
         embedding_gradients = self.part.embed_backward(graph, gradient)
-        self.part.accumulate(microbatch, [*embedding_gradients, *head_gradients])
+        _accumulate(self.part, microbatch, [*embedding_gradients, *head_gradients])
+
+
+def _check_loss(loss_sum: float) -> None:
+    if not math.isfinite(loss_sum):
+        raise Violation(f"the loss is {loss_sum}")
+
+
+def _accumulate(part: StagePart | EndsPart, microbatch: MicrobatchId, gradients: Gradients) -> None:
+    """The last thing that is done for a microbatch, so that whatever failed before has added nothing.
+
+    A sum that broke off half-way cannot be mended: BugError, which ends the replica.
+    """
+    try:
+        part.accumulate(microbatch, gradients)
+    except (PeerError, BugError):
+        raise
+    except Exception as error:
+        raise BugError(f"the open step's sum is spoilt: {type(error).__name__}: {error}") from error

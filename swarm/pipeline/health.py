@@ -91,6 +91,7 @@ class Watch:
     def follow(self, roster: Sequence[PeerId]) -> None:
         """Watch this roster from now on; an empty one stops the watching."""
         self._roster = tuple(peer for peer in roster if peer != self._endpoint.peer)
+        self._health = Health()
         self._suspects.clear()
         self._left.clear()
 
@@ -108,6 +109,7 @@ class Watch:
     async def run(self) -> tuple[PeerId, str]:
         """Ping until somebody is lost, tell the others, return who and why. Cancel to stop."""
         while True:
+            self._wake.clear()  # first, so that a suspicion that comes while we ping is not slept through
             me = self._endpoint.peer
             targets = [*self._suspects, *watched(me, (me, *self._roster))]
             asked = [peer for peer in dict.fromkeys(targets) if peer not in self._left and peer in self._roster]
@@ -116,7 +118,6 @@ class Watch:
             if lost is not None and lost[0] in self._roster:
                 await self.tell_all(*lost)
                 return lost
-            self._wake.clear()
             try:
                 async with asyncio.timeout(PING_EVERY_S):
                     await self._wake.wait()
@@ -124,11 +125,12 @@ class Watch:
                 continue
 
     def _leaver(self) -> tuple[PeerId, str] | None:
-        """A peer that left on its own account, or because of another that answers us."""
+        """A peer that left on its own account, or because of another that answers us or has left as well."""
         for leaver, message in self._left.items():
             if message.peer == leaver:
                 return leaver, message.reason
-            if message.peer not in self._suspects:
+        for leaver, message in self._left.items():
+            if message.peer not in self._suspects or message.peer in self._left:
                 return leaver, f"it left, saying that {message.peer} is gone: {message.reason}"
         return None
 

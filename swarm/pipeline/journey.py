@@ -73,6 +73,7 @@ class _Mail:
     gradient: asyncio.Future[Payload]
     receipts_complete: asyncio.Future[None]
     blocked: asyncio.Queue[Blocked] = field(default_factory=asyncio.Queue)
+    forwarded: set[int] = field(default_factory=set)
     receipts: dict[int, bytes] = field(default_factory=dict)
     loss_sum: float = 0.0
     tokens: int = 0
@@ -147,19 +148,28 @@ class Journey:
 
     async def _send_first(self, payload: Payload) -> None:
         tried: set[PeerId] = set()
-        while True:
-            body = Forward(**self._fields(), route=self.route, hop=0)
-            try:
-                await self._call(self.route[0], "pipeline/1/forward", body, payload)
-                break
-            except Busy as busy:
-                await self._reroute(0, busy, tried)
-        if self._context.ends is None:
-            await self._send_targets()
+        async with _Deadline(self, self._context.deadline.seconds()):
+            while True:
+                body = Forward(**self._fields(), route=self.route, hop=0)
+                try:
+                    await self._call(self.route[0], "pipeline/1/forward", body, payload)
+                    break
+                except Busy as busy:
+                    await self._reroute(0, busy, tried)
+            if self._context.ends is None:
+                await self._send_targets()
 
     async def _send_targets(self) -> None:
+        """Hosted ends: the last stage keeps the targets until the microbatch gets there. Busy is waited for."""
+        last = self._context.stages - 1
         body = Targets(**self._fields(), route=self.route)
-        await self._call(self.route[-1], "pipeline/1/targets", body, INT32.encode(self._batch.targets))
+        payload = INT32.encode(self._batch.targets)
+        while True:
+            try:
+                await self._call(self.route[last], "pipeline/1/targets", body, payload)
+                return
+            except Busy:
+                await self._context.clock.sleep(self._context.wiring.typical_seconds(last))
 
     async def _send_last(self, gradient: Payload) -> None:
         last = self._context.stages - 1
@@ -188,11 +198,10 @@ class Journey:
             return
         if blocked.code in ("unreachable", "deadline"):
             self._context.suspect(PeerId(blocked.peer), blocked.reason)
-        if blocked.direction == "backward" or blocked.code not in ("busy", "unreachable", "deadline"):
+        elsewhere = blocked.code in ("busy", "unreachable", "deadline")
+        if blocked.direction == "backward" or blocked.hop == 0 or not elsewhere:
             raise error
         await self._reroute(blocked.hop, error, tried.setdefault(blocked.hop, set()))
-        if blocked.hop == 0:
-            raise error
         resend = Resend(**self._fields(), route=self.route, hop=blocked.hop)
         await self._call(self.route[blocked.hop - 1], "pipeline/1/resend", resend)
         if self._context.ends is None and blocked.hop == self._context.stages - 1:
@@ -208,6 +217,7 @@ class Journey:
         new, _ = self._context.wiring.choose(hop, exclude=tried)
         self.route = (*self.route[:hop], new, *self.route[hop + 1 :])
         self._attempt += 1
+        self._mail.forwarded -= set(range(hop, self._context.stages))
         moved = HopMoved(
             step=self._step,
             microbatch=self._batch.id,
@@ -219,9 +229,13 @@ class Journey:
         self._context.events.emit(moved)
 
     def late(self) -> str:
-        """Who has not answered, for the error of a missed deadline."""
-        missing = [f"stage {s} ({self.route[s]})" for s in range(self._context.stages) if s not in self._mail.receipts]
-        return f"microbatch {self._batch.id} of step {self._step} waits for {', '.join(missing) or 'its gradient'}"
+        """Who has not answered, for the error of a missed deadline: on the way out the stages that have not computed
+        it yet, on the way back those without a receipt."""
+        stages, mail = range(self._context.stages), self._mail
+        waiting = [s for s in stages if s not in mail.forwarded and s not in mail.receipts]
+        waiting = waiting or [s for s in stages if s not in mail.receipts]
+        missing = ", ".join(f"stage {s} ({self.route[s]})" for s in waiting)
+        return f"microbatch {self._batch.id} of step {self._step} waits for {missing or 'its gradient'}"
 
     # --- mail ----------------------------------------------------------------------------------------------------
 
@@ -238,12 +252,18 @@ class Journey:
             self._mail.gradient.set_result(payload)
 
     def deliver_report(self, caller: PeerId, report: HopReport) -> None:
-        """A hop is done: feed wiring, and keep its receipt. Raises Refused for a forged receipt."""
+        """A hop is done: feed wiring, and keep its receipt. Raises Refused for a forged receipt or a stale one.
+
+        A forward stays done when a later hop is moved, so its report may be of an earlier attempt.
+        """
         if report.hop >= self._context.stages or self.route[report.hop] != caller:
             raise Refused("not on the route of this microbatch")
+        if report.attempt > self._attempt or (report.direction == "backward" and report.attempt != self._attempt):
+            raise Refused(f"attempt {report.attempt}: attempt {self._attempt} is awaited")
         self._context.wiring.observe(report.hop, caller, report.queued_s + report.compute_s)
         self._mail.queued_s += report.queued_s
         if report.direction == "forward":
+            self._mail.forwarded.add(report.hop)
             return
         expected = receipt_bytes(self._context.run, self._step, self._batch.id, report.hop)
         if not self._context.verify(caller, expected, report.receipt):
@@ -255,9 +275,13 @@ class Journey:
             self._mail.receipts_complete.set_result(None)
 
     def deliver_blocked(self, caller: PeerId, blocked: Blocked) -> None:
-        """A replica could not pass the microbatch on."""
-        if caller not in self.route:
+        """A replica could not compute the microbatch or pass it on. Raises Refused when it is stale, or about a hop
+        that is not the sender's own or the next on its way."""
+        sender = blocked.hop - 1 if blocked.direction == "forward" else blocked.hop + 1
+        if caller not in (self.route[s] for s in (blocked.hop, sender) if 0 <= s < self._context.stages):
             raise Refused("not on the route of this microbatch")
+        if blocked.attempt != self._attempt:
+            raise Refused(f"attempt {blocked.attempt}: attempt {self._attempt} is awaited")
         self._mail.blocked.put_nowait(blocked)
 
     def _check_mail(self, caller: PeerId, attempt: int, expected: PeerId) -> None:

@@ -16,6 +16,7 @@ from swarm.schema import Count, Finite, Message, PeerIdField
 StageField = Annotated[int, Field(ge=0, lt=1024)]
 Attempt = Annotated[int, Field(ge=0, lt=1 << 16)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Direction = Literal["forward", "backward"]
 Route = Annotated[tuple[PeerIdField, ...], Field(min_length=1, max_length=1024)]
 
 
@@ -71,7 +72,7 @@ class HopReport(JourneyMessage):
     """A replica tells the trainer that a hop is done, and what it took. ``receipt`` signs a backward contribution."""
 
     hop: StageField
-    direction: Literal["forward", "backward"]
+    direction: Direction
     queued_s: Seconds
     compute_s: Seconds
     receipt: Annotated[bytes, Field(max_length=64)] = b""
@@ -83,7 +84,7 @@ class Blocked(JourneyMessage):
     """A replica tells the trainer that it could not hand the microbatch on to ``hop``, or refuses to go on with it."""
 
     hop: StageField
-    direction: Literal["forward", "backward"]
+    direction: Direction
     peer: PeerIdField
     code: Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,20}$")]
     reason: Annotated[str, StringConstraints(max_length=400)]

@@ -14,26 +14,17 @@ from typing import Any
 
 from swarm.clock import Clock
 from swarm.device import DeviceThread
-from swarm.errors import Busy, PeerError, Refused, Violation, WrongStep
+from swarm.errors import BugError, Busy, PeerError, Refused, Violation, WrongStep
 from swarm.events import Accumulated, EventSink
-from swarm.ids import JourneyKey, MicrobatchId, PeerId, RunId, stage_part
+from swarm.ids import MicrobatchId, PeerId, RunId, stage_part
 from swarm.models.dropout import dropout_seed
-from swarm.network.protocols import Answer, Endpoint, Method, Payload, Request
-from swarm.pipeline.compute import BoundarySpecs, Graph, StageCompute
-from swarm.pipeline.messages import (
-    Backward,
-    Blocked,
-    Forward,
-    HopReport,
-    InputGradient,
-    JourneyMessage,
-    Output,
-    Resend,
-    Targets,
-)
+from swarm.network.protocols import Answer, Endpoint, Method, Request
+from swarm.pipeline.compute import BoundarySpecs, StageCompute
+from swarm.pipeline.handover import Handover
+from swarm.pipeline.messages import Backward, Direction, Forward, JourneyMessage, Resend, Targets
+from swarm.pipeline.passage import Passage
 from swarm.pipeline.queue import WorkQueue
 from swarm.schema import Empty
-from swarm.security.receipts import receipt_bytes
 
 logger = logging.getLogger(__name__)
 DONE = Answer(Empty())
@@ -42,7 +33,7 @@ DONE = Answer(Empty())
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSettings:
     """One replica's place and limits. ``send_timeout_s`` bounds one hand-over, ``max_under_way`` the graphs
-    and payloads held."""
+    and payloads held; four times as many may have sent their (hosted) targets ahead."""
 
     run: RunId
     stage: int
@@ -51,6 +42,11 @@ class StageSettings:
     max_queue: int = 32
     max_under_way: int = 64
     send_timeout_s: float = 30.0
+
+    @property
+    def max_ahead(self) -> int:
+        """How many targets may wait for their microbatch."""
+        return 4 * self.max_under_way
 
     @property
     def first(self) -> bool:
@@ -80,23 +76,6 @@ class StageContext:
     clock: Clock
 
 
-@dataclass(slots=True, eq=False)
-class Passage:
-    """What this replica keeps of one microbatch while its journey lasts."""
-
-    key: JourneyKey
-    route: tuple[PeerId, ...]
-    arrived: float = 0.0
-    input: Payload | None = None
-    targets: Payload | None = None
-    output: Payload | None = None
-    graph: Graph | None = None
-    gradient: Payload | None = None
-    gradient_sender: PeerId | None = None
-    forward_attempt: int = -1
-    accumulated: bool = False
-
-
 class StageServer:
     """The ``pipeline/1`` service of one replica. ``open_step`` moves it from step to step."""
 
@@ -108,6 +87,7 @@ class StageServer:
         self._queue: WorkQueue[Passage] = WorkQueue(settings.max_queue)
         self._wake = asyncio.Event()
         self._sending: asyncio.TaskGroup | None = None
+        self._handover = Handover(settings, context)
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
@@ -146,7 +126,7 @@ class StageServer:
             raise Refused(f"{body.microbatch.trainer} is not a trainer of this run")
         if len(route) != self._settings.stages or route[self._settings.stage] != self._context.endpoint.peer:
             raise Refused("the route does not lead through this replica")
-        if not self._step <= body.step <= self._step + 1:
+        if not max(1, self._step) <= body.step <= self._step + 1:
             raise WrongStep(f"step {body.step} is not open here, step {self._step} is")
         known = self._passages.get((body.step, body.microbatch))
         if known is not None and body.attempt < known.key.attempt:
@@ -163,18 +143,29 @@ class StageServer:
         if payload_bytes != expected:
             raise Violation(f"activation of {payload_bytes} bytes where {expected} are expected", peer=caller)
         known = self._passages.get((body.step, body.microbatch))
-        if known is not None and known.forward_attempt >= 0:
+        if known is not None and (known.begun or known.forward_attempt >= body.attempt):
             raise Refused("this microbatch is already here")
-        if self._queue.full or self._under_way >= settings.max_under_way:
-            raise Busy(f"{self._under_way} microbatches under way")
-        self._passage(body, body.route).forward_attempt = body.attempt
+        now = self._context.clock.monotonic()
+        under_way = sum(passage.under_way(now) for passage in self._passages.values())
+        if self._queue.full or under_way >= settings.max_under_way:
+            raise Busy(f"{under_way} microbatches under way")
+        passage = self._passage(body, body.route)
+        passage.forward_attempt, passage.expires = body.attempt, now + settings.send_timeout_s
 
     def _admit_targets(self, caller: PeerId, body: Targets, payload_bytes: int) -> None:
         self._check_journey(body, body.route)
         if caller != body.microbatch.trainer or not self._settings.computes_loss:
             raise Refused("targets go from their trainer to the last stage of a run with hosted ends")
         if payload_bytes != self._settings.specs.token_bytes:
-            raise Violation(f"targets of {payload_bytes} bytes where {self._settings.specs.token_bytes} are expected")
+            raise Violation(
+                f"targets of {payload_bytes} bytes where {self._settings.specs.token_bytes} are expected", peer=caller
+            )
+        known = self._passages.get((body.step, body.microbatch))
+        if known is not None and (known.targets is not None or known.accumulated):
+            raise Refused("the targets of this microbatch are already here")
+        ahead = sum(passage.forward_attempt < 0 for passage in self._passages.values())
+        if known is None and ahead >= self._settings.max_ahead:
+            raise Busy(f"{ahead} targets wait for their microbatch")
 
     def _admit_backward(self, caller: PeerId, body: Backward, payload_bytes: int) -> None:
         settings = self._settings
@@ -184,13 +175,12 @@ class StageServer:
             raise Refused(f"backward for stage {settings.stage} must come from {downstream}")
         if payload_bytes != settings.specs.activation_bytes:
             raise Violation(f"gradient of {payload_bytes} bytes where {settings.specs.activation_bytes} are expected")
+        self._awaiting_gradient(body)
+
+    def _awaiting_gradient(self, body: JourneyMessage) -> None:
         known = self._passages.get((body.step, body.microbatch))
         if known is None or known.graph is None or known.gradient is not None:
             raise Refused("no forward of this microbatch waits here for its gradient")
-
-    @property
-    def _under_way(self) -> int:
-        return sum(not passage.accumulated for passage in self._passages.values())
 
     def _passage(self, body: JourneyMessage, route: tuple[str, ...]) -> Passage:
         index = (body.step, body.microbatch)
@@ -203,14 +193,24 @@ class StageServer:
 
     # --- arrivals ------------------------------------------------------------------------------------------------
 
+    # The payload of an admitted message takes its time: what admission found may have changed meanwhile.
+
     async def _on_forward(self, request: Request) -> Answer:
-        passage = self._passage(request.body, request.body.route)
-        passage.input = request.payload
+        body: Forward = request.body
+        self._check_journey(body, body.route)
+        passage = self._passages.get((body.step, body.microbatch))
+        if passage is None or passage.begun or passage.forward_attempt != body.attempt:
+            raise Refused("this forward is not awaited any more")
+        passage.input, passage.begun = request.payload, True
         self._enqueue_forward(passage)
         return DONE
 
     async def _on_targets(self, request: Request) -> Answer:
-        passage = self._passage(request.body, request.body.route)
+        body: Targets = request.body
+        self._check_journey(body, body.route)
+        passage = self._passage(body, body.route)
+        if passage.targets is not None or passage.accumulated:
+            raise Refused("the targets of this microbatch are already here")
         passage.targets = request.payload
         self._enqueue_forward(passage)
         return DONE
@@ -223,7 +223,10 @@ class StageServer:
         self._wake.set()
 
     async def _on_backward(self, request: Request) -> Answer:
-        passage = self._passage(request.body, request.body.route)
+        body: Backward = request.body
+        self._check_journey(body, body.route)
+        self._awaiting_gradient(body)
+        passage = self._passage(body, body.route)
         passage.gradient, passage.gradient_sender = request.payload, request.caller
         passage.arrived = self._context.clock.monotonic()
         self._queue.push("backward", passage.key.step, passage)
@@ -235,11 +238,15 @@ class StageServer:
         if request.caller != body.microbatch.trainer:
             raise Refused("only its trainer reroutes a microbatch")
         self._check_journey(body, body.route)
+        if body.hop != self._settings.stage + 1:
+            raise Refused(f"stage {self._settings.stage} hands on to the next stage only, not to {body.hop}")
         passage = self._passages.get((body.step, body.microbatch))
-        if passage is None or passage.output is None:
+        if passage is None or passage.output is None or passage.gradient is not None:
             raise Refused("the output to send again is not held here")
+        if body.attempt <= passage.key.attempt:
+            raise Refused(f"attempt {body.attempt} was sent already")
         self._passage(body, body.route)
-        self._spawn(self._pass_forward(passage, passage.output))
+        self._spawn(self._handover.pass_forward(passage, passage.output))
         return DONE
 
     # --- work ----------------------------------------------------------------------------------------------------
@@ -247,7 +254,7 @@ class StageServer:
     async def _work(self, passage: Passage) -> None:
         started = self._context.clock.monotonic()
         queued = started - passage.arrived
-        direction = "forward" if passage.gradient is None else "backward"
+        direction: Direction = "forward" if passage.gradient is None else "backward"
         try:
             if direction == "backward":
                 await self._backward(passage, queued)
@@ -255,40 +262,63 @@ class StageServer:
                 await self._forward_backward(passage, queued)
             else:
                 await self._forward(passage, queued)
+        except BugError:
+            raise
         except PeerError as error:
             logger.warning("step %d, microbatch %s: %s", passage.key.step, passage.key.microbatch, error)
-            self._spawn(self._report_blocked(passage, self._settings.stage, direction, error))
+            self._give_up(passage, direction, error)
+        except Exception as error:  # one poisonous microbatch is its trainer's trouble, not the end of the replica
+            logger.exception("step %d, microbatch %s", passage.key.step, passage.key.microbatch)
+            self._give_up(passage, direction, PeerError(f"{type(error).__name__}: {error}"))
+
+    def _give_up(self, passage: Passage, direction: Direction, error: PeerError) -> None:
+        """Nothing was accumulated: forget the microbatch and say so. A new attempt may come."""
+        passage.clear()
+        if self._current(passage):
+            del self._passages[passage.index]
+            self._spawn(
+                self._handover.report_blocked(passage.key, passage.route, self._settings.stage, direction, error)
+            )
+
+    def _current(self, passage: Passage) -> bool:
+        """Whether its step is still open."""
+        return self._passages.get(passage.index) is passage
 
     async def _forward(self, passage: Passage, queued: float) -> None:
         started = self._context.clock.monotonic()
         seed = dropout_seed(self._settings.run, passage.key.microbatch)
         payload = passage.input
-        assert payload is not None  # noqa: S101 - queued only when it is there
+        if payload is None:
+            raise BugError("a forward was queued without its input")
         output, graph = await self._context.device.run(
             lambda: self._context.compute.forward(payload, seed, first=self._settings.first)
         )
-        passage.graph, passage.input, passage.output = graph, None, output
-        self._spawn(self._report(passage, "forward", queued, self._context.clock.monotonic() - started))
-        self._spawn(self._pass_forward(passage, output))
+        passage.input = None
+        if not self._current(passage):
+            return
+        passage.graph, passage.output = graph, output
+        self._spawn(self._handover.report(passage, "forward", queued, self._context.clock.monotonic() - started))
+        self._spawn(self._handover.pass_forward(passage, output))
 
     async def _backward(self, passage: Passage, queued: float) -> None:
         started = self._context.clock.monotonic()
         graph, payload, sender = passage.graph, passage.gradient, passage.gradient_sender
         passage.graph = passage.output = None
-        assert payload is not None and sender is not None  # noqa: S101, PT018 - set together on arrival
+        if graph is None or payload is None or sender is None:
+            raise BugError("a backward was queued without its graph or its gradient")
         gradient = await self._context.device.run(
             lambda: self._context.compute.backward(graph, payload, passage.key.microbatch, sender)
         )
         self._contributed(passage)
-        self._spawn(self._report(passage, "backward", queued, self._context.clock.monotonic() - started))
-        self._spawn(self._pass_backward(passage, gradient))
+        self._spawn(self._handover.report(passage, "backward", queued, self._context.clock.monotonic() - started))
+        self._spawn(self._handover.pass_backward(passage, gradient))
 
     async def _forward_backward(self, passage: Passage, queued: float) -> None:
         started = self._context.clock.monotonic()
         seed = dropout_seed(self._settings.run, passage.key.microbatch)
         payload, targets = passage.input, passage.targets
-        passage.input = passage.targets = None
-        assert payload is not None and targets is not None  # noqa: S101, PT018 - queued only when both are there
+        if payload is None or targets is None:
+            raise BugError("a forward was queued without its input or its targets")
         gradient, loss_sum, tokens = await self._context.device.run(
             lambda: self._context.compute.forward_backward(
                 payload, targets, seed, passage.key.microbatch, first=self._settings.first
@@ -296,90 +326,17 @@ class StageServer:
         )
         self._contributed(passage)
         elapsed = self._context.clock.monotonic() - started
-        self._spawn(self._report(passage, "backward", queued, elapsed, loss_sum=loss_sum, tokens=tokens))
-        self._spawn(self._pass_backward(passage, gradient))
+        self._spawn(self._handover.report(passage, "backward", queued, elapsed, loss_sum=loss_sum, tokens=tokens))
+        self._spawn(self._handover.pass_backward(passage, gradient))
 
     def _contributed(self, passage: Passage) -> None:
         passage.accumulated = True
+        passage.clear()
         key, part = passage.key, stage_part(self._settings.stage)
         self._context.events.emit(Accumulated(step=key.step, microbatch=key.microbatch, part=part))
 
-    # --- passing on ----------------------------------------------------------------------------------------------
+    # --- handing on ----------------------------------------------------------------------------------------------
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         assert self._sending is not None  # noqa: S101 - work is only done inside run()
         self._sending.create_task(work)
-
-    async def _pass_forward(self, passage: Passage, output: Payload) -> None:
-        key, hop = passage.key, self._settings.stage + 1
-        fields: dict[str, Any] = {"step": key.step, "microbatch": key.microbatch, "attempt": key.attempt}
-        try:
-            if self._settings.last:
-                await self._send(key.microbatch.trainer, "trainer/1/output", Output(**fields), output)
-                passage.output = None
-            else:
-                body = Forward(**fields, route=passage.route, hop=hop)
-                await self._send(passage.route[hop], "pipeline/1/forward", body, output)
-        except PeerError as error:
-            await self._report_blocked(passage, hop, "forward", error)
-
-    async def _pass_backward(self, passage: Passage, gradient: Payload | None) -> None:
-        key, hop = passage.key, self._settings.stage - 1
-        fields: dict[str, Any] = {"step": key.step, "microbatch": key.microbatch, "attempt": key.attempt}
-        try:
-            if gradient is None:
-                return
-            if self._settings.first:
-                await self._send(key.microbatch.trainer, "trainer/1/gradient", InputGradient(**fields), gradient)
-            else:
-                body = Backward(**fields, route=passage.route, hop=hop)
-                await self._send(passage.route[hop], "pipeline/1/backward", body, gradient)
-        except PeerError as error:
-            await self._report_blocked(passage, max(hop, 0), "backward", error)
-
-    async def _send(self, target: PeerId, method: str, body: JourneyMessage, payload: Payload = b"") -> None:
-        await self._context.endpoint.call(
-            target, method, body, Empty, timeout_s=self._settings.send_timeout_s, payload=payload
-        )
-
-    async def _report(self, passage: Passage, direction: Any, queued: float, computed: float, **loss: Any) -> None:
-        key, stage = passage.key, self._settings.stage
-        receipt = b""
-        if direction == "backward":
-            receipt = self._context.sign(receipt_bytes(self._settings.run, key.step, key.microbatch, stage))
-        report = HopReport(
-            step=key.step,
-            microbatch=key.microbatch,
-            attempt=key.attempt,
-            hop=stage,
-            direction=direction,
-            queued_s=max(0.0, queued),
-            compute_s=computed,
-            receipt=receipt,
-            **loss,
-        )
-        await self._tell(key.microbatch.trainer, "trainer/1/hop", report)
-
-    async def _report_blocked(self, passage: Passage, hop: int, direction: Any, error: PeerError) -> None:
-        key = passage.key
-        peer = passage.route[hop] if hop < len(passage.route) else key.microbatch.trainer
-        blocked = Blocked(
-            step=key.step,
-            microbatch=key.microbatch,
-            attempt=key.attempt,
-            hop=min(hop, self._settings.stages - 1),
-            direction=direction,
-            peer=peer,
-            code=error.code,
-            reason=error.reason[:400],
-        )
-        await self._tell(key.microbatch.trainer, "trainer/1/blocked", blocked)
-
-    async def _tell(self, trainer: PeerId, method: str, body: JourneyMessage) -> None:
-        """Notify the trainer; if it cannot be told, its own deadline and the health watch deal with it."""
-        try:
-            await self._send(trainer, method, body)
-        except Refused as refused:
-            logger.debug("trainer %s no longer waits for this microbatch: %s", trainer, refused)
-        except PeerError as error:
-            logger.warning("cannot tell trainer %s: %s", trainer, error)

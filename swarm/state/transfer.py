@@ -91,8 +91,12 @@ class StateDonor:
         self._offers[snapshot.part] = (snapshot, digest)
 
     def withdraw(self, part: PartName) -> None:
-        """Offer nothing of a part any more. Leases stay valid."""
+        """Offer nothing of a part any more. Leases of downloads under way stay valid; those that had every byte end,
+        for nothing would ever come to drop their state."""
         self._offers.pop(part, None)
+        self._leases = {
+            key: lease for key, lease in self._leases.items() if lease.snapshot.part != part or lease.bytes_left > 0
+        }
 
     @property
     def downloads(self) -> int:

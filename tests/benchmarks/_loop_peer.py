@@ -2,9 +2,9 @@
 
 Speaks JSON lines: it prints who it is, then for each order on stdin one report on stdout, and ends with its input.
 An order is either whom to meet (``{"peer", "addresses"}``) or a round (``{"device", "stream", "warmup_s",
-"seconds"}``). It runs what a stage host runs: uvloop, :class:`LibP2PEndpoint`, :class:`DeviceThread`, and the stage's
-real work from wire bytes to wire bytes. What it streams out is what its stage computed last; what its stage computes
-on is what streamed in last.
+"seconds"}``, where device is ``stage``, ``kernel`` or empty). It runs what a stage host runs: uvloop,
+:class:`LibP2PEndpoint`, :class:`DeviceThread`, and the stage's real work from wire bytes to wire bytes. What it streams
+out is what its stage computed last; what its stage computes on is what streamed in last.
 """
 
 from __future__ import annotations
@@ -52,6 +52,9 @@ CALLS_IN_FLIGHT = 4
 JOBS_IN_FLIGHT = 2
 """One runs and one waits, so that the device thread never pauses for the loop."""
 
+KERNEL_DIM = 2048
+"""A matrix product of this size takes as long as a forward."""
+
 _SINK = "bench/1/sink"
 _TIMEOUT_S = 30.0
 
@@ -82,11 +85,19 @@ class StageWork:
         """Bytes of one activation on the wire."""
         return self._specs.activation_bytes
 
-    async def run(self, device: DeviceThread) -> None:
-        """Until cancelled. What is already on the device thread then still ends."""
+    async def run(self, device: DeviceThread, kind: str) -> None:
+        """Until cancelled: a ``stage``'s work, or one ``kernel`` after the other, which keeps off the interpreter lock.
+        What is already on the device thread then still ends."""
+        endless = self._microbatches if kind == "stage" else self._kernels
         async with asyncio.TaskGroup() as group:
             for _ in range(JOBS_IN_FLIGHT):
-                group.create_task(self._microbatches(device))
+                group.create_task(endless(device))
+
+    async def _kernels(self, device: DeviceThread) -> None:
+        square = torch.ones(KERNEL_DIM, KERNEL_DIM)
+        while True:
+            await device.run(torch.mm, square, square)
+            self.jobs += 1
 
     async def _microbatches(self, device: DeviceThread) -> None:
         peer = PeerId("trainer")
@@ -165,7 +176,7 @@ class Peer:
         """Do what is asked, and measure for ``seconds`` after ``warmup_s``. Only what ends in the window counts."""
         stop = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            computing = group.create_task(self._work.run(self._device)) if order["device"] else None
+            computing = group.create_task(self._work.run(self._device, order["device"])) if order["device"] else None
             if order["stream"]:
                 group.create_task(self.stream.run(stop))
             await asyncio.sleep(order["warmup_s"])

@@ -30,7 +30,8 @@ class Distance:
 class Comparison:
     """One run beside its replay.
 
-    ``distance`` is after the last step, ``loss_rel`` the worst relative difference of a step's loss, ``moved`` how far
+    ``distance`` is after the last step, ``loss_rel`` the worst relative difference of a step's loss. ``clipped`` counts
+    the steps whose gradient was too long, ``epochs`` the passes over a shard that were begun, and ``moved`` is how far
     training has carried the worst tensor from its start: without movement agreement means nothing. ``order_rel`` says
     what float32 sums in another order alone do to the loop: the loop against itself with each step's microbatches
     backwards. Of an exact replay: how many microbatches have another loss, and how many parts and steps another digest.
@@ -40,6 +41,7 @@ class Comparison:
     reproducible: bool
     steps: int
     microbatches: int
+    clipped: int
     epochs: int
     distance: Distance
     loss_rel: float
@@ -117,6 +119,7 @@ def _comparison(
         reproducible=manifest.run.reproducible,
         steps=len(records),
         microbatches=sum(len(record.committed) for record in records),
+        clipped=sum(record.clip < 1.0 for record in records),
         epochs=1 + max(c.microbatch.epoch for record in records for c in record.committed),
         distance=distance(trained, replayed.weights),
         loss_rel=max(relative),

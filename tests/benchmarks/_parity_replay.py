@@ -143,7 +143,7 @@ class PlainLoop:
         loss_sums, tokens = [], 0
         for sample in samples:
             total, count = self._model.loss(self._model(sample.inputs, sample.seed), sample.targets)
-            total.backward()
+            torch.autograd.backward(total)
             loss_sums.append(total.item())
             tokens += count
         for parameter in self._parameters:

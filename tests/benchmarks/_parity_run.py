@@ -24,12 +24,13 @@ from peers.run_directory import RunDirectory
 from peers.run_view import RunView
 from peers.settings import PeerSettings
 from peers.text import built_in_corpus
-from peers.watch import RunWatch
 from swarm.clock import SystemClock
 from swarm.config import Manifest, RunConfig, TokenizerConfig, check_manifest
 from swarm.models.spec import ModelConfig, SplitConfig
+from swarm.monitoring.tail import EventTail
 from swarm.optimization.history import History
 from swarm.optimization.records import CloseRecord
+from swarm.optimization.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 
 TRAINERS = 2
@@ -57,6 +58,7 @@ class Scale:
 
     model: ModelConfig
     batch: BatchConfig
+    optimizer: OptimizerConfig
     steps: int
     characters: int | None
 
@@ -128,6 +130,7 @@ def make_manifest(layout: Layout, scale: Scale, data: Data, *, reproducible: boo
         split=SplitConfig(stages=layout.stages, ends=layout.ends),
         tokenizer=TokenizerConfig(digest=data.tokenizer),
         batch=scale.batch,
+        optimizer=scale.optimizer,
     )
     check_manifest(manifest)
     return manifest
@@ -154,7 +157,7 @@ def train(
         directory=directory,
         device="cpu",
         group=group,
-        watch=RunWatch({name: directory.events(name) for name in peer_names(shape)}),
+        tail=EventTail({name: directory.events(name) for name in peer_names(shape)}),
         view=RunView(),
         clock=SystemClock(),
         on_change=lambda: None,

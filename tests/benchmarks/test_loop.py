@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.benchmarks.loop import combine, figures_of
+from tests.benchmarks.loop import combine, figures_of, situations
 
 BUSY = {
     "seconds": 2.0,
@@ -34,3 +34,8 @@ def test_combine_of_rounds_takes_medians_and_the_largest_maximum() -> None:
     rounds = [figures_of(BUSY | {"p99_ms": lag, "max_ms": 10 * lag}, PARTNER) for lag in (1.0, 2.0, 9.0)]
     found = combine(rounds)
     assert (found["lag_p99_ms"], found["lag_max_ms"]) == (2, 90)
+
+
+def test_situations_ask_the_partner_for_no_device_work() -> None:
+    assert [situation.order(measured=False)["device"] for situation in situations(False)] == [""] * 5
+    assert situations(False)[0].order(measured=True)["device"] == "stage"

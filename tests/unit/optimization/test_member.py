@@ -1,0 +1,329 @@
+"""A member while its leader asks in the wrong order, twice, too late, or lies."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from swarm.errors import PeerError, Refused, RoundFailed, RunEnded, StateError, WrongStep
+from swarm.ids import PeerId
+from swarm.optimization.messages import Propose
+from swarm.optimization.records import CloseRecord
+from tests.harness.expect import eventually
+from tests.unit.optimization.world import (
+    COMMITTED,
+    GENESIS,
+    ROSTER,
+    A,
+    B,
+    Bench,
+    T,
+    apply,
+    decide,
+    microbatch,
+    reconcile,
+    record,
+)
+
+STRANGER = PeerId("X")
+
+
+async def brought_to(stage: str, **settings: Any) -> Bench:
+    """A member that has answered everything up to and including ``stage``."""
+    bench = Bench(**settings)
+    for name, body in (("reconcile", reconcile()), ("apply", apply()), ("propose", Propose(record=record()))):
+        await bench.ask(body)
+        if name == stage:
+            break
+    return bench
+
+
+async def test_member_asked_in_order_swaps_once_to_what_it_prepared() -> None:
+    bench = await brought_to("propose")
+    assert bench.part.swapped == []
+    await bench.ask(decide(record()))
+    assert bench.part.swapped == [record().digests["stage-0"]]
+    assert bench.history.head == record()
+    assert bench.member.open_step == 2
+    assert bench.average.weights == {A: 10, B: 11}
+
+
+@pytest.mark.parametrize("me", [A, B, T])
+async def test_member_asked_everything_twice_answers_the_same_and_does_it_once(me: PeerId) -> None:
+    bench = Bench(me)
+    for body in (reconcile(), apply(), Propose(record=record()), decide(record())):
+        first, second = await bench.ask(body), await bench.ask(body)
+        assert first == second
+    assert (len(bench.average.begun), bench.part.prepared, len(bench.part.swapped)) == (1, 1, 1)
+
+
+async def test_member_asked_earlier_questions_again_before_the_decision_answers_them() -> None:
+    bench = await brought_to("propose")
+    for body in (reconcile(), apply(), Propose(record=record())):
+        await bench.ask(body)
+    await bench.ask(decide(record()))
+    assert len(bench.part.swapped) == 1
+
+
+@pytest.mark.parametrize(
+    ("stage", "body", "words"),
+    [
+        ("", apply(), "nothing was averaged"),
+        ("", Propose(record=record()), "not those that were averaged"),
+        ("", decide(record()), "not accepted here"),
+        ("reconcile", Propose(record=record()), "not those that were averaged"),
+        ("reconcile", decide(record()), "not accepted here"),
+        ("apply", decide(record()), "not accepted here"),
+        ("reconcile", reconcile(committed=COMMITTED[:1]), "another set"),
+        ("apply", apply(lr=0.25), "other scalars"),
+        ("apply", apply(clip=0.5), "other scalars"),
+        ("propose", Propose(record=record(grad_norm=3.0)), "another record"),
+        ("propose", decide(record(grad_norm=3.0)), "not accepted here"),
+    ],
+)
+async def test_member_asked_out_of_order_or_otherwise_refuses_and_goes_on(stage: str, body: Any, words: str) -> None:
+    bench = await brought_to(stage) if stage else Bench()
+    with pytest.raises(Refused, match=words):
+        await bench.ask(body)
+    assert bench.part.swapped == []
+    for later in (reconcile(), apply(), Propose(record=record()), decide(record())):
+        await bench.ask(later)
+    assert bench.member.open_step == 2
+
+
+@pytest.mark.parametrize("body", [reconcile(), apply(), Propose(record=record()), decide(record())])
+@pytest.mark.parametrize("caller", [STRANGER, *ROSTER.succession(1)[1:]])
+async def test_member_asked_by_one_who_does_not_lead_refuses(body: Any, caller: PeerId) -> None:
+    bench = await brought_to("propose")
+    with pytest.raises(Refused, match="leads step 1"):
+        await bench.ask(body, caller=caller)
+
+
+async def test_member_asked_about_a_closed_step_refuses_but_for_the_decision() -> None:
+    bench = await brought_to("propose")
+    await bench.ask(decide(record()))
+    for body in (reconcile(), apply(), Propose(record=record())):
+        with pytest.raises(WrongStep, match="step 1 is closed"):
+            await bench.ask(body)
+    await bench.ask(decide(record()))
+    assert len(bench.part.swapped) == 1
+
+
+async def test_member_asked_about_the_next_step_waits_until_it_is_open() -> None:
+    bench = await brought_to("propose")
+    early = asyncio.create_task(bench.ask(reconcile(step=2)))
+    await asyncio.sleep(0)
+    assert not early.done()
+    await bench.ask(decide(record()))
+    assert (await early).cursor is None
+    assert [step for step, _ in bench.average.begun] == [1, 2]
+
+
+LIES: list[tuple[dict[str, Any], str]] = [
+    ({"committed": COMMITTED[:1], "tokens": 10, "loss_sum": 1.5}, "not those that were averaged"),
+    ({"tokens": 22}, "sums of its microbatches"),
+    ({"loss_sum": 0.5}, "sums of its microbatches"),
+    ({"lr": 0.25}, "scalars"),
+    ({"clip": 0.5}, "scalars"),
+    ({"digests": {"stage-0": "f" * 64}}, "digest of stage-0"),
+    ({"digests": {}}, "digest of stage-0"),
+    ({"previous": "f" * 64}, "follows"),
+    ({"run": "cd" * 32}, "another run"),
+    ({"roster": ROSTER.members[:2]}, "joins or leaves"),
+    ({"roster": ROSTER.members[1:]}, "leaves this member out"),
+]
+
+
+@pytest.mark.parametrize(("changes", "words"), LIES, ids=[next(iter(changes)) for changes, _ in LIES])
+async def test_member_accepts_no_record_that_differs_from_what_it_computed(
+    changes: dict[str, Any], words: str
+) -> None:
+    bench = await brought_to("apply")
+    with pytest.raises(Refused, match=words):
+        await bench.ask(Propose(record=record(**changes)))
+    await bench.ask(Propose(record=record()))
+
+
+async def test_member_that_trains_accepts_no_other_cursor_than_its_own() -> None:
+    bench = await brought_to("apply", me=T)
+    with pytest.raises(Refused, match="cursor"):
+        await bench.ask(Propose(record=record(cursors={T: (0, 6)})))
+
+
+@pytest.mark.parametrize(
+    "forged", [b"", bytes(64), decide(record(grad_norm=3.0)).acceptances[B]], ids=["missing", "zeros", "other"]
+)
+async def test_member_swaps_only_with_everybodys_signature(forged: bytes) -> None:
+    bench = await brought_to("propose")
+    lacking = decide(record()).model_copy(update={"acceptances": decide(record()).acceptances | {B: forged}})
+    with pytest.raises(Refused, match="acceptance of B is missing or forged"):
+        await bench.ask(lacking)
+    assert bench.part.swapped == []
+    await bench.ask(decide(record()))
+
+
+async def test_member_that_does_not_hold_what_counts_says_what_it_lacks_and_can_be_asked_again() -> None:
+    bench = Bench()
+    bench.part.microbatches = frozenset({microbatch(5)})
+    with pytest.raises(Refused, match="lacks 1 committed microbatches and holds 1"):
+        await bench.ask(reconcile())
+    assert bench.average.begun == []
+    bench.replenish()
+    await bench.ask(reconcile())
+
+
+# --- what goes wrong in the middle -------------------------------------------------------------------------------
+
+
+async def cancel_asking(bench: Bench, body: Any) -> None:
+    """Ask, and hang up while the member is at it."""
+    asking = asyncio.create_task(bench.ask(body))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not asking.done()
+    asking.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asking
+
+
+async def test_member_whose_leader_hangs_up_while_averaging_answers_the_repetition() -> None:
+    bench = Bench()
+    bench.average.gate = asyncio.Event()
+    await cancel_asking(bench, reconcile())
+    again = asyncio.create_task(bench.ask(reconcile()))
+    with pytest.raises(Refused, match="another set"):
+        await bench.ask(reconcile(committed=COMMITTED[:1]))
+    with pytest.raises(Refused, match="nothing was averaged"):
+        await bench.ask(apply())
+    bench.average.gate.set()
+    assert (await again).sq_norm == 4.0
+    assert (len(bench.average.begun), bench.average.cancelled) == (1, 0)
+
+
+async def test_member_whose_round_failed_gives_the_reason_every_time() -> None:
+    bench = Bench()
+    bench.average.error = RoundFailed("went silent", peer=B)
+    for _ in range(2):
+        with pytest.raises(PeerError, match="B: went silent"):
+            await bench.ask(reconcile())
+    with pytest.raises(Refused, match="nothing was averaged"):
+        await bench.ask(apply())
+    assert len(bench.average.begun) == 1
+
+
+async def test_member_closed_while_averaging_leaves_nothing_running() -> None:
+    bench = Bench()
+    bench.average.gate = asyncio.Event()
+    await cancel_asking(bench, reconcile())
+    await bench.member.close()
+    await bench.member.close()
+    assert bench.average.cancelled == 1
+
+
+async def test_member_whose_leader_hangs_up_while_preparing_prepares_again() -> None:
+    bench = await brought_to("reconcile")
+    bench.device.gate = asyncio.Event()
+    await cancel_asking(bench, apply())
+    bench.device.gate.set()
+    assert (await bench.ask(apply())).digest == record().digests["stage-0"]
+
+
+async def test_member_whose_leader_hangs_up_while_swapping_swaps_once_and_opens_the_next_step() -> None:
+    bench = await brought_to("propose")
+    bench.device.gate = asyncio.Event()
+    waiting = asyncio.create_task(bench.member.wait_open(2))
+    await cancel_asking(bench, decide(record()))
+    again = asyncio.create_task(bench.ask(decide(record())))
+    bench.device.gate.set()
+    await again
+    await waiting
+    assert (len(bench.part.swapped), bench.member.open_step) == (1, 2)
+
+
+async def test_member_opens_the_next_step_only_when_its_surroundings_are_ready() -> None:
+    seen: list[int] = []
+    gate = asyncio.Event()
+
+    async def decided(closed: CloseRecord) -> None:
+        await gate.wait()
+        seen.append(bench.member.open_step)
+
+    bench = await brought_to("propose", decided=decided)
+    deciding = asyncio.create_task(bench.ask(decide(record())))
+    await eventually(lambda: bench.part.swapped)
+    waiting = asyncio.create_task(bench.member.wait_open(2))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    gate.set()
+    await deciding
+    await waiting
+    assert seen == [1]
+
+
+async def test_member_that_cannot_keep_a_decided_record_ends_with_the_reason() -> None:
+    async def decided(closed: CloseRecord) -> None:
+        raise OSError("no space left on device")
+
+    bench = await brought_to("propose", decided=decided)
+    waiting = asyncio.create_task(bench.member.wait_open(2))
+    await asyncio.sleep(0)
+    with pytest.raises(OSError, match="no space"):
+        await bench.ask(decide(record()))
+    with pytest.raises(RunEnded, match="step 1 is decided and could not be closed here: OSError: no space"):
+        await waiting
+
+
+# --- the genesis -------------------------------------------------------------------------------------------------
+
+
+def founding() -> Propose:
+    return Propose(record=GENESIS)
+
+
+async def test_member_whose_install_fails_accepts_nothing_and_can_be_asked_again() -> None:
+    attempts: list[PeerId] = []
+
+    async def install(genesis: CloseRecord, donor: PeerId) -> None:
+        attempts.append(donor)
+        if len(attempts) == 1:
+            raise StateError("the digest does not match")
+
+    bench = Bench(founded=False, install=install)
+    with pytest.raises(StateError):
+        await bench.ask(founding())
+    with pytest.raises(Refused, match="not accepted here"):
+        await bench.ask(decide(GENESIS))
+    await bench.ask(founding())
+    await bench.ask(founding())
+    await bench.ask(decide(GENESIS))
+    assert attempts == [T, T]
+    assert (bench.member.open_step, bench.part.swapped) == (1, [])
+
+
+async def test_member_whose_founder_hangs_up_while_it_installs_can_be_asked_again() -> None:
+    gate = asyncio.Event()
+
+    async def install(genesis: CloseRecord, donor: PeerId) -> None:
+        await gate.wait()
+
+    bench = Bench(founded=False, install=install)
+    await cancel_asking(bench, founding())
+    gate.set()
+    await bench.ask(founding())
+    await bench.ask(decide(GENESIS))
+    assert bench.history.head == GENESIS
+
+
+async def test_member_takes_one_genesis_from_the_founder_only() -> None:
+    bench = Bench(founded=False)
+    for caller in (A, B, STRANGER):
+        with pytest.raises(Refused, match="T leads step 0"):
+            await bench.ask(founding(), caller=caller)
+    without = GENESIS.model_copy(update={"roster": ROSTER.members[1:]})
+    with pytest.raises(Refused, match="leaves this member out"):
+        await bench.ask(Propose(record=without))
+    await bench.ask(founding())
+    with pytest.raises(Refused, match="another record"):
+        await bench.ask(Propose(record=GENESIS.model_copy(update={"lr": 1.0})))

@@ -1,0 +1,236 @@
+"""Members of a step with parts, averaging and signatures that a test can see through and break."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from swarm.averaging.plan import RoundResult
+from swarm.errors import BugError
+from swarm.ids import MicrobatchId, PartName, PeerId, RunId
+from swarm.network.protocols import Request
+from swarm.optimization.closing import totals
+from swarm.optimization.founding import genesis
+from swarm.optimization.history import History
+from swarm.optimization.lead import StepRules
+from swarm.optimization.member import Member, MemberContext
+from swarm.optimization.messages import Apply, Decide, Propose, Reconcile
+from swarm.optimization.records import CloseRecord, Contribution, acceptance_bytes
+from swarm.optimization.roster import Member as Listed
+from swarm.optimization.roster import Roster
+from swarm.optimization.schedules import OptimizerConfig
+from swarm.schema import Message
+
+RUN = RunId("ab" * 32)
+A, B, T = PeerId("A"), PeerId("B"), PeerId("T")
+ROSTER = Roster(
+    [
+        Listed(peer=A, role="stage", name="a", part="stage-0", addresses=()),
+        Listed(peer=B, role="stage", name="b", part="stage-0", addresses=()),
+        Listed(peer=T, role="trainer", name="t", part="ends", addresses=()),
+    ]
+)
+RULES = StepRules(
+    run=RUN, steps=3, target=2, max_share=1.0, max_tokens=32, stages=1, reproducible=False, optimizer=OptimizerConfig()
+)
+GENESIS = genesis(RUN, ROSTER, {PartName("stage-0"): "0" * 64, PartName("ends"): "1" * 64})
+CURSOR = (0, 7)
+
+
+def microbatch(position: int) -> MicrobatchId:
+    """A microbatch of the only trainer."""
+    return MicrobatchId(T, "00" * 8, 0, position)
+
+
+COMMITTED = tuple(
+    Contribution(microbatch=microbatch(position), tokens=10 + position, loss_sum=1.5, route=(host,))
+    for position, host in enumerate((A, B))
+)
+HELD = {A: {microbatch(0)}, B: {microbatch(1)}, T: {microbatch(0), microbatch(1)}}
+
+
+def sign(peer: PeerId, data: bytes) -> bytes:
+    """64 bytes that :func:`verify` accepts; everybody could make them, but nobody in these tests does."""
+    return hashlib.sha512(peer.encode() + data).digest()
+
+
+def verify(peer: PeerId, data: bytes, signature: bytes) -> bool:
+    """Whether :func:`sign` made it."""
+    return signature == sign(peer, data)
+
+
+def weights_digest(name: str, step: int, lr: float, clip: float) -> str:
+    """What every replica of a fake part arrives at."""
+    return hashlib.sha256(f"{name}|{step}|{lr}|{clip}".encode()).hexdigest()
+
+
+@dataclass
+class FakePart:
+    """A part that counts what is done to it; ``swap`` without ``prepare`` is a bug, as in the real one."""
+
+    name: str
+    microbatches: frozenset[MicrobatchId]
+    prepared: int = 0
+    shadow: str | None = None
+    swapped: list[str] = field(default_factory=list)
+
+    def gradient_sum(self) -> torch.Tensor:
+        """Something of the right kind."""
+        return torch.ones(4)
+
+    def prepare(self, mean: torch.Tensor, *, lr: float, clip: float, step: int) -> str:
+        """A digest that depends on everything."""
+        self.prepared += 1
+        self.shadow = weights_digest(self.name, step, lr, clip)
+        return self.shadow
+
+    def swap(self) -> None:
+        """The shadow counts from now on."""
+        if self.shadow is None:
+            raise BugError("swap without prepare")
+        self.swapped.append(self.shadow)
+        self.shadow = None
+
+
+class FakeAverage:
+    """A round that can be held up and broken, and, as the real one, cannot be begun twice under one key."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[int, PartName]] = []
+        self.weights: Mapping[PeerId, int] = {}
+        self.cancelled = 0
+        self.gate: asyncio.Event | None = None
+        self.error: Exception | None = None
+
+    async def __call__(
+        self, step: int, part: PartName, weights: Mapping[PeerId, int], sums: torch.Tensor
+    ) -> RoundResult:
+        """See :class:`~swarm.optimization.member.Average`."""
+        if (step, part) in self.begun:
+            raise BugError(f"round {step}/{part} is known already")
+        self.begun.append((step, part))
+        self.weights = weights
+        try:
+            if self.gate is not None:
+                await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        if self.error is not None:
+            raise self.error
+        digest = hashlib.sha256(f"{part}|{step}".encode()).hexdigest()
+        return RoundResult(
+            tensor=sums, squared_norm=4.0, digest=digest, contributors=tuple(weights), bytes_sent=0, seconds=0.0
+        )
+
+
+class InlineDevice:
+    """A device thread that is the loop itself; ``gate`` holds the work up, which then goes on even when its awaiter is
+    cancelled, as on the real one."""
+
+    def __init__(self) -> None:
+        self.gate: asyncio.Event | None = None
+        self._running: set[asyncio.Future[Any]] = set()
+
+    async def run(self, fn: Callable[..., Any], /, *args: Any) -> Any:
+        """See :class:`swarm.device.DeviceThread`."""
+        if self.gate is None:
+            return fn(*args)
+        work = asyncio.ensure_future(self._later(fn, *args))
+        self._running.add(work)
+        work.add_done_callback(self._running.discard)
+        return await asyncio.shield(work)
+
+    async def _later(self, fn: Callable[..., Any], /, *args: Any) -> Any:
+        assert self.gate is not None
+        await self.gate.wait()
+        return fn(*args)
+
+
+async def _nothing(*args: Any) -> None:
+    return None
+
+
+@dataclass
+class Bench:
+    """One member and everything around it. ``founded`` starts it at step 1."""
+
+    me: PeerId = A
+    founded: bool = True
+    install: Callable[[CloseRecord, PeerId], Awaitable[None]] = _nothing
+    decided: Callable[[CloseRecord], Awaitable[None]] = _nothing
+
+    def __post_init__(self) -> None:
+        self.part = FakePart(str(ROSTER[self.me].part), frozenset(HELD[self.me]))
+        self.average, self.device, self.history = FakeAverage(), InlineDevice(), History()
+        if self.founded:
+            self.history.append(GENESIS)
+        context = MemberContext(
+            me=self.me,
+            device=self.device,  # type: ignore[arg-type]
+            average=self.average,
+            history=self.history,
+            sign=lambda data: sign(self.me, data),
+            verify=verify,
+            cursor=lambda: CURSOR if self.me == T else None,
+            install=lambda record, donor: self.install(record, donor),
+            decided=lambda record: self.decided(record),
+            founder=T,
+        )
+        self.member = Member(context)
+        self.member.part = self.part
+
+    async def ask(self, body: Message, *, caller: PeerId | None = None) -> Any:
+        """What the member answers; by default the right leader asks."""
+        method = next(m for m in self.member.methods() if m.request is type(body))
+        step = body.record.step if isinstance(body, Propose) else body.step  # type: ignore[attr-defined]
+        leader = T if step == 0 else ROSTER.leader(step)
+        answer = await method.handle(Request(caller or leader, body, memoryview(b""), 1e9))
+        return answer.body
+
+    def replenish(self) -> None:
+        """The next step's microbatches (the same again) are computed."""
+        self.part.microbatches = frozenset(HELD[self.me])
+
+
+def reconcile(step: int = 1, committed: tuple[Contribution, ...] = COMMITTED) -> Reconcile:
+    """The first question."""
+    return Reconcile(step=step, committed=committed)
+
+
+def apply(step: int = 1, lr: float = 0.5, clip: float = 1.0) -> Apply:
+    """The second question."""
+    return Apply(step=step, lr=lr, clip=clip)
+
+
+def record(before: CloseRecord = GENESIS, **changes: Any) -> CloseRecord:
+    """What an honest leader proposes after ``before``, with some fields changed."""
+    step = before.step + 1
+    tokens, loss_sum = totals(COMMITTED)
+    fields: dict[str, Any] = {
+        "run": RUN,
+        "step": step,
+        "committed": COMMITTED,
+        "tokens": tokens,
+        "loss_sum": loss_sum,
+        "grad_norm": 2.0,
+        "clip": 1.0,
+        "lr": 0.5,
+        "digests": {name: weights_digest(name, step, 0.5, 1.0) for name in ("ends", "stage-0")},
+        "cursors": {T: CURSOR},
+        "roster": ROSTER.members,
+        "previous": before.hash(),
+    }
+    return CloseRecord(**(fields | changes))
+
+
+def decide(accepted: CloseRecord, **changes: bytes) -> Decide:
+    """The last word, with some signatures changed."""
+    signed = acceptance_bytes(accepted)
+    signatures = {peer: sign(peer, signed) for peer in ROSTER.peers} | changes
+    return Decide(step=accepted.step, record=accepted.hash(), acceptances=signatures)
