@@ -13,6 +13,7 @@ from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer
 from peers.interrupt import check
 from peers.run_directory import RunDirectory
+from peers.words import command_name
 from swarm.config import Manifest, load_manifest
 from swarm.errors import ConfigError, StateError
 from swarm.models.gpt import GPT
@@ -35,34 +36,35 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Checkpointed:
-    """A run's model as it was after ``step``."""
+    """A run's model as it was after ``step``. ``passed_over`` says what is wrong with a newer checkpoint, if one is."""
 
     step: int
     model: GPT
     tokenizer: Tokenizer
     manifest: Manifest
+    passed_over: str | None = None
 
 
 def load_checkpoint(directory: RunDirectory, step: int | None = None) -> Checkpointed:
     """The model of a run after ``step``, or of its newest complete checkpoint.
 
-    Every part's digest is verified, and that the checkpoint belongs to this run. Raises ConfigError when there is none,
-    StateError when one is damaged. Costs the model's size in memory, three times over for a moment.
+    Every part's digest is verified, and that the checkpoint belongs to this run. Raises ConfigError when there is none
+    such, StateError when it is damaged. Costs the model's size in memory, three times over for a moment.
     """
     # Small models on a machine that has other work: threads that wait for each other cost 3 times what they give.
     torch.set_num_threads(1)
     manifest = load_manifest(directory.manifest)
     root = directory.checkpoints
-    chosen = latest(root) if step is None else step
-    if chosen is None or chosen not in steps(root):
-        raise ConfigError("checkpoint", str(root), "a complete one", _no_checkpoint(root, chosen))
+    chosen = _choose(root, step)
     written_by = read_manifest(root, chosen).run
     if written_by != manifest.run_id:
         raise StateError(f"{root}: step {chosen} belongs to run {written_by[:12]}, not {manifest.run_id[:12]}")
     with torch.device("meta"):
         model = GPT(manifest.model)
     install_weights(model, load_weights(root, chosen))
-    return Checkpointed(chosen, model.eval(), _tokenizer(directory, manifest), manifest)
+    newest = steps(root)[-1]
+    passed_over = flaw(root, newest) if step is None and newest != chosen else None
+    return Checkpointed(chosen, model.eval(), _tokenizer(directory, manifest), manifest, passed_over)
 
 
 def held_out_loss(checkpoint: Checkpointed, shard_path: Path) -> float:
@@ -105,10 +107,17 @@ def _tokenizer(directory: RunDirectory, manifest: Manifest) -> Tokenizer:
     return tokenizer
 
 
-def _no_checkpoint(root: Path, step: int | None) -> str:
+def _choose(root: Path, step: int | None) -> int:
+    """The step asked for, or the newest complete one. Raises ConfigError when there is none such, StateError when all
+    are damaged."""
     have = steps(root)
     if not have:
-        return "There is none: the run ended before the first was written. Run swarm quickstart again."
-    if step is not None:
-        return f"There is none of step {step}; there are {', '.join(map(str, have))}."
-    return flaw(root, have[-1]) or "None is complete."
+        remedy = f"There is none: the run ended before the first was written. Train anew: {command_name()} quickstart"
+        raise ConfigError("checkpoint", str(root), "at least one", remedy)
+    if step is not None and step not in have:
+        allowed = f"one of {', '.join(map(str, have))}"
+        raise ConfigError("--step", step, allowed, "Leave it out to take the newest complete one.")
+    chosen = latest(root) if step is None else step
+    if chosen is None:
+        raise StateError(f"no checkpoint is complete; the newest: {flaw(root, have[-1])}")
+    return chosen

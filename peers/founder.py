@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from peers.roles import Surroundings
+from swarm.errors import PeerError
 from swarm.ids import PartName, PeerId
 from swarm.models.init import initial_weights
 from swarm.models.layout import FlatLayout
@@ -15,6 +16,8 @@ from swarm.network.records import PeerRecord
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.founding import found, gather_candidates
 from swarm.optimization.roster import Candidate
+from swarm.pipeline.health import PING_TIMEOUT_S, Ping
+from swarm.schema import Empty
 from swarm.state.snapshot import Snapshot, digest, initial_snapshot
 from swarm.state.transfer import StateDonor
 
@@ -53,22 +56,33 @@ class Founder:
             trainers=run.trainers,
             patience_s=PATIENCE_S,
         )
-        for candidate in candidates:
-            if candidate.peer != self._around.endpoint.peer:
-                self._around.endpoint.learn(PeerId(candidate.peer), candidate.addresses)
         await found(self._calls, self._around.manifest.run_id, candidates, digests, timeout_s=GENESIS_TIMEOUT_S)
         for part in digests:
             donor.withdraw(part)
 
     async def _candidates(self) -> Sequence[Candidate]:
-        """Everybody in the directory who waits for this run, and ourselves."""
+        """Everybody in the directory who waits for this run and answers, and ourselves; no more than the run asked
+        for, those that started first. A record may outlive its peer by a minute, and anybody may write one."""
+        me, run = self._around.endpoint.peer, self._around.manifest.run
         records = await self._directory.lookup(PeerRecord)
-        records[self._around.endpoint.peer] = self._own_record()
+        waiting = {p: r for p, r in records.items() if r.status == "waiting" and r.role != "bootstrap" and p != me}
+        answers = await asyncio.gather(*(self._answers(peer, record) for peer, record in waiting.items()))
+        alive = [item for item, answered in zip(waiting.items(), answers, strict=True) if answered]
+        alive.sort(key=lambda item: (item[1].incarnation, item[0]))
+        hosts = [item for item in alive if item[1].role == "stage"][: run.stage_hosts]
+        trainers = [item for item in alive if item[1].role == "trainer"][: run.trainers]
         return [
             Candidate(peer=peer, role=r.role, name=r.name, stage=r.stage, addresses=r.addresses)
-            for peer, r in records.items()
-            if r.status == "waiting"
+            for peer, r in [(me, self._own_record()), *hosts, *trainers]
         ]
+
+    async def _answers(self, peer: PeerId, record: PeerRecord) -> bool:
+        self._around.endpoint.learn(peer, record.addresses)
+        try:
+            await self._around.endpoint.call(peer, "health/1/ping", Ping(), Empty, timeout_s=PING_TIMEOUT_S)
+        except PeerError:
+            return False
+        return True
 
     def _initial_snapshots(self) -> list[Snapshot]:
         manifest = self._around.manifest

@@ -18,7 +18,7 @@ from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.plan import RoundKey, RoundResult
 from swarm.averaging.round import RoundCall, average, plan_round
 from swarm.averaging.strategies import STRATEGIES
-from swarm.errors import PeerError
+from swarm.errors import EXIT_UNREACHABLE, ConfigError, PeerError, Refused, RunEnded, StateError
 from swarm.events import LinkUsage, PeerReady, RunStarted, StepClosed
 from swarm.ids import ENDS, PartName, PeerId
 from swarm.models.flops import model_parameter_count
@@ -29,6 +29,7 @@ from swarm.optimization.history import History
 from swarm.optimization.lead import LeadDesk, StepRules
 from swarm.optimization.loop import Feed, StepLoop
 from swarm.optimization.member import Member, MemberContext
+from swarm.optimization.parting import Parting
 from swarm.optimization.records import CloseRecord
 from swarm.optimization.step import Closing, RemoteLeader
 from swarm.planning.deadlines import AdaptiveDeadline
@@ -37,6 +38,10 @@ from swarm.security.signing import verify
 RECORD_TTL_S = 60.0
 RECORD_RENEWAL_S = 20.0
 STEP_FLOOR_S, STEP_CEILING_S = 20.0, 120.0
+ROUND_SHARE = 0.8
+"""A round's share of the time that the leader waits for its outcome: so the round fails first and names the culprit."""
+WAITING_S = 5.0
+"""How often a peer that waits for the genesis looks whether the run has started without it."""
 
 
 class Membership:
@@ -44,6 +49,7 @@ class Membership:
 
     def __init__(self, settings: PeerSettings, around: Surroundings, directory: Directory, founder: PeerId) -> None:
         self._settings, self._around, self._directory = settings, around, directory
+        self._founder = founder
         manifest = around.manifest
         self._rules = StepRules(
             run=manifest.run_id,
@@ -61,14 +67,16 @@ class Membership:
         self._member = Member(self._member_context(founder))
         self._desk = LeadDesk(self._rules, around.endpoint.peer, self._member.wait_open, verify)
         self._calls = StepCalls(around.endpoint)
+        self._parting = Parting()
         self._role: Role | None = None
         self._installed = asyncio.Event()
+        self._unfit: asyncio.Future[ConfigError | StateError] = asyncio.get_running_loop().create_future()
         self._checkpoints = self._checkpoint_writer()
         self._writing: asyncio.TaskGroup | None = None
         self._usage = (0, 0)
         self._incarnation = int(around.clock.wall() * 1000)
         self._opened_at = self._born = around.clock.monotonic()
-        for service in (around.watch, self._member, self._desk, self._allreduce):
+        for service in (around.watch, self._member, self._desk, self._allreduce, self._parting):
             around.endpoint.mount(service)
 
     def _member_context(self, founder: PeerId) -> MemberContext:
@@ -106,7 +114,7 @@ class Membership:
         async with asyncio.TaskGroup() as writing:  # checkpoints may outlast the steps
             self._writing = writing
             async with asyncio.TaskGroup() as group:
-                background = [group.create_task(self._announce()), group.create_task(self._work())]
+                background = [group.create_task(work()) for work in (self._announce, self._work, self._end_unfit)]
                 if self._settings.role == "bootstrap":
                     await Founder(self._around, self._directory, self._calls, self._own_record).found()
                 closing = Closing(
@@ -117,18 +125,29 @@ class Membership:
                     timeout_s=self._deadline.seconds,
                 )
                 await StepLoop(self._member, self._desk, closing, self._feed()).run()
+                await self._parting.part(self._calls, self._member.roster, self._rules.steps)
                 for task in background:
                     task.cancel()
 
     async def _announce(self) -> None:
         """Keep our record in the directory alive. A directory that cannot be reached now is tried again in time."""
         while True:
+            pause = RECORD_RENEWAL_S if self._installed.is_set() else WAITING_S
             try:
                 await self._directory.announce(self._own_record(), ttl_s=RECORD_TTL_S)
-                pause = RECORD_RENEWAL_S
+                await self._check_place()
             except PeerError:
                 pause = 1.0
             await self._around.clock.sleep(pause)
+
+    async def _check_place(self) -> None:
+        """A peer that the genesis left out would wait for ever. Raises RunEnded when the run has started without us."""
+        if self._installed.is_set() or self._founder == self._around.endpoint.peer:
+            return
+        founder = (await self._directory.lookup(PeerRecord)).get(self._founder)
+        if founder is not None and founder.step > 0 and not self._installed.is_set():
+            reason = "the run has started without this peer, and this version cannot join a run in progress"
+            raise RunEnded(f"{reason}; start it together with the others", EXIT_UNREACHABLE)
 
     def _own_record(self) -> PeerRecord:
         settings, step = self._settings, self._member.open_step
@@ -147,6 +166,10 @@ class Membership:
         await self._installed.wait()
         if self._role is not None:
             await self._role.run()
+
+    async def _end_unfit(self) -> None:
+        error = await asyncio.shield(self._unfit)
+        raise RunEnded(str(error), error.exit_code) from error
 
     def _feed(self) -> Feed | None:
         if self._settings.role != "trainer":
@@ -172,7 +195,7 @@ class Membership:
             replicas=tuple(weights),
             weights=weights,
             elements=sums.numel(),
-            timeout_s=self._deadline.seconds(),
+            timeout_s=ROUND_SHARE * self._deadline.seconds(),
             dtype="float64" if manifest.run.reproducible else "float32",
             seed=manifest.run.seed,
         )
@@ -182,7 +205,17 @@ class Membership:
     # --- what the member calls back ------------------------------------------------------------------------------
 
     async def _install(self, record: CloseRecord, donor: PeerId) -> None:
-        """The genesis names our part: download it, verify it, be ready. Raises a PeerError or StateError."""
+        """The genesis names our part: download it, verify it, be ready. Raises the founder's PeerError.
+
+        What is wrong on our side, such as a damaged shard, ends this peer with the reason; the founder is told no.
+        """
+        try:
+            await self._take_place(record, donor)
+        except (ConfigError, StateError) as error:
+            self._unfit.set_result(error)
+            raise Refused(str(error)) from error
+
+    async def _take_place(self, record: CloseRecord, donor: PeerId) -> None:
         around, roster = self._around, record.members
         me = around.endpoint.peer
         for member in roster.members:
@@ -213,7 +246,7 @@ class Membership:
         else:
             self._deadline.observe(now - self._opened_at)
             self._emit_step_closed(record, now - self._opened_at)
-        self._keep_checkpoint(record)
+        await self._keep_checkpoint(record)
         self._opened_at = now
         if record.step >= self._rules.steps:
             self._around.watch.follow(())
@@ -222,14 +255,14 @@ class Membership:
         if self._role is not None:
             self._role.open_step(record.step + 1, record.members)
 
-    def _keep_checkpoint(self, record: CloseRecord) -> None:
-        part = self._member.part
-        if self._checkpoints is None or part is None or not self._checkpoints.due(record.step):
+    async def _keep_checkpoint(self, record: CloseRecord) -> None:
+        held = None if self._role is None else self._role.part
+        if self._checkpoints is None or held is None or not self._checkpoints.due(record.step):
             return
-        assert self._role is not None and self._role.part is not None and self._writing is not None  # noqa: S101, PT018
-        held = self._role.part
+        assert self._writing is not None  # noqa: S101 - records are only decided inside run()
         if record.members.replicas(held.spec.name)[0] == self._around.endpoint.peer:
-            self._writing.create_task(self._checkpoints.write(held.snapshot(), record))
+            snapshot = await self._around.device.run(held.snapshot)
+            self._writing.create_task(self._checkpoints.write(snapshot, record))
 
     # --- events --------------------------------------------------------------------------------------------------
 

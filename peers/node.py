@@ -20,7 +20,7 @@ from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest, parse_manifest
 from swarm.device import DeviceThread, resolve_device
-from swarm.errors import EXIT_ERROR, EXIT_OK, EXIT_UNREACHABLE, PeerError, RunEnded, SwarmError
+from swarm.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNREACHABLE, PeerError, RunEnded, SwarmError
 from swarm.events import DaemonLost, PeerLost, PeerStarted, PeerStopped
 from swarm.ids import PeerId, RunId
 from swarm.monitoring.lag import LoopLagProbe
@@ -52,9 +52,10 @@ async def _run_peer(settings: PeerSettings) -> int:
     identity = load_or_create(settings.home / "identity.key")
     recorder = Recorder(settings.home / "events.jsonl", identity.peer, clock)
     node = Node(settings, identity, recorder, clock)
-    reason, exit_code = "every step of the run is closed", EXIT_OK
+    reason, exit_code = f"{settings.name} was interrupted", EXIT_INTERRUPTED
     try:
         await node.run()
+        reason, exit_code = "every step of the run is closed", EXIT_OK
     except* SwarmError as errors:
         verdict = _verdict(errors)
         reason, exit_code = str(verdict), verdict.exit_code
@@ -85,11 +86,13 @@ class Node:
     def __init__(self, settings: PeerSettings, identity: StoredIdentity, events: Recorder, clock: SystemClock) -> None:
         self._settings, self._identity, self._events, self._clock = settings, identity, events, clock
         self._born = clock.monotonic()
+        self._terminated = asyncio.Event()
         self._membership: Membership | None = None
 
     async def run(self) -> None:
         """Live. Raises, in an ExceptionGroup, RunEnded or another SwarmError when the run does not reach its end."""
         settings = self._settings
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._terminated.set)
         device = DeviceThread(resolve_device(settings.device), threads=settings.threads)
         try:
             endpoint = await self._open_endpoint()
@@ -135,14 +138,7 @@ class Node:
         raise RunEnded(f"the libp2p daemon of {self._settings.name} died (exit code {code})", EXIT_UNREACHABLE)
 
     async def _watch_signals(self, watch: Watch) -> None:
-        stop: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-
-        def stopped(number: int) -> None:
-            if not stop.done():
-                stop.set_result(number)
-
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopped, signal.SIGTERM)
-        await stop
+        await self._terminated.wait()
         await watch.tell_all(self._identity.peer, "it was stopped by SIGTERM")
         raise RunEnded(f"{self._settings.name} was stopped by SIGTERM", EXIT_TERMINATED)
 

@@ -258,8 +258,8 @@ class _Quickstart:
             log = self._directory.home(outcome.blamed) / "peer.log" if outcome.blamed else self._directory.launch_log
             print_error(
                 outcome.message,
-                check=f"{log}, {self._directory.report}",
-                next_=f"{command_name()} quickstart (with fewer --peers if memory was short)",
+                check=f"{log}, {self._directory.report}, and whether memory was short (fewer --peers then)",
+                next_=f"{command_name()} quickstart",
             )
 
     def _tell_done(self, outcome: Outcome) -> None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from peers.words import command_name
 from swarm.clock import Clock
 from swarm.errors import ConfigError
 
@@ -92,9 +93,11 @@ def find_run_directory(given: Path | None) -> RunDirectory:
     if given is None:
         runs = [path.parent for path in OUT.glob("*/run.toml")]
         if not runs:
-            raise ConfigError("DIR", str(OUT), "a directory with a finished run", "Make one: swarm quickstart")
+            remedy = f"There is none here. Train one: {command_name()} quickstart, or name its directory."
+            raise ConfigError("DIR", str(OUT), "a directory that holds runs", remedy)
         given = max(runs, key=lambda path: (path.stat().st_mtime_ns, path.name))
     found = RunDirectory(given)
     if not found.manifest.is_file():
-        raise ConfigError("DIR", str(given), "what swarm quickstart left (it holds run.toml)", "Check the path.")
+        what = "It holds no run.toml" if given.is_dir() else "It is a file" if given.exists() else "It does not exist"
+        raise ConfigError("DIR", str(given), "a directory that swarm quickstart made", f"{what}: check the path.")
     return found

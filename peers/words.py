@@ -62,7 +62,12 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
+def printable(text: str) -> str:
+    """A text with nothing in it that a terminal would obey; line ends and tabs stay."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else " " for letter in text)
+
+
 def one_line(text: str) -> str:
-    """A text as one line of bounded width, with nothing in it that a terminal would obey."""
-    joined = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    """A text as one line of bounded width, printable."""
+    joined = " ".join(printable(text).split())
     return joined if len(joined) <= SAMPLE_WIDTH else joined[: SAMPLE_WIDTH - 1] + "…"

@@ -19,6 +19,8 @@ from swarm.averaging.config import AveragingConfig
 from swarm.errors import ConfigError
 from swarm.ids import RunId
 from swarm.models.spec import ModelConfig, SplitConfig
+from swarm.network.protocols import MAX_BODY_BYTES
+from swarm.optimization.records import record_bytes
 from swarm.optimization.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 from swarm.schema import Section
@@ -125,6 +127,14 @@ def check_manifest(manifest: Manifest) -> None:
             split.layers_per_stage,
             f"{split.stages} numbers that add up to model.layers = {model.layers}",
             "Correct it or leave it out.",
+        )
+    size = record_bytes(manifest.batch.microbatches_per_step, split.stages, run.stage_hosts + run.trainers + 1)
+    if size > MAX_BODY_BYTES:
+        raise ConfigError(
+            "batch.microbatches_per_step",
+            manifest.batch.microbatches_per_step,
+            f"so many that a step's record of {split.stages} stages fits {MAX_BODY_BYTES >> 20} MiB (it needs {size >> 20})",
+            "Use larger microbatches and fewer of them.",
         )
     if run.stage_hosts < split.stages:
         raise ConfigError(

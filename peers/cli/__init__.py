@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 
 from peers.interrupt import Interrupted, install, silence
@@ -10,6 +11,9 @@ from peers.interrupt import Interrupted, install, silence
 def main() -> None:
     """Run the command line and exit: see ``swarm --help`` for the exit codes."""
     install()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # A terminal that cannot print a character, of an arrow or of a text made up, gets a question mark.
+        sys.stdout.reconfigure(errors="replace")
     try:
         from peers.cli.app import run
 

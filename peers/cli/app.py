@@ -15,10 +15,15 @@ from peers.words import print_error
 from swarm import __version__
 from swarm.errors import EXIT_ERROR, EXIT_OK, BugError, ConfigError, SwarmError
 
-_EPILOG = (
-    "Exit codes: 0 done, 1 error, 2 wrong usage or setting, 3 a peer or the swarm cannot be reached, "
-    "4 incompatible manifest or version, 130 Ctrl-C, 143 SIGTERM."
-)
+# The first line of a paragraph that is not to be filled is a backspace alone: click's sign for it.
+_EPILOG = """\b
+Exit codes:
+  0    done
+  1    error; what happened and what to do is on stderr
+  2    wrong usage or setting
+  3    a peer failed or cannot be reached
+  4    incompatible manifest or version
+  130  interrupted by Ctrl-C (143: by SIGTERM)"""
 
 app = typer.Typer(
     name="swarm",

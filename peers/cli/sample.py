@@ -12,29 +12,39 @@ import typer
 def sample(
     directory: Annotated[
         Path | None,
-        typer.Argument(metavar="[DIR]", help="What swarm quickstart left.  [default: the newest under ./out]"),
+        typer.Argument(metavar="DIR", help="What swarm quickstart left.  [default: the newest under ./out]"),
     ] = None,
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "The",
-    tokens: Annotated[int, typer.Option(min=1, max=100_000, help="Tokens to make up.")] = 100,
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="The same seed gives the same text.")] = 0,
-    temperature: Annotated[float, typer.Option(min=0.0, max=10.0, help="0: always the likeliest token.")] = 0.8,
+    tokens: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Tokens to make up.")] = 100,
+    seed: Annotated[
+        int, typer.Option(metavar="N", min=0, max=2**31 - 1, help="The same seed gives the same text.")
+    ] = 0,
+    temperature: Annotated[
+        float, typer.Option(metavar="X", min=0.0, max=10.0, help="0: always the likeliest token.")
+    ] = 0.8,
     step: Annotated[
-        int | None, typer.Option(min=0, help="Checkpoint to use.  [default: the newest complete one]")
+        int | None, typer.Option(metavar="N", min=0, help="Checkpoint to use.  [default: the newest complete one]")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
-    """Have a trained model continue a prompt."""
+    """Have a trained model continue a prompt.
+
+    Takes the directory that swarm quickstart left, and prints the prompt and what the model makes of it.
+    """
     from peers.run_directory import find_run_directory
+    from peers.words import print_error, printable
 
     found = find_run_directory(directory)
     # After the directory is known to be one: a wrong path should not cost the seconds that torch takes.
     from peers.evaluate import Sampling, load_checkpoint, sample_text
 
     checkpoint = load_checkpoint(found, step)
+    if checkpoint.passed_over is not None:
+        print_error(f"taking step {checkpoint.step}, because of {checkpoint.passed_over}", label="warning")
     sampling = Sampling(prompt=prompt, tokens=tokens, seed=seed, temperature=temperature)
     made = sample_text(checkpoint, sampling)
     if as_json:
         answer = {"directory": str(found.root), "step": checkpoint.step, "prompt": prompt, "text": made, "seed": seed}
         typer.echo(json.dumps(answer))
     else:
-        typer.echo(prompt + made)
+        typer.echo(printable(prompt + made))

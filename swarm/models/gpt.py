@@ -122,7 +122,7 @@ class GPT(Stage):
 def _table(rows: int, width: int) -> nn.Embedding:
     """An embedding (rows, width) without values: drawing random ones on the meta device imports torch's compiler,
     which takes a second and leaves a directory behind."""
-    return nn.Embedding.from_pretrained(torch.empty(rows, width, dtype=torch.float32), freeze=False)
+    return nn.Embedding(rows, width, _weight=torch.empty(rows, width, dtype=torch.float32))
 
 
 def _choose(scores: Tensor, generator: torch.Generator, temperature: float, top_k: int | None) -> Tensor:

@@ -82,13 +82,13 @@ class AttachedP2P(P2P):  # type: ignore[misc]
     async def connect(self, peer: PeerId, addresses: Iterable[Multiaddr]) -> None:
         """Have a connection to a peer at one of these addresses (without their ``/p2p`` part). Raises Unreachable."""
         raw = [HivemindMultiaddr(str(address)).to_bytes() for address in addresses]
-        body = p2pd_pb2.ConnectRequest(peer=_peer_bytes(peer), addrs=raw)
+        body = p2pd_pb2.ConnectRequest(peer=peer_bytes(peer), addrs=raw)
         _, _, writer = await self._ask(peer, p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=body))
         writer.close()
 
     async def open_stream(self, peer: PeerId, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A new raw stream. Raises Unreachable, also when the peer does not serve that protocol."""
-        body = p2pd_pb2.StreamOpenRequest(peer=_peer_bytes(peer), proto=[protocol])
+        body = p2pd_pb2.StreamOpenRequest(peer=peer_bytes(peer), proto=[protocol])
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=body)
         _, reader, writer = await self._ask(peer, request)
         return reader, writer
@@ -162,7 +162,7 @@ class AttachedP2P(P2P):  # type: ignore[misc]
         await handler(peer, reader, writer)
 
 
-def _peer_bytes(peer: PeerId) -> bytes:
+def peer_bytes(peer: PeerId) -> bytes:
     """A peer id as the daemon takes it. Raises Unreachable for one that is none: ids come from other peers."""
     with _as_unreachable(peer):
         raw: bytes = PeerID.from_base58(peer).to_bytes()

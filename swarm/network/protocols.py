@@ -20,8 +20,8 @@ ReplyT = TypeVar("ReplyT", bound=Message)
 RecordT = TypeVar("RecordT", bound=Record)
 
 MAX_BODY_BYTES = 4 << 20
-"""Limit of one msgpack body. A close record names every microbatch of a step (about 150 bytes each), so this is
-some 20,000 microbatches; everything larger travels as payload."""
+"""Limit of one msgpack body. A close record names every microbatch of a step (150 bytes each and 60 for
+each stage), so this is 15,000 microbatches of two stages; the manifest is checked against it."""
 
 
 PUBLIC_PREFIX = "manifest/1/"

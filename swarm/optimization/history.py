@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
-from swarm.errors import OutOfSync
+from swarm.errors import ConfigError, OutOfSync
 from swarm.optimization.records import NO_RECORD, CloseRecord
 
 
 class History:
     """Append-only. Each record names the hash of the one before; a record that does not fit is refused.
 
-    With a path every record is also written to a JSONL file before :meth:`append` returns.
+    With a path every record is also in a JSONL file, synced, before :meth:`append` returns. Raises ConfigError when
+    that file exists: one home, one run.
     """
 
     def __init__(self, path: Path | None = None) -> None:
+        if path is not None and path.exists():
+            raise ConfigError(
+                "home", str(path.parent), "a directory without a run's history", "Give this peer a new home."
+            )
         self._path = path
         self._head: CloseRecord | None = None
         self._hash = NO_RECORD
@@ -49,9 +55,11 @@ class History:
             raise OutOfSync("the record belongs to another run")
 
     def append(self, record: CloseRecord) -> None:
-        """Add a decided record."""
+        """Add a decided record. Blocks for a disk's sync. Raises OSError, with nothing added, when the disk refuses."""
         self.check(record)
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record.model_dump(mode="json"), separators=(",", ":")) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
         self._head, self._hash = record, record.hash()

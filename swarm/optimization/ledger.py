@@ -1,6 +1,6 @@
 """Who contributed what to the open step. Exact: quota is leased and microbatches are counted, nothing is estimated.
 
-Pure: no clock, no network. One ledger lives per step, on its leader and on the leader's successor.
+Pure: no clock, no network. One ledger lives per step, on its leader.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class Ledger:
         self.step, self.target = step, target
         self._quota = dict(quota)
         self._leased: Counter[PeerId] = Counter()
+        self._completed: Counter[PeerId] = Counter()
         self._contributions: dict[MicrobatchId, Contribution] = {}
 
     @property
@@ -69,10 +70,11 @@ class Ledger:
             if known != contribution:
                 raise Refused("this microbatch was reported before, differently")
             return False
-        done = sum(microbatch.trainer == trainer for microbatch in self._contributions)
+        done = self._completed[trainer]
         if done >= self._leased[trainer]:
             raise Refused(f"{done} microbatches are counted and no more were leased to {trainer}")
         self._contributions[contribution.microbatch] = contribution
+        self._completed[trainer] += 1
         return True
 
     def committed(self) -> tuple[Contribution, ...]:

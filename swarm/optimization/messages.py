@@ -45,7 +45,7 @@ class Averaged(Message):
     """The group's result as this member has it. ``digest`` is empty for a peer that holds no part."""
 
     digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
-    sq_norm: Finite
+    sq_norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     cursor: tuple[Count, Count] | None
 
 

@@ -29,7 +29,7 @@ class CloseRecord(Message):
     """Step 0 is the genesis: digests of the initial weights and the first roster.
 
     ``roster`` takes part in the *next* step. ``digests`` are of parameters and optimizer state after this step.
-    ``cursors`` say where every shard continues. Sizes: about 150 bytes a microbatch.
+    ``cursors`` say where every shard continues. Size: see :func:`record_bytes`.
     """
 
     run: DigestField
@@ -66,3 +66,8 @@ class CloseRecord(Message):
 def acceptance_bytes(record: CloseRecord) -> bytes:
     """What a peer signs when it accepts a record."""
     return f"accept|{record.run}|{record.lineage}|{record.step}|{record.term}|{record.hash()}".encode()
+
+
+def record_bytes(microbatches: int, stages: int, members: int) -> int:
+    """An upper estimate of a record's size on the wire: 60 bytes a microbatch and peer id, 400 and more a member."""
+    return microbatches * (150 + 60 * stages) + members * 2000

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
+from swarm.errors import Refused
 from swarm.ids import ENDS, PartName, PeerId, stage_part
 from swarm.schema import Message, PartField, PeerIdField
 
@@ -91,15 +92,20 @@ def assign_stages(
 ) -> tuple[Roster, dict[PeerId, str]]:
     """Give every stage host a stage: wishes first, then the stage with the fewest replicas, lower stages first.
 
-    Returns the roster and a reason per peer. A wish for a stage that does not exist is not heard.
+    Returns the roster and a reason per peer. A wish is not heard when the stage does not exist, or when granting it
+    would leave too few hosts to hold every stage. Raises Refused when there are fewer hosts than stages.
     """
     ordered = sorted(candidates, key=lambda candidate: candidate.peer)
     hosts = [candidate for candidate in ordered if candidate.role == "stage"]
+    if len(hosts) < stages:
+        raise Refused(f"{len(hosts)} stage hosts cannot hold {stages} stages")
     replicas = dict.fromkeys(range(stages), 0)
     places: dict[str, int] = {}
     reasons: dict[PeerId, str] = {}
     for host in hosts:
-        if host.stage is not None and host.stage < stages:
+        unplaced = len(hosts) - len(places) - 1
+        empty = sum(not count for stage, count in replicas.items() if stage != host.stage)
+        if host.stage is not None and host.stage < stages and unplaced >= empty:
             places[host.peer] = host.stage
             replicas[host.stage] += 1
             reasons[PeerId(host.peer)] = "asked for"

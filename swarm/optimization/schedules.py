@@ -18,7 +18,7 @@ class OptimizerConfig(Section):
     lr: Annotated[float, Field(gt=0, lt=10)] = 3e-3
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
-    eps: Annotated[float, Field(gt=0)] = 1e-8
+    eps: Annotated[float, Field(ge=1e-30)] = 1e-8
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
     clip_norm: Annotated[float, Field(gt=0)] = 1.0
     warmup_steps: Annotated[int, Field(ge=0)] = 10

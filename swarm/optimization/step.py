@@ -144,8 +144,9 @@ class RemoteLeader:
             answer = await self._calls.ask(leader, "lead/1/lease", body, Leased, timeout_s=self._timeout_s())
         except WrongStep:
             return 0
-        if answer.total < held:
-            raise Violation(f"{answer.total} microbatches leased where {held} were", peer=leader)
+        if not held <= answer.total <= held + wanted:
+            reason = f"{answer.total} microbatches leased where {held} were and {wanted} more were asked for"
+            raise Violation(reason, peer=leader)
         self._leased = {step: answer.total}
         return answer.total - held
 

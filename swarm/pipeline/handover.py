@@ -19,6 +19,7 @@ from swarm.pipeline.messages import (
     Output,
 )
 from swarm.pipeline.passage import Passage
+from swarm.pipeline.patience import insist
 from swarm.schema import Empty
 from swarm.security.receipts import receipt_bytes
 
@@ -41,7 +42,7 @@ class Handover:
         fields: dict[str, Any] = {"step": key.step, "microbatch": key.microbatch, "attempt": key.attempt}
         try:
             if self._settings.last:
-                await self._send(key.microbatch.trainer, "trainer/1/output", Output(**fields), output)
+                await self._hand_back(key.microbatch.trainer, "trainer/1/output", Output(**fields), output)
                 passage.output = None
             else:
                 await self._send(route[hop], "pipeline/1/forward", Forward(**fields, route=route, hop=hop), output)
@@ -56,11 +57,21 @@ class Handover:
             if gradient is None:
                 return
             if self._settings.first:
-                await self._send(key.microbatch.trainer, "trainer/1/gradient", InputGradient(**fields), gradient)
+                trainer, body = key.microbatch.trainer, InputGradient(**fields)
+                await self._hand_back(trainer, "trainer/1/gradient", body, gradient)
             else:
-                await self._send(route[hop], "pipeline/1/backward", Backward(**fields, route=route, hop=hop), gradient)
+                upstream = Backward(**fields, route=route, hop=hop)
+                await self._hand_back(route[hop], "pipeline/1/backward", upstream, gradient)
         except PeerError as error:
             await self.report_blocked(key, route, max(hop, 0), "backward", error)
+
+    async def _hand_back(self, target: PeerId, method: str, body: JourneyMessage, payload: Payload) -> None:
+        """Only this peer can take it, so a busy one is asked again."""
+        await insist(
+            lambda: self._send(target, method, body, payload),
+            self._context.clock,
+            within_s=self._settings.send_timeout_s,
+        )
 
     async def _send(self, target: PeerId, method: str, body: JourneyMessage, payload: Payload = b"") -> None:
         await self._context.endpoint.call(

@@ -21,6 +21,7 @@ from swarm.network.protocols import Endpoint, Payload
 from swarm.pipeline.batch import Batch
 from swarm.pipeline.compute import EndsCompute
 from swarm.pipeline.messages import Backward, Blocked, Forward, HopReport, Resend, Targets
+from swarm.pipeline.patience import Patience, insist
 from swarm.pipeline.wiring import Wiring
 from swarm.planning.deadlines import AdaptiveDeadline
 from swarm.schema import Empty, Message
@@ -54,7 +55,8 @@ class JourneyContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedJourney:
-    """A finished journey, ready to be reported to the step's leader."""
+    """A finished journey, ready to be reported to the step's leader. ``queued_s`` are all hops' waits together,
+    ``compute_s`` a stage's forward and backward."""
 
     key: JourneyKey
     route: tuple[PeerId, ...]
@@ -63,6 +65,7 @@ class FinishedJourney:
     receipts: tuple[bytes, ...]
     seconds: float
     queued_s: float
+    compute_s: dict[int, float]
 
 
 @dataclass(slots=True)
@@ -78,6 +81,7 @@ class _Mail:
     loss_sum: float = 0.0
     tokens: int = 0
     queued_s: float = 0.0
+    compute_s: dict[int, float] = field(default_factory=dict)
 
 
 class Journey:
@@ -87,6 +91,8 @@ class Journey:
         loop = asyncio.get_running_loop()
         self._context, self._batch, self._step = context, batch, step
         self._attempt = 0
+        self._patience: dict[int, Patience] = {}
+        self._started = context.clock.monotonic()
         self.route = tuple(context.wiring.choose(stage)[0] for stage in range(context.stages))
         self._mail = _Mail(loop.create_future(), loop.create_future(), loop.create_future())
 
@@ -100,12 +106,11 @@ class Journey:
 
         Cancelling abandons the microbatch: replicas forget it when the step closes.
         """
-        started = self._context.clock.monotonic()
         if self._context.ends is not None:
             loss_sum, tokens = await self._with_private_ends(self._context.ends)
         else:
             loss_sum, tokens = await self._with_hosted_ends()
-        seconds = self._context.clock.monotonic() - started
+        seconds = self._context.clock.monotonic() - self._started
         self._context.deadline.observe(seconds)
         receipts = tuple(self._mail.receipts[stage] for stage in range(self._context.stages))
         return FinishedJourney(
@@ -116,6 +121,7 @@ class Journey:
             receipts=receipts,
             seconds=seconds,
             queued_s=self._mail.queued_s,
+            compute_s=self._mail.compute_s,
         )
 
     async def _with_private_ends(self, ends: EndsCompute) -> tuple[float, int]:
@@ -146,6 +152,10 @@ class Journey:
             peer, method, body, Empty, timeout_s=self._context.send_timeout_s, payload=payload
         )
 
+    async def _insist(self, peer: PeerId, method: str, body: Message, payload: Payload) -> None:
+        send_timeout_s = self._context.send_timeout_s
+        await insist(lambda: self._call(peer, method, body, payload), self._context.clock, within_s=send_timeout_s)
+
     async def _send_first(self, payload: Payload) -> None:
         tried: set[PeerId] = set()
         async with _Deadline(self, self._context.deadline.seconds()):
@@ -164,17 +174,12 @@ class Journey:
         last = self._context.stages - 1
         body = Targets(**self._fields(), route=self.route)
         payload = INT32.encode(self._batch.targets)
-        while True:
-            try:
-                await self._call(self.route[last], "pipeline/1/targets", body, payload)
-                return
-            except Busy:
-                await self._context.clock.sleep(self._context.wiring.typical_seconds(last))
+        await self._insist(self.route[last], "pipeline/1/targets", body, payload)
 
     async def _send_last(self, gradient: Payload) -> None:
         last = self._context.stages - 1
         body = Backward(**self._fields(), route=self.route, hop=last)
-        await self._call(self.route[last], "pipeline/1/backward", body, gradient)
+        await self._insist(self.route[last], "pipeline/1/backward", body, gradient)
 
     # --- waiting and rerouting -----------------------------------------------------------------------------------
 
@@ -208,16 +213,19 @@ class Journey:
             await self._send_targets()
 
     async def _reroute(self, hop: int, error: PeerError, tried: set[PeerId]) -> None:
-        """Choose another replica for a stage; when all were tried, wait a typical hop and start over."""
+        """Choose another replica for a stage; when all were tried, wait (longer each time) and start over."""
         old = self.route[hop]
         tried.add(old)
         if tried >= set(self._context.wiring.replicas(hop)):
             tried.clear()
-            await self._context.clock.sleep(self._context.wiring.typical_seconds(hop))
+            patience = self._patience.setdefault(hop, Patience(self._context.wiring.typical_seconds(hop)))
+            await self._context.clock.sleep(patience.pause_s())
         new, _ = self._context.wiring.choose(hop, exclude=tried)
         self.route = (*self.route[:hop], new, *self.route[hop + 1 :])
         self._attempt += 1
         self._mail.forwarded -= set(range(hop, self._context.stages))
+        if new == old:
+            return
         moved = HopMoved(
             step=self._step,
             microbatch=self._batch.id,
@@ -260,8 +268,11 @@ class Journey:
             raise Refused("not on the route of this microbatch")
         if report.attempt > self._attempt or (report.direction == "backward" and report.attempt != self._attempt):
             raise Refused(f"attempt {report.attempt}: attempt {self._attempt} is awaited")
-        self._context.wiring.observe(report.hop, caller, report.queued_s + report.compute_s)
-        self._mail.queued_s += report.queued_s
+        longest = self._context.clock.monotonic() - self._started  # a replica may claim anything
+        queued_s, compute_s = min(report.queued_s, longest), min(report.compute_s, longest)
+        self._context.wiring.observe(report.hop, caller, queued_s + compute_s)
+        self._mail.queued_s += queued_s
+        self._mail.compute_s[report.hop] = self._mail.compute_s.get(report.hop, 0.0) + compute_s
         if report.direction == "forward":
             self._mail.forwarded.add(report.hop)
             return

@@ -161,8 +161,6 @@ class StageServer:
                 f"targets of {payload_bytes} bytes where {self._settings.specs.token_bytes} are expected", peer=caller
             )
         known = self._passages.get((body.step, body.microbatch))
-        if known is not None and (known.targets is not None or known.accumulated):
-            raise Refused("the targets of this microbatch are already here")
         ahead = sum(passage.forward_attempt < 0 for passage in self._passages.values())
         if known is None and ahead >= self._settings.max_ahead:
             raise Busy(f"{ahead} targets wait for their microbatch")
@@ -209,8 +207,8 @@ class StageServer:
         body: Targets = request.body
         self._check_journey(body, body.route)
         passage = self._passage(body, body.route)
-        if passage.targets is not None or passage.accumulated:
-            raise Refused("the targets of this microbatch are already here")
+        if passage.accumulated or (passage.begun and passage.targets is not None):
+            return DONE  # a trainer that comes back to a replica brings them again
         passage.targets = request.payload
         self._enqueue_forward(passage)
         return DONE

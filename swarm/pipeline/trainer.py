@@ -54,6 +54,7 @@ class Trainer:
         self._max_in_flight = max_in_flight
         self._journeys: dict[tuple[int, MicrobatchId], Journey] = {}
         self._round_trips: deque[float] = deque(maxlen=32)
+        self._compute_s: dict[int, deque[float]] = {stage: deque(maxlen=32) for stage in self._replicas}
 
     @property
     def cursor(self) -> tuple[int, int]:
@@ -103,6 +104,8 @@ class Trainer:
         finally:
             del self._journeys[index]
         self._round_trips.append(max(0.0, finished.seconds - finished.queued_s))
+        for stage, seconds in finished.compute_s.items():
+            self._compute_s[stage].append(seconds)
         await leader.complete(finished)
         self._context.events.emit(
             JourneyCompleted(
@@ -118,7 +121,7 @@ class Trainer:
     def _in_flight_limit(self) -> int:
         if self._max_in_flight is not None:
             return self._max_in_flight
-        stage_s = {stage: self._context.wiring.typical_seconds(stage) for stage in self._replicas}
+        stage_s = {stage: statistics.median(recent) for stage, recent in self._compute_s.items() if recent}
         round_trip = statistics.median(self._round_trips) if self._round_trips else None
         return journeys_in_flight(round_trip, stage_s, self._replicas, self._trainers)[0]
 

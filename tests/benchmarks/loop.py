@@ -218,8 +218,8 @@ def _result(found: Mapping[str, Sequence[Mapping[str, float]]]) -> Result:
             f"and a round is quiet when that is below {QUIET_CORES:g}",
             "lag: how much later than 5 ms a 5 ms sleep ends; preempted_s: how often a second the kernel took the loop "
             "thread off its core",
-            "no lock: the device thread is as busy, but keeps off the interpreter lock; what both has beyond it is that "
-            "lock's, and with machine_cpu near the number of cores the rest is threads waiting for a core",
+            "no lock: the device thread is as busy, but keeps off the interpreter lock; what both has beyond it is "
+            "that lock's; with machine_cpu near the number of cores the rest is threads waiting for a core",
             "jobs_kept: device jobs with streaming as a fraction of those without",
         ),
     )

@@ -19,8 +19,9 @@ from swarm.events import (
     StepClosed,
 )
 from swarm.ids import MicrobatchId, PeerId, stage_part
-from swarm.monitoring import views
+from swarm.monitoring.microbatches import MicrobatchAccount, Microbatches
 from swarm.monitoring.reader import RawEvent, Recorded
+from swarm.monitoring.views import Digests, Mismatch, Population, StepBytes, StepTable, Traffic, fold
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
@@ -58,6 +59,10 @@ def committed(step: int, *positions: int) -> Committed:
     return Committed(step=step, microbatches=tuple(microbatch(position) for position in positions))
 
 
+def account(events: list[Recorded]) -> MicrobatchAccount:
+    return fold(Microbatches(), events).account()
+
+
 def test_steps_closed_by_several_peers_are_one_row_in_any_order() -> None:
     events = [
         at(11, A, closed(1)),
@@ -65,17 +70,19 @@ def test_steps_closed_by_several_peers_are_one_row_in_any_order() -> None:
         at(20, A, closed(2)),
         at(5, C, RawEvent("x", {})),
     ]
-    table = views.steps(events)
+    table = fold(StepTable(), events)
     random.Random(0).shuffle(events)
-    assert views.steps(events) == table
-    assert list(table) == [1, 2]
+    assert fold(StepTable(), events).rows() == table.rows()
+    assert [row.step for row in table.rows()] == [1, 2]
+    assert (len(table), table.last, 2 in table, 3 in table) == (2, 2, True, False)
     assert (table[1].closed_at, table[1].seconds, table[1].swapped) == (10, 2.0, {A, B})
 
 
 def test_tokens_per_s_leaves_out_what_began_before_the_window() -> None:
-    assert views.tokens_per_s([at(10, A, closed(1)), at(15, A, closed(2)), at(30, A, closed(3))]) == 10.0
-    assert views.tokens_per_s([at(10, A, closed(1))]) is None
-    assert views.tokens_per_s([]) is None
+    events = [at(10, A, closed(1)), at(15, A, closed(2)), at(30, A, closed(3))]
+    assert fold(StepTable(), events).tokens_per_s() == 10.0
+    assert fold(StepTable(), events[:1]).tokens_per_s() is None
+    assert StepTable().tokens_per_s() is None
 
 
 def test_microbatch_account_says_where_each_one_went() -> None:
@@ -83,26 +90,33 @@ def test_microbatch_account_says_where_each_one_went() -> None:
     events += [at(2, A, started(2, 3)), at(2, A, started(2, 4))]
     done = JourneyCompleted(step=1, microbatch=microbatch(0), tokens=10, loss_sum=1.0, route=(B,), seconds=0.1)
     events += [at(3, A, done), at(4, B, committed(1, 0, 1)), at(4, B, closed(1))]
-    account = views.microbatch_account(events)
-    assert len(account.issued) == 5
-    assert account.completed == {microbatch(0)}
-    assert account.committed == {microbatch(0), microbatch(1)}
-    assert account.lost == {microbatch(2)}
-    assert account.open == {microbatch(3), microbatch(4)}
-    assert not account.duplicated
-    assert not account.unknown
+    told = account(events)
+    random.Random(0).shuffle(events)
+    assert account(events) == told
+    assert len(told.issued) == 5
+    assert told.completed == {microbatch(0)}
+    assert told.committed == {microbatch(0), microbatch(1)}
+    assert told.lost == {microbatch(2)}
+    assert told.open == {microbatch(3), microbatch(4)}
+    assert not told.unlisted | told.duplicated | told.unknown
+
+
+def test_microbatch_account_of_a_step_that_nobody_lists_knows_no_end() -> None:
+    told = account([at(1, A, started(1, 0)), at(2, A, started(2, 1)), at(3, B, closed(2)), at(4, A, started(3, 2))])
+    assert told.unlisted == {microbatch(0), microbatch(1)}
+    assert told.open == {microbatch(2)}
+    assert not told.lost
 
 
 def test_microbatch_account_of_a_microbatch_committed_in_two_steps_or_twice_in_one_is_duplicated() -> None:
     events = [at(1, B, committed(1, 0, 1, 1)), at(2, B, committed(2, 0, 2))]
-    account = views.microbatch_account(events)
-    assert account.duplicated == {microbatch(0), microbatch(1)}
-    assert account.unknown == {microbatch(0), microbatch(1), microbatch(2)}
+    told = account(events)
+    assert told.duplicated == {microbatch(0), microbatch(1)}
+    assert told.unknown == {microbatch(0), microbatch(1), microbatch(2)}
 
 
 def test_microbatch_account_of_a_step_written_by_two_leaders_counts_it_once() -> None:
-    account = views.microbatch_account([at(1, B, committed(1, 0, 1)), at(1, C, committed(1, 1, 0))])
-    assert not account.duplicated
+    assert not account([at(1, B, committed(1, 0, 1)), at(1, C, committed(1, 1, 0))]).duplicated
 
 
 def test_bytes_by_step_add_up_over_peers_with_each_ones_last_word() -> None:
@@ -111,7 +125,7 @@ def test_bytes_by_step_add_up_over_peers_with_each_ones_last_word() -> None:
         at(2, A, LinkUsage(step=1, bytes_sent=10, bytes_received=20)),
         at(2, B, LinkUsage(step=1, bytes_sent=1, bytes_received=2)),
     ]
-    assert views.bytes_by_step(events) == {1: views.StepBytes(sent=11, received=22, peers=2)}
+    assert fold(Traffic(), events).by_step == {1: StepBytes(sent=11, received=22, peers=2)}
 
 
 def test_digest_mismatches_are_found_though_nobody_reported_them() -> None:
@@ -123,13 +137,13 @@ def test_digest_mismatches_are_found_though_nobody_reported_them() -> None:
         at(2, B, closed(2, digests={"stage-0": "d1"})),
         at(3, A, DigestMismatch(step=3, part=part, digests={A: "x", B: "y", C: "y"})),
     ]
-    assert views.digest_mismatches(events) == [
-        views.Mismatch(step=2, part=part, digests={"d0": frozenset({A}), "d1": frozenset({B})}),
-        views.Mismatch(step=3, part=part, digests={"x": frozenset({A}), "y": frozenset({B, C})}),
+    assert fold(Digests(), events).mismatches() == [
+        Mismatch(step=2, part=part, digests={"d0": frozenset({A}), "d1": frozenset({B})}),
+        Mismatch(step=3, part=part, digests={"x": frozenset({A}), "y": frozenset({B, C})}),
     ]
 
 
-def test_roster_tells_each_peers_latest_state_and_why() -> None:
+def test_population_tells_each_peers_latest_state_and_why() -> None:
     def begin(name: str) -> PeerStarted:
         return PeerStarted(role="stage", name=name, pid=1, addresses=(), seconds=0.1)
 
@@ -141,6 +155,6 @@ def test_roster_tells_each_peers_latest_state_and_why() -> None:
         at(6, A, PeerStopped(reason="done", exit_code=0)),
         at(7, B, PeerLost(peer=A, name="stage-a", reason="no answer")),
     ]
-    rows = views.roster(events)
+    rows = fold(Population(), events).rows()
     assert (rows[A].state, rows[A].reason) == ("stopped", "done")
     assert (rows[B].state, rows[B].reason, rows[B].part, rows[B].role) == ("lost", "no answer", "stage-0", "stage")

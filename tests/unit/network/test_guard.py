@@ -50,6 +50,7 @@ def _extensions(depth: int) -> bytes:
         b"\x91" * (MAX_DEPTH + 1) + b"\xc0",
         b"\x81\xa1a" * 3000 + b"\xc0",
         b"\xdd\x00\x00\x00\x01" * 50 + b"\xc0",
+        b"\xdd" + (1 << 20).to_bytes(4, "big") + b"\xc0" * (1 << 20),
         b"\xc1",
         b"",
         b"\x92\x01",

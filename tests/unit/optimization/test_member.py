@@ -137,9 +137,7 @@ LIES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("changes", "words"), LIES, ids=[next(iter(changes)) for changes, _ in LIES])
-async def test_member_accepts_no_record_that_differs_from_what_it_computed(
-    changes: dict[str, Any], words: str
-) -> None:
+async def test_member_accepts_no_record_that_differs_from_what_it_computed(changes: dict[str, Any], words: str) -> None:
     bench = await brought_to("apply")
     with pytest.raises(Refused, match=words):
         await bench.ask(Propose(record=record(**changes)))

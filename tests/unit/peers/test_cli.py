@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,19 +23,23 @@ finally:
 """
 
 
-def _swarm(*arguments: str) -> subprocess.CompletedProcess[str]:
+def _swarm(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     program = PROBE.format(heavy=HEAVY)
-    return subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=20)
+    path = os.pathsep.join(filter(None, [str(Path.cwd()), *sys.path]))
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True, text=True, timeout=20, cwd=cwd, env=os.environ | {"PYTHONPATH": path, "COLUMNS": "80"},
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "words"),
     [
-        (("--help",), 0, "Exit codes: 0 done"),
+        (("--help",), 0, "130  interrupted by Ctrl-C"),
         (("-h",), 0, "quickstart"),
         (("--version",), 0, __version__),
         ((), 2, "quickstart"),
-        (("quickstart", "--help"), 0, "--reproducible"),
+        (("quickstart", "--help"), 0, "3    a peer failed or cannot be reached"),
         (("sample", "--help"), 0, "--temperature"),
         (("peer", "--help"), 0, "--bootstrap"),
         (("sample", "--tokens", "0"), 2, ""),
@@ -47,6 +52,7 @@ def test_cli_parsing_imports_nothing_heavy(arguments: tuple[str, ...], code: int
     assert words in result.stdout
     assert "heavy: \n" in result.stderr
     assert "Traceback" not in result.stderr
+    assert max(map(len, result.stdout.splitlines()), default=0) <= 80
 
 
 @pytest.mark.parametrize(
@@ -55,11 +61,16 @@ def test_cli_parsing_imports_nothing_heavy(arguments: tuple[str, ...], code: int
         (("peer", "--role", "trainer"), "home"),
         (("peer", "--role", "trainer", "--home", "h"), "bootstrap"),
         (("peer", "--config", "/nonexistent.toml"), "/nonexistent.toml"),
-        (("sample", "/nonexistent"), "/nonexistent"),
+        (("sample", "/nonexistent"), "does not exist"),
+        (("sample", "/dev/null"), "is a file"),
+        (("sample", "/"), "no run.toml"),
+        (("sample",), "quickstart"),
     ],
 )
-def test_cli_wrong_setting_is_explained_before_anything_heavy(arguments: tuple[str, ...], named: str) -> None:
-    result = _swarm(*arguments)
+def test_cli_wrong_setting_is_explained_before_anything_heavy(
+    tmp_path: Path, arguments: tuple[str, ...], named: str
+) -> None:
+    result = _swarm(*arguments, cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.startswith("error: ")
     assert named in result.stderr

@@ -116,7 +116,9 @@ def test_group_server_killed_takes_every_peer_along(group: PeerGroup, tmp_path: 
     server = psutil.Process(pid).parent()
     assert server is not None
     server.kill()
-    with pytest.raises(StateError, match="the process that starts the peers .* was killed by SIGKILL, and every peer with it"):
+    with pytest.raises(
+        StateError, match="the process that starts the peers .* was killed by SIGKILL, and every peer with it"
+    ):
         _exits(group, 1)
     _await(lambda: _gone(pid))
 

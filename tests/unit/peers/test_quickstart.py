@@ -10,6 +10,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.unit.peers.test_launch import _await, _gone
@@ -104,6 +105,22 @@ def test_quickstart_peer_failing_is_named_and_everything_stopped(
     assert (report["exit_reason"], report["failed_peer"], report["steps"]) == ("peer_failed", peer, 1)
 
 
+def test_quickstart_fork_server_killed_says_what_died_and_what_to_do(tmp_path: Path) -> None:
+    command = Command(tmp_path, "--steps", "4", "--peers", "2", "--trainers", "1", fault="pause")
+    _await((command.out / "peers" / "trainer-0" / "paused").exists)
+    (server,) = psutil.Process(command.process.pid).children()
+    server.kill()
+    code, _, err = command.finish(10)
+    assert code == 1
+    first, check, following = err.splitlines()
+    assert first == (
+        f"error: the process that starts the peers (pid {server.pid}) was killed by SIGKILL, and every peer with it"
+    )
+    assert check.startswith("  check: run/launch.log")
+    assert following.endswith("swarm quickstart")
+    assert command.report()["exit_reason"] == "error"
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_quickstart_interrupted_while_training_stops_all_and_says_what_is_kept(
     tmp_path: Path, number: signal.Signals, code: int
@@ -126,6 +143,61 @@ def test_quickstart_interrupted_early_stops_all(tmp_path: Path, moment: str) -> 
     }
     _await(awaited[moment])
     _interrupt(command, signal.SIGINT, 130)
+
+
+AT_ONCE = """
+import os, signal, sys
+import peers.quickstart as quickstart
+from peers.cli import main
+
+number = signal.Signals(int(sys.argv.pop(1)))
+victim = sys.argv.pop(1)
+original = getattr(quickstart, victim)
+
+def interrupted(*arguments, **named):
+    try:
+        return original(*arguments, **named)
+    finally:
+        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), number)
+
+def fail(run):
+    raise quickstart.RunBroken("stage-0-1 died", "stage-0-1")
+
+setattr(quickstart, victim, interrupted)
+quickstart.LocalRun.train = fail
+main()
+"""
+
+
+def _at_once(directory: Path, moment: str, number: signal.Signals) -> subprocess.CompletedProcess[str]:
+    """A quickstart that gets a signal, twice, in the very moment in which a function returns; it fails after that."""
+    (directory / "text.txt").write_text(TEXT)
+    path = os.pathsep.join(filter(None, [str(Path.cwd()), *sys.path]))
+    flags = ["quickstart", "--text", "text.txt", "--out", "run"]
+    return subprocess.run(
+        [sys.executable, "-c", AT_ONCE, str(int(number)), moment, *flags],
+        cwd=directory, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=30,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("moment", ["create_run_directory", "Progress", "prepare_run"])
+def test_quickstart_interrupted_between_two_lines_still_says_what_is_kept(
+    tmp_path: Path, moment: str, number: signal.Signals
+) -> None:
+    result = _at_once(tmp_path, moment, number)
+    assert result.returncode == 128 + number
+    assert result.stderr == (f"interrupted: {number.name}: all peers stopped, 0 of 60 steps closed; kept run\n")
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["exit_reason"] == "interrupted"
+
+
+@pytest.mark.parametrize("moment", ["build_report", "loss_svg", "write_report"])
+def test_quickstart_interrupted_once_it_is_decided_how_it_ended_reports_that(tmp_path: Path, moment: str) -> None:
+    result = _at_once(tmp_path, moment, signal.SIGINT)
+    assert result.returncode == 3
+    assert result.stderr.startswith("error: stage-0-1 died\n")
+    assert json.loads((tmp_path / "run" / "report.json").read_text())["failed_peer"] == "stage-0-1"
 
 
 def _interrupt(command: Command, number: signal.Signals, expected: int) -> None:

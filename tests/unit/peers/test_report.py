@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -12,15 +14,38 @@ from peers.plot import loss_svg, ticks
 from peers.prepare import RunShape, make_manifest
 from peers.report import Evaluation, Outcome, RunFacts, build_report, render_report, write_report
 from peers.run_directory import create_run_directory, find_run_directory
-from peers.run_view import RunView, StepView
-from peers.words import one_line
+from peers.run_view import RunView
+from peers.words import command_name, one_line, short_address
 from swarm.clock import SystemClock
 from swarm.config import parse_manifest
 from swarm.errors import ConfigError, StateError
+from swarm.events import Committed, Event, JourneyStarted, StepClosed
+from swarm.ids import MicrobatchId, PeerId
+from swarm.monitoring.reader import Recorded
+from swarm.monitoring.tail import Told
 
 FACTS = RunFacts(run=None, directory="d", peers=2, stages=2, trainers=1, steps_wanted=5, began=10.0, ended=20.0)
 FAILED = Outcome(exit_reason="peer_failed", exit_code=3, message="a died", blamed="a")
 SHAPE = RunShape(steps=5, peers=3, stages=2, trainers=1, seed=7, ends="hosted", reproducible=True)
+
+
+def _view(*events: Event) -> RunView:
+    view = RunView()
+    for event in events:
+        view.add(Told("a", Recorded(12.0, 12.0, PeerId("A"), event)))
+    return view
+
+
+def _batch(position: int) -> MicrobatchId:
+    return MicrobatchId(PeerId("t"), "s", 0, position)
+
+
+def _closed(step: int, **changes: Any) -> StepClosed:
+    fields: dict[str, Any] = {
+        "step": step, "loss": 5.0, "tokens": 10, "microbatches": 2, "grad_norm": 1.0, "clip": 1.0, "lr": 0.1,
+        "digests": {}, "leader": PeerId("A"), "record": "r", "seconds": 1.0,
+    }  # fmt: skip
+    return StepClosed(**(fields | changes))
 
 
 def test_report_run_that_never_started_is_complete_and_null() -> None:
@@ -32,10 +57,25 @@ def test_report_run_that_never_started_is_complete_and_null() -> None:
 
 
 def test_report_diverged_loss_is_null_in_strict_json() -> None:
-    view = RunView()
-    view.steps[1] = StepView(1, float("nan"), 10, 12.0, 1.0, {})
-    text = render_report(build_report(FACTS, view, Evaluation(), FAILED))
+    text = render_report(build_report(FACTS, _view(_closed(1, loss=float("nan"))), Evaluation(), FAILED))
     assert json.loads(text)["losses"] == [None]
+
+
+def test_report_run_that_ended_early_calls_nothing_lost_that_is_not() -> None:
+    issued = [JourneyStarted(step=1 + position // 3, microbatch=_batch(position), route=()) for position in range(5)]
+    report = build_report(
+        FACTS, _view(*issued, Committed(step=1, microbatches=(_batch(0), _batch(1))), _closed(1)), Evaluation(), FAILED
+    )
+    counts = {key: report[f"microbatches_{key}"] for key in ("issued", "committed", "lost", "uncommitted")}
+    assert counts == {"issued": 5, "committed": 2, "lost": 1, "uncommitted": 2}
+    assert report["microbatches_uncommitted_reason"] == "2 of a step that was open when the run ended"
+
+
+def test_report_closed_step_without_its_list_says_so() -> None:
+    view = _view(JourneyStarted(step=1, microbatch=_batch(0), route=()), _closed(1))
+    report = build_report(FACTS, view, Evaluation(), FAILED)
+    assert (report["microbatches_lost"], report["microbatches_uncommitted"]) == (0, 1)
+    assert "list of microbatches is in no event" in report["microbatches_uncommitted_reason"]
 
 
 def test_write_report_replaces_whole_or_explains(tmp_path: Path) -> None:
@@ -87,3 +127,38 @@ def test_run_directory_default_is_new_and_found_again(tmp_path: Path, monkeypatc
 def test_one_line_any_text_is_harmless() -> None:
     assert one_line("a\n\x1b[31mb\x00  c") == "a [31mb c"
     assert len(one_line("x" * 1000)) == 300
+
+
+@pytest.mark.parametrize(
+    ("program", "on_path", "typed"),
+    [
+        ("venv/bin/swarm", False, "venv/bin/swarm"),
+        ("venv/bin/swarm", True, "swarm"),
+        ("peers/cli/__main__.py", False, "venv/bin/swarm"),
+        ("peers/cli/__main__.py", True, "swarm"),
+    ],
+)
+def test_command_name_is_what_the_shell_would_find(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str, on_path: bool, typed: str
+) -> None:
+    command = tmp_path / "venv" / "bin" / "swarm"
+    command.parent.mkdir(parents=True)
+    command.write_text("#!/bin/sh\n")
+    command.chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", [program])
+    monkeypatch.setattr("sys.executable", str(command.with_name("python")))
+    monkeypatch.setenv("PATH", os.pathsep.join(["/nowhere", *([str(command.parent)] if on_path else [])]))
+    assert command_name() == typed
+
+
+def test_command_name_without_a_command_is_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["peers/cli/__main__.py"])
+    monkeypatch.setattr("sys.executable", str(tmp_path / "a b" / "python"))
+    assert command_name() == f"'{tmp_path}/a b/python' -m peers.cli"
+
+
+def test_short_address_keeps_the_place_and_the_ends_of_the_id() -> None:
+    place = "/ip4/127.0.0.1/tcp/4001"
+    assert short_address(f"{place}/p2p/12D3KooWJQ27P6sABvAQ4JqhvV6WLPCGiJUVe") == f"{place}/p2p/12D3Ko…GiJUVe"
+    assert short_address(place) == place

@@ -207,6 +207,19 @@ async def test_donor_with_enough_downloads_is_busy_until_one_ends() -> None:
         await lines[0].call(DONOR, DESCRIBE, ask, Description, timeout_s=1.0)
 
 
+async def test_donor_withdrawn_part_is_kept_for_unfinished_downloads_only() -> None:
+    state = snapshot()
+    donor, clock = donor_of(state)
+    done, half = Line(donor), Line(donor, PeerId("peer-2"))
+    await download(done, DONOR, wanted(state), chunk_timeout_s=1.0)
+    await half.call(DONOR, DESCRIBE, DescribeRequest(part=state.part, step=0), Description, timeout_s=1.0)
+    donor.withdraw(state.part)
+    ask = ChunkRequest(part=state.part, step=0, offset=0, length=4)
+    await half.call(DONOR, CHUNK, ask, Empty, timeout_s=1.0, max_reply_bytes=4)
+    with pytest.raises(WrongStep):
+        await done.call(DONOR, CHUNK, ask, Empty, timeout_s=1.0, max_reply_bytes=4)
+
+
 @pytest.mark.parametrize(("offset", "length"), [(4 * 32 - 4, 8), (12 * 32, 4), (12 * 32 - 4, 8), (2**52, 4)])
 async def test_donor_chunk_outside_a_vector_is_a_violation(offset: int, length: int) -> None:
     assert LAYOUT.elements == 32

@@ -1,0 +1,62 @@
+"""How members part after the last step: nobody leaves while another has not swapped yet.
+
+The leader of the last step tells everybody the decision and knows who has swapped; it says farewell when all have. A
+member that left earlier would look like one that died.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from swarm.errors import PeerError
+from swarm.ids import PeerId
+from swarm.network.protocols import Answer, Method, Request
+from swarm.optimization.calls import StepCalls
+from swarm.optimization.roster import Roster
+from swarm.schema import Count, Empty, Message
+
+FAREWELL_S = 5.0
+"""How long a member that is done waits to be let go. It is only a courtesy: everything is decided and written."""
+
+
+class Farewell(Message):
+    """Everybody has closed the last step."""
+
+    step: Count
+
+
+class Parting:
+    """The ``parting/1`` service of every member."""
+
+    def __init__(self) -> None:
+        self._farewell: asyncio.Future[PeerId] = asyncio.get_running_loop().create_future()
+
+    def methods(self) -> list[Method]:
+        """See :class:`~swarm.network.protocols.Service`."""
+        return [Method(name="parting/1/farewell", request=Farewell, handle=self._on_farewell)]
+
+    async def part(self, calls: StepCalls, roster: Roster, step: int) -> None:
+        """Return when this member may leave. Never raises a PeerError; takes at most FAREWELL_S."""
+        leader = roster.leader(step)
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                if leader == calls.me:
+                    others = [peer for peer in roster.peers if peer != calls.me]
+                    await asyncio.gather(*(_say(calls, peer, Farewell(step=step)) for peer in others))
+                else:
+                    while await asyncio.shield(self._farewell) != leader:
+                        self._farewell = asyncio.get_running_loop().create_future()
+        except TimeoutError:
+            return
+
+    async def _on_farewell(self, request: Request) -> Answer:
+        if not self._farewell.done():
+            self._farewell.set_result(request.caller)
+        return Answer(Empty())
+
+
+async def _say(calls: StepCalls, peer: PeerId, farewell: Farewell) -> None:
+    try:
+        await calls.ask(peer, "parting/1/farewell", farewell, Empty, timeout_s=FAREWELL_S)
+    except PeerError:
+        return  # it has left already, and may

@@ -1,0 +1,92 @@
+"""The serving side of one stream, driven frame by frame over a socket pair."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Sequence
+
+from swarm.clock import SystemClock
+from swarm.errors import Busy
+from swarm.ids import PeerId
+from swarm.network.bodies import Envelope, pack_request
+from swarm.network.framing import Kind, encode_frame
+from swarm.network.link import Meter
+from swarm.network.protocols import Answer, Method, Request
+from swarm.network.serving import Desk, ServeLimits, ServerStream
+from swarm.schema import Message
+from tests.harness.expect import eventually
+
+CALLER = PeerId("caller")
+
+
+class Ask(Message):
+    """A question without content."""
+
+
+class Slow:
+    """A service whose one method takes a payload and never answers."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def methods(self) -> Sequence[Method]:
+        """See :class:`~swarm.network.protocols.Service`."""
+        return [Method(name="test/1/slow", request=Ask, handle=self._slow, admit=lambda caller, body, size: None)]
+
+    async def _slow(self, request: Request) -> Answer:
+        self.begun += 1
+        return await asyncio.get_running_loop().create_future()
+
+
+@contextlib.asynccontextmanager
+async def serving(desk: Desk) -> AsyncIterator[socket.socket]:
+    ours, theirs = socket.socketpair()
+    stream = ServerStream(CALLER, desk, SystemClock(), Meter(), public=False)
+    task = asyncio.create_task(stream.serve(*await asyncio.open_connection(sock=theirs)))
+    try:
+        yield ours
+    finally:
+        ours.close()
+        await task
+
+
+def request(call: int, *, remaining_s: float = 30.0, payload_bytes: int = 0) -> bytes:
+    return encode_frame(Kind.REQUEST, call, pack_request("test/1/slow", remaining_s, 0, Ask()), payload_bytes)
+
+
+def places(desk: Desk) -> int:
+    """How many more calls of the caller the desk would take."""
+    taken = 0
+    with contextlib.suppress(Busy):
+        while True:
+            desk.admit(CALLER, Envelope("test/1/slow", 30.0, 0, {}), 0, public=False)
+            taken += 1
+    return taken
+
+
+async def test_serving_call_cancelled_before_its_handler_began_gives_its_place_back() -> None:
+    """Request and cancel in one piece: the handler's task is cancelled before its first step."""
+    desk, service = Desk(ServeLimits(calls_per_peer=4)), Slow()
+    desk.mount(service)
+    async with serving(desk) as caller:
+        for call in range(1, 4):
+            caller.send(request(call) + encode_frame(Kind.CANCEL, call))
+        caller.send(request(4))
+        await eventually(lambda: service.begun, what="the call that was not cancelled")
+        assert service.begun == 1
+        assert places(desk) == 3
+
+
+async def test_serving_payloads_that_are_announced_and_never_sent_end_the_stream() -> None:
+    desk = Desk(ServeLimits(calls_per_peer=10_000))
+    desk.mount(Slow())
+    async with serving(desk) as caller:
+        caller.send(b"".join(request(call, remaining_s=1e-3, payload_bytes=8) for call in range(1, 1100)))
+        caller.setblocking(False)
+        loop, received = asyncio.get_running_loop(), b""
+        async with asyncio.timeout(10):
+            while piece := await loop.sock_recv(caller, 1 << 16):
+                received += piece
+        assert b"announced and not sent" in received

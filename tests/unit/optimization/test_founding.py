@@ -1,0 +1,164 @@
+"""How a run starts, and how it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from swarm.clock import SystemClock
+from swarm.errors import OutOfSync, Refused, RunEnded
+from swarm.ids import ENDS, PartName, PeerId
+from swarm.network.protocols import Answer, Method, Request
+from swarm.optimization.calls import StepCalls
+from swarm.optimization.founding import enough, found, gather_candidates, genesis
+from swarm.optimization.messages import Accepted, Decide, Propose
+from swarm.optimization.records import NO_RECORD, CloseRecord, acceptance_bytes
+from swarm.optimization.roster import Candidate, assign_stages
+from swarm.schema import Empty
+from swarm.sim.network import SimNetwork
+from tests.unit.optimization.world import RUN, sign
+
+DIGESTS = {PartName("stage-0"): "0" * 64, PartName("stage-1"): "1" * 64, ENDS: "2" * 64}
+
+
+def candidate(peer: str, role: Any, stage: int | None = None) -> Candidate:
+    return Candidate(peer=peer, role=role, name=peer, stage=stage, addresses=())
+
+
+CANDIDATES = [
+    candidate("F", "bootstrap"),
+    candidate("A", "stage"),
+    candidate("B", "stage", 0),
+    candidate("T", "trainer"),
+]
+
+
+class Patience:
+    """A clock that moves when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """See :class:`swarm.clock.Clock`."""
+        return self.now
+
+    def wall(self) -> float:
+        """See :class:`swarm.clock.Clock`."""
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        """See :class:`swarm.clock.Clock`."""
+        self.now += seconds
+
+
+def test_enough_counts_roles_apart() -> None:
+    assert enough(CANDIDATES, 2, 1)[0]
+    complete, reason = enough(CANDIDATES, 3, 2)
+    assert not complete
+    assert reason == "2 of 3 stage hosts and 1 of 2 trainers are here"
+    assert not enough(CANDIDATES, 1, 2)[0]
+
+
+async def test_gathering_polls_until_enough_are_there() -> None:
+    clock, polls = Patience(), []
+
+    async def candidates() -> Sequence[Candidate]:
+        polls.append(clock.now)
+        return CANDIDATES[: len(polls)]
+
+    found_ = await gather_candidates(candidates, clock, stage_hosts=2, trainers=1, patience_s=60)
+    assert list(found_) == CANDIDATES
+    assert len(polls) == 4
+
+
+async def test_gathering_without_enough_ends_saying_who_is_missing() -> None:
+    clock = Patience()
+
+    async def candidates() -> Sequence[Candidate]:
+        return CANDIDATES[:2]
+
+    with pytest.raises(RunEnded, match="after 60 s 1 of 2 stage hosts and 0 of 1 trainers"):
+        await gather_candidates(candidates, clock, stage_hosts=2, trainers=1, patience_s=60)
+    assert 60 < clock.now < 61
+
+
+def test_genesis_starts_the_chain_and_every_cursor() -> None:
+    roster, _ = assign_stages(CANDIDATES, 2, private_ends=True)
+    first = genesis(RUN, roster, DIGESTS)
+    assert (first.step, first.previous, first.committed, first.loss) == (0, NO_RECORD, (), 0.0)
+    assert first.cursors == {"T": (0, 0)}
+    assert first.members.stages() == (("B",), ("A",))
+
+
+class Newcomer:
+    """Accepts what the founder proposes, or does what the test says instead."""
+
+    def __init__(self, peer: PeerId) -> None:
+        self.peer = peer
+        self.on_propose: Callable[[CloseRecord], None] = lambda record: None
+        self.on_decide: Callable[[Decide], None] = lambda decision: None
+        self.decided: list[Decide] = []
+
+    def methods(self) -> list[Method]:
+        """See :class:`~swarm.network.protocols.Service`."""
+        return [
+            Method(name="step/1/propose", request=Propose, handle=self._propose),
+            Method(name="step/1/decide", request=Decide, handle=self._decide),
+        ]
+
+    async def _propose(self, request: Request) -> Answer:
+        self.on_propose(request.body.record)
+        return Answer(Accepted(signature=sign(self.peer, acceptance_bytes(request.body.record))))
+
+    async def _decide(self, request: Request) -> Answer:
+        self.on_decide(request.body)
+        self.decided.append(request.body)
+        return Answer(Empty())
+
+
+async def meet() -> tuple[StepCalls, dict[str, Newcomer]]:
+    network, newcomers = SimNetwork(SystemClock()), {}
+    endpoints = {member.peer: network.endpoint(member.peer) for member in CANDIDATES}
+    for name, endpoint in endpoints.items():
+        newcomers[name] = Newcomer(PeerId(name))
+        await endpoint.enter(RUN)
+        endpoint.mount(newcomers[name])
+    return StepCalls(endpoints["F"]), newcomers
+
+
+async def test_founding_is_decided_by_all_with_all_signatures() -> None:
+    calls, newcomers = await meet()
+    record, reasons = await found(calls, RUN, CANDIDATES, DIGESTS, timeout_s=5)
+    assert reasons == {"A": "fewest replicas (0)", "B": "asked for"}
+    for newcomer in newcomers.values():
+        (decision,) = newcomer.decided
+        assert decision.record == record.hash()
+        assert decision.acceptances == {peer: sign(peer, acceptance_bytes(record)) for peer in record.members.peers}
+
+
+@pytest.mark.parametrize("peer", ["A", "F", "T"])
+async def test_founding_that_one_refuses_names_it_and_is_decided_by_nobody(peer: str) -> None:
+    calls, newcomers = await meet()
+
+    def refuse(record: CloseRecord) -> None:
+        raise Refused("the weights do not match their digest")
+
+    newcomers[peer].on_propose = refuse
+    with pytest.raises(Refused, match=f"^{peer}: the weights"):
+        await found(calls, RUN, CANDIDATES, DIGESTS, timeout_s=5)
+    assert not any(newcomer.decided for newcomer in newcomers.values())
+
+
+async def test_founding_that_one_refuses_too_late_is_decided_by_the_others() -> None:
+    calls, newcomers = await meet()
+
+    def refuse(decision: Decide) -> None:
+        raise Refused("never heard of it")
+
+    newcomers["A"].on_decide = refuse
+    with pytest.raises(OutOfSync, match="step 0 is decided, but A: never heard of it"):
+        await found(calls, RUN, CANDIDATES, DIGESTS, timeout_s=5)
+    assert {name for name, newcomer in newcomers.items() if newcomer.decided} == {"B", "F", "T"}

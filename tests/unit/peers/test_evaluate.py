@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from data_shards.tokenize import tokenizer_digest, train_tokenizer
+from peers.evaluate import Sampling, load_checkpoint, sample_text
+from peers.manifest_file import write_manifest
+from peers.prepare import RunShape, make_manifest
+from peers.run_directory import RunDirectory
+from swarm.errors import ConfigError, StateError
+from tests.unit.peers.fake_swarm import write_checkpoints
+from tests.unit.peers.test_quickstart import TEXT
+
+SHAPE = RunShape(steps=3, peers=2, stages=2, trainers=1, seed=0, ends="private", reproducible=False)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """A finished run with checkpoints of steps 0 and 3."""
+    directory = RunDirectory(tmp_path)
+    tokenizer_json = train_tokenizer([TEXT], 2048)
+    directory.tokenizer.write_bytes(tokenizer_json)
+    write_manifest(make_manifest(SHAPE, tokenizer_digest(tokenizer_json)), directory.manifest)
+    write_checkpoints(tmp_path)
+    return directory
+
+
+def _tear(run: RunDirectory, step: int) -> Path:
+    path = run.checkpoints / f"step-{step:08d}" / "stage-0.safetensors"
+    path.write_bytes(path.read_bytes()[:-10])
+    return path
+
+
+def test_checkpoint_newest_torn_is_passed_over_aloud(run: RunDirectory) -> None:
+    whole = load_checkpoint(run)
+    assert (whole.step, whole.passed_over) == (3, None)
+    torn = _tear(run, 3)
+    older = load_checkpoint(run)
+    assert older.step == 0
+    assert older.passed_over is not None
+    assert str(torn) in older.passed_over
+    assert len(sample_text(older, Sampling(prompt="The", tokens=3))) > 0
+
+
+def test_checkpoint_asked_for_by_step_and_torn_names_the_file_and_the_remedy(run: RunDirectory) -> None:
+    torn = _tear(run, 3)
+    with pytest.raises(StateError, match="Remove that step") as caught:
+        load_checkpoint(run, 3)
+    assert str(torn) in str(caught.value)
+
+
+def test_checkpoint_all_torn_says_so(run: RunDirectory) -> None:
+    for step in (0, 3):
+        _tear(run, step)
+    with pytest.raises(StateError, match="no checkpoint is complete"):
+        load_checkpoint(run)
+
+
+def test_checkpoint_of_a_step_that_was_not_kept_lists_those_that_were(run: RunDirectory) -> None:
+    with pytest.raises(ConfigError, match="one of 0, 3") as caught:
+        load_checkpoint(run, 2)
+    assert caught.value.key == "--step"
+
+
+@pytest.mark.parametrize("step", [None, 3])
+def test_checkpoint_none_at_all_says_what_to_do(run: RunDirectory, step: int | None) -> None:
+    run.checkpoints.rename(run.root / "elsewhere")
+    with pytest.raises(ConfigError, match="There is none: the run ended before the first was written"):
+        load_checkpoint(run, step)
+
+
+def test_checkpoint_of_another_run_is_refused(run: RunDirectory) -> None:
+    text = run.manifest.read_text()
+    run.manifest.write_text(text.replace("steps = 3", "steps = 4"))
+    with pytest.raises(StateError, match="belongs to run"):
+        load_checkpoint(run)
+
+
+def test_tokenizer_missing_says_where_to_get_it(run: RunDirectory) -> None:
+    run.tokenizer.unlink()
+    with pytest.raises(StateError, match="Copy it from another peer"):
+        load_checkpoint(run)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from peers.interrupt import SIGNALS, Interrupted, allow, check, defer, install, received
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in SIGNALS}
+    install()
+    yield
+    install()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_interrupt_is_raised_once_and_remembered(number: signal.Signals, code: int) -> None:
+    with pytest.raises(Interrupted) as caught:
+        os.kill(os.getpid(), number)
+    assert caught.value.exit_code == code
+    os.kill(os.getpid(), signal.SIGINT)
+    lost = received()
+    assert lost is not None
+    assert lost.number == number
+    with pytest.raises(Interrupted):
+        check()
+
+
+def test_interrupt_deferred_waits_until_it_is_allowed() -> None:
+    defer()
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
+    with pytest.raises(Interrupted, match="SIGTERM"):
+        allow()
+
+
+def test_interrupt_deferred_and_none_came_goes_on_as_before() -> None:
+    defer()
+    allow()
+    check()
+    with pytest.raises(Interrupted):
+        os.kill(os.getpid(), signal.SIGINT)

@@ -1,0 +1,378 @@
+"""A trainer's journeys among replicas that are busy, gone, late, or send what they should not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from swarm.clock import SystemClock
+from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Unreachable, Violation
+from swarm.events import HopMoved, JourneyCompleted, JourneyStarted
+from swarm.ids import PeerId
+from swarm.optimization.calls import first_leaf
+from swarm.pipeline.messages import Blocked, HopReport, InputGradient, Output
+from swarm.planning.deadlines import AdaptiveDeadline
+from swarm.security.receipts import receipt_bytes
+from swarm.sim.network import SimNetwork
+from tests.harness.expect import eventually
+from tests.unit.pipeline.world import (
+    RUN,
+    TRAINER,
+    FakeLeader,
+    Mailbox,
+    Replica,
+    TrainerSide,
+    enter,
+    microbatch,
+    sign,
+    tensor,
+    turns,
+    working,
+)
+
+A0, A1, B0, B1 = (PeerId(name) for name in ("a0", "a1", "b0", "b1"))
+NAN = float("nan")
+
+
+class Crew:
+    """A trainer and real replicas: ``crew.replicas`` by peer."""
+
+    def __init__(self, stages: Sequence[Sequence[PeerId]], **options: Any) -> None:
+        self.stages, self._options = stages, options
+        self.network = SimNetwork(SystemClock())
+
+    async def open(self, **limits: Any) -> None:
+        hosted = self._options.get("hosted", False)
+        (home,) = await enter(self.network, TRAINER)
+        self.side = TrainerSide(home, self.stages, **self._options)
+        self.replicas: dict[PeerId, Replica] = {}
+        for stage, peers in enumerate(self.stages):
+            for peer, endpoint in zip(peers, await enter(self.network, *peers), strict=True):
+                self.replicas[peer] = Replica(endpoint, stage, len(self.stages), hosted=hosted, **limits)
+
+    async def feed(self, quota: int) -> FakeLeader:
+        leader = FakeLeader(quota)
+        async with working(*self.replicas.values()):
+            await self.side.trainer.feed(1, leader)
+        return leader
+
+    def held(self, *peers: PeerId) -> set[Any]:
+        return {microbatch for peer in peers for microbatch in self.replicas[peer].part.held}
+
+
+async def crew_of(stages: Sequence[Sequence[PeerId]], *, limits: dict[str, Any] | None = None, **options: Any) -> Crew:
+    crew = Crew(stages, **options)
+    await crew.open(**(limits or {}))
+    return crew
+
+
+async def test_trainer_feeds_its_lease_and_every_stage_counts_each_microbatch_once() -> None:
+    crew = await crew_of([[A0, A1], [B0, B1]])
+    leader = await crew.feed(9)
+    everything = {microbatch(position) for position in range(9)}
+    assert {journey.key.microbatch for journey in leader.finished} == everything
+    for stage in ((A0, A1), (B0, B1)):
+        assert crew.held(*stage) == everything
+        assert sum(len(crew.replicas[peer].part.held) for peer in stage) == 9
+    assert set(crew.side.part.held) == everything
+    for journey in leader.finished:
+        for stage, (replica, receipt) in enumerate(zip(journey.route, journey.receipts, strict=True)):
+            assert receipt == sign(replica, receipt_bytes(RUN, 1, journey.key.microbatch, stage))
+    assert len(crew.side.events.of(JourneyStarted)) == len(crew.side.events.of(JourneyCompleted)) == 9
+    assert crew.side.trainer.cursor == (0, 9)
+
+
+async def test_trainer_without_a_lease_feeds_nothing() -> None:
+    crew = await crew_of([[A0], [B0]])
+    leader = await crew.feed(0)
+    assert (leader.asked, leader.finished, crew.side.trainer.cursor) == (1, [], (0, 0))
+
+
+async def test_trainer_with_hosted_ends_takes_the_loss_from_the_last_stage() -> None:
+    crew = await crew_of([[A0], [B0, B1]], hosted=True)
+    leader = await crew.feed(5)
+    assert {(journey.loss_sum, journey.tokens) for journey in leader.finished} == {(3.0, 2)}
+    assert len(crew.held(B0, B1)) == 5
+
+
+@pytest.mark.parametrize("hosted", [False, True], ids=["private", "hosted"])
+async def test_trainer_waits_while_all_replicas_are_busy_and_finishes(hosted: bool) -> None:
+    limits = {"max_queue": 1, "max_under_way": 1}
+    crew = await crew_of([[A0, A1], [B0]], limits=limits, hosted=hosted, in_flight=6)
+    leader = await crew.feed(12)
+    assert len(leader.finished) == len(crew.held(B0)) == len(crew.held(A0, A1)) == 12
+    assert {move.reason.split(":")[0] for move in crew.side.events.of(HopMoved)} == {"busy"}
+    assert crew.side.suspected == {}
+
+
+async def test_trainer_moves_a_hop_whose_replica_is_gone_and_suspects_it() -> None:
+    crew = await crew_of([[A0], [B0, B1]])
+    crew.network.kill(B0)
+    leader = await crew.feed(4)
+    assert len(leader.finished) == len(crew.held(B1)) == 4
+    moves = crew.side.events.of(HopMoved)
+    assert {(move.stage, move.old, move.new) for move in moves} == {(1, B0, B1)}
+    assert set(crew.side.suspected) == {B0}
+    assert all(journey.route == (A0, B1) for journey in leader.finished)
+
+
+async def test_trainer_whose_microbatch_poisons_a_replica_ends_with_the_reason() -> None:
+    crew = await crew_of([[A0], [B0]])
+
+    def explode() -> None:
+        raise RuntimeError("CUDA out of memory")
+
+    crew.replicas[B0].part.on["backward"] = explode
+    with pytest.raises(ExceptionGroup) as caught:
+        await crew.feed(2)
+    error = first_leaf(caught.value)
+    assert isinstance(error, PeerError)
+    assert (error.peer, error.reason) == (B0, "RuntimeError: CUDA out of memory")
+
+
+@pytest.mark.parametrize("loss", [NAN, float("inf")])
+async def test_trainer_whose_loss_is_no_number_ends_with_the_reason(loss: float) -> None:
+    crew = await crew_of([[A0], [B0]])
+    crew.side.part.loss_value = loss
+    with pytest.raises(ExceptionGroup) as caught:
+        await crew.feed(1)
+    assert caught.group_contains(Violation, match=f"the loss is {loss}")
+    assert crew.side.part.held == {}
+
+
+async def test_trainer_whose_leader_does_not_count_a_microbatch_ends() -> None:
+    crew = await crew_of([[A0], [B0]])
+    leader = FakeLeader(3)
+    leader.error = Refused("no more were leased")
+    async with working(*crew.replicas.values()):
+        with pytest.raises(ExceptionGroup) as caught:
+            await crew.side.trainer.feed(1, leader)
+    assert caught.group_contains(Refused, match="no more were leased")
+    assert crew.side.trainer._journeys == {}
+
+
+# --- replicas that only take notes -----------------------------------------------------------------------------------
+
+
+class Walk:
+    """One journey under way from ``tr`` through ``a0`` and ``b0``, which do nothing by themselves."""
+
+    def __init__(self, **options: Any) -> None:
+        self._options = options
+
+    async def __aenter__(self) -> Walk:
+        self.network = SimNetwork(SystemClock())
+        endpoints = await enter(self.network, TRAINER, A0, B0, B1)
+        self.side = TrainerSide(endpoints[0], [[A0], [B0]], **self._options)
+        self.boxes = {endpoint.peer: Mailbox(endpoint) for endpoint in endpoints[1:]}
+        self.leader = FakeLeader(self._options.get("in_flight", 1))
+        self.feeding = asyncio.create_task(self.side.trainer.feed(1, self.leader))
+        return self
+
+    async def __aexit__(self, *details: Any) -> None:
+        self.feeding.cancel()
+        await asyncio.gather(self.feeding, return_exceptions=True)
+        assert self.side.trainer._journeys == {}
+
+    async def started(self) -> Walk:
+        await eventually(lambda: self.boxes[A0].of("forward"))
+        return self
+
+    async def send(self, by: PeerId, verb: str, *, x: float | bytes = 1.0, **changes: Any) -> None:
+        kinds = {"output": Output, "gradient": InputGradient, "hop": HopReport, "blocked": Blocked}
+        fields: dict[str, Any] = {"step": 1, "microbatch": microbatch(0), "attempt": 0}
+        if verb == "hop":
+            hop = 0 if by == A0 else 1
+            receipt = sign(by, receipt_bytes(RUN, 1, microbatch(0), hop))
+            fields |= {"hop": hop, "direction": "backward", "queued_s": 0.0, "compute_s": 0.1, "receipt": receipt}
+        if verb == "blocked":
+            fields |= {"hop": 1, "direction": "forward", "peer": B0, "code": "violation", "reason": "a value is NaN"}
+        payload = (x if isinstance(x, bytes) else tensor(x)) if verb in ("output", "gradient") else b""
+        await self.boxes[by].call(TRAINER, verb, kinds[verb](**(fields | changes)), payload)
+
+    async def walk_home(self) -> None:
+        await self.send(B0, "output")
+        await eventually(lambda: self.boxes[B0].of("backward"))
+        await self.send(B0, "hop")
+        await self.send(A0, "hop")
+        await self.send(A0, "gradient")
+        await self.feeding
+
+    async def error(self) -> BaseException:
+        with pytest.raises(ExceptionGroup) as caught:
+            await self.feeding
+        return first_leaf(caught.value)
+
+
+FORGERIES: list[tuple[str, PeerId, str, dict[str, Any], type[PeerError]]] = [
+    ("output of another stage", A0, "output", {}, Refused),
+    ("output of a stranger", B1, "output", {}, Refused),
+    ("output of an attempt to come", B0, "output", {"attempt": 1}, Refused),
+    ("output too long", B0, "output", {"x": tensor(1.0) + b"\0"}, Violation),
+    ("output of an unknown microbatch", B0, "output", {"microbatch": microbatch(5)}, Refused),
+    ("output of another step", B0, "output", {"step": 2}, Refused),
+    ("gradient of another stage", B0, "gradient", {}, Refused),
+    ("gradient of an attempt to come", A0, "gradient", {"attempt": 1}, Refused),
+    ("gradient too short", A0, "gradient", {"x": b"\0"}, Violation),
+    ("report of a stranger", B1, "hop", {}, Refused),
+    ("report for another hop", A0, "hop", {"hop": 1}, Refused),
+    ("report for a hop that is not", A0, "hop", {"hop": 2}, Refused),
+    ("report of an attempt to come", A0, "hop", {"attempt": 1}, Refused),
+    ("report without a receipt", A0, "hop", {"receipt": b""}, Refused),
+    ("report with a forged receipt", A0, "hop", {"receipt": bytes(64)}, Refused),
+    ("report with a receipt of another stage", A0, "hop",
+     {"receipt": sign(A0, receipt_bytes(RUN, 1, microbatch(0), 1))}, Refused),
+    ("report with a receipt of another step", A0, "hop",
+     {"receipt": sign(A0, receipt_bytes(RUN, 2, microbatch(0), 0))}, Refused),
+    ("blocked by a stranger", B1, "blocked", {}, Refused),
+    ("blocked by an attempt to come", A0, "blocked", {"attempt": 1}, Refused),
+    ("blocked two hops away", A0, "blocked", {"hop": 3}, Refused),
+    ("blocked behind its back", B0, "blocked", {"hop": 0, "direction": "forward"}, Refused),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("forgery", [lie[1:] for lie in FORGERIES], ids=[lie[0] for lie in FORGERIES])
+async def test_trainer_refuses_mail(forgery: tuple[PeerId, str, dict[str, Any], type[PeerError]]) -> None:
+    by, verb, changes, error = forgery
+    async with Walk() as walk:
+        await walk.started()
+        with pytest.raises(error):
+            await walk.send(by, verb, **changes)
+        await walk.walk_home()
+        assert len(walk.leader.finished) == 1
+
+
+async def test_trainer_takes_repeated_mail_once() -> None:
+    async with Walk() as walk:
+        await walk.started()
+        for _ in range(2):
+            await walk.send(B0, "output")
+            await walk.send(A0, "hop")
+        await eventually(lambda: walk.boxes[B0].of("backward"))
+        await walk.walk_home()
+        assert len(walk.boxes[B0].of("backward")) == 1
+
+
+async def test_trainer_refuses_mail_of_a_journey_that_is_over() -> None:
+    async with Walk() as walk:
+        await walk.started()
+        await walk.walk_home()
+        for by, verb in ((B0, "output"), (A0, "gradient"), (A0, "hop"), (A0, "blocked")):
+            with pytest.raises(Refused, match="no such microbatch"):
+                await walk.send(by, verb)
+
+
+@pytest.mark.parametrize("verb", ["output", "gradient"])
+async def test_trainer_given_a_tensor_that_is_no_number_ends_with_the_reason(verb: str) -> None:
+    async with Walk() as walk:
+        await walk.started()
+        await walk.send(B0, "output", x=NAN if verb == "output" else 1.0)
+        if verb == "gradient":
+            for by in (A0, B0):
+                await walk.send(by, "hop")
+            await walk.send(A0, "gradient", x=NAN)
+        error = await walk.error()
+        assert isinstance(error, Violation)
+        assert "not finite" in str(error)
+        assert walk.side.part.held == {}
+
+
+@pytest.mark.parametrize("code", ["violation", "busy", "unreachable"])
+async def test_trainer_whose_journey_is_blocked_on_the_way_back_ends_with_the_reason(code: str) -> None:
+    async with Walk() as walk:
+        await walk.started()
+        await walk.send(B0, "output")
+        await walk.send(B0, "blocked", hop=0, direction="backward", peer=A0, code=code, reason="it says no")
+        error = await walk.error()
+        assert isinstance(error, PeerError)
+        assert (error.code, error.peer, error.reason) == (code, A0, "it says no")
+        assert set(walk.side.suspected) == ({A0} if code == "unreachable" else set())
+
+
+async def test_trainer_whose_hop_refuses_on_the_way_out_ends_with_the_reason() -> None:
+    async with Walk() as walk:
+        await walk.started()
+        await walk.send(B0, "blocked")
+        assert str(await walk.error()) == f"{B0}: a value is NaN"
+        assert walk.side.events.of(HopMoved) == []
+
+
+async def test_trainer_told_that_the_first_hop_is_blocked_ends_without_moving_it() -> None:
+    async with Walk() as walk:
+        await walk.started()
+        await walk.send(A0, "blocked", hop=0, peer=A0, code="busy", reason="full")
+        assert isinstance(await walk.error(), Busy)
+        assert walk.side.events.of(HopMoved) == []
+
+
+SHORT = {"floor_s": 0.05, "ceiling_s": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("heard", "named", "unnamed"),
+    [((), (A0, B0), ()), ((A0,), (B0,), (A0,))],
+    ids=["nobody computed", "the first computed"],
+)
+async def test_trainer_whose_deadline_passes_on_the_way_out_names_who_is_late(
+    heard: tuple[PeerId, ...], named: tuple[PeerId, ...], unnamed: tuple[PeerId, ...]
+) -> None:
+    async with Walk(deadline=AdaptiveDeadline(**SHORT)) as walk:
+        await walk.started()
+        for by in heard:
+            await walk.send(by, "hop", direction="forward", receipt=b"")
+        error = await walk.error()
+        assert isinstance(error, DeadlineMissed)
+        assert all(f"({peer})" in error.reason for peer in named)
+        assert not any(f"({peer})" in error.reason for peer in unnamed)
+
+
+async def test_trainer_whose_deadline_passes_on_the_way_back_names_who_signed_nothing() -> None:
+    async with Walk(deadline=AdaptiveDeadline(**SHORT)) as walk:
+        await walk.started()
+        for by in (A0, B0):
+            await walk.send(by, "hop", direction="forward", receipt=b"")
+        await walk.send(B0, "output")
+        await walk.send(B0, "hop")
+        error = await walk.error()
+        assert isinstance(error, DeadlineMissed)
+        assert "stage 0 (a0)" in error.reason
+        assert "b0" not in error.reason
+
+
+async def test_trainer_that_finds_everybody_busy_for_too_long_says_so() -> None:
+    async with Walk(deadline=AdaptiveDeadline(**SHORT)) as walk:
+        walk.boxes[A0].errors["pipeline/1/forward"] = Busy("full")
+        error = await walk.error()
+        assert isinstance(error, DeadlineMissed)
+        assert "stage 0 (a0)" in error.reason
+
+
+async def test_trainer_whose_first_replica_is_gone_ends_with_the_reason() -> None:
+    async with Walk() as walk:
+        walk.network.kill(A0)
+        assert isinstance(await walk.error(), Unreachable)
+
+
+async def test_trainer_with_hosted_ends_brings_its_targets_again_to_a_busy_replica() -> None:
+    async with Walk(hosted=True) as walk:
+        walk.boxes[B0].errors["pipeline/1/targets"] = Busy("full")
+        await walk.started()
+        await turns()
+        del walk.boxes[B0].errors["pipeline/1/targets"]
+        await eventually(lambda: walk.boxes[B0].of("targets"))
+        await walk.send(A0, "hop")
+        await walk.send(B0, "hop", loss_sum=2.5, tokens=2)
+        await walk.feeding
+        assert [(journey.loss_sum, journey.tokens) for journey in walk.leader.finished] == [(2.5, 2)]
+
+
+async def test_trainer_keeps_no_more_under_way_than_it_may_and_cancelled_leaves_nothing() -> None:
+    async with Walk(in_flight=3) as walk:
+        walk.leader.quota = 10
+        await eventually(lambda: len(walk.boxes[A0].of("forward")) == 3)
+        await turns()
+        assert (walk.leader.leased, len(walk.side.trainer._journeys)) == (3, 3)
+        assert walk.side.trainer.cursor == (0, 3)

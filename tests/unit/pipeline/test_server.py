@@ -1,0 +1,542 @@
+"""A replica in the middle of a route of three, asked for everything an honest neighbour would not ask."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from swarm.clock import SystemClock
+from swarm.errors import BugError, Busy, PeerError, Refused, Violation, WrongStep
+from swarm.events import Accumulated
+from swarm.ids import PeerId
+from swarm.network.protocols import Request
+from swarm.pipeline.messages import Backward, Forward, Resend, Targets
+from swarm.security.receipts import receipt_bytes
+from swarm.sim.network import SimNetwork
+from tests.harness.expect import eventually
+from tests.unit.pipeline.world import (
+    RUN,
+    TRAINER,
+    Mailbox,
+    Replica,
+    enter,
+    microbatch,
+    spoil,
+    tensor,
+    token_ids,
+    turns,
+    verify,
+    working,
+)
+
+UP, ME, DOWN, ALIEN = PeerId("up"), PeerId("me"), PeerId("down"), PeerId("stranger")
+ROUTE = (UP, ME, DOWN)
+NAN = float("nan")
+
+
+class Scene:
+    """The replica under test between an upstream, a downstream and a trainer that only take notes."""
+
+    def __init__(self, stage: int = 1, route: tuple[PeerId, ...] = ROUTE, **settings: Any) -> None:
+        self.network, self.route, self.stage = SimNetwork(SystemClock()), route, stage
+        self._settings = settings
+
+    async def open(self) -> None:
+        names = dict.fromkeys([*ROUTE, TRAINER, ALIEN])
+        endpoints = dict(zip(names, await enter(self.network, *names), strict=True))
+        self.replica = Replica(endpoints[ME], self.stage, len(self.route), **self._settings)
+        self.part, self.server = self.replica.part, self.replica.server
+        self.boxes = {peer: Mailbox(endpoint) for peer, endpoint in endpoints.items() if peer != ME}
+        self.trainer, self.down, self.up = self.boxes[TRAINER], self.boxes[DOWN], self.boxes[UP]
+
+    def fields(self, position: int = 0, **changes: Any) -> dict[str, Any]:
+        usual = {"step": 1, "microbatch": microbatch(position), "attempt": 0, "route": self.route, "hop": self.stage}
+        return usual | changes
+
+    async def forward(self, position: int = 0, *, by: PeerId = UP, x: float | bytes = 1.0, **changes: Any) -> None:
+        payload = x if isinstance(x, bytes) else tensor(x)
+        await self.boxes[by].call(ME, "forward", Forward(**self.fields(position, **changes)), payload)
+
+    async def backward(self, position: int = 0, *, by: PeerId = DOWN, x: float | bytes = 1.0, **changes: Any) -> None:
+        payload = x if isinstance(x, bytes) else tensor(x)
+        await self.boxes[by].call(ME, "backward", Backward(**self.fields(position, **changes)), payload)
+
+    async def resend(self, position: int = 0, *, by: PeerId = TRAINER, **changes: Any) -> None:
+        await self.boxes[by].call(ME, "resend", Resend(**self.fields(position, hop=self.stage + 1, **changes)))
+
+    async def targets(self, position: int = 0, *, by: PeerId = TRAINER, **changes: Any) -> None:
+        fields = self.fields(position, **changes)
+        del fields["hop"]
+        await self.boxes[by].call(ME, "targets", Targets(**fields), token_ids())
+
+    async def there(self, position: int = 0, **changes: Any) -> None:
+        """A forward, computed and handed on."""
+        before = len(self.down.of("forward"))
+        await self.forward(position, **changes)
+        await eventually(lambda: len(self.down.of("forward")) > before)
+
+    async def blocked(self) -> Any:
+        await eventually(lambda: self.trainer.of("blocked"))
+        return self.trainer.of("blocked")[-1]
+
+    def arrive(self, kind: str, body: Any, payload: bytes, caller: PeerId) -> Callable[[], Any]:
+        """Admit a message now; the returned function lets its payload arrive later."""
+        method = next(m for m in self.server.methods() if m.name == f"pipeline/1/{kind}")
+        assert method.admit is not None
+        method.admit(caller, body, len(payload))
+        return lambda: method.handle(Request(caller, body, memoryview(bytearray(payload)), 1e9))
+
+
+@pytest.fixture
+async def scene() -> AsyncIterator[Scene]:
+    made = Scene()
+    await made.open()
+    async with working(made.replica):
+        yield made
+
+
+async def test_server_computes_passes_on_and_signs(scene: Scene) -> None:
+    await scene.there(x=3.0)
+    assert scene.down.payloads("forward") == [6.0]
+    assert scene.down.of("forward")[0].hop == 2
+    await scene.backward(x=4.0)
+    await eventually(lambda: scene.up.of("backward") and len(scene.trainer.of("hop")) == 2)
+    assert scene.up.payloads("backward") == [5.0]
+    assert scene.part.held == {microbatch(0): 32.0}
+    out, back = scene.trainer.of("hop")
+    assert (out.direction, out.receipt) == ("forward", b"")
+    assert verify(ME, receipt_bytes(RUN, 1, microbatch(0), 1), back.receipt)
+    assert [event.part for event in scene.replica.events.of(Accumulated)] == ["stage-1"]
+
+
+# --- admission ---------------------------------------------------------------------------------------------------
+
+FORWARD_LIES: list[tuple[str, dict[str, Any], type[PeerError]]] = [
+    ("by the wrong neighbour", {"by": DOWN}, Refused),
+    ("by its trainer", {"by": TRAINER}, Refused),
+    ("for another hop", {"hop": 2}, Refused),
+    ("along a route without us", {"route": (UP, DOWN, ME)}, Refused),
+    ("along a short route", {"route": (UP, ME)}, Refused),
+    ("of one who is no trainer", {"microbatch": microbatch(0, ALIEN)}, Refused),
+    ("of a step far ahead", {"step": 3}, WrongStep),
+    ("of the step before", {"step": 0}, WrongStep),
+    ("too short", {"x": tensor(1.0)[:-1]}, Violation),
+    ("too long", {"x": tensor(1.0) + b"\0"}, Violation),
+    ("empty", {"x": b""}, Violation),
+]
+
+
+@pytest.mark.parametrize("changes", [lie[1:] for lie in FORWARD_LIES], ids=[lie[0] for lie in FORWARD_LIES])
+async def test_server_refuses_a_forward(scene: Scene, changes: tuple[dict[str, Any], type[PeerError]]) -> None:
+    with pytest.raises(changes[1]):
+        await scene.forward(**changes[0])
+    assert scene.server._passages == {}
+
+
+BACKWARD_LIES = [
+    ("by the wrong neighbour", {"by": UP}, Refused),
+    ("by its trainer", {"by": TRAINER}, Refused),
+    ("for another hop", {"hop": 2}, Refused),
+    ("that never came by", {"position": 7}, Refused),
+    ("of another step", {"step": 3}, WrongStep),
+    ("too long", {"x": tensor(1.0) + b"\0"}, Violation),
+]
+
+
+@pytest.mark.parametrize("changes", [lie[1:] for lie in BACKWARD_LIES], ids=[lie[0] for lie in BACKWARD_LIES])
+async def test_server_refuses_a_backward(scene: Scene, changes: tuple[dict[str, Any], type[PeerError]]) -> None:
+    await scene.there()
+    with pytest.raises(changes[1]):
+        await scene.backward(**changes[0])
+    assert scene.part.held == {}
+    await scene.backward()
+    await eventually(lambda: scene.part.held)
+
+
+async def test_server_refuses_what_it_has_had(scene: Scene) -> None:
+    await scene.there()
+    for attempt in (0, 1):
+        with pytest.raises(Refused, match="already here"):
+            await scene.forward(attempt=attempt)
+    await scene.backward(attempt=2)
+    await eventually(lambda: scene.up.of("backward"))
+    for again in (scene.forward(attempt=3), scene.backward(attempt=3), scene.resend(attempt=3)):
+        with pytest.raises(Refused):
+            await again
+    assert len(scene.part.held) == len(scene.up.of("backward")) == 1
+
+
+async def test_server_refuses_an_attempt_that_was_superseded(scene: Scene) -> None:
+    await scene.there(attempt=2)
+    for stale in (scene.forward(attempt=1), scene.backward(attempt=1), scene.resend(attempt=1)):
+        with pytest.raises(Refused, match="superseded by 2"):
+            await stale
+
+
+async def test_server_refuses_a_backward_before_its_forward_is_computed(scene: Scene) -> None:
+    scene.replica.device.gate = asyncio.Event()
+    await scene.forward()
+    await turns()
+    with pytest.raises(Refused, match="no forward"):
+        await scene.backward()
+    scene.replica.device.gate.set()
+    await eventually(lambda: scene.down.of("forward"))
+    await scene.backward()
+
+
+async def test_server_with_two_backwards_on_their_way_takes_one(scene: Scene) -> None:
+    await scene.there()
+    body = Backward(**scene.fields())
+    first, second = (scene.arrive("backward", body, tensor(x), DOWN) for x in (1.0, 2.0))
+    await first()
+    with pytest.raises(Refused, match="no forward"):
+        await second()
+    await eventually(lambda: scene.up.of("backward"))
+    assert scene.part.held == {microbatch(0): 8.0}
+
+
+async def test_server_whose_step_closed_while_a_payload_came_refuses_it(scene: Scene) -> None:
+    await scene.there(0)
+    late = [
+        scene.arrive("forward", Forward(**scene.fields(1)), tensor(1.0), UP),
+        scene.arrive("backward", Backward(**scene.fields(0)), tensor(1.0), DOWN),
+    ]
+    scene.server.open_step(2, [TRAINER])
+    for arrive in late:
+        with pytest.raises(WrongStep):
+            await arrive()
+    assert scene.server._passages == {}
+    await scene.there(2, step=2)
+
+
+async def test_server_takes_a_higher_attempt_for_a_forward_that_never_came(scene: Scene) -> None:
+    late = scene.arrive("forward", Forward(**scene.fields(attempt=0)), tensor(9.0), UP)
+    await scene.there(attempt=1, x=1.0)
+    with pytest.raises(Refused):
+        await late()
+    assert scene.down.payloads("forward") == [2.0]
+
+
+# --- limits --------------------------------------------------------------------------------------------------------
+
+
+async def test_server_with_a_full_queue_is_busy() -> None:
+    scene = Scene(max_queue=2)
+    await scene.open()
+    for position in (0, 1):
+        await scene.forward(position)
+    with pytest.raises(Busy):
+        await scene.forward(2)
+    async with working(scene.replica):
+        await eventually(lambda: len(scene.down.of("forward")) == 2)
+        await scene.there(2)
+
+
+async def test_server_with_too_much_under_way_is_busy_until_something_came_back() -> None:
+    scene = Scene(max_under_way=2)
+    await scene.open()
+    async with working(scene.replica):
+        await scene.there(0)
+        await scene.there(1)
+        with pytest.raises(Busy, match="2 microbatches under way"):
+            await scene.forward(2)
+        await scene.backward(0)
+        await eventually(lambda: scene.part.held)
+        await scene.there(2)
+
+
+async def test_server_frees_the_place_of_a_payload_that_never_came() -> None:
+    scene = Scene(max_under_way=1, send_timeout_s=7.0)
+    await scene.open()
+    scene.arrive("forward", Forward(**scene.fields(0)), tensor(1.0), UP)
+    async with working(scene.replica):
+        scene.replica.clock.now = 6.9
+        with pytest.raises(Busy):
+            await scene.forward(1)
+        scene.replica.clock.now = 7.0
+        await scene.there(1)
+
+
+async def test_server_places_are_freed_by_microbatches_that_fail() -> None:
+    scene = Scene(max_under_way=1)
+    await scene.open()
+    async with working(scene.replica):
+        for position in range(3):
+            await scene.forward(position, x=NAN)
+            await eventually(lambda position=position: len(scene.trainer.of("blocked")) == position + 1)
+        await scene.there(4)
+
+
+# --- steps ---------------------------------------------------------------------------------------------------------
+
+
+async def test_server_holds_the_next_steps_forward_until_it_opens(scene: Scene) -> None:
+    await scene.forward(0, step=2)
+    await turns()
+    assert scene.down.mail == []
+    scene.server.open_step(2, [TRAINER])
+    await eventually(lambda: scene.down.of("forward"))
+    assert scene.down.of("forward")[0].step == 2
+
+
+async def test_server_drops_work_of_a_closed_step(scene: Scene) -> None:
+    scene.replica.device.gate = asyncio.Event()
+    for position in range(3):
+        await scene.forward(position)
+    await turns()
+    scene.server.open_step(2, [TRAINER])
+    scene.replica.device.gate.set()
+    await scene.there(3, step=2)
+    assert [body.microbatch for body in scene.down.of("forward")] == [microbatch(3)]
+    assert set(scene.server._passages) == {(2, microbatch(3))}
+
+
+async def test_server_refuses_trainers_that_the_new_roster_left_out(scene: Scene) -> None:
+    scene.server.open_step(2, [ALIEN])
+    with pytest.raises(Refused, match="not a trainer"):
+        await scene.forward(step=2)
+
+
+# --- another route -----------------------------------------------------------------------------------------------
+
+
+async def test_server_sends_its_output_again_along_another_route(scene: Scene) -> None:
+    await scene.there()
+    await scene.resend(attempt=1, route=(UP, ME, ALIEN))
+    await eventually(lambda: scene.boxes[ALIEN].of("forward"))
+    (again,) = scene.boxes[ALIEN].of("forward")
+    assert (again.attempt, again.route) == (1, (UP, ME, ALIEN))
+    with pytest.raises(Refused, match="must come from stranger"):
+        await scene.backward(attempt=1, route=(UP, ME, ALIEN))
+    await scene.backward(by=ALIEN, attempt=1, route=(UP, ME, ALIEN))
+    await eventually(lambda: scene.up.of("backward"))
+
+
+RESEND_LIES = [
+    ("by a neighbour", {"by": DOWN, "attempt": 1}, "only its trainer"),
+    ("of another trainer", {"by": ALIEN, "attempt": 1}, "only its trainer"),
+    ("as the same attempt", {"attempt": 0}, "sent already"),
+    ("of what is not here", {"position": 5, "attempt": 1}, "not held here"),
+    ("along a route without us", {"attempt": 1, "route": (UP, DOWN, ME)}, "does not lead through"),
+]
+
+
+@pytest.mark.parametrize("changes", [lie[1:] for lie in RESEND_LIES], ids=[lie[0] for lie in RESEND_LIES])
+async def test_server_refuses_to_send_again(scene: Scene, changes: tuple[dict[str, Any], str]) -> None:
+    await scene.there()
+    with pytest.raises(Refused, match=changes[1]):
+        await scene.resend(**changes[0])
+    assert len(scene.down.of("forward")) == 1
+
+
+async def test_server_tells_the_trainer_which_attempt_its_neighbour_refused(scene: Scene) -> None:
+    scene.down.errors["pipeline/1/forward"] = Busy("full")
+    await scene.forward()
+    blocked = await scene.blocked()
+    assert (blocked.code, blocked.hop, blocked.peer, blocked.attempt) == ("busy", 2, DOWN, 0)
+
+
+async def test_server_whose_upstream_is_gone_tells_the_trainer(scene: Scene) -> None:
+    await scene.there()
+    scene.network.kill(UP)
+    await scene.backward()
+    blocked = await scene.blocked()
+    assert (blocked.code, blocked.direction, blocked.hop, blocked.peer) == ("unreachable", "backward", 0, UP)
+
+
+async def test_server_whose_trainer_is_gone_goes_on_working(scene: Scene) -> None:
+    scene.network.kill(TRAINER)
+    await scene.there(0)
+    scene.down.errors["pipeline/1/forward"] = Busy("full")
+    await scene.forward(1)
+    await turns()
+    del scene.down.errors["pipeline/1/forward"]
+    await scene.there(2)
+
+
+# --- poison --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("poison", [NAN, float("inf"), -float("inf")])
+async def test_server_given_an_activation_that_is_no_number_says_so_and_goes_on(scene: Scene, poison: float) -> None:
+    await scene.forward(0, x=poison)
+    blocked = await scene.blocked()
+    assert (blocked.code, blocked.direction, blocked.hop, blocked.peer) == ("violation", "forward", 1, ME)
+    assert scene.down.mail == []
+    await scene.there(1)
+
+
+@pytest.mark.parametrize("poison", [NAN, float("inf")])
+async def test_server_given_a_gradient_that_is_no_number_adds_nothing_and_goes_on(scene: Scene, poison: float) -> None:
+    await scene.there(0)
+    await scene.backward(0, x=poison)
+    blocked = await scene.blocked()
+    assert (blocked.code, blocked.direction) == ("violation", "backward")
+    assert (scene.part.held, scene.up.mail) == ({}, [])
+    await scene.there(1)
+    await scene.backward(1)
+    await eventually(lambda: scene.part.held)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory"), MemoryError(), ValueError("shape")])
+async def test_server_whose_part_fails_on_one_microbatch_tells_why_and_goes_on(
+    scene: Scene, where: str, error: Exception
+) -> None:
+    scene.part.on[where] = spoil(error)
+    if where == "forward":
+        await scene.forward()
+    else:
+        await scene.there()
+        await scene.backward()
+    blocked = await scene.blocked()
+    assert (blocked.code, blocked.direction, blocked.peer) == ("failed", where, ME)
+    assert type(error).__name__ in blocked.reason
+    assert (scene.part.held, scene.server._passages) == ({}, {})
+    scene.part.on.clear()
+    await scene.there(attempt=1)
+    await scene.backward(attempt=1)
+    await eventually(lambda: scene.part.held)
+
+
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [("forward", BugError("no weights yet")), ("backward", BugError("spent")), ("accumulate", MemoryError("half"))],
+)
+async def test_server_whose_state_is_broken_ends_with_the_reason(where: str, error: Exception) -> None:
+    scene = Scene()
+    await scene.open()
+    async with working(scene.replica) as (task,):
+        if where != "forward":
+            await scene.there()
+        scene.part.on[where] = spoil(error)
+        await (scene.forward() if where == "forward" else scene.backward())
+        with pytest.raises(ExceptionGroup) as caught:
+            await task
+    assert caught.group_contains(BugError, match=str(error))
+
+
+# --- memory --------------------------------------------------------------------------------------------------------
+
+
+def kept(scene: Scene) -> list[Any]:
+    """Everything large that the replica still holds."""
+    names = ("input", "targets", "output", "graph", "gradient")
+    return [name for p in scene.server._passages.values() for name in names if getattr(p, name) is not None]
+
+
+async def test_server_holds_graph_and_output_until_the_backward_and_nothing_after(scene: Scene) -> None:
+    graphs: list[weakref.ref[Any]] = []
+    usual = scene.part.forward
+
+    def forward(x: Any, **options: Any) -> Any:
+        output, graph = usual(x, **options)
+        graphs.append(weakref.ref(graph))
+        return output, graph
+
+    scene.part.forward = forward  # type: ignore[method-assign]
+    await scene.there()
+    assert kept(scene) == ["output", "graph"]
+    await scene.backward()
+    await eventually(lambda: scene.up.of("backward"))
+    assert kept(scene) == []
+    await turns()
+    gc.collect()
+    assert [graph() for graph in graphs] == [None]
+
+
+@pytest.mark.parametrize("fails", ["forward", "backward"])
+async def test_server_holds_nothing_of_what_failed(scene: Scene, fails: str) -> None:
+    scene.part.on[fails] = spoil(RuntimeError("no"))
+    if fails == "forward":
+        await scene.forward()
+    else:
+        await scene.there()
+        await scene.backward()
+    await scene.blocked()
+    assert kept(scene) == []
+
+
+async def test_server_forgets_graphs_of_a_closed_step(scene: Scene) -> None:
+    await scene.there()
+    graph = weakref.ref(next(iter(scene.server._passages.values())).graph)
+    scene.server.open_step(2, [TRAINER])
+    await turns()
+    gc.collect()
+    assert graph() is None
+
+
+# --- hosted ends -----------------------------------------------------------------------------------------------------
+
+
+async def hosted(**settings: Any) -> Scene:
+    scene = Scene(stage=1, route=(UP, ME), hosted=True, **settings)
+    await scene.open()
+    return scene
+
+
+@pytest.mark.parametrize("order", ["forward first", "targets first"])
+async def test_server_with_the_loss_waits_for_both_halves(order: str) -> None:
+    scene = await hosted()
+    async with working(scene.replica):
+        halves = [scene.forward(), scene.targets()]
+        for half in halves if order == "forward first" else reversed(halves):
+            assert scene.part.held == {}
+            await half
+        await eventually(lambda: scene.trainer.of("hop") and scene.up.of("backward"))
+    (report,) = scene.trainer.of("hop")
+    assert (report.direction, report.loss_sum, report.tokens) == ("backward", 3.0, 2)
+    assert kept(scene) == []
+
+
+async def test_server_with_the_loss_brought_its_targets_again_works_with_them_once() -> None:
+    scene = await hosted()
+    async with working(scene.replica):
+        for attempt in (0, 0, 1):
+            await scene.targets(attempt=attempt)
+        scene.replica.device.gate = asyncio.Event()
+        await scene.forward(attempt=1)
+        await scene.targets(attempt=2)
+        scene.replica.device.gate.set()
+        await eventually(lambda: scene.part.held)
+        await scene.targets(attempt=2)
+        await turns()
+        assert kept(scene) == []
+        with pytest.raises(Refused, match="superseded"):
+            await scene.targets(attempt=1)
+        with pytest.raises(Refused, match="from their trainer"):
+            await scene.targets(1, by=UP)
+    assert len(scene.trainer.of("hop")) == 1
+
+
+async def test_server_with_the_loss_is_not_made_busy_by_targets_alone() -> None:
+    scene = await hosted(max_under_way=1)
+    async with working(scene.replica):
+        for position in range(3):
+            await scene.targets(position)
+        await scene.forward(2)
+        await eventually(lambda: scene.part.held)
+
+
+async def test_server_with_the_loss_bounds_the_targets_it_keeps() -> None:
+    scene = await hosted(max_under_way=1)
+    for position in range(4):
+        await scene.targets(position)
+    with pytest.raises(Busy, match="4 targets"):
+        await scene.targets(5)
+
+
+async def test_server_whose_loss_is_no_number_adds_nothing() -> None:
+    scene = await hosted()
+    scene.part.loss_value = NAN
+    async with working(scene.replica):
+        await scene.targets()
+        await scene.forward()
+        blocked = await scene.blocked()
+    assert (blocked.code, blocked.reason) == ("violation", "the loss is nan")
+    assert scene.part.held == {}
