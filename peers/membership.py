@@ -26,11 +26,12 @@ from swarm.network.protocols import Directory
 from swarm.network.records import PeerRecord
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.history import History
-from swarm.optimization.lead import LeadDesk, StepRules
+from swarm.optimization.lead import LeadDesk
 from swarm.optimization.loop import Feed, StepLoop
 from swarm.optimization.member import Member, MemberContext
 from swarm.optimization.parting import Parting
 from swarm.optimization.records import CloseRecord
+from swarm.optimization.rules import StepRules
 from swarm.optimization.step import Closing, RemoteLeader
 from swarm.planning.deadlines import AdaptiveDeadline
 from swarm.security.signing import verify
@@ -83,6 +84,7 @@ class Membership:
         around = self._around
         return MemberContext(
             me=around.endpoint.peer,
+            rules=self._rules,
             device=around.device,
             average=self._average,
             history=self._history,

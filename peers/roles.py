@@ -27,7 +27,7 @@ from swarm.optimization.step import RemoteLeader
 from swarm.pipeline.compute import BoundarySpecs, EndsCompute, StageCompute
 from swarm.pipeline.health import Watch
 from swarm.pipeline.journey import FinishedJourney, JourneyContext
-from swarm.pipeline.server import StageContext, StageServer, StageSettings
+from swarm.pipeline.server import Places, StageContext, StageServer, StageSettings
 from swarm.pipeline.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.planning.deadlines import AdaptiveDeadline
@@ -117,11 +117,11 @@ class StageRole:
             events=around.events,
             clock=around.clock,
         )
-        self.service = StageServer(settings, context, roster.trainers)
+        self.service = StageServer(settings, context, Places.of(roster.trainers, roster.stages()))
 
     def open_step(self, step: int, roster: Roster) -> None:
         """The step that opens now, and who takes part in it."""
-        self.service.open_step(step, roster.trainers)
+        self.service.open_step(step, Places.of(roster.trainers, roster.stages()))
 
     async def run(self) -> None:
         """Compute, until cancelled."""

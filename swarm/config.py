@@ -133,7 +133,7 @@ def check_manifest(manifest: Manifest) -> None:
         raise ConfigError(
             "batch.microbatches_per_step",
             manifest.batch.microbatches_per_step,
-            f"so many that a step's record of {split.stages} stages fits {MAX_BODY_BYTES >> 20} MiB (it needs {size >> 20})",
+            f"so many that a step's record fits {MAX_BODY_BYTES >> 20} MiB: this needs {size >> 20} MiB",
             "Use larger microbatches and fewer of them.",
         )
     if run.stage_hosts < split.stages:

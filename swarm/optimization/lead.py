@@ -6,40 +6,18 @@ The leader's successor keeps the same completions as a witness: what only one pe
 from __future__ import annotations
 
 import asyncio
-import math
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 
 from swarm.errors import Refused, Violation, WrongStep
-from swarm.ids import MicrobatchId, PeerId, RunId, stage_part
+from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import Answer, Method, Request
-from swarm.optimization.ledger import Ledger, fixed_quota, free_quota
+from swarm.optimization.ledger import Ledger
 from swarm.optimization.messages import Complete, Lease, Leased
 from swarm.optimization.records import Contribution
 from swarm.optimization.roster import Roster
-from swarm.optimization.schedules import OptimizerConfig
+from swarm.optimization.rules import StepRules
 from swarm.schema import Empty
 from swarm.security.receipts import receipt_bytes
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepRules:
-    """What the manifest says about a step. ``max_tokens`` is the most target tokens that a microbatch can have."""
-
-    run: RunId
-    steps: int
-    target: int
-    max_share: float
-    max_tokens: int
-    stages: int
-    reproducible: bool
-    optimizer: OptimizerConfig
-
-    def quota(self, step: int, roster: Roster) -> Mapping[PeerId, int]:
-        """The most each trainer may feed of a step."""
-        if self.reproducible:
-            return fixed_quota(step, roster.trainers, self.target)
-        return free_quota(roster.trainers, self.target, self.max_share)
 
 
 class LeadDesk:
@@ -82,9 +60,7 @@ class LeadDesk:
 
     async def _on_lease(self, request: Request) -> Answer:
         body: Lease = request.body
-        await self._wait_open(body.step)
-        if body.step != self._step:
-            raise WrongStep(f"step {body.step} is closed, step {self._step} is open")
+        await self._wait_for(request.caller, body.step)
         if self._ledger is None:
             raise Refused(f"{self._roster.leader(body.step)} leads step {body.step}")
         total, reason = self._ledger.lease(body.step, request.caller, body.total)
@@ -92,9 +68,7 @@ class LeadDesk:
 
     async def _on_complete(self, request: Request) -> Answer:
         body: Complete = request.body
-        await self._wait_open(body.step)
-        if body.step != self._step:
-            raise WrongStep(f"step {body.step} is closed, step {self._step} is open")
+        await self._wait_for(request.caller, body.step)
         self._check(request.caller, body)
         if self._ledger is not None:
             self._ledger.complete(body.step, request.caller, body.contribution)
@@ -109,19 +83,22 @@ class LeadDesk:
     def _check(self, caller: PeerId, body: Complete) -> None:
         """Within what bounds a trainer can lie: declared shape, real replicas, their signatures, finite loss."""
         contribution = body.contribution
-        if contribution.microbatch.trainer != caller or caller not in self._roster.trainers:
-            raise Refused("a trainer of the roster reports its own microbatches only")
-        if not 0 < contribution.tokens <= self._rules.max_tokens:
-            raise Violation(
-                f"{contribution.tokens} target tokens in a microbatch of {self._rules.max_tokens}", peer=caller
-            )
-        if not math.isfinite(contribution.loss_sum) or contribution.loss_sum < 0:
-            raise Violation(f"a loss sum of {contribution.loss_sum}", peer=caller)
-        if len(contribution.route) != self._rules.stages or len(body.receipts) != self._rules.stages:
-            raise Violation("a route or receipts that do not name every stage", peer=caller)
+        if contribution.microbatch.trainer != caller:
+            raise Refused("a trainer reports its own microbatches only")
+        self._rules.check_contribution(self._roster, contribution)
+        if len(body.receipts) != self._rules.stages:
+            raise Violation("receipts that do not name every stage", peer=caller)
         for stage, (replica, receipt) in enumerate(zip(contribution.route, body.receipts, strict=True)):
-            if replica not in self._roster.replicas(stage_part(stage)):
-                raise Refused(f"{replica} is not a replica of stage {stage}")
             signed = receipt_bytes(self._rules.run, body.step, contribution.microbatch, stage)
             if not self._verify(PeerId(replica), signed, receipt):
                 raise Violation(f"the receipt of stage {stage} is forged", peer=caller)
+
+    async def _wait_for(self, caller: PeerId, step: int) -> None:
+        """Until ``step`` is open here. Only the next one is waited for, and only for trainers of the roster."""
+        if self._step and caller not in self._roster.trainers:
+            raise Refused(f"{caller} is not a trainer of the roster")
+        if step > self._step + 1:
+            raise WrongStep(f"step {step} is far from open, step {self._step} is")
+        await self._wait_open(step)
+        if step != self._step:
+            raise WrongStep(f"step {step} is closed, step {self._step} is open")

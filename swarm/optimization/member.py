@@ -27,6 +27,7 @@ from swarm.optimization.ledger import assigned, weights
 from swarm.optimization.messages import Accepted, Apply, Averaged, Decide, Prepared, Propose, Reconcile
 from swarm.optimization.records import CloseRecord, Contribution, acceptance_bytes
 from swarm.optimization.roster import Roster
+from swarm.optimization.rules import StepRules
 from swarm.schema import Empty
 
 
@@ -65,6 +66,7 @@ class MemberContext:
     """
 
     me: PeerId
+    rules: StepRules
     device: DeviceThread
     average: Average
     history: History
@@ -157,6 +159,7 @@ class Member:
         state = self._open
         async with state.busy:
             if state.averaging is None:
+                self._context.rules.check_committed(self.roster, body.committed)
                 sums = await self._reconciled(body)
                 state.committed = body.committed
                 state.averaging = asyncio.create_task(self._average(body, sums))
@@ -194,6 +197,7 @@ class Member:
         body: Apply = request.body
         await self._from_leader(request.caller, body.step)
         state = self._open
+        self._context.rules.check_scalars(body.step, body.lr, body.clip)
         async with state.busy:
             if state.mean is None:
                 raise Refused("nothing was averaged for this step yet")
@@ -303,6 +307,8 @@ class Member:
 
     async def _from_leader(self, caller: PeerId, step: int) -> None:
         """Wait until ``step`` is open here, then insist that its leader asks. Raises WrongStep or Refused."""
+        if step > self.open_step + 1:
+            raise WrongStep(f"step {step} is far from open, step {self.open_step} is")
         await self.wait_open(step)
         if step != self.open_step:
             raise WrongStep(f"step {step} is closed, step {self.open_step} is open")

@@ -17,7 +17,6 @@ from swarm.ids import PeerId
 from swarm.optimization.calls import StepCalls, first_leaf
 from swarm.optimization.closing import Disagreement, agreed, clip_factor, cursors, global_norm, totals
 from swarm.optimization.history import History
-from swarm.optimization.lead import StepRules
 from swarm.optimization.messages import (
     Accepted,
     Apply,
@@ -32,7 +31,7 @@ from swarm.optimization.messages import (
 )
 from swarm.optimization.records import CloseRecord, Contribution
 from swarm.optimization.roster import Roster
-from swarm.optimization.schedules import learning_rate
+from swarm.optimization.rules import StepRules
 from swarm.schema import Empty
 
 logger = logging.getLogger(__name__)
@@ -63,7 +62,7 @@ async def close_step(closing: Closing, step: int, committed: tuple[Contribution,
     try:
         norm = global_norm(roster, averaged)
         clip = clip_factor(norm, closing.rules.optimizer.clip_norm)
-        lr = learning_rate(closing.rules.optimizer, step, closing.rules.steps)
+        lr = closing.rules.lr(step)
         apply = Apply(step=step, lr=lr, clip=clip)
         prepared = await ask_all(roster.peers, "step/1/apply", apply, Prepared, timeout_s=timeout_s)
         digests = agreed("the updated weights", roster, {peer: answer.digest for peer, answer in prepared.items()})

@@ -12,10 +12,11 @@ MAX_IN_FLIGHT = 32
 def journeys_in_flight(
     round_trip_s: float | None, stage_s: Mapping[int, float], replicas: Mapping[int, int], trainers: int
 ) -> tuple[int, str]:
-    """Little's law: a stage of r replicas that computes t seconds on a microbatch (forward and backward) serves r/t per second; shared by all
+    """Little's law: a stage of r replicas that computes t seconds on a microbatch serves r/t per second; shared by all
     trainers, this trainer's part of the slowest stage's rate times its round trip is what must be under way.
 
-    ``round_trip_s`` is the median time of a whole journey *without* queueing, None while unknown.
+    ``stage_s`` is a stage's forward and backward together; ``round_trip_s`` is the median time of a whole journey
+    *without* queueing, None while unknown.
     Returns (journeys, reason), between MIN_IN_FLIGHT and MAX_IN_FLIGHT.
     """
     if round_trip_s is None or not stage_s:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,13 +76,26 @@ class StageContext:
     clock: Clock
 
 
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Who takes part in a step: whose microbatches are taken, and who may stand where on a route."""
+
+    trainers: frozenset[PeerId]
+    stages: tuple[frozenset[PeerId], ...]
+
+    @classmethod
+    def of(cls, trainers: Iterable[PeerId], stages: Iterable[Iterable[PeerId]]) -> Places:
+        """From a roster's slices."""
+        return cls(frozenset(trainers), tuple(map(frozenset, stages)))
+
+
 class StageServer:
     """The ``pipeline/1`` service of one replica. ``open_step`` moves it from step to step."""
 
-    def __init__(self, settings: StageSettings, context: StageContext, trainers: Sequence[PeerId]) -> None:
+    def __init__(self, settings: StageSettings, context: StageContext, places: Places) -> None:
         self._settings, self._context = settings, context
         self._step = 0
-        self._trainers = frozenset(trainers)
+        self._places = places
         self._passages: dict[tuple[int, MicrobatchId], Passage] = {}
         self._queue: WorkQueue[Passage] = WorkQueue(settings.max_queue)
         self._wake = asyncio.Event()
@@ -91,9 +104,9 @@ class StageServer:
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
-    def open_step(self, step: int, trainers: Sequence[PeerId]) -> None:
-        """Accept and compute work of ``step`` from these trainers; forget everything older."""
-        self._step, self._trainers = step, frozenset(trainers)
+    def open_step(self, step: int, places: Places) -> None:
+        """Accept and compute work of ``step``; forget everything older."""
+        self._step, self._places = step, places
         self._queue.drop_before(step)
         self._passages = {index: kept for index, kept in self._passages.items() if index[0] >= step}
         self._wake.set()
@@ -122,10 +135,13 @@ class StageServer:
         ]
 
     def _check_journey(self, body: JourneyMessage, route: tuple[str, ...]) -> None:
-        if body.microbatch.trainer not in self._trainers:
+        if body.microbatch.trainer not in self._places.trainers:
             raise Refused(f"{body.microbatch.trainer} is not a trainer of this run")
         if len(route) != self._settings.stages or route[self._settings.stage] != self._context.endpoint.peer:
             raise Refused("the route does not lead through this replica")
+        stranger = next((p for p, known in zip(route, self._places.stages, strict=True) if p not in known), None)
+        if stranger is not None:
+            raise Refused(f"{stranger} does not hold the stage at which the route names it")
         if not max(1, self._step) <= body.step <= self._step + 1:
             raise WrongStep(f"step {body.step} is not open here, step {self._step} is")
         known = self._passages.get((body.step, body.microbatch))
@@ -175,10 +191,14 @@ class StageServer:
             raise Violation(f"gradient of {payload_bytes} bytes where {settings.specs.activation_bytes} are expected")
         self._awaiting_gradient(body)
 
-    def _awaiting_gradient(self, body: JourneyMessage) -> None:
+    def _awaiting_gradient(self, body: Backward) -> None:
+        """The way back is the way there: a neighbour may name another route downstream, where it was moved, but not
+        send what is ours to give elsewhere."""
         known = self._passages.get((body.step, body.microbatch))
         if known is None or known.graph is None or known.gradient is not None:
             raise Refused("no forward of this microbatch waits here for its gradient")
+        if body.route[: self._settings.stage] != known.route[: self._settings.stage]:
+            raise Refused("the way back leads elsewhere than the way there")
 
     def _passage(self, body: JourneyMessage, route: tuple[str, ...]) -> Passage:
         index = (body.step, body.microbatch)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 
 import torch
@@ -32,9 +32,11 @@ class Comparison:
 
     ``distance`` is after the last step, ``loss_rel`` the worst relative difference of a step's loss. ``clipped`` counts
     the steps whose gradient was too long, ``epochs`` the passes over a shard that were begun, and ``moved`` is how far
-    training has carried the worst tensor from its start: without movement agreement means nothing. ``order_rel`` says
-    what float32 sums in another order alone do to the loop: the loop against itself with each step's microbatches
-    backwards. Of an exact replay: how many microbatches have another loss, and how many parts and steps another digest.
+    training has carried the worst tensor from its start: without movement agreement means nothing.
+
+    Beside a float32 run, what rounding alone does in one process on the same microbatches: ``order_rel`` is the plain
+    loop against itself with each step's microbatches backwards, ``adamw_rel`` against the loop with the project's sums
+    and AdamW. Of an exact replay: how many microbatches have another loss, and how many parts and steps another digest.
     """
 
     layout: str
@@ -48,23 +50,26 @@ class Comparison:
     moved: float
     first_loss: float
     last_loss: float
-    order_rel: float | None
-    losses_differing: int | None
-    digests_differing: int | None
+    order_rel: float | None = None
+    adamw_rel: float | None = None
+    losses_differing: int | None = None
+    digests_differing: int | None = None
     run_s: float
     replay_s: float
 
 
-def compare_plain(run: TrainedRun, *, order: bool = True) -> Comparison:
-    """A run with float32 sums against plain PyTorch. Replays twice when the effect of ``order`` is wanted."""
+def compare_plain(run: TrainedRun) -> Comparison:
+    """A run with float32 sums against plain PyTorch. Replays three times, to tell what rounding alone does."""
     began = monotonic()
     replayed = replay(run, PlainLoop(run.manifest))
     seconds = monotonic() - began
-    order_rel = None
-    if order:
-        backwards = replay(run, PlainLoop(run.manifest), backwards=True)
-        order_rel = distance(backwards.weights, replayed.weights).rel
-    return _comparison(run, replayed, seconds, order_rel=order_rel)
+    backwards = replay(run, PlainLoop(run.manifest), backwards=True)
+    exact = replay(run, ExactLoop(run.manifest))
+    return replace(
+        _comparison(run, replayed, seconds),
+        order_rel=distance(backwards.weights, replayed.weights).rel,
+        adamw_rel=distance(exact.weights, replayed.weights).rel,
+    )
 
 
 def compare_exact(run: TrainedRun) -> Comparison:
@@ -79,7 +84,7 @@ def compare_exact(run: TrainedRun) -> Comparison:
         digests += sum(record.digests[part] != ours for part, ours in step.digests.items())
         if record.digests.keys() != step.digests.keys():
             raise Incoherent(f"digests of {sorted(record.digests)} where {sorted(step.digests)} are the parts")
-    return _comparison(run, replayed, seconds, losses_differing=losses, digests_differing=digests)
+    return replace(_comparison(run, replayed, seconds), losses_differing=losses, digests_differing=digests)
 
 
 def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Distance:
@@ -99,15 +104,7 @@ def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Dis
     return Distance(rel=rel, abs=worst, tensor=tensor)
 
 
-def _comparison(
-    run: TrainedRun,
-    replayed: Replay,
-    seconds: float,
-    *,
-    order_rel: float | None = None,
-    losses_differing: int | None = None,
-    digests_differing: int | None = None,
-) -> Comparison:
+def _comparison(run: TrainedRun, replayed: Replay, seconds: float) -> Comparison:
     manifest, records = run.manifest, run.records[1:]
     trained = load_weights(run.directory.checkpoints, manifest.run.steps)
     start = initial_weights(manifest.model, manifest.run.seed)
@@ -126,9 +123,6 @@ def _comparison(
         moved=distance(trained, start).rel,
         first_loss=records[0].loss,
         last_loss=records[-1].loss,
-        order_rel=order_rel,
-        losses_differing=losses_differing,
-        digests_differing=digests_differing,
         run_s=run.seconds,
         replay_s=seconds,
     )

@@ -9,10 +9,11 @@ import pytest
 from swarm.errors import Refused, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId, RunId
 from swarm.network.protocols import Request
-from swarm.optimization.lead import LeadDesk, StepRules
+from swarm.optimization.lead import LeadDesk
 from swarm.optimization.messages import Complete, Lease
 from swarm.optimization.records import Contribution
 from swarm.optimization.roster import Member, Roster
+from swarm.optimization.rules import StepRules
 from swarm.optimization.schedules import OptimizerConfig
 from swarm.security.receipts import receipt_bytes
 from swarm.security.signing import PrivateIdentity, verify
@@ -75,7 +76,7 @@ async def test_desk_full_gives_the_committed_set() -> None:
         (complete(tokens=0), Violation, "0 target tokens"),
         (complete(loss_sum=-1.0), Violation, "loss"),
         (complete(route=(HOSTS[1].peer, HOSTS[0].peer)), Refused, "not a replica"),
-        (complete(route=(HOSTS[0].peer,)), Violation, "every stage"),
+        (complete(route=(HOSTS[0].peer,)), Violation, "1 replicas through 2 stages"),
         (complete(signers=[HOSTS[2], HOSTS[1]]), Violation, "stage 0 is forged"),
         (complete(signers=[HOSTS[0], TRAINER]), Violation, "stage 1 is forged"),
         (complete(microbatch=MICROBATCH._replace(trainer=OTHER.peer)), Refused, "its own"),

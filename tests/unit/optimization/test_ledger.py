@@ -10,7 +10,9 @@ from swarm.optimization.records import Contribution
 ANN, BEN = PeerId("ann"), PeerId("ben")
 
 
-def contribution(trainer: PeerId, position: int, route: tuple[str, ...] = ("a0", "b0"), tokens: int = 8) -> Contribution:
+def contribution(
+    trainer: PeerId, position: int, route: tuple[str, ...] = ("a0", "b0"), tokens: int = 8
+) -> Contribution:
     return Contribution(
         microbatch=MicrobatchId(trainer, "0" * 16, 0, position), tokens=tokens, loss_sum=1.5, route=route
     )

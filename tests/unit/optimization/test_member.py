@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swarm.errors import PeerError, Refused, RoundFailed, RunEnded, StateError, WrongStep
+from swarm.errors import PeerError, Refused, RoundFailed, RunEnded, StateError, Violation, WrongStep
 from swarm.ids import PeerId
 from swarm.optimization.messages import Propose
 from swarm.optimization.records import CloseRecord
@@ -77,7 +77,6 @@ async def test_member_asked_earlier_questions_again_before_the_decision_answers_
         ("reconcile", decide(record()), "not accepted here"),
         ("apply", decide(record()), "not accepted here"),
         ("reconcile", reconcile(committed=COMMITTED[:1]), "another set"),
-        ("apply", apply(lr=0.25), "other scalars"),
         ("apply", apply(clip=0.5), "other scalars"),
         ("propose", Propose(record=record(grad_norm=3.0)), "another record"),
         ("propose", decide(record(grad_norm=3.0)), "not accepted here"),
@@ -88,6 +87,28 @@ async def test_member_asked_out_of_order_or_otherwise_refuses_and_goes_on(stage:
     with pytest.raises(Refused, match=words):
         await bench.ask(body)
     assert bench.part.swapped == []
+    for later in (reconcile(), apply(), Propose(record=record()), decide(record())):
+        await bench.ask(later)
+    assert bench.member.open_step == 2
+
+
+@pytest.mark.parametrize(
+    ("stage", "body", "words"),
+    [
+        ("reconcile", apply(lr=0.25), "whose rate is 0.5"),
+        ("reconcile", apply(clip=1.5), "clip factor 1.5"),
+        ("reconcile", apply(clip=0.0), "clip factor 0.0"),
+        ("", reconcile(committed=COMMITTED[:1]), "1 microbatches"),
+        ("", reconcile(committed=COMMITTED[::-1]), "2 microbatches"),
+        ("", reconcile(committed=(COMMITTED[0], COMMITTED[0])), "1 of them different"),
+        ("", reconcile(committed=(COMMITTED[0], COMMITTED[1].model_copy(update={"route": ()}))), "0 replicas"),
+        ("", reconcile(committed=(COMMITTED[0], COMMITTED[1].model_copy(update={"tokens": 33}))), "33 target tokens"),
+    ],
+)
+async def test_member_does_not_take_a_leaders_word(stage: str, body: Any, words: str) -> None:
+    bench = await brought_to(stage) if stage else Bench()
+    with pytest.raises(Violation, match=words):
+        await bench.ask(body)
     for later in (reconcile(), apply(), Propose(record=record()), decide(record())):
         await bench.ask(later)
     assert bench.member.open_step == 2

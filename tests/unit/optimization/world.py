@@ -17,12 +17,12 @@ from swarm.network.protocols import Request
 from swarm.optimization.closing import totals
 from swarm.optimization.founding import genesis
 from swarm.optimization.history import History
-from swarm.optimization.lead import StepRules
 from swarm.optimization.member import Member, MemberContext
 from swarm.optimization.messages import Apply, Decide, Propose, Reconcile
 from swarm.optimization.records import CloseRecord, Contribution, acceptance_bytes
 from swarm.optimization.roster import Member as Listed
 from swarm.optimization.roster import Roster
+from swarm.optimization.rules import StepRules
 from swarm.optimization.schedules import OptimizerConfig
 from swarm.schema import Message
 
@@ -36,7 +36,14 @@ ROSTER = Roster(
     ]
 )
 RULES = StepRules(
-    run=RUN, steps=3, target=2, max_share=1.0, max_tokens=32, stages=1, reproducible=False, optimizer=OptimizerConfig()
+    run=RUN,
+    steps=3,
+    target=2,
+    max_share=1.0,
+    max_tokens=32,
+    stages=1,
+    reproducible=False,
+    optimizer=OptimizerConfig(lr=0.5, warmup_steps=0, min_lr_fraction=1.0),
 )
 GENESIS = genesis(RUN, ROSTER, {PartName("stage-0"): "0" * 64, PartName("ends"): "1" * 64})
 CURSOR = (0, 7)
@@ -172,6 +179,7 @@ class Bench:
             self.history.append(GENESIS)
         context = MemberContext(
             me=self.me,
+            rules=RULES,
             device=self.device,  # type: ignore[arg-type]
             average=self.average,
             history=self.history,

@@ -21,11 +21,13 @@ from swarm.sim.network import SimNetwork
 from tests.harness.expect import eventually
 from tests.unit.pipeline.world import (
     RUN,
+    THIEF,
     TRAINER,
     Mailbox,
     Replica,
     enter,
     microbatch,
+    places,
     spoil,
     tensor,
     token_ids,
@@ -122,6 +124,7 @@ FORWARD_LIES: list[tuple[str, dict[str, Any], type[PeerError]]] = [
     ("for another hop", {"hop": 2}, Refused),
     ("along a route without us", {"route": (UP, DOWN, ME)}, Refused),
     ("along a short route", {"route": (UP, ME)}, Refused),
+    ("along a route with a stranger", {"route": (UP, ME, THIEF)}, Refused),
     ("of one who is no trainer", {"microbatch": microbatch(0, ALIEN)}, Refused),
     ("of a step far ahead", {"step": 3}, WrongStep),
     ("of the step before", {"step": 0}, WrongStep),
@@ -206,7 +209,7 @@ async def test_server_whose_step_closed_while_a_payload_came_refuses_it(scene: S
         scene.arrive("forward", Forward(**scene.fields(1)), tensor(1.0), UP),
         scene.arrive("backward", Backward(**scene.fields(0)), tensor(1.0), DOWN),
     ]
-    scene.server.open_step(2, [TRAINER])
+    scene.server.open_step(2, places(3))
     for arrive in late:
         with pytest.raises(WrongStep):
             await arrive()
@@ -279,7 +282,7 @@ async def test_server_holds_the_next_steps_forward_until_it_opens(scene: Scene) 
     await scene.forward(0, step=2)
     await turns()
     assert scene.down.mail == []
-    scene.server.open_step(2, [TRAINER])
+    scene.server.open_step(2, places(3))
     await eventually(lambda: scene.down.of("forward"))
     assert scene.down.of("forward")[0].step == 2
 
@@ -289,7 +292,7 @@ async def test_server_drops_work_of_a_closed_step(scene: Scene) -> None:
     for position in range(3):
         await scene.forward(position)
     await turns()
-    scene.server.open_step(2, [TRAINER])
+    scene.server.open_step(2, places(3))
     scene.replica.device.gate.set()
     await scene.there(3, step=2)
     assert [body.microbatch for body in scene.down.of("forward")] == [microbatch(3)]
@@ -297,7 +300,7 @@ async def test_server_drops_work_of_a_closed_step(scene: Scene) -> None:
 
 
 async def test_server_refuses_trainers_that_the_new_roster_left_out(scene: Scene) -> None:
-    scene.server.open_step(2, [ALIEN])
+    scene.server.open_step(2, places(3, ALIEN))
     with pytest.raises(Refused, match="not a trainer"):
         await scene.forward(step=2)
 
@@ -465,7 +468,7 @@ async def test_server_holds_nothing_of_what_failed(scene: Scene, fails: str) -> 
 async def test_server_forgets_graphs_of_a_closed_step(scene: Scene) -> None:
     await scene.there()
     graph = weakref.ref(next(iter(scene.server._passages.values())).graph)
-    scene.server.open_step(2, [TRAINER])
+    scene.server.open_step(2, places(3))
     await turns()
     gc.collect()
     assert graph() is None
@@ -540,3 +543,11 @@ async def test_server_whose_loss_is_no_number_adds_nothing() -> None:
         blocked = await scene.blocked()
     assert (blocked.code, blocked.reason) == ("violation", "the loss is nan")
     assert scene.part.held == {}
+
+
+async def test_server_gives_its_gradient_to_nobody_but_whom_the_forward_came_from(scene: Scene) -> None:
+    await scene.there()
+    with pytest.raises(Refused, match="leads elsewhere"):
+        await scene.backward(attempt=9, route=(ALIEN, ME, DOWN))
+    await scene.backward()
+    await eventually(lambda: scene.up.of("backward"))

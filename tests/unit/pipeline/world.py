@@ -30,7 +30,7 @@ from swarm.pipeline.messages import (
     Resend,
     Targets,
 )
-from swarm.pipeline.server import StageContext, StageServer, StageSettings
+from swarm.pipeline.server import Places, StageContext, StageServer, StageSettings
 from swarm.pipeline.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.planning.deadlines import AdaptiveDeadline
@@ -40,7 +40,7 @@ from swarm.sim.network import SimEndpoint, SimNetwork
 EventT = TypeVar("EventT", bound=Event)
 
 RUN = RunId("ab" * 32)
-TRAINER = PeerId("tr")
+TRAINER, THIEF = PeerId("tr"), PeerId("thief")
 ACTIVATION, TOKENS = TensorSpec((1, 2, 4), "float32"), TensorSpec((1, 2), "int64")
 ACTIVATION_BYTES, TOKEN_BYTES = 32, 8
 KINDS: dict[str, Any] = {
@@ -245,6 +245,16 @@ class HandClock(SystemClock):
         return self.now
 
 
+def places(stages: int, trainer: PeerId = TRAINER) -> Places:
+    """Anybody may hold any stage, but for the thief."""
+    return Places(frozenset([trainer]), (_Anybody(),) * stages)
+
+
+class _Anybody(frozenset[PeerId]):
+    def __contains__(self, peer: object) -> bool:
+        return peer != THIEF
+
+
 class Replica:
     """One real StageServer with a cheap part."""
 
@@ -260,9 +270,9 @@ class Replica:
             events=self.events,
             clock=self.clock,
         )
-        self.server = StageServer(settings, context, [TRAINER])
+        self.server = StageServer(settings, context, places(stages))
         endpoint.mount(self.server)
-        self.server.open_step(1, [TRAINER])
+        self.server.open_step(1, places(stages))
 
 
 @dataclass

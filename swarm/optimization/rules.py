@@ -1,0 +1,66 @@
+"""What the manifest says about a step, and whether what somebody claims about one can be true. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from swarm.errors import Refused, Violation
+from swarm.ids import PeerId, RunId, stage_part
+from swarm.optimization.ledger import fixed_quota, free_quota
+from swarm.optimization.records import Contribution
+from swarm.optimization.roster import Roster
+from swarm.optimization.schedules import OptimizerConfig, learning_rate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRules:
+    """``target`` microbatches make a step; ``max_tokens`` is the most target tokens that one can have."""
+
+    run: RunId
+    steps: int
+    target: int
+    max_share: float
+    max_tokens: int
+    stages: int
+    reproducible: bool
+    optimizer: OptimizerConfig
+
+    def quota(self, step: int, roster: Roster) -> Mapping[PeerId, int]:
+        """The most each trainer may feed of a step."""
+        if self.reproducible:
+            return fixed_quota(step, roster.trainers, self.target)
+        return free_quota(roster.trainers, self.target, self.max_share)
+
+    def lr(self, step: int) -> float:
+        """The learning rate of a step: everybody computes it, nobody needs to be believed."""
+        return learning_rate(self.optimizer, step, self.steps)
+
+    def check_contribution(self, roster: Roster, contribution: Contribution) -> None:
+        """Raises Violation, or Refused for peers that are not in the roster, where no honest peer would say this."""
+        trainer = contribution.microbatch.trainer
+        if trainer not in roster.trainers:
+            raise Refused(f"{trainer} is not a trainer of the roster")
+        if not 0 < contribution.tokens <= self.max_tokens:
+            raise Violation(f"{contribution.tokens} target tokens in a microbatch of {self.max_tokens}")
+        if not math.isfinite(contribution.loss_sum) or contribution.loss_sum < 0:
+            raise Violation(f"a loss sum of {contribution.loss_sum}")
+        if len(contribution.route) != self.stages:
+            raise Violation(f"a route of {len(contribution.route)} replicas through {self.stages} stages")
+        for stage, replica in enumerate(contribution.route):
+            if replica not in roster.replicas(stage_part(stage)):
+                raise Refused(f"{replica} is not a replica of stage {stage}")
+
+    def check_committed(self, roster: Roster, committed: Sequence[Contribution]) -> None:
+        """As :meth:`check_contribution`, for a step's whole set: complete, ordered, each microbatch once."""
+        ids = [contribution.microbatch for contribution in committed]
+        if len(ids) != self.target or ids != sorted(set(ids)):
+            raise Violation(f"{len(ids)} microbatches, {len(set(ids))} of them different, in a step of {self.target}")
+        for contribution in committed:
+            self.check_contribution(roster, contribution)
+
+    def check_scalars(self, step: int, lr: float, clip: float) -> None:
+        """Raises Violation for a learning rate that is not the schedule's, or a factor that does not clip."""
+        if lr != self.lr(step) or not 0.0 < clip <= 1.0:
+            raise Violation(f"learning rate {lr}, clip factor {clip} in step {step}, whose rate is {self.lr(step)}")
