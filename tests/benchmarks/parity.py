@@ -38,8 +38,9 @@ most at 1e-3, 4e-6 at most at 2e-3, and 1.5e-5 (9e-5 without dropout) at the def
 block's attention output, behind which every norm divides by the small embeddings."""
 
 FULL = Scale(model=ModelConfig(), batch=BatchConfig(), optimizer=OptimizerConfig(), steps=30, characters=None)
-"""Model, batch, optimizer and text of ``swarm quickstart``. Expect float32 rows to miss: at a learning rate of 3e-3 the
-loss rises once when the warm-up ends, and there rounding grows a hundredfold within a few steps. Measured at step 20
+"""Model, batch, optimizer and text of ``swarm quickstart``; a quarter of an hour on two free cores.
+
+Expect float32 rows to miss: at a learning rate of 3e-3 the loss rises once when the warm-up ends, and there rounding grows a hundredfold within a few steps. Measured at step 20
 of one run: swarm beside plain loop 4.8e-4, of which 5.2e-4 is the project's AdamW in place of torch's in one process;
 swarm beside the loop with that AdamW 3.6e-5, which is what the order of additions alone makes (3.7e-5). The
 reproducible rows are exact here too."""
@@ -172,8 +173,7 @@ def _notes(summary: dict[str, Any], comparisons: Sequence[Comparison]) -> list[s
     if summary["max_rel_diff"] > MAX_REL_DIFF:
         notes.append(
             f"MISSED: max_rel_diff is above {MAX_REL_DIFF:g}. Where order_alone_rel or adamw_alone_rel is about as "
-            "large, it is float32 rounding that training amplified, swarm or no swarm; where both are far less, look for "
-            "a fault"
+            "large, it is float32 rounding that training amplified, swarm or no swarm; where both are far less, a fault"
         )
     if summary["max_abs_diff_reproducible"] or summary["losses_differing_reproducible"]:
         notes.append("MISSED: a reproducible run is not its replay, bit for bit")
