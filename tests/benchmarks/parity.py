@@ -40,10 +40,10 @@ block's attention output, behind which every norm divides by the small embedding
 FULL = Scale(model=ModelConfig(), batch=BatchConfig(), optimizer=OptimizerConfig(), steps=30, characters=None)
 """Model, batch, optimizer and text of ``swarm quickstart``; a quarter of an hour on two free cores.
 
-Expect float32 rows to miss: at a learning rate of 3e-3 the loss rises once when the warm-up ends, and there rounding grows a hundredfold within a few steps. Measured at step 20
-of one run: swarm beside plain loop 4.8e-4, of which 5.2e-4 is the project's AdamW in place of torch's in one process;
-swarm beside the loop with that AdamW 3.6e-5, which is what the order of additions alone makes (3.7e-5). The
-reproducible rows are exact here too."""
+Expect float32 rows to miss: at a learning rate of 3e-3 the loss rises once when the warm-up ends, and there rounding
+grows a hundredfold within a few steps. Measured at step 20 of one run: swarm beside plain loop 4.8e-4, of which
+5.2e-4 is the project's AdamW in place of torch's in one process; swarm beside the loop with that AdamW 3.6e-5, which
+is what the order of additions alone makes (3.7e-5). The reproducible rows are exact here too."""
 
 MAX_REL_DIFF = 1e-5
 MANY_IN_FLIGHT, ONE_IN_FLIGHT = 6, 1

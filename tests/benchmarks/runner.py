@@ -63,8 +63,9 @@ class Measurement:
     seconds: float
 
     def line(self) -> str:
-        """One JSON object on one line."""
+        """One JSON object on one line; the summary's keys are its own, first."""
         body = {
+            **self.result.summary,
             "benchmark": self.name,
             "full": self.full,
             "date": self.date,
@@ -72,7 +73,6 @@ class Measurement:
             "commit": self.commit,
             "command": self.command,
             "seconds": round(self.seconds, 3),
-            "summary": self.result.summary,
             "columns": list(self.result.columns),
             "rows": [list(row) for row in self.result.rows],
             "notes": list(self.result.notes),

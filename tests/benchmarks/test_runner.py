@@ -42,7 +42,8 @@ def test_main_of_a_benchmark_ends_with_one_json_line(name: str, capsys: pytest.C
     lines = capsys.readouterr().out.splitlines()
     last = json.loads(lines[-1])
     assert lines[0].startswith("machine: ")
-    assert (last["benchmark"], last["full"], last["summary"]) == (name, True, RESULT.summary)
+    assert (last["benchmark"], last["full"]) == (name, True)
+    assert last.items() >= RESULT.summary.items()
     assert last["command"] == f"python -m tests.benchmarks {name} --full"
 
 
