@@ -38,12 +38,10 @@ most at 1e-3, 4e-6 at most at 2e-3, and 1.5e-5 (9e-5 without dropout) at the def
 block's attention output, behind which every norm divides by the small embeddings."""
 
 FULL = Scale(model=ModelConfig(), batch=BatchConfig(), optimizer=OptimizerConfig(), steps=30, characters=None)
-"""Model, batch, optimizer and text of ``swarm quickstart``; a quarter of an hour on two free cores.
-
-Expect float32 rows to miss: at a learning rate of 3e-3 the loss rises once when the warm-up ends, and there rounding
-grows a hundredfold within a few steps. Measured at step 20 of one run: swarm beside plain loop 4.8e-4, of which
-5.2e-4 is the project's AdamW in place of torch's in one process; swarm beside the loop with that AdamW 3.6e-5, which
-is what the order of additions alone makes (3.7e-5). The reproducible rows are exact here too."""
+"""Model, batch, optimizer and text of ``swarm quickstart``; a quarter of an hour on two free cores. Expect float32 rows
+to miss: at a learning rate of 3e-3 the loss rises once when the warm-up ends, and there rounding grows a hundredfold
+within a few steps. Measured at step 20 of one run: swarm beside plain loop 2.1e-5, where the order of additions alone
+makes 3.7e-5 and AdamW's rounding alone 1.5e-5. The reproducible rows are exact here too."""
 
 MAX_REL_DIFF = 1e-5
 MANY_IN_FLIGHT, ONE_IN_FLIGHT = 6, 1
@@ -159,9 +157,9 @@ def _notes(summary: dict[str, Any], comparisons: Sequence[Comparison]) -> list[s
         f"{first.steps} steps, sync, float32 on the wire; loss {first.first_loss:.3f} to {first.last_loss:.3f}; "
         f"clipped in {sum(c.clipped for c in comparisons)} of {sum(c.steps for c in comparisons)} steps, "
         f"at most {max(c.epochs for c in comparisons)} epochs begun",
-        "float32 rows: against autograd's own sums, clip_grad_norm_ and torch.optim.AdamW; order_alone_rel is how far "
-        "that loop is from itself with each step's microbatches added backwards, adamw_alone_rel how far from the loop "
-        "with the project's sums and AdamW",
+        "float32 rows: against autograd's own sums, torch.optim.AdamW and a clip by the float64 norm; order_alone_rel "
+        "is how far that loop is from itself with each step's microbatches added backwards, adamw_alone_rel how far "
+        "from the loop with the project's sums and AdamW",
         "reproducible rows: against float64 sums on a grid and the project's separately rounded AdamW, because "
         "torch.optim.AdamW rounds differently; the digests of all parts after all steps are compared too",
         f"the same manifest and peers with {MANY_IN_FLIGHT} and {ONE_IN_FLIGHT} journeys in flight: "
