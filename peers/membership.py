@@ -313,5 +313,7 @@ class Membership:
     def describe(self, error: BaseException) -> str:
         """A peer's failure, with its name."""
         if isinstance(error, PeerError) and error.peer:
-            return f"{self.name_of(error.peer)} ({error.peer}) failed: {error.code}, {error.reason}"
+            name = self.name_of(error.peer)
+            who = error.peer if name == error.peer else f"{name} ({error.peer})"
+            return f"{who} failed: {error.code}, {error.reason}"
         return str(error)

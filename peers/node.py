@@ -15,13 +15,14 @@ import signal
 import uvloop
 
 from peers.membership import Membership
+from peers.narrator import Narrator
 from peers.roles import Surroundings
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest, parse_manifest
 from swarm.device import DeviceThread, resolve_device
 from swarm.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNREACHABLE, PeerError, RunEnded, SwarmError
-from swarm.events import DaemonLost, PeerLost, PeerStarted, PeerStopped
+from swarm.events import DaemonLost, EventSink, PeerLost, PeerStarted, PeerStopped
 from swarm.ids import PeerId, RunId
 from swarm.monitoring.lag import LoopLagProbe
 from swarm.monitoring.recorder import Recorder
@@ -51,7 +52,8 @@ async def _run_peer(settings: PeerSettings) -> int:
     clock = SystemClock()
     identity = load_or_create(settings.home / "identity.key")
     recorder = Recorder(settings.home / "events.jsonl", identity.peer, clock)
-    node = Node(settings, identity, recorder, clock)
+    events = Narrator(settings.name, recorder) if settings.verbose else recorder
+    node = Node(settings, identity, events, clock)
     reason, exit_code = f"{settings.name} was interrupted", EXIT_INTERRUPTED
     try:
         await node.run()
@@ -59,7 +61,6 @@ async def _run_peer(settings: PeerSettings) -> int:
     except* SwarmError as errors:
         verdict = _verdict(errors)
         reason, exit_code = str(verdict), verdict.exit_code
-        logger.error("%s", reason)
     except* Exception as errors:  # the border of the process: an unknown failure must end up in the events
         failure = first_leaf(errors)
         logger.exception("the peer failed", exc_info=errors)
@@ -83,7 +84,7 @@ def _verdict(errors: BaseExceptionGroup[SwarmError]) -> SwarmError:
 class Node:
     """One peer, from opening its endpoint to closing it."""
 
-    def __init__(self, settings: PeerSettings, identity: StoredIdentity, events: Recorder, clock: SystemClock) -> None:
+    def __init__(self, settings: PeerSettings, identity: StoredIdentity, events: EventSink, clock: SystemClock) -> None:
         self._settings, self._identity, self._events, self._clock = settings, identity, events, clock
         self._born = clock.monotonic()
         self._terminated = asyncio.Event()
@@ -144,7 +145,7 @@ class Node:
 
     async def _watch_peers(self, watch: Watch) -> None:
         peer, reason = await watch.run()
-        name = self._membership.name_of(peer) if self._membership is not None else "the bootstrap"
+        name = self._name_of(peer)
         self._events.emit(PeerLost(peer=peer, name=name, reason=reason))
         raise RunEnded(f"{name} ({peer}) is gone: {reason}", EXIT_UNREACHABLE)
 
@@ -193,6 +194,13 @@ class Node:
 
     def _bootstrap_peer(self) -> PeerId:
         return split_peer(parse_address(self._settings.bootstrap[0], key="bootstrap"))[1]
+
+    def _name_of(self, peer: PeerId) -> str:
+        """What to call a peer: its name in the roster, else what is known of it."""
+        known = None if self._membership is None else self._membership.name_of(peer)
+        if known is not None and known != peer:
+            return known
+        return "the bootstrap" if self._settings.bootstrap and peer == self._bootstrap_peer() else "a peer"
 
     def _emit_started(self, endpoint: LibP2PEndpoint) -> None:
         self._events.emit(
