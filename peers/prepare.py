@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from data_shards.build import build_shard
 from data_shards.manifest import ShardManifest
 from data_shards.packing import row_count
-from data_shards.split import split_documents
+from data_shards.split import DocumentSplit, split_documents
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.interrupt import check
 from peers.manifest_file import write_manifest
 from peers.run_directory import RunDirectory
+from peers.settings import DEVICE
 from peers.text import Corpus
+from peers.words import count
 from swarm.config import Manifest, RunConfig, TokenizerConfig, check_manifest
 from swarm.errors import ConfigError, StateError
 from swarm.models.spec import ModelConfig, SplitConfig
@@ -23,6 +28,10 @@ HELD_OUT_FRACTION = 0.05
 SAMPLE_CHARACTERS = 8_000_000
 """Text the tokenizer is trained on: frequent words of a few megabytes are those of the whole, and training it cannot
 be interrupted, so it must stay short."""
+
+GPU_TRACES = ("dev/nvidia*", "proc/driver/nvidia/gpus/*", "dev/nvgpu*", "dev/nvhost-gpu", "dev/dxg", "dev/kfd")
+"""What drivers of GPUs that torch calls ``cuda`` leave: NVIDIA's (also on boards), WSL's, AMD's."""
+_MORE_TEXT = "Give more text, or ask for fewer --trainers."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,12 +94,27 @@ def check_shape(shape: RunShape) -> None:
         raise ConfigError("--stages", shape.stages, f"at most {layers}, the model's layers", "Ask for fewer stages.")
 
 
+def check_device(device: str, root: Path = Path("/")) -> None:
+    """Refuse a device that no peer could use, before anything is made. Raises ConfigError.
+
+    Imports no torch: of a GPU it only asks whether there is a trace of any driver below ``root``. Whether it is there
+    under that number, and whether torch can use it, the peers find out.
+    """
+    if re.fullmatch(DEVICE, device) is None:
+        raise ConfigError("--device", device, "cpu, cuda or cuda:N", "Correct the name.")
+    if device != "cpu" and not any(any(root.glob(trace)) for trace in GPU_TRACES):
+        remedy = (
+            "There is no GPU driver on this machine (does nvidia-smi list one?): leave --device out to use the CPU."
+        )
+        raise ConfigError("--device", device, "cpu here", remedy)
+
+
 def prepare_run(shape: RunShape, corpus: Corpus, directory: RunDirectory) -> Prepared:
     """Write tokenizer, one disjoint shard per trainer, the held-out shard and ``run.toml``; about 2 s for 2 MB.
 
     Imports no torch. Raises ConfigError when there is too little text, StateError when the disk refuses.
     """
-    split = split_documents(corpus.documents, shape.trainers, HELD_OUT_FRACTION, shape.seed)
+    split = _split(corpus, shape)
     tokenizer_json = train_tokenizer(_sample(split.shards), ModelConfig().vocab_size)
     manifest = make_manifest(shape, tokenizer_digest(tokenizer_json))
     check()
@@ -99,13 +123,21 @@ def prepare_run(shape: RunShape, corpus: Corpus, directory: RunDirectory) -> Pre
         shards.append(build_shard(directory.shard(trainer), documents, tokenizer_json))
         check()
     held_out = build_shard(directory.held_out, split.held_out, tokenizer_json)
-    _check_sizes(manifest, shards, held_out)
+    _check_sizes(manifest, corpus.name, shards, held_out)
     try:
         directory.tokenizer.write_bytes(tokenizer_json)
         write_manifest(manifest, directory.manifest)
     except OSError as error:
         raise StateError(f"{directory.root}: {error.strerror}. Check space and permissions.") from error
     return Prepared(manifest=manifest, shards=tuple(shards), held_out=held_out)
+
+
+def _split(corpus: Corpus, shape: RunShape) -> DocumentSplit:
+    try:
+        return split_documents(corpus.documents, shape.trainers, HELD_OUT_FRACTION, shape.seed)
+    except ConfigError as error:
+        has = f"{count(len(set(corpus.documents)), 'different document')} of {corpus.characters} characters together"
+        raise ConfigError("--text", corpus.name, f"text with {error.allowed}; this is {has}", _MORE_TEXT) from None
 
 
 def _sample(shards: Sequence[Sequence[str]]) -> list[str]:
@@ -121,12 +153,17 @@ def _sample(shards: Sequence[Sequence[str]]) -> list[str]:
     return texts
 
 
-def _check_sizes(manifest: Manifest, shards: Sequence[ShardManifest], held_out: ShardManifest) -> None:
+def _check_sizes(manifest: Manifest, name: str, shards: Sequence[ShardManifest], held_out: ShardManifest) -> None:
+    """Raises ConfigError when a trainer could not fill a microbatch, or nobody could be judged."""
     context, microbatch = manifest.model.context, manifest.batch.microbatch_size
-    remedy = "Give more text, or ask for fewer trainers."
-    smallest = min(shard.tokens for shard in shards)
-    if row_count(smallest, context) < microbatch:
-        allowed = f"text of at least {microbatch * context + 1} tokens per trainer"
-        raise ConfigError("--text", f"{smallest} tokens for one of them", allowed, remedy)
-    if row_count(held_out.tokens, context) < 1:
-        raise ConfigError("--text", f"{held_out.tokens} held-out tokens", f"at least {context + 1}", remedy)
+    enough = all(row_count(shard.tokens, context) >= microbatch for shard in shards)
+    if enough and row_count(held_out.tokens, context) >= 1:
+        return
+    each, least_held_out = microbatch * context + 1, context + 1
+    needed = max(each * len(shards) / (1 - HELD_OUT_FRACTION), least_held_out / HELD_OUT_FRACTION)
+    there = held_out.tokens + sum(shard.tokens for shard in shards)
+    allowed = (
+        f"text of about {math.ceil(needed)} tokens or more ({each} for each of {count(len(shards), 'trainer')}, "
+        f"{least_held_out} held out); this has {there}"
+    )
+    raise ConfigError("--text", name, allowed, _MORE_TEXT)

@@ -9,6 +9,7 @@ finish      the plot, the report, what to type next; also after a failure
 from __future__ import annotations
 
 import shutil
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from peers.interrupt import Interrupted, allow, check, defer, received
 from peers.launch import PeerGroup
 from peers.local_run import BOOTSTRAP, LocalRun, RunBroken, peer_names
 from peers.plot import loss_svg
-from peers.prepare import RunShape, check_shape, prepare_run
+from peers.prepare import RunShape, check_device, check_shape, prepare_run
 from peers.progress import Progress, amount
 from peers.report import Evaluation, Outcome, RunFacts, build_report, render_report, write_report
 from peers.run_directory import RunDirectory, create_run_directory
@@ -58,6 +59,7 @@ def quickstart(options: QuickstartOptions, clock: Clock, *, make_group: Callable
     decided how the run ended.
     """
     check_shape(options.shape)
+    check_device(options.device)
     if options.report is not None and options.report.is_dir():
         raise ConfigError("--report", str(options.report), "a file", "This is a directory: name a file in it.")
     if options.text:
@@ -131,12 +133,12 @@ class _Quickstart:
 
     def _train(self) -> None:
         shape = self._shape
-        self._progress.say(
-            f"swarm {__version__} · {self._size()}, {shape.ends} ends · {self._directory.root}", indent=2
-        )
+        self._progress.say(f"swarm {__version__} · {self._size()}, {shape.ends} ends", indent=2)
         self._group.open()
         self._progress.waiting("preparing text")
         manifest = self._prepare()
+        # Not earlier: what cannot be prepared leaves no directory.
+        self._progress.say(f"everything goes to {self._directory.root}", indent=2)
         self._progress.waiting("starting the bootstrap")
         LocalRun(
             shape=shape,
@@ -256,9 +258,11 @@ class _Quickstart:
             print_error(outcome.message, label="interrupted")
         else:
             log = self._directory.home(outcome.blamed) / "peer.log" if outcome.blamed else self._directory.launch_log
+            killed = outcome.blamed is not None and f"was killed by {signal.SIGKILL.name}" in outcome.message
+            memory = ", and whether memory was short (fewer --peers then)" if killed else ""
             print_error(
                 outcome.message,
-                check=f"{log}, {self._directory.report}, and whether memory was short (fewer --peers then)",
+                check=f"{log}, {self._directory.report}{memory}",
                 next_=f"{command_name()} quickstart",
             )
 
@@ -273,8 +277,13 @@ class _Quickstart:
 
     def _interrupted(self, interrupt: Interrupted) -> Outcome:
         steps = f"{self._view.steps.last} of {self._shape.steps} steps closed"
-        kept = f"{interrupt}: all peers stopped, {steps}; kept {self._directory.root}"
+        kept = f"{interrupt}: all peers stopped, {steps}; kept {self._directory.root}, {self._last_checkpoint()}"
         return Outcome(exit_reason="interrupted", exit_code=interrupt.exit_code, message=kept)
+
+    def _last_checkpoint(self) -> str:
+        # Not swarm.state.checkpoint: it imports torch, and who interrupts does not want to wait for that.
+        written = [int(record.parent.name[5:]) for record in self._directory.checkpoints.glob("step-*/record.json")]
+        return f"last checkpoint: step {max(written)}" if written else "no checkpoint yet"
 
     def _size(self) -> str:
         shape = self._shape
@@ -283,7 +292,8 @@ class _Quickstart:
 
     def _summary(self) -> str:
         rows = self._view.steps.rows()
-        parts = [f"{count(len(rows), 'step')}, training loss {rows[0].loss:.2f} → {rows[-1].loss:.2f}"]
+        losses = [f"{row.loss:.2f}" for row in (rows[0], rows[-1])[: len(rows)]]
+        parts = [f"{count(len(rows), 'step')}, training loss {' → '.join(losses)}"]
         if self._evaluation.first is not None and self._evaluation.last is not None:
             parts.append(f"held-out {self._evaluation.first:.2f} → {self._evaluation.last:.2f} nats per token")
         parts.append(f"{amount(self._view.tokens_per_s or 0)} tokens/s")

@@ -52,12 +52,27 @@ class RunFacts:
 
 
 def build_report(facts: RunFacts, view: RunView, evaluation: Evaluation, outcome: Outcome) -> dict[str, Any]:
-    """The report as plain data. ``steps`` is the number of closed steps; what was not measured is null.
+    """The report as plain data; what was not measured is null.
 
-    Every microbatch that a trainer sent on its way (``microbatches_issued``) has one of three ends. *Committed*: a
-    closed step counts it. *Lost*: its step closed without it, and no other step counts it; 0 in every run, also in one
-    that failed. *Uncommitted*: its step never closed because the run ended first, so nothing was decided about it (or
-    what was decided is missing from the events); ``microbatches_uncommitted_reason`` says which. *Duplicated* ones are
+    How it ended: ``exit_reason``, ``exit_code``, ``message``, ``failed_peer`` (name of the one to blame).
+    What ran: ``run`` (id), ``directory`` (path), ``peers`` and ``stage_hosts`` (both the number of stage hosts; the
+    bootstrap and the trainers come on top), ``stages``, ``trainers``, ``parameters`` (of the whole model),
+    ``steps_wanted``; ``steps``: how many were closed.
+    Learning, in nats per target token: ``losses`` (one per closed step), of them ``loss_first`` and ``loss_last``;
+    ``eval_first`` and ``eval_last``, on held-out text with the initial weights and with those of step
+    ``eval_last_step``; ``sample``: text made up by the latter.
+    Speed: ``tokens`` (target tokens of all closed steps), ``tokens_per_s`` (those after the first step, per second
+    between the first closing and the last), ``seconds_to_first_step`` and ``seconds`` (since the command started).
+    Bytes sent by all peers: ``bytes_at_start``, the initial weights, downloaded once; ``bytes_per_step``, the mean
+    over closed steps of everything else (meeting each other before the first step is in that step's).
+    Keeping it together: ``hops_moved`` (times that a microbatch went on with another replica),
+    ``replicas_digest_mismatches`` (parts and steps in which replicas disagreed: 0), ``digests`` (SHA-256 of each part
+    after the last step), ``checkpoint_steps``.
+
+    Every microbatch that a trainer sent on its way (``microbatches_issued``) has one of three ends. *Committed* (``microbatches_committed``): a
+    closed step counts it. *Lost* (``microbatches_lost``): its step closed without it, and no other step counts it; 0 in every run, also in one
+    that failed. *Uncommitted* (``microbatches_uncommitted``): its step never closed because the run ended first, so nothing was decided about it (or
+    what was decided is missing from the events); ``microbatches_uncommitted_reason`` says which. *Duplicated* ones (``microbatches_duplicated``) are
     among the committed, counted more than once: 0 in every run.
     """
     rows = view.steps.rows()
@@ -69,6 +84,7 @@ def build_report(facts: RunFacts, view: RunView, evaluation: Evaluation, outcome
         "run": facts.run,
         "directory": facts.directory,
         "peers": facts.peers,
+        "stage_hosts": facts.peers,
         "stages": facts.stages,
         "trainers": facts.trainers,
         "parameters": view.parameters,
@@ -87,6 +103,7 @@ def build_report(facts: RunFacts, view: RunView, evaluation: Evaluation, outcome
         "seconds": facts.ended - facts.began,
         **_microbatches(view.microbatches.account()),
         "hops_moved": view.hops_moved,
+        "bytes_at_start": view.bytes_at_start,
         "bytes_per_step": view.bytes_per_step,
         "replicas_digest_mismatches": len(view.digests.mismatches()),
         "digests": rows[-1].digests if rows else {},
@@ -128,6 +145,16 @@ def write_report(report: dict[str, Any], path: Path) -> None:
         raise StateError(
             f"{path}: {error.strerror}; the report was not written. Check space and permissions."
         ) from error
+
+
+def closed_steps(path: Path) -> int | None:
+    """How many steps the run of a report closed; None when there is no report (yet), or none that says so."""
+    try:
+        report = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    steps = report.get("steps") if isinstance(report, dict) else None
+    return steps if type(steps) is int else None
 
 
 def _finite(value: Any) -> Any:

@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from swarm.events import CheckpointWritten, HopMoved, PeerLost, PeerStarted, PeerStopped, RunStarted, StepClosed
+from swarm.events import (
+    CheckpointWritten,
+    HopMoved,
+    PeerLost,
+    PeerStarted,
+    PeerStopped,
+    RunStarted,
+    StateDownloaded,
+    StepClosed,
+)
 from swarm.monitoring.microbatches import Microbatches
 from swarm.monitoring.tail import Told
 from swarm.monitoring.views import Digests, StepTable, Traffic
@@ -28,7 +37,8 @@ class RunView:
 
     Public fields: ``steps``, ``traffic``, ``microbatches`` and ``digests``, the general folds; ``addresses`` of peers
     that started, by name; ``stopped``, last words by name; ``lost_peers``, names that others reported gone, in order,
-    with the first reason; ``notes``, by step, what happened on the way to it; ``checkpoint_steps``.
+    with the first reason; ``notes``, by step, what happened on the way to it; ``checkpoint_steps``;
+    ``bytes_at_start``, what everybody downloaded of the initial weights.
     """
 
     def __init__(self) -> None:
@@ -41,6 +51,7 @@ class RunView:
         self.checkpoint_steps: set[int] = set()
         self.parameters: int | None = None
         self.hops_moved = 0
+        self.bytes_at_start = 0
         self._names: dict[str, str] = {}
         self._pending: list[str] = []
 
@@ -68,6 +79,8 @@ class RunView:
                 self._note(f"stage {event.stage}: work of {old} continues on {new} ({event.reason})")
             case CheckpointWritten(step=step):
                 self.checkpoint_steps.add(step)
+            case StateDownloaded(step=0, bytes_received=received):
+                self.bytes_at_start += received
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -76,9 +89,12 @@ class RunView:
 
     @property
     def bytes_per_step(self) -> float | None:
-        """Mean over closed steps of the bytes that all peers sent; None when no peer has reported."""
-        sent = [usage.sent for step, usage in self.traffic.by_step.items() if step in self.steps]
-        return sum(sent) / len(sent) if sent else None
+        """Mean over closed steps of the bytes that all peers sent, without ``bytes_at_start``, which their counts hold
+        in step 1; None when no peer has reported."""
+        sent = {step: usage.sent for step, usage in self.traffic.by_step.items() if step in self.steps}
+        if 1 in sent:
+            sent[1] = max(0, sent[1] - self.bytes_at_start)
+        return sum(sent.values()) / len(sent) if sent else None
 
     def _name(self, peer: str) -> str:
         return self._names.get(peer, peer[-6:])

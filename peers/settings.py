@@ -23,6 +23,7 @@ from pydantic_settings import (
 from swarm.errors import ConfigError
 
 PREFIX = "SWARM_"
+DEVICE = r"^(cpu|cuda(:[0-9]{1,3})?)$"
 
 Role = Literal["bootstrap", "stage", "trainer"]
 Address = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
@@ -51,7 +52,7 @@ class PeerSettings(BaseSettings):
     manifest: Path | None = None
     tokenizer: Path | None = None
     listen: Address = "/ip4/127.0.0.1/tcp/0"
-    device: Annotated[str, StringConstraints(pattern=r"^(cpu|cuda(:\d{1,3})?)$")] = "cpu"
+    device: Annotated[str, StringConstraints(pattern=DEVICE)] = "cpu"
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     shard: Path | None = None
     checkpoints: Path | None = None
@@ -103,9 +104,15 @@ def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> PeerS
 
 
 def exact_settings(**given: Any) -> PeerSettings:
-    """What is given and the defaults, nothing from the environment: for peers that a program starts for itself."""
+    """What is given and the defaults, nothing from the environment: for peers that a program starts for itself.
+
+    Raises ConfigError naming key, value and what is allowed.
+    """
     defaults = {key: field.default for key, field in PeerSettings.model_fields.items() if not field.is_required()}
-    return PeerSettings(**(defaults | given))
+    try:
+        return PeerSettings(**(defaults | given))
+    except ValidationError as error:
+        raise _explain(error, defaults | given, None) from None
 
 
 def check_settings(settings: PeerSettings) -> None:

@@ -57,6 +57,14 @@ def short_address(address: str) -> str:
     return f"{place}{separator}{peer[:6]}…{peer[-6:]}" if separator and len(peer) > 16 else address
 
 
+def age_of_checkpoint(step: int, closed: int | None) -> str | None:
+    """What to know about weights of ``step`` when the run closed ``closed`` steps (None: unknown); None: nothing."""
+    later = f"; the run closed {count(closed, 'step')}" if closed is not None and closed > step else ""
+    if step == 0:
+        return f"using the checkpoint of step 0, the untrained weights{later}"
+    return f"using the checkpoint of step {step}{later}" if later else None
+
+
 def count(number: int, noun: str) -> str:
     """``1 trainer``, ``2 trainers``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -34,7 +34,12 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(epilog=_EPILOG, short_help="Train a small model with a whole swarm on this machine.")(quickstart)
+app.command(
+    epilog=_EPILOG,
+    short_help="Train a small model with a whole swarm on this machine.",
+    # The command itself says what is wrong with words that belong to no option.
+    context_settings={"allow_extra_args": True},
+)(quickstart)
 app.command(epilog=_EPILOG)(sample)
 app.command(epilog=_EPILOG)(peer)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -17,8 +19,12 @@ class Ends(StrEnum):
 
 
 def quickstart(
+    context: typer.Context,
     steps: Annotated[int, typer.Option(help="Optimizer steps to train.")] = 60,
-    peers: Annotated[int, typer.Option(help="Stage hosts; more than stages gives replicas, unevenly if need be.")] = 4,
+    peers: Annotated[
+        int,
+        typer.Option(help="Stage hosts (beside them a bootstrap and the trainers); more than stages gives replicas."),
+    ] = 4,
     stages: Annotated[int, typer.Option(help="Pieces the model's blocks are cut into.")] = 2,
     trainers: Annotated[int, typer.Option(help="Peers that feed private text, each its own shard.")] = 2,
     seed: Annotated[int, typer.Option(help="Seed of weights, order of data and sampling.")] = 0,
@@ -41,15 +47,18 @@ def quickstart(
         bool, typer.Option("--json", help="Print the report as one line of JSON, nothing else.")
     ] = False,
 ) -> None:
-    """Train a small model with a whole swarm on this machine: no network, no account, about two minutes.
+    """Train a small model with a whole swarm on this machine: no network, no account, a few minutes.
 
     Starts a bootstrap, stage hosts and trainers, each its own process, shows a row per step, and leaves a directory
     with the manifest, checkpoints, events of every peer, a loss plot and a report. Ctrl-C stops everything.
+    For a quick look: --steps 10.
     """
     from peers.prepare import RunShape
     from peers.quickstart import QuickstartOptions
     from peers.quickstart import quickstart as run_quickstart
     from swarm.clock import SystemClock
+
+    _refuse_arguments(context.args, text or ())
 
     shape = RunShape(
         steps=steps,
@@ -64,3 +73,14 @@ def quickstart(
         shape=shape, text=tuple(text or ()), out=out, report=report, device=device, json=as_json
     )
     raise typer.Exit(run_quickstart(options, SystemClock()))
+
+
+def _refuse_arguments(arguments: Sequence[str], text: Sequence[Path]) -> None:
+    """Raises ConfigError for words that belong to no option, as when several files follow one ``--text``."""
+    if not arguments:
+        return
+    from swarm.errors import ConfigError
+
+    files = " ".join(f"--text {shlex.quote(name)}" for name in (*map(str, text), *arguments))
+    remedy = f"For several files repeat the option: {files}" if text else "See swarm quickstart --help."
+    raise ConfigError("argument", " ".join(arguments), "options only", remedy)

@@ -31,8 +31,9 @@ def sample(
 
     Takes the directory that swarm quickstart left, and prints the prompt and what the model makes of it.
     """
+    from peers.report import closed_steps
     from peers.run_directory import find_run_directory
-    from peers.words import print_error, printable
+    from peers.words import age_of_checkpoint, print_error, printable
 
     found = find_run_directory(directory)
     # After the directory is known to be one: a wrong path should not cost the seconds that torch takes.
@@ -41,6 +42,10 @@ def sample(
     checkpoint = load_checkpoint(found, step)
     if checkpoint.passed_over is not None:
         print_error(f"taking step {checkpoint.step}, because of {checkpoint.passed_over}", label="warning")
+    # Whoever names a step knows its age.
+    age = age_of_checkpoint(checkpoint.step, closed_steps(found.report)) if step is None else None
+    if age is not None:
+        print_error(age, label="note")
     sampling = Sampling(prompt=prompt, tokens=tokens, seed=seed, temperature=temperature)
     made = sample_text(checkpoint, sampling)
     if as_json:

@@ -100,6 +100,7 @@ def test_quickstart_peer_failing_is_named_and_everything_stopped(
     assert code == 3
     assert f"error: {peer} " in err
     assert words in err
+    assert ("memory" in err) == (what == "kill")
     assert "Traceback" not in err
     report = command.report()
     assert (report["exit_reason"], report["failed_peer"], report["steps"]) == ("peer_failed", peer, 1)
@@ -188,7 +189,9 @@ def test_quickstart_interrupted_between_two_lines_still_says_what_is_kept(
 ) -> None:
     result = _at_once(tmp_path, moment, number)
     assert result.returncode == 128 + number
-    assert result.stderr == (f"interrupted: {number.name}: all peers stopped, 0 of 60 steps closed; kept run\n")
+    assert result.stderr == (
+        f"interrupted: {number.name}: all peers stopped, 0 of 60 steps closed; kept run, no checkpoint yet\n"
+    )
     assert json.loads((tmp_path / "run" / "report.json").read_text())["exit_reason"] == "interrupted"
 
 
@@ -236,12 +239,16 @@ def test_quickstart_json_prints_the_report_and_nothing_else(tmp_path: Path) -> N
         (("--trainers", "0"), "--trainers"),
         (("--text", "missing.txt"), "missing.txt"),
         (("--text", "short.txt", "--text", "short.txt"), "documents"),
+        (("--text", "small.txt"), "tokens or more"),
+        (("--text", "small.txt", "short.txt"), "--text small.txt --text short.txt"),
+        (("--device", "banana"), "cpu, cuda or cuda:N"),
     ],
 )
 def test_quickstart_impossible_request_is_explained_and_leaves_nothing(
     tmp_path: Path, arguments: tuple[str, ...], named: str
 ) -> None:
     (tmp_path / "short.txt").write_text("one\n\n" * 5)
+    (tmp_path / "small.txt").write_text(TEXT[:4000])
     flags = ["--out", "run", *arguments]
     result = subprocess.run(
         [sys.executable, "-m", "peers.cli", "quickstart", *flags],
@@ -252,6 +259,7 @@ def test_quickstart_impossible_request_is_explained_and_leaves_nothing(
     assert named in result.stderr
     assert "Traceback" not in result.stderr
     assert "next:" in result.stderr
+    assert "goes to" not in result.stdout
     assert not (tmp_path / "run").exists()
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from peers.manifest_file import render_manifest
 from peers.plot import loss_svg, ticks
-from peers.prepare import RunShape, make_manifest
-from peers.report import Evaluation, Outcome, RunFacts, build_report, render_report, write_report
+from peers.prepare import RunShape, check_device, make_manifest
+from peers.report import Evaluation, Outcome, RunFacts, build_report, closed_steps, render_report, write_report
 from peers.run_directory import create_run_directory, find_run_directory
 from peers.run_view import RunView
-from peers.words import command_name, one_line, short_address
+from peers.words import age_of_checkpoint, command_name, one_line, short_address
 from swarm.clock import SystemClock
 from swarm.config import parse_manifest
 from swarm.errors import ConfigError, StateError
@@ -54,6 +54,54 @@ def test_report_run_that_never_started_is_complete_and_null() -> None:
     assert all(report[key] is None for key in ("loss_first", "loss_last", "tokens_per_s", "seconds_to_first_step"))
     assert report["failed_peer"] == "a"
     assert json.loads(render_report(report)) == report
+
+
+def test_report_documentation_names_every_key() -> None:
+    documented = build_report.__doc__ or ""
+    missing = [key for key in build_report(FACTS, RunView(), Evaluation(), FAILED) if f"``{key}``" not in documented]
+    assert missing == []
+
+
+@pytest.mark.parametrize("content", [None, "{", "[]", '{"steps": null}'])
+def test_closed_steps_of_no_usable_report_are_unknown(tmp_path: Path, content: str | None) -> None:
+    path = tmp_path / "report.json"
+    if content is not None:
+        path.write_text(content)
+    assert closed_steps(path) is None
+    write_report(build_report(FACTS, _view(_closed(1)), Evaluation(), FAILED), path)
+    assert closed_steps(path) == 1
+
+
+@pytest.mark.parametrize(
+    ("step", "closed", "said"),
+    [
+        (0, None, "step 0, the untrained weights"),
+        (0, 1, "the untrained weights; the run closed 1 step"),
+        (20, 33, "step 20; the run closed 33 steps"),
+    ],
+)
+def test_age_of_checkpoint_untrained_or_old_is_said(step: int, closed: int | None, said: str) -> None:
+    assert (age_of_checkpoint(step, closed) or "").endswith(said)
+
+
+@pytest.mark.parametrize("closed", [None, 60])
+def test_age_of_checkpoint_newest_is_nothing_to_say(closed: int | None) -> None:
+    assert age_of_checkpoint(60, closed) is None
+
+
+def test_check_device_gpu_without_a_driver_is_refused(tmp_path: Path) -> None:
+    check_device("cpu", tmp_path)
+    with pytest.raises(ConfigError, match="no GPU driver"):
+        check_device("cuda:1", tmp_path)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidia0").touch()
+    check_device("cuda:1", tmp_path)
+
+
+@pytest.mark.parametrize("device", ["banana", "cuda:", "cuda:0\n", "", "CPU"])
+def test_check_device_wrong_form_is_refused(device: str) -> None:
+    with pytest.raises(ConfigError, match="cpu, cuda or cuda:N"):
+        check_device(device)
 
 
 def test_report_diverged_loss_is_null_in_strict_json() -> None:

@@ -13,9 +13,10 @@ from swarm.events import (
     LoopLag,
     PeerLost,
     PeerStarted,
+    StateDownloaded,
     StepClosed,
 )
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.monitoring.reader import Recorded
 from swarm.monitoring.tail import Told
 
@@ -62,6 +63,21 @@ def test_view_bytes_reported_before_the_step_count_too() -> None:
     view = _view(_told(usage[0], "a"), _closed(1), _told(usage[1], "b"))
     assert view.traffic.by_step[1].sent == 15
     assert view.bytes_per_step == 15
+
+
+def test_view_initial_weights_are_no_steps_bytes() -> None:
+    def download(step: int) -> StateDownloaded:
+        return StateDownloaded(part=PartName("stage-0"), step=step, donor=PeerId("d"), bytes_received=100, seconds=1.0)
+
+    view = _view(
+        _told(download(0), "a"),
+        _told(download(0), "b"),
+        _told(download(2), "c"),
+        *(_closed(step) for step in (1, 2)),
+        _told(LinkUsage(step=1, bytes_sent=210, bytes_received=0)),
+        _told(LinkUsage(step=2, bytes_sent=20, bytes_received=0)),
+    )
+    assert (view.bytes_at_start, view.bytes_per_step) == (200, 15)
 
 
 def test_view_what_happened_between_steps_is_noted_at_the_next() -> None:

@@ -100,3 +100,9 @@ def test_exact_settings_ignore_the_environment(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("SWARM_LISTEN", "/ip4/0.0.0.0/tcp/0")
     settings = exact_settings(home=Path("h"), role="bootstrap")
     assert (settings.stage, settings.listen) == (None, "/ip4/127.0.0.1/tcp/0")
+
+
+def test_exact_settings_unusable_name_the_key() -> None:
+    with pytest.raises(ConfigError) as caught:
+        exact_settings(home=Path("h"), role="stage", device="banana")
+    assert (caught.value.key, caught.value.value) == ("device", "banana")
