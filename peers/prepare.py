@@ -137,7 +137,7 @@ def _split(corpus: Corpus, shape: RunShape) -> DocumentSplit:
         return split_documents(corpus.documents, shape.trainers, HELD_OUT_FRACTION, shape.seed)
     except ConfigError as error:
         has = f"{count(len(set(corpus.documents)), 'different document')} of {corpus.characters} characters together"
-        raise ConfigError("--text", corpus.name, f"text with {error.allowed}; this is {has}", _MORE_TEXT) from None
+        raise ConfigError("--text", corpus.name, f"{error.allowed} (documents); this is {has}", _MORE_TEXT) from None
 
 
 def _sample(shards: Sequence[Sequence[str]]) -> list[str]:

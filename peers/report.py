@@ -69,11 +69,12 @@ def build_report(facts: RunFacts, view: RunView, evaluation: Evaluation, outcome
     ``replicas_digest_mismatches`` (parts and steps in which replicas disagreed: 0), ``digests`` (SHA-256 of each part
     after the last step), ``checkpoint_steps``.
 
-    Every microbatch that a trainer sent on its way (``microbatches_issued``) has one of three ends. *Committed* (``microbatches_committed``): a
-    closed step counts it. *Lost* (``microbatches_lost``): its step closed without it, and no other step counts it; 0 in every run, also in one
-    that failed. *Uncommitted* (``microbatches_uncommitted``): its step never closed because the run ended first, so nothing was decided about it (or
-    what was decided is missing from the events); ``microbatches_uncommitted_reason`` says which. *Duplicated* ones (``microbatches_duplicated``) are
-    among the committed, counted more than once: 0 in every run.
+    Every microbatch that a trainer sent on its way (``microbatches_issued``) has one of three ends. *Committed*
+    (``microbatches_committed``): a closed step counts it. *Lost* (``microbatches_lost``): its step closed without it,
+    and no other step counts it; 0 in every run, also in one that failed. *Uncommitted* (``microbatches_uncommitted``):
+    its step never closed because the run ended first, so nothing was decided about it (or what was decided is missing
+    from the events); ``microbatches_uncommitted_reason`` says which. *Duplicated* ones (``microbatches_duplicated``)
+    are among the committed, counted more than once: 0 in every run.
     """
     rows = view.steps.rows()
     return {
