@@ -168,9 +168,7 @@ def _documents(index: int) -> list[str]:
     return [TEXT.format(index) * 3 + f"Document {number} says {index * 31 + number * 7}." for number in range(24)]
 
 
-def small_manifest(
-    tokenizer: bytes, hosts: int, trainers: int, overrides: dict[str, dict[str, Any]]
-) -> Manifest:
+def small_manifest(tokenizer: bytes, hosts: int, trainers: int, overrides: dict[str, dict[str, Any]]) -> Manifest:
     """A manifest that trains in milliseconds; ``overrides`` replace keys of its sections."""
     sections: dict[str, dict[str, Any]] = {
         "run": {"steps": 3, "stage_hosts": hosts, "trainers": trainers},
