@@ -15,7 +15,7 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 class OptimizerConfig(Section):
     """AdamW with decoupled weight decay (Loshchilov and Hutter, arXiv 1711.05101) and global-norm clipping."""
 
-    lr: Annotated[float, Field(gt=0, lt=10)] = 3e-3
+    lr: Annotated[float, Field(gt=0, lt=10)] = 1.5e-3
     beta1: Annotated[float, Field(ge=0, lt=1)] = 0.9
     beta2: Annotated[float, Field(ge=0, lt=1)] = 0.95
     eps: Annotated[float, Field(ge=1e-30)] = 1e-8
