@@ -31,15 +31,15 @@ SMALL = Scale(
     characters=70_000,
 )
 """With dropout, whose masks must not depend on who computes; with clipping in most steps; and with so little text that
-epochs end within the run. The learning rate is a third of the default because it sets how far training amplifies
+epochs end within the run. The learning rate is below the default because it sets how far training amplifies
 float32 rounding, and with it the smallest fault that can be seen. Measured over 14 draws of batches and masks, the
 plain loop beside itself with each step's microbatches added backwards: worst tensor 1.5e-7 in the median and 5e-7 at
-most at 1e-3, 4e-6 at most at 2e-3, and 1.5e-5 (9e-5 without dropout) at the default of 3e-3. The worst is the first
+most at 1e-3, 4e-6 at most at 2e-3, and 1.5e-5 (9e-5 without dropout) at 3e-3. The worst is the first
 block's attention output, behind which every norm divides by the small embeddings."""
 
 FULL = Scale(model=ModelConfig(), batch=BatchConfig(), optimizer=OptimizerConfig(), steps=30, characters=None)
 """Model, batch, optimizer and text of ``swarm quickstart``; a quarter of an hour on two free cores. Expect float32 rows
-to miss: at a learning rate of 3e-3 the loss rises once when the warm-up ends, and there rounding grows a hundredfold
+to miss. Measured when the default was 3e-3: the loss rises once when the warm-up ends, and there rounding grows a hundredfold
 within a few steps. Measured at step 20 of one run: swarm beside plain loop 2.1e-5, where the order of additions alone
 makes 3.7e-5 and AdamW's rounding alone 1.5e-5. The reproducible rows are exact here too."""
 
