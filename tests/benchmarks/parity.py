@@ -39,8 +39,8 @@ block's attention output, behind which every norm divides by the small embedding
 
 FULL = Scale(model=ModelConfig(), batch=BatchConfig(), optimizer=OptimizerConfig(), steps=30, characters=None)
 """Model, batch, optimizer and text of ``swarm quickstart``; a quarter of an hour on two free cores. Expect float32 rows
-to miss. Measured when the default was 3e-3: the loss rises once when the warm-up ends, and there rounding grows a hundredfold
-within a few steps. Measured at step 20 of one run: swarm beside plain loop 2.1e-5, where the order of additions alone
+to miss. At 3e-3 (the default then) the loss rises once when the warm-up ends, and rounding grows a hundredfold within a
+few steps. Measured at step 20 of one run: swarm beside plain loop 2.1e-5, where the order of additions alone
 makes 3.7e-5 and AdamW's rounding alone 1.5e-5. The reproducible rows are exact here too."""
 
 MAX_REL_DIFF = 1e-5
