@@ -12,7 +12,7 @@ import torch
 
 from peers.checkpoints import CheckpointWriter
 from peers.founder import Founder
-from peers.roles import Role, StageRole, Surroundings, TrainerRole, download_part, open_shard, stage_number
+from peers.roles import Role, StageRole, Surroundings, TrainerRole, download_part, open_shard
 from peers.settings import PeerSettings
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.plan import RoundKey, RoundResult
@@ -20,7 +20,7 @@ from swarm.averaging.round import RoundCall, average, plan_round
 from swarm.averaging.strategies import STRATEGIES
 from swarm.errors import EXIT_UNREACHABLE, ConfigError, PeerError, Refused, RunEnded, StateError
 from swarm.events import LinkUsage, PeerReady, RunStarted, StepClosed
-from swarm.ids import ENDS, PartName, PeerId
+from swarm.ids import PartName, PeerId, stage_of
 from swarm.models.flops import model_parameter_count
 from swarm.network.protocols import Directory
 from swarm.network.records import PeerRecord
@@ -229,8 +229,8 @@ class Membership:
             assert self._settings.shard is not None  # noqa: S101 - checked with the settings
             source = open_shard(around, self._settings.shard)
             self._role = TrainerRole(around, part, roster, source, self._settings.max_in_flight)
-        elif part is not None and own is not None and own != ENDS:
-            self._role = StageRole(around, part, stage_number(PartName(own)), roster)
+        elif part is not None and (stage := stage_of(part.spec.name)) is not None:
+            self._role = StageRole(around, part, stage, roster)
         if self._role is not None:
             around.endpoint.mount(self._role.service)
             self._member.part = self._role.part

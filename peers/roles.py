@@ -14,9 +14,9 @@ from swarm.clock import Clock
 from swarm.compression.codec import codec_named
 from swarm.config import Manifest
 from swarm.device import DeviceThread
-from swarm.errors import BugError, Busy, StateError
+from swarm.errors import Busy, StateError
 from swarm.events import EventSink, StateDownloaded
-from swarm.ids import ENDS, PartName, PeerId
+from swarm.ids import PartName, PeerId
 from swarm.models.split import boundary_spec, split_model, token_spec
 from swarm.network.protocols import Endpoint
 from swarm.optimization.accumulate import AccumulatorDType
@@ -197,13 +197,6 @@ def open_shard(around: Surroundings, path: Path) -> ShardSource:
         context=manifest.model.context,
         tokenizer=manifest.tokenizer.digest,
     )
-
-
-def stage_number(part: PartName) -> int:
-    """The stage of a stage's part. Raises BugError for the ends."""
-    if part == ENDS:
-        raise BugError("the ends are not a stage")
-    return int(part.removeprefix("stage-"))
 
 
 Role = StageRole | TrainerRole

@@ -21,6 +21,11 @@ def stage_part(stage: int) -> PartName:
     return PartName(f"stage-{stage}")
 
 
+def stage_of(part: PartName) -> int | None:
+    """The stage that a part is, None for the ends: the inverse of :func:`stage_part`."""
+    return None if part == ENDS else int(part.removeprefix("stage-"))
+
+
 class MicrobatchId(NamedTuple):
     """Identity of one microbatch for ever: the same data read again in another epoch is another microbatch.
 

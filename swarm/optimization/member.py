@@ -19,7 +19,7 @@ import torch
 from swarm.averaging.plan import RoundResult
 from swarm.device import DeviceThread
 from swarm.errors import EXIT_ERROR, OutOfSync, PeerError, Refused, RoundFailed, RunEnded, WrongStep
-from swarm.ids import ENDS, MicrobatchId, PartName, PeerId
+from swarm.ids import MicrobatchId, PartName, PeerId, stage_of
 from swarm.network.protocols import Answer, Method, Request
 from swarm.optimization.closing import totals
 from swarm.optimization.history import History
@@ -172,7 +172,7 @@ class Member:
         part, name = self.part, self._part_name()
         if part is None or name is None:
             return None
-        expected = assigned(body.committed, self._context.me, _stage(name))
+        expected = assigned(body.committed, self._context.me, stage_of(name))
         held, sums = await self._context.device.run(lambda: (part.microbatches, part.gradient_sum()))
         if held != expected:
             missing, surplus = expected - held, held - expected
@@ -185,7 +185,7 @@ class Member:
         context, name = self._context, self._part_name()
         if sums is None or name is None:
             return _Mean(None, Averaged(digest="", sq_norm=0.0, cursor=context.cursor()))
-        shares = weights(body.committed, self.roster.replicas(name), _stage(name))
+        shares = weights(body.committed, self.roster.replicas(name), stage_of(name))
         try:
             result = await context.average(body.step, name, shares, sums)
         except RoundFailed as error:
@@ -322,8 +322,3 @@ class Member:
             return None
         part = roster[self._context.me].part
         return None if part is None else PartName(part)
-
-
-def _stage(part: PartName) -> int | None:
-    """The number of a stage's part, None for the ends."""
-    return None if part == ENDS else int(part.removeprefix("stage-"))
