@@ -67,6 +67,69 @@ class PeerStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunFound(Event):
+    """The manifest is here and its digest is the run id. ``source`` served it."""
+
+    run: RunId
+    name: str
+    stages: int
+    steps: int
+    wire: int
+    source: PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reachability(Event):
+    """How others reach this peer: ``direct``, ``relayed`` or ``local`` (this machine only), in words and addresses."""
+
+    how: str
+    detail: str
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting(Event):
+    """The peer cannot go on until something else happens; written when what it waits for changes."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartAssigned(Event):
+    """Which part this peer holds from now on, and why; None for a peer that holds nothing."""
+
+    part: PartName | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncProgress(Event):
+    """A part is being downloaded: written at most a few times a second."""
+
+    part: PartName
+    step: int
+    donor: PeerId
+    bytes_received: int
+    bytes_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draining(Event):
+    """The peer was asked to leave in order and will, at the end of a step; ``reason`` says who asked."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RosterChanged(Event):
+    """A close record let peers join or leave: who, by name and part."""
+
+    step: int
+    joined: tuple[dict[str, Any], ...]
+    left: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PeerReady(Event):
     """The peer holds its part at ``step`` and takes work."""
 
