@@ -13,6 +13,7 @@ import math
 import struct
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,13 +101,23 @@ def _step_chunk(old: AdamWState, new: AdamWState, gradient: Tensor, chunk: slice
     torch.add(square, work, out=square)
 
     torch.mul(square, s.correction2, out=work)
-    torch.sqrt(work, out=work)
+    _root(work)
     torch.add(work, s.eps, out=work)
     torch.mul(mean, s.step_size, out=clipped)
     torch.div(clipped, work, out=work)
 
     torch.mul(old.params[chunk], s.shrink, out=params)
     torch.sub(params, work, out=params)
+
+
+def _root(values: Tensor) -> None:
+    """Square roots in place, correctly rounded. On the CPU torch gives this to a vector library whose last bit depends
+    on the processor (measured: 0.6 % of the values); numpy uses the processor's own instruction, which is exact."""
+    if values.device.type == "cpu":
+        array = values.numpy()
+        np.sqrt(array, out=array)
+    else:
+        torch.sqrt(values, out=values)
 
 
 def _scalars(config: OptimizerConfig, numbers: StepNumbers) -> _Scalars:

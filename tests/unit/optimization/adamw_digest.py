@@ -11,7 +11,7 @@ from swarm.models.layout import FlatLayout
 from swarm.optimization.adamw import AdamWState, StepNumbers, adamw_step
 from swarm.optimization.schedules import OptimizerConfig
 
-GOLDEN = "84965cb455e6a24e42222775cc6a73e71aa417b6eb55367739ab110c328ba9c9"
+GOLDEN = "89dca61508fac986f9fdfeaf2e2f25acd2677b899eb7ac44bbdfa1407d3cf50d"
 """What every machine must print. A change of this value is a change of every run's history."""
 
 _LAYOUT = FlatLayout.from_shapes([("embedding.weight", (331, 57)), ("norm.weight", (57,)), ("head.weight", (331, 57))])

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,6 +18,9 @@ from tests.unit.optimization.adamw_digest import GOLDEN, digest_of_steps
 
 LAYOUT = FlatLayout.from_shapes([("embedding.weight", (7, 5)), ("norm.weight", (5,)), ("head.weight", (7, 5))])
 CONFIG = OptimizerConfig(weight_decay=0.3)
+
+
+SCALARS = ("clip", "beta1", "rest1", "beta2", "rest2", "eps", "correction2", "step_size", "shrink")
 
 
 def filled(seed: int) -> Tensor:
@@ -88,3 +92,18 @@ def test_adamw_bits_do_not_depend_on_the_instruction_set(capability: str) -> Non
     command = [sys.executable, "-m", "tests.unit.optimization.adamw_digest"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
     assert result.stdout.strip() == GOLDEN
+
+
+def test_adamw_is_what_single_roundings_give() -> None:
+    """The same by numpy, one rounding an operation: whatever library torch hands an operation to must not show."""
+    gradient, old = filled(3), fresh()
+    numbers = StepNumbers(step=4, lr=0.01, clip=0.37)
+    new = adamw_step(old, gradient, LAYOUT, CONFIG, numbers)
+    scalars = {name: np.float32(getattr(adamw._scalars(CONFIG, numbers), name)) for name in SCALARS}
+    clipped = gradient.numpy() * scalars["clip"]
+    square = old.exp_avg_sq.numpy() * scalars["beta2"] + clipped * clipped * scalars["rest2"]
+    mean = old.exp_avg.numpy() * scalars["beta1"] + clipped * scalars["rest1"]
+    update = mean * scalars["step_size"] / (np.sqrt(square * scalars["correction2"]) + scalars["eps"])
+    for start, stop, decay in LAYOUT.decay_runs():
+        kept = old.params.numpy()[start:stop] * (scalars["shrink"] if decay else np.float32(1.0))
+        assert np.array_equal(new.params.numpy()[start:stop], kept - update[start:stop])
