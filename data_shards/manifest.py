@@ -18,6 +18,8 @@ TOKENS_FILE = "tokens.bin"
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 TokenType = Literal["uint16", "uint32"]
 
+REBUILD = "Build it again from its documents: swarm data build."
+
 _LARGEST_MANIFEST_BYTES = 64 << 10
 _READ_BYTES = 1 << 20
 
@@ -94,4 +96,4 @@ def file_digest(path: Path) -> tuple[int, str]:
 
 def broken(path: Path, cause: str) -> StateError:
     """The error for a shard that cannot be used: path, cause, what to do next."""
-    return StateError(f"shard {path}: {cause}. Build it again from its documents (data_shards.build.build_shard).")
+    return StateError(f"shard {path}: {cause}. {REBUILD}")

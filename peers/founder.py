@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from peers.roles import Surroundings
-from swarm.errors import PeerError
+from swarm.errors import PeerError, RunEnded
 from swarm.ids import PartName, PeerId
 from swarm.models.init import initial_weights
 from swarm.models.layout import FlatLayout
@@ -21,8 +21,6 @@ from swarm.schema import Empty
 from swarm.state.snapshot import Snapshot, digest, initial_snapshot
 from swarm.state.transfer import StateDonor
 
-PATIENCE_S = 120.0
-"""How long a founder waits for its peers before it gives up, saying who is missing."""
 GENESIS_TIMEOUT_S = 120.0
 """A member answers the genesis when it has downloaded its part."""
 
@@ -36,29 +34,37 @@ class Founder:
         directory: Directory,
         calls: StepCalls,
         own_record: Callable[[], PeerRecord],
+        donor: StateDonor,
     ) -> None:
-        self._around, self._directory, self._calls, self._own_record = around, directory, calls, own_record
+        self._around, self._directory, self._calls = around, directory, calls
+        self._own_record, self._donor = own_record, donor
 
-    async def found(self) -> None:
-        """Return when the genesis is decided. Raises RunEnded when too few peers come, or a member's PeerError."""
+    async def found(self, patience_s: float | None, waiting: Callable[[str], None]) -> None:
+        """Return when the genesis is decided; ``waiting`` is told who is missing. Raises RunEnded when too few peers
+        come within ``patience_s`` (None: wait for ever), which those who came are told, or a member's PeerError."""
         run = self._around.manifest.run
         snapshots = await self._around.device.run(self._initial_snapshots)
         digests: dict[PartName, str] = {}
-        donor = StateDonor(self._around.clock, max_downloads=run.stage_hosts + run.trainers)
         for snapshot in snapshots:
             digests[snapshot.part] = await asyncio.to_thread(digest, snapshot)
-            donor.offer(snapshot, digests[snapshot.part])
-        self._around.endpoint.mount(donor)
-        candidates = await gather_candidates(
-            self._candidates,
-            self._around.clock,
-            stage_hosts=run.stage_hosts,
-            trainers=run.trainers,
-            patience_s=PATIENCE_S,
-        )
+            self._donor.offer(snapshot, digests[snapshot.part])
+        try:
+            candidates = await gather_candidates(
+                self._candidates,
+                self._around.clock,
+                stage_hosts=run.start_when.stage_hosts,
+                trainers=run.start_when.trainers,
+                patience_s=patience_s,
+                waiting=waiting,
+            )
+        except RunEnded as ended:
+            watch = self._around.watch
+            watch.follow([PeerId(candidate.peer) for candidate in await self._candidates()])
+            await watch.tell_all(self._around.endpoint.peer, ended.reason)
+            raise
         await found(self._calls, self._around.manifest.run_id, candidates, digests, timeout_s=GENESIS_TIMEOUT_S)
         for part in digests:
-            donor.withdraw(part)
+            self._donor.withdraw(part)
 
     async def _candidates(self) -> Sequence[Candidate]:
         """Everybody in the directory who waits for this run and answers, and ourselves; no more than the run asked
@@ -69,8 +75,8 @@ class Founder:
         answers = await asyncio.gather(*(self._answers(peer, record) for peer, record in waiting.items()))
         alive = [item for item, answered in zip(waiting.items(), answers, strict=True) if answered]
         alive.sort(key=lambda item: (item[1].incarnation, item[0]))
-        hosts = [item for item in alive if item[1].role == "stage"][: run.stage_hosts]
-        trainers = [item for item in alive if item[1].role == "trainer"][: run.trainers]
+        hosts = [item for item in alive if item[1].role == "stage"][: run.start_when.stage_hosts]
+        trainers = [item for item in alive if item[1].role == "trainer"][: run.start_when.trainers]
         return [
             Candidate(peer=peer, role=r.role, name=r.name, stage=r.stage, addresses=r.addresses)
             for peer, r in [(me, self._own_record()), *hosts, *trainers]

@@ -105,7 +105,7 @@ class LocalRun:
                 peers.append(exact_settings(**common, role="stage", stage=int(number)))
             else:
                 peers.append(
-                    exact_settings(**common, role="trainer", shard=self.directory.shard(int(number)).absolute())
+                    exact_settings(**common, role="trainer", data=self.directory.shard(int(number)).absolute())
                 )
         return peers
 

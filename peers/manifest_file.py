@@ -29,8 +29,14 @@ def _section(name: str, values: dict[str, Any]) -> str:
 def _lines(values: dict[str, Any]) -> Iterator[str]:
     for key, value in values.items():
         if value is not None:
-            # JSON's strings, integers, booleans and lists of them are TOML's; its floats too, once they show a point.
-            yield f"{key} = {_float(value) if isinstance(value, float) else json.dumps(value)}\n"
+            yield f"{key} = {_value(value)}\n"
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_value(item)}" for key, item in value.items() if item is not None) + " }"
+    # JSON's strings, integers, booleans and lists of them are TOML's; its floats too, once they show a point.
+    return _float(value) if isinstance(value, float) else json.dumps(value)
 
 
 def _float(value: float) -> str:

@@ -1,4 +1,5 @@
-"""One peer's membership of one run: it is announced, gets its part at the genesis, and follows the steps.
+"""One peer's membership of one run: it is announced, gets its part at the genesis or joins later, follows the steps,
+and leaves.
 
 :meth:`Membership.run` tells the story.
 """
@@ -6,62 +7,95 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 
 import torch
 
+from data_shards.source import ShardSource
+from peers.announcer import Announcer
 from peers.checkpoints import CheckpointWriter
+from peers.contact import ask_standing
 from peers.founder import Founder
-from peers.roles import Role, StageRole, Surroundings, TrainerRole, download_part, open_shard
+from peers.joining import Joining
+from peers.leaving import Leaving
+from peers.roles import Role, StageRole, Surroundings, TrainerRole, build_empty, download_part
 from peers.settings import PeerSettings
+from peers.situation import Situation
+from peers.step_events import StepEvents
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.plan import RoundKey, RoundResult
 from swarm.averaging.round import RoundCall, average, plan_round
 from swarm.averaging.strategies import STRATEGIES
-from swarm.errors import EXIT_UNREACHABLE, ConfigError, PeerError, Refused, RunEnded, StateError
-from swarm.events import LinkUsage, PeerReady, RunStarted, StepClosed
+from swarm.config import Manifest
+from swarm.errors import ConfigError, PeerError, Refused, RunEnded, StateError
+from swarm.events import PeerReady
 from swarm.ids import PartName, PeerId, stage_of
-from swarm.models.flops import model_parameter_count
-from swarm.network.protocols import Directory
-from swarm.network.records import PeerRecord
+from swarm.models.split import split_model
+from swarm.network.protocols import MAX_BODY_BYTES, Directory
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.history import History
 from swarm.optimization.lead import LeadDesk
 from swarm.optimization.loop import Feed, StepLoop
 from swarm.optimization.member import Member, MemberContext
+from swarm.optimization.observing import ObserverDesk
+from swarm.optimization.part import TrainedPart
 from swarm.optimization.parting import Parting
-from swarm.optimization.records import CloseRecord
+from swarm.optimization.records import CloseRecord, Decision, record_room
+from swarm.optimization.roster import Roster
 from swarm.optimization.rules import StepRules
 from swarm.optimization.step import Closing, RemoteLeader
 from swarm.planning.deadlines import AdaptiveDeadline
 from swarm.security.signing import verify
+from swarm.state.snapshot import Snapshot
+from swarm.state.transfer import StateDonor
 
-RECORD_TTL_S = 60.0
-RECORD_RENEWAL_S = 20.0
 STEP_FLOOR_S, STEP_CEILING_S = 20.0, 120.0
 ROUND_SHARE = 0.8
 """A round's share of the time that the leader waits for its outcome: so the round fails first and names the culprit."""
-WAITING_S = 5.0
-"""How often a peer that waits for the genesis looks whether the run has started without it."""
+WAITING_S = 1.0
+"""How often a peer that waits for the genesis asks how far it is."""
+
+
+def rules_of(manifest: Manifest) -> StepRules:
+    """What the manifest says about every step."""
+    batch, stages = manifest.batch, manifest.split.stages
+    return StepRules(
+        run=manifest.run_id,
+        steps=manifest.run.steps,
+        target=batch.microbatches_per_step,
+        max_share=batch.max_share,
+        max_tokens=batch.microbatch_size * manifest.model.context,
+        stages=stages,
+        parts=tuple(spec.name for spec in split_model(manifest.model, manifest.split)),
+        max_members=record_room(batch.microbatches_per_step, stages, MAX_BODY_BYTES),
+        reproducible=manifest.run.reproducible,
+        optimizer=manifest.optimizer,
+    )
 
 
 class Membership:
-    """Everything a peer has once it knows the manifest."""
+    """Everything a peer has once it knows the manifest.
 
-    def __init__(self, settings: PeerSettings, around: Surroundings, directory: Directory, founder: PeerId) -> None:
+    ``contact`` is the peer through which it found the run (itself for the founder), ``founder`` the one whose genesis
+    counts, ``source`` a trainer's data.
+    """
+
+    def __init__(
+        self,
+        settings: PeerSettings,
+        around: Surroundings,
+        directory: Directory,
+        *,
+        contact: PeerId,
+        founder: PeerId,
+        source: ShardSource | None = None,
+    ) -> None:
         self._settings, self._around, self._directory = settings, around, directory
-        self._founder = founder
-        manifest = around.manifest
-        self._rules = StepRules(
-            run=manifest.run_id,
-            steps=manifest.run.steps,
-            target=manifest.batch.microbatches_per_step,
-            max_share=manifest.batch.max_share,
-            max_tokens=manifest.batch.microbatch_size * manifest.model.context,
-            stages=manifest.split.stages,
-            reproducible=manifest.run.reproducible,
-            optimizer=manifest.optimizer,
-        )
+        self._contact, self._source = contact, source
+        self._founds = founder == around.endpoint.peer
+        self._rules = rules_of(around.manifest)
+        self.situation = Situation(around.events)
         self._deadline = AdaptiveDeadline(STEP_FLOOR_S, STEP_CEILING_S)
         self._history = History(settings.home / "history.jsonl")
         self._allreduce = AllReduce(around.endpoint, around.clock)
@@ -69,16 +103,30 @@ class Membership:
         self._desk = LeadDesk(self._rules, around.endpoint.peer, self._member.wait_open, verify)
         self._calls = StepCalls(around.endpoint)
         self._parting = Parting()
+        self._donor = StateDonor(around.clock, max_downloads=self._downloads())
+        self._observers = ObserverDesk(founder, self._donor, self._snapshot, self._waiting_for, around.clock)
+        self._announcer = Announcer(settings, around.endpoint, directory, self.situation, around.clock)
+        self._step_events = StepEvents(around, self.situation)
+        self._leaving = Leaving(
+            around.manifest.run_id, self._member, self._calls, around.identity, self.situation, self._deadline
+        )
         self._role: Role | None = None
+        self._was_member = False
+        self._followed: tuple[PeerId, ...] = ()
         self._installed = asyncio.Event()
         self._unfit: asyncio.Future[ConfigError | StateError] = asyncio.get_running_loop().create_future()
         self._checkpoints = self._checkpoint_writer()
         self._writing: asyncio.TaskGroup | None = None
-        self._usage = (0, 0)
-        self._incarnation = int(around.clock.wall() * 1000)
-        self._opened_at = self._born = around.clock.monotonic()
-        for service in (around.watch, self._member, self._desk, self._allreduce, self._parting):
+        self._born = around.clock.monotonic()
+        for service in (
+            around.watch, self._member, self._desk, self._allreduce, self._parting, self._donor, self._observers,
+        ):  # fmt: skip
             around.endpoint.mount(service)
+
+    def _downloads(self) -> int:
+        """All at once at the genesis, from the founder; later a few."""
+        start = self._around.manifest.run.start_when
+        return start.stage_hosts + start.trainers if self._founds else 4
 
     def _member_context(self, founder: PeerId) -> MemberContext:
         around = self._around
@@ -110,59 +158,62 @@ class Membership:
 
     # --- the story -----------------------------------------------------------------------------------------------
 
-    async def run(self) -> None:
-        """Announce, be founded, train, and leave when the last step is closed. Raises, in an ExceptionGroup, whatever
-        ends it earlier."""
+    async def run(self) -> str:
+        """Announce, be founded or join, train, and leave when the last step is closed or earlier when asked. Returns
+        why it is over, in words. Raises, in an ExceptionGroup, whatever ends it earlier."""
         async with asyncio.TaskGroup() as writing:  # checkpoints may outlast the steps
             self._writing = writing
             async with asyncio.TaskGroup() as group:
-                background = [group.create_task(work()) for work in (self._announce, self._work, self._end_unfit)]
-                if self._settings.role == "bootstrap":
-                    await Founder(self._around, self._directory, self._calls, self._own_record).found()
+                work = (self._announcer.run, self._work, self._end_unfit, self._leaving.run)
+                background = [group.create_task(part()) for part in work]
+                group.create_task(self._begin())
                 closing = Closing(
                     rules=self._rules,
                     calls=self._calls,
                     history=self._history,
                     events=self._around.events,
                     timeout_s=self._deadline.seconds,
+                    settle=self._desk.settle,
                 )
-                await StepLoop(self._member, self._desk, closing, self._feed()).run()
-                await self._parting.part(self._calls, self._member.roster, self._rules.steps)
+                await StepLoop(self._member, self._desk, closing, self._parting, self._feed()).run()
                 for task in background:
                     task.cancel()
+        await self._announcer.gone()
+        if self._member.departed:
+            return f"it left in order after step {self._member.open_step - 1}"
+        return "every step of the run is closed"
 
-    async def _announce(self) -> None:
-        """Keep our record in the directory alive. A directory that cannot be reached now is tried again in time."""
-        while True:
-            pause = RECORD_RENEWAL_S if self._installed.is_set() else WAITING_S
-            try:
-                await self._directory.announce(self._own_record(), ttl_s=RECORD_TTL_S)
-                await self._check_place()
-            except PeerError:
-                pause = 1.0
-            await self._around.clock.sleep(pause)
+    def leave(self, reason: str, exit_code: int) -> str:
+        """Leave in order: see :meth:`peers.leaving.Leaving.ask`. :meth:`run` then ends after the step's close."""
+        return self._leaving.ask(reason, exit_code)
 
-    async def _check_place(self) -> None:
-        """A peer that the genesis left out would wait for ever. Raises RunEnded when the run has started without us."""
-        if self._installed.is_set() or self._founder == self._around.endpoint.peer:
+    @property
+    def exit_code(self) -> int:
+        """What the process ends with when :meth:`run` returned."""
+        return self._leaving.exit_code if self._member.departed else 0
+
+    async def _begin(self) -> None:
+        """Be in the roster, in one of three ways: found the run, be in its genesis, or join it in progress."""
+        if self._founds:
+            founder = Founder(self._around, self._directory, self._calls, self._announcer.record, self._donor)
+            await founder.found(self._settings.patience_s, self.situation.wait_for)
             return
-        founder = (await self._directory.lookup(PeerRecord)).get(self._founder)
-        if founder is not None and founder.step > 0 and not self._installed.is_set():
-            reason = "the run has started without this peer, and this version cannot join a run in progress"
-            raise RunEnded(f"{reason}; start it together with the others", EXIT_UNREACHABLE)
+        while not self._member.is_member:
+            standing = await ask_standing(self._around.endpoint, self._around.clock, self._contact)
+            if standing.closed is not None and not self._installed.is_set():
+                joining = Joining(
+                    self._settings, self._around, self._member, self.situation, self._leaving, self._prepare
+                )
+                await joining.run(self._contact)
+                return
+            if standing.closed is None:
+                self.situation.wait_for(standing.waiting_for or "the run to start")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WAITING_S):
+                    await self._member.wait_member()
 
-    def _own_record(self) -> PeerRecord:
-        settings, step = self._settings, self._member.open_step
-        return PeerRecord(
-            role=settings.role,
-            name=settings.name,
-            stage=settings.stage,
-            addresses=self._around.endpoint.addresses,
-            incarnation=self._incarnation,
-            status="ready" if step else "waiting",
-            step=step,
-            wire=self._around.manifest.run.wire,
-        )
+    def _waiting_for(self) -> str:
+        return self.situation.waiting_for
 
     async def _work(self) -> None:
         await self._installed.wait()
@@ -179,7 +230,7 @@ class Membership:
 
         async def feed(step: int) -> None:
             role = self._role
-            assert isinstance(role, TrainerRole)  # noqa: S101 - installed at the genesis
+            assert isinstance(role, TrainerRole)  # noqa: S101 - built before this peer is a member
             roster = self._member.roster
             await role.feed(step, RemoteLeader(self._calls, roster, self._deadline.seconds))
 
@@ -187,6 +238,10 @@ class Membership:
 
     def _cursor(self) -> tuple[int, int] | None:
         return self._role.service.cursor if isinstance(self._role, TrainerRole) else None
+
+    async def _snapshot(self) -> Snapshot | None:
+        part = None if self._role is None else self._role.part
+        return None if part is None else await self._around.device.run(part.snapshot)
 
     async def _average(
         self, step: int, part: PartName, weights: Mapping[PeerId, int], sums: torch.Tensor
@@ -209,7 +264,7 @@ class Membership:
     async def _install(self, record: CloseRecord, donor: PeerId) -> None:
         """The genesis names our part: download it, verify it, be ready. Raises the founder's PeerError.
 
-        What is wrong on our side, such as a damaged shard, ends this peer with the reason; the founder is told no.
+        What is wrong on our side ends this peer with the reason; the founder is told no.
         """
         try:
             await self._take_place(record, donor)
@@ -219,96 +274,88 @@ class Membership:
 
     async def _take_place(self, record: CloseRecord, donor: PeerId) -> None:
         around, roster = self._around, record.members
-        me = around.endpoint.peer
-        for member in roster.members:
-            if member.peer != me:
-                around.endpoint.learn(PeerId(member.peer), member.addresses)
-        own = roster[me].part
-        part = await download_part(around, record, PartName(own), donor) if own is not None else None
+        self._learn(roster)
+        own = roster[around.endpoint.peer].part
+        part = None
+        self.situation.assigned(None if own is None else PartName(own), "in the run's first roster")
+        if own is not None:
+            part = await build_empty(around, PartName(own))
+            await download_part(around, record, part, donor)
+        await self._prepare(part, record)
+
+    async def _prepare(self, part: TrainedPart | None, record: CloseRecord) -> None:
+        """Our part is here for the first time: serve it."""
+        around, roster = self._around, record.members
         if self._settings.role == "trainer":
-            assert self._settings.shard is not None  # noqa: S101 - checked with the settings
-            source = open_shard(around, self._settings.shard)
-            self._role = TrainerRole(around, part, roster, source, self._settings.max_in_flight)
+            assert self._source is not None  # noqa: S101 - opened before the run was entered
+            self._role = TrainerRole(around, part, roster, self._source, self._settings.max_in_flight)
         elif part is not None and (stage := stage_of(part.spec.name)) is not None:
             self._role = StageRole(around, part, stage, roster)
         if self._role is not None:
             around.endpoint.mount(self._role.service)
             self._member.part = self._role.part
         self._installed.set()
-        seconds = around.clock.monotonic() - self._born
-        part_name = None if own is None else PartName(own)
-        around.events.emit(PeerReady(part=part_name, step=0, reason="member of the genesis", seconds=seconds))
 
-    async def _decided(self, record: CloseRecord) -> None:
-        """A record was decided and our part is swapped: say so, and open the next step."""
-        now = self._around.clock.monotonic()
-        if record.step == 0:
-            self._emit_run_started(record)
-            self._around.watch.follow(record.members.peers)
-        else:
-            self._deadline.observe(now - self._opened_at)
-            self._emit_step_closed(record, now - self._opened_at)
+    def _learn(self, roster: Roster) -> None:
+        for member in roster.members:
+            if member.peer != self._around.endpoint.peer:
+                self._around.endpoint.learn(PeerId(member.peer), member.addresses)
+
+    async def _decided(self, decision: Decision) -> None:
+        """A record was decided and our part has its result: say so, serve observers, open the next step."""
+        record, roster = decision.record, decision.record.members
+        inside = self._around.endpoint.peer in roster
+        seconds = self._step_events.closed(record)
+        if self._was_member:
+            self._deadline.observe(seconds)
+        await self._observers.publish(decision)
         await self._keep_checkpoint(record)
-        self._opened_at = now
-        if record.step >= self._rules.steps:
+        if record.step >= self._rules.steps or self._member.departed:
             self._around.watch.follow(())
             return
-        self._desk.open_step(record.step + 1, record.members)
+        if inside:
+            self._learn(roster)
+            if roster.peers != self._followed:
+                self._followed = roster.peers
+                self._around.watch.follow(roster.peers)
+        self._desk.open_step(record.step + 1, roster)
         if self._role is not None:
-            self._role.open_step(record.step + 1, record.members)
+            self._role.open_step(record.step + 1, roster)
+        if inside and not self._was_member:
+            self._ready(record)
+
+    def _ready(self, record: CloseRecord) -> None:
+        """This record is the first that names us."""
+        around, self._was_member = self._around, True
+        if isinstance(self._role, TrainerRole):
+            with contextlib.suppress(ConfigError):  # another shard than last time: from its beginning
+                self._role.service.seek(record.cursors.get(around.endpoint.peer, (0, 0)))
+        if not self._leaving.asked:
+            self.situation.ready()
+        seconds = around.clock.monotonic() - self._born
+        around.events.emit(
+            PeerReady(part=self.situation.part, step=record.step, reason=self.situation.reason, seconds=seconds)
+        )
 
     async def _keep_checkpoint(self, record: CloseRecord) -> None:
         held = None if self._role is None else self._role.part
         if self._checkpoints is None or held is None or not self._checkpoints.due(record.step):
             return
         assert self._writing is not None  # noqa: S101 - records are only decided inside run()
-        if record.members.replicas(held.spec.name)[0] == self._around.endpoint.peer:
+        if record.members.replicas(held.spec.name)[:1] == (self._around.endpoint.peer,):
             snapshot = await self._around.device.run(held.snapshot)
             self._writing.create_task(self._checkpoints.write(snapshot, record))
 
-    # --- events --------------------------------------------------------------------------------------------------
-
-    def _emit_run_started(self, record: CloseRecord) -> None:
-        manifest = self._around.manifest
-        roster = tuple({"peer": m.peer, "name": m.name, "role": m.role, "part": m.part} for m in record.roster)
-        self._around.events.emit(
-            RunStarted(
-                run=manifest.run_id,
-                stages=manifest.split.stages,
-                roster=roster,
-                parameters=model_parameter_count(manifest.model),
-            )
-        )
-
-    def _emit_step_closed(self, record: CloseRecord, seconds: float) -> None:
-        events = self._around.events
-        events.emit(
-            StepClosed(
-                step=record.step,
-                loss=record.loss,
-                tokens=record.tokens,
-                microbatches=len(record.committed),
-                grad_norm=record.grad_norm,
-                clip=record.clip,
-                lr=record.lr,
-                digests=dict(record.digests),
-                leader=record.members.leader(record.step),
-                record=record.hash(),
-                seconds=seconds,
-            )
-        )
-        sent, received = self._around.endpoint.statistics().total
-        before = self._usage
-        self._usage = (sent, received)
-        events.emit(LinkUsage(step=record.step, bytes_sent=sent - before[0], bytes_received=received - before[1]))
-
     # --- names ---------------------------------------------------------------------------------------------------
+
+    @property
+    def roster(self) -> Roster:
+        """Who takes part in the open step; empty before the genesis."""
+        return self._member.roster if self._history.next_step else Roster(())
 
     def name_of(self, peer: str) -> str:
         """The name a peer gave itself, its id when it is not in the roster."""
-        if self._history.next_step and peer in self._member.roster:
-            return self._member.roster[peer].name
-        return peer
+        return self.roster[peer].name if peer in self.roster else peer
 
     def describe(self, error: BaseException) -> str:
         """A peer's failure, with its name."""

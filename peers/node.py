@@ -7,29 +7,34 @@ it does is its role (``peers.roles``). :func:`run_peer` is what the CLI and the 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
-import signal
 
 import uvloop
 
+from data_shards.source import ShardSource
+from peers.commands import NodeCommands
+from peers.contact import ask_standing, find_run
+from peers.control import ControlServer
+from peers.data import shard_for
 from peers.membership import Membership
-from peers.narrator import Narrator
-from peers.roles import Surroundings
+from peers.narration import Narration
+from peers.orders import Orders
+from peers.roles import Surroundings, open_shard
 from peers.settings import PeerSettings
+from peers.words import report_error
 from swarm.clock import SystemClock
-from swarm.config import Manifest, load_manifest, parse_manifest
+from swarm.config import Manifest, load_manifest
 from swarm.device import DeviceThread, resolve_device
-from swarm.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, EXIT_UNREACHABLE, PeerError, RunEnded, SwarmError
-from swarm.events import DaemonLost, EventSink, PeerLost, PeerStarted, PeerStopped
+from swarm.errors import EXIT_DRAINED, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_UNREACHABLE, PeerError, RunEnded, SwarmError
+from swarm.events import DaemonLost, EventSink, PeerLost, PeerStarted, PeerStopped, RunFound
 from swarm.ids import PeerId, RunId
 from swarm.monitoring.lag import LoopLagProbe
 from swarm.monitoring.recorder import Recorder
-from swarm.network.addresses import parse_address, split_peer
+from swarm.network.addresses import parse_address
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.identity import StoredIdentity, load_or_create
-from swarm.network.manifest import ManifestService, fetch_manifest
+from swarm.network.manifest import ManifestService
 from swarm.optimization.calls import first_leaf
 from swarm.pipeline.health import Watch
 
@@ -37,11 +42,11 @@ logger = logging.getLogger(__name__)
 
 VERDICT_PATIENCE_S = 8.0
 """How long a failed call waits for the health watch to say who is really gone, before it is reported as it is."""
-EXIT_TERMINATED = 143
 
 
 def run_peer(settings: PeerSettings) -> int:
-    """Run one peer until its run is over; returns the exit code. Blocking; owns the process's event loop and SIGTERM.
+    """Run one peer until its run is over or it has left; returns the exit code. Blocking; owns the process's event
+    loop and SIGTERM, and SIGINT when it may leave in order.
 
     Whatever happens, the last event of ``home/events.jsonl`` says why it ended.
     """
@@ -50,14 +55,14 @@ def run_peer(settings: PeerSettings) -> int:
 
 async def _run_peer(settings: PeerSettings) -> int:
     clock = SystemClock()
-    identity = load_or_create(settings.home / "identity.key")
+    identity = load_or_create(settings.identity)
     recorder = Recorder(settings.home / "events.jsonl", identity.peer, clock)
-    events = Narrator(settings.name, recorder) if settings.verbose else recorder
+    events = Narration(settings, recorder, clock, peer=identity.peer)
     node = Node(settings, identity, events, clock)
     reason, exit_code = f"{settings.name} was interrupted", EXIT_INTERRUPTED
+    verdict: SwarmError | None = None
     try:
-        await node.run()
-        reason, exit_code = "every step of the run is closed", EXIT_OK
+        reason, exit_code = await node.run()
     except* SwarmError as errors:
         verdict = _verdict(errors)
         reason, exit_code = str(verdict), verdict.exit_code
@@ -66,10 +71,13 @@ async def _run_peer(settings: PeerSettings) -> int:
         logger.exception("the peer failed", exc_info=errors)
         reason, exit_code = f"{type(failure).__name__}: {failure}", EXIT_ERROR
     finally:
-        recorder.emit(PeerStopped(reason=reason, exit_code=exit_code))
+        events.emit(PeerStopped(reason=reason, exit_code=exit_code))
         recorder.close()
-    if settings.verbose or exit_code:
-        print(f"{settings.name}: {reason}", flush=True)  # noqa: T201 - what a person sees of a foreground peer
+    if settings.verbose or settings.json_lines:
+        if verdict is not None and verdict.exit_code < EXIT_DRAINED:
+            report_error(verdict)
+    elif exit_code:
+        print(f"{settings.name}: {reason}", flush=True)  # noqa: T201 - the last line of a peer's log
     return exit_code
 
 
@@ -87,35 +95,44 @@ class Node:
     def __init__(self, settings: PeerSettings, identity: StoredIdentity, events: EventSink, clock: SystemClock) -> None:
         self._settings, self._identity, self._events, self._clock = settings, identity, events, clock
         self._born = clock.monotonic()
-        self._terminated = asyncio.Event()
+        self._orders = Orders(settings.grace_s)
+        self._commands = NodeCommands(settings, identity.peer, clock.wall(), self._orders.by_command)
         self._membership: Membership | None = None
+        self._contact: PeerId | None = None
 
-    async def run(self) -> None:
-        """Live. Raises, in an ExceptionGroup, RunEnded or another SwarmError when the run does not reach its end."""
+    async def run(self) -> tuple[str, int]:
+        """Live; returns why it is over and the exit code. Raises, in an ExceptionGroup, RunEnded or another SwarmError
+        when it does not end in order."""
         settings = self._settings
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._terminated.set)
+        self._orders.listen()
         device = DeviceThread(resolve_device(settings.device), threads=settings.threads)
+        control = None if settings.control is None else ControlServer(settings.control, self._commands.table())
         try:
+            if control is not None:
+                await control.start()
             endpoint = await self._open_endpoint()
             try:
-                await self._until_over(endpoint, device)
+                return await self._until_over(endpoint, device)
             finally:
                 await endpoint.close()
         except SwarmError as error:
             raise ExceptionGroup("the peer could not start", [error]) from error
         finally:
+            if control is not None:
+                await control.close()
             await device.close()
 
     async def _open_endpoint(self) -> LibP2PEndpoint:
         settings = self._settings
         config = EndpointConfig(
             run_dir=settings.home,
-            listen=(parse_address(settings.listen, key="listen", peer=False, any_port=True),),
+            listen=tuple(parse_address(a, key="listen", peer=False, any_port=True) for a in settings.listen),
+            announce=tuple(parse_address(a, key="announce", peer=False) for a in settings.announce),
             bootstrap=tuple(parse_address(text, key="bootstrap") for text in settings.bootstrap),
         )
         return await LibP2PEndpoint.open(config, self._identity, self._clock)
 
-    async def _until_over(self, endpoint: LibP2PEndpoint, device: DeviceThread) -> None:
+    async def _until_over(self, endpoint: LibP2PEndpoint, device: DeviceThread) -> tuple[str, int]:
         """Everything that runs beside each other; the first to fail ends the rest."""
         watch = Watch(endpoint, self._clock)
         async with asyncio.TaskGroup() as group:
@@ -126,7 +143,7 @@ class Node:
                 group.create_task(LoopLagProbe(self._events, self._clock).run()),
             ]
             try:
-                await self._take_part(endpoint, device, watch)
+                return await self._take_part(endpoint, device, watch)
             finally:
                 for guard in guards:
                     guard.cancel()
@@ -139,9 +156,9 @@ class Node:
         raise RunEnded(f"the libp2p daemon of {self._settings.name} died (exit code {code})", EXIT_UNREACHABLE)
 
     async def _watch_signals(self, watch: Watch) -> None:
-        await self._terminated.wait()
-        await watch.tell_all(self._identity.peer, "it was stopped by SIGTERM")
-        raise RunEnded(f"{self._settings.name} was stopped by SIGTERM", EXIT_TERMINATED)
+        reason, exit_code = await self._orders.forced()
+        await watch.tell_all(self._identity.peer, reason)
+        raise RunEnded(f"{self._settings.name} {reason}", exit_code)
 
     async def _watch_peers(self, watch: Watch) -> None:
         peer, reason = await watch.run()
@@ -151,16 +168,9 @@ class Node:
 
     # --- taking part ---------------------------------------------------------------------------------------------
 
-    async def _take_part(self, endpoint: LibP2PEndpoint, device: DeviceThread, watch: Watch) -> None:
-        """Learn what the run is, become a member, and stay one until its last step is closed.
-
-        When a call fails nobody knows yet who is really gone, so the health watch gets some time for its verdict.
-        """
-        manifest, served = await self._manifest(endpoint)
-        if served is not None:
-            endpoint.mount(served)
-        await endpoint.enter(manifest.run_id)
-        self._emit_started(endpoint)
+    async def _take_part(self, endpoint: LibP2PEndpoint, device: DeviceThread, watch: Watch) -> tuple[str, int]:
+        """Learn what the run is, become a member, and stay one until its last step is closed or it has left."""
+        manifest, tokenizer = await self._find_run(endpoint)
         around = Surroundings(
             manifest=manifest,
             identity=self._identity.private,
@@ -170,37 +180,77 @@ class Node:
             clock=self._clock,
             watch=watch,
         )
-        founder = self._identity.peer if self._settings.role == "bootstrap" else self._bootstrap_peer()
-        self._membership = Membership(self._settings, around, endpoint.directory, founder)
-        watch.follow((founder,))
+        source = await self._open_data(around, tokenizer)
+        endpoint.mount(ManifestService(manifest.canonical(), tokenizer))
+        await endpoint.enter(manifest.run_id)
+        membership = await self._become_member(around, endpoint, source)
+        self._emit_started(endpoint)
         try:
-            await self._membership.run()
+            return await membership.run(), membership.exit_code
         except* PeerError as errors:
+            # Nobody knows yet who is really gone: the health watch gets some time for its verdict.
             error = first_leaf(errors)
             watch.suspect_all(str(error))
             await self._clock.sleep(VERDICT_PATIENCE_S)
-            raise RunEnded(f"{self._membership.describe(error)}", EXIT_UNREACHABLE) from error
+            raise RunEnded(membership.describe(error), EXIT_UNREACHABLE) from error
 
-    async def _manifest(self, endpoint: LibP2PEndpoint) -> tuple[Manifest, ManifestService | None]:
-        """The run's manifest: the founder reads it from its files and serves it, everybody else asks the founder."""
+    async def _find_run(self, endpoint: LibP2PEndpoint) -> tuple[Manifest, bytes]:
+        """The run's manifest and tokenizer: the founder reads them from its files, everybody else asks a contact."""
         settings = self._settings
         if settings.manifest is not None and settings.tokenizer is not None:
             manifest = await asyncio.to_thread(load_manifest, settings.manifest)
-            tokenizer = await asyncio.to_thread(settings.tokenizer.read_bytes)
-            return manifest, ManifestService(manifest.canonical(), tokenizer)
+            self._emit_found(manifest, self._identity.peer)
+            return manifest, await asyncio.to_thread(settings.tokenizer.read_bytes)
         expected = RunId(settings.run) if settings.run is not None else None
-        document, _ = await fetch_manifest(endpoint, self._bootstrap_peer(), expected)
-        return parse_manifest(json.loads(document), "the bootstrap's manifest"), None
+        contacts = [parse_address(text, key="bootstrap") for text in settings.bootstrap]
+        self._contact, manifest, tokenizer = await find_run(endpoint, contacts, expected)
+        self._emit_found(manifest, self._contact)
+        return manifest, tokenizer
 
-    def _bootstrap_peer(self) -> PeerId:
-        return split_peer(parse_address(self._settings.bootstrap[0], key="bootstrap"))[1]
+    async def _open_data(self, around: Surroundings, tokenizer: bytes) -> ShardSource | None:
+        """A trainer's shard, made from its text where it has none. Before the run is entered: bad data is this peer's
+        affair alone."""
+        settings = self._settings
+        if settings.role != "trainer":
+            return None
+        into, seed = settings.home / "shard", self._identity.peer
+        path = await asyncio.to_thread(shard_for, settings.data, tokenizer, around.manifest, into, seed)
+        return await asyncio.to_thread(open_shard, around, path)
+
+    async def _become_member(
+        self, around: Surroundings, endpoint: LibP2PEndpoint, source: ShardSource | None
+    ) -> Membership:
+        contact = founder = self._identity.peer
+        if self._contact is not None:
+            contact = self._contact
+            founder = PeerId((await ask_standing(endpoint, self._clock, contact)).founder)
+            around.watch.follow((contact,))
+        membership = Membership(
+            self._settings, around, endpoint.directory, contact=contact, founder=founder, source=source
+        )
+        self._membership = membership
+        self._commands.adopt(around.manifest, endpoint, membership)
+        self._orders.adopt(membership.leave)
+        return membership
 
     def _name_of(self, peer: PeerId) -> str:
         """What to call a peer: its name in the roster, else what is known of it."""
         known = None if self._membership is None else self._membership.name_of(peer)
         if known is not None and known != peer:
             return known
-        return "the bootstrap" if self._settings.bootstrap and peer == self._bootstrap_peer() else "a peer"
+        return "the bootstrap" if peer == self._contact else "a peer"
+
+    def _emit_found(self, manifest: Manifest, source: PeerId) -> None:
+        self._events.emit(
+            RunFound(
+                run=manifest.run_id,
+                name=manifest.run.name,
+                stages=manifest.split.stages,
+                steps=manifest.run.steps,
+                wire=manifest.run.wire,
+                source=source,
+            )
+        )
 
     def _emit_started(self, endpoint: LibP2PEndpoint) -> None:
         self._events.emit(

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from data_shards.build import build_shard
@@ -17,20 +15,14 @@ from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.interrupt import check
 from peers.manifest_file import write_manifest
 from peers.run_directory import RunDirectory
-from peers.settings import DEVICE
 from peers.text import Corpus
+from peers.tokenizer_sample import sample_texts
 from peers.words import count
-from swarm.config import Manifest, RunConfig, TokenizerConfig, check_manifest
+from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, check_manifest
 from swarm.errors import ConfigError, StateError
 from swarm.models.spec import ModelConfig, SplitConfig
 
 HELD_OUT_FRACTION = 0.05
-SAMPLE_CHARACTERS = 8_000_000
-"""Text the tokenizer is trained on: frequent words of a few megabytes are those of the whole, and training it cannot
-be interrupted, so it must stay short."""
-
-GPU_TRACES = ("dev/nvidia*", "proc/driver/nvidia/gpus/*", "dev/nvgpu*", "dev/nvhost-gpu", "dev/dxg", "dev/kfd")
-"""What drivers of GPUs that torch calls ``cuda`` leave: NVIDIA's (also on boards), WSL's, AMD's."""
 _MORE_TEXT = "Give more text, or ask for fewer --trainers."
 
 
@@ -63,8 +55,7 @@ def make_manifest(shape: RunShape, tokenizer: str) -> Manifest:
             seed=shape.seed,
             steps=shape.steps,
             reproducible=shape.reproducible,
-            stage_hosts=shape.peers,
-            trainers=shape.trainers,
+            start_when=StartWhen(stage_hosts=shape.peers, trainers=shape.trainers),
         ),
         split=SplitConfig(stages=shape.stages, ends=shape.ends),
         tokenizer=TokenizerConfig(digest=tokenizer),
@@ -94,28 +85,13 @@ def check_shape(shape: RunShape) -> None:
         raise ConfigError("--stages", shape.stages, f"at most {layers}, the model's layers", "Ask for fewer stages.")
 
 
-def check_device(device: str, root: Path = Path("/")) -> None:
-    """Refuse a device that no peer could use, before anything is made. Raises ConfigError.
-
-    Imports no torch: of a GPU it only asks whether there is a trace of any driver below ``root``. Whether it is there
-    under that number, and whether torch can use it, the peers find out.
-    """
-    if re.fullmatch(DEVICE, device) is None:
-        raise ConfigError("--device", device, "cpu, cuda or cuda:N", "Correct the name.")
-    if device != "cpu" and not any(any(root.glob(trace)) for trace in GPU_TRACES):
-        remedy = (
-            "There is no GPU driver on this machine (does nvidia-smi list one?): leave --device out to use the CPU."
-        )
-        raise ConfigError("--device", device, "cpu here", remedy)
-
-
 def prepare_run(shape: RunShape, corpus: Corpus, directory: RunDirectory) -> Prepared:
     """Write tokenizer, one disjoint shard per trainer, the held-out shard and ``run.toml``; about 2 s for 2 MB.
 
     Imports no torch. Raises ConfigError when there is too little text, StateError when the disk refuses.
     """
     split = _split(corpus, shape)
-    tokenizer_json = train_tokenizer(_sample(split.shards), ModelConfig().vocab_size)
+    tokenizer_json = train_tokenizer(sample_texts(split.shards), ModelConfig().vocab_size)
     manifest = make_manifest(shape, tokenizer_digest(tokenizer_json))
     check()
     shards = []
@@ -138,19 +114,6 @@ def _split(corpus: Corpus, shape: RunShape) -> DocumentSplit:
     except ConfigError as error:
         has = f"{count(len(set(corpus.documents)), 'different document')} of {corpus.characters} characters together"
         raise ConfigError("--text", corpus.name, f"{error.allowed} (documents); this is {has}", _MORE_TEXT) from None
-
-
-def _sample(shards: Sequence[Sequence[str]]) -> list[str]:
-    """The first documents of every shard, up to :data:`SAMPLE_CHARACTERS` in all."""
-    texts: list[str] = []
-    for documents in shards:
-        room = SAMPLE_CHARACTERS // len(shards)
-        for document in documents:
-            if room <= 0:
-                break
-            texts.append(document[:room])
-            room -= len(document)
-    return texts
 
 
 def _check_sizes(manifest: Manifest, name: str, shards: Sequence[ShardManifest], held_out: ShardManifest) -> None:

@@ -10,6 +10,7 @@ from rich.status import Status
 from rich.text import Text
 
 from peers.run_view import RunView
+from peers.words import amount
 from swarm.monitoring.views import StepBytes, StepRow
 
 SETTLE_S = 0.5
@@ -108,15 +109,6 @@ def row(step: StepRow, usage: StepBytes | None, notes: tuple[str, ...] = ()) -> 
     sent = size(usage.sent) if usage else "-"
     cells = f"{step.step:>6}  {step.loss:>7.3f}  {amount(step.tokens_per_s):>7}  {len(step.swapped):>5}  {sent:>10}"
     return f"{cells}  {'; '.join(notes)}".rstrip()
-
-
-def amount(value: float) -> str:
-    """A number for people: ``950``, ``3.1 k``, ``12 M``; thousands, not 1024."""
-    for unit in ("", " k", " M", " G"):
-        if abs(value) < 999.5:
-            return f"{value:.0f}{unit}" if not unit or value >= 99.95 else f"{value:.1f}{unit}"
-        value /= 1000
-    return f"{value:.1f} T"
 
 
 def size(count: int) -> str:

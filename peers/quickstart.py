@@ -22,13 +22,14 @@ from peers.interrupt import Interrupted, allow, check, defer, received
 from peers.launch import PeerGroup
 from peers.local_run import BOOTSTRAP, LocalRun, RunBroken, peer_names
 from peers.plot import loss_svg
-from peers.prepare import RunShape, check_device, check_shape, prepare_run
-from peers.progress import Progress, amount
+from peers.preflight import check_device
+from peers.prepare import RunShape, check_shape, prepare_run
+from peers.progress import Progress
 from peers.report import Evaluation, Outcome, RunFacts, build_report, render_report, write_report
 from peers.run_directory import RunDirectory, create_run_directory
 from peers.run_view import RunView
 from peers.text import built_in_corpus, read_corpus
-from peers.words import command_name, count, next_commands, one_line, print_error, short_address
+from peers.words import amount, command_name, count, next_commands, one_line, print_error, short_address
 from swarm import __version__
 from swarm.clock import Clock
 from swarm.config import Manifest

@@ -15,7 +15,7 @@ from swarm.compression.codec import codec_named
 from swarm.config import Manifest
 from swarm.device import DeviceThread
 from swarm.errors import Busy, StateError
-from swarm.events import EventSink, StateDownloaded
+from swarm.events import EventSink, StateDownloaded, SyncProgress
 from swarm.ids import PartName, PeerId
 from swarm.models.split import boundary_spec, split_model, token_spec
 from swarm.network.protocols import Endpoint
@@ -35,6 +35,7 @@ from swarm.security.signing import PrivateIdentity, verify
 from swarm.state.transfer import Wanted, download
 
 CHUNK_TIMEOUT_S = 30.0
+PROGRESS_EVERY_S = 0.3
 BUSY_PAUSE_S = 0.2
 """Seconds before a busy donor is asked again."""
 
@@ -62,23 +63,43 @@ class Surroundings:
         )
 
 
-async def download_part(around: Surroundings, record: CloseRecord, name: PartName, donor: PeerId) -> TrainedPart:
-    """Build a part and install the state that ``record`` vouches for. Raises StateError or the donor's PeerError."""
+async def build_empty(around: Surroundings, name: PartName) -> TrainedPart:
+    """The part, without weights. Raises StateError for a part that the model does not have."""
     manifest = around.manifest
     spec = next((spec for spec in split_model(manifest.model, manifest.split) if spec.name == name), None)
-    if spec is None or name not in record.digests:
+    if spec is None:
         raise StateError(f"{name} is not a part of this run's model")
     accumulator: AccumulatorDType = "float64" if manifest.run.reproducible else "float32"
-    part = await around.device.run(
+    return await around.device.run(
         lambda: TrainedPart(
             spec, manifest.model, manifest.optimizer, device=around.device.torch_device, accumulator=accumulator
         )
     )
-    started = around.clock.monotonic()
+
+
+async def download_part(around: Surroundings, record: CloseRecord, part: TrainedPart, donor: PeerId) -> None:
+    """Install the state that ``record`` vouches for. Raises StateError or the donor's PeerError; a busy donor is asked
+    again. Progress is told a few times a second."""
+    name = part.spec.name
+    if name not in record.digests:
+        raise StateError(f"the record of step {record.step} names no {name}")
+    started = told = around.clock.monotonic()
     wanted = Wanted(part=name, step=record.step, digest=record.digests[name], layout=part.layout)
+
+    def progress(received: int, total: int) -> None:
+        nonlocal told
+        now = around.clock.monotonic()
+        if now - told >= PROGRESS_EVERY_S or received == total:
+            told = now
+            around.events.emit(
+                SyncProgress(part=name, step=record.step, donor=donor, bytes_received=received, bytes_total=total)
+            )
+
     while True:
         try:
-            snapshot = await download(around.endpoint, donor, wanted, chunk_timeout_s=CHUNK_TIMEOUT_S)
+            snapshot = await download(
+                around.endpoint, donor, wanted, chunk_timeout_s=CHUNK_TIMEOUT_S, progress=progress
+            )
             break
         except Busy:
             await around.clock.sleep(BUSY_PAUSE_S)
@@ -92,7 +113,6 @@ async def download_part(around: Surroundings, record: CloseRecord, name: PartNam
             seconds=around.clock.monotonic() - started,
         )
     )
-    return part
 
 
 class StageRole:
@@ -160,7 +180,8 @@ class TrainerRole:
         )
 
     def open_step(self, step: int, roster: Roster) -> None:
-        """Nothing to do: a trainer's work of a step is started by the step loop."""
+        """Who takes part in the step that opens now; its work is started by the step loop."""
+        self.service.rewire(roster.stages(), len(roster.trainers))
 
     async def run(self) -> None:
         """Nothing beside the steps, until cancelled."""

@@ -1,118 +1,86 @@
-"""What one peer needs to know about itself: flags > environment ``SWARM_*`` > TOML file > default.
+"""What one peer needs to know about itself, as plain data: nothing here is read from the environment or a file.
 
-Not the run manifest: that is agreed between peers (``swarm.config``), this is one machine's business.
+Not the run manifest: that is agreed between peers (``swarm.config``), this is one machine's business. What a person
+says on the command line, in the environment or in a file becomes this in :mod:`peers.join_settings`.
 """
 
 from __future__ import annotations
 
-import os
-import tomllib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, ValidationError, field_validator
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
 
 from swarm.errors import ConfigError
 
-PREFIX = "SWARM_"
 DEVICE = r"^(cpu|cuda(:[0-9]{1,3})?)$"
+NAME = r"^[a-z0-9][a-z0-9-]{0,40}$"
+PATIENCE_S = 120.0
 
 Role = Literal["bootstrap", "stage", "trainer"]
 Address = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
+Name = Annotated[str, StringConstraints(pattern=NAME)]
+Device = Annotated[str, StringConstraints(pattern=DEVICE)]
 
 
-class PeerSettings(BaseSettings):
-    """The settings of one peer. Build them with :func:`load_settings`; ``PeerSettings(...)`` reads the environment too.
+class PeerSettings(BaseModel):
+    """The settings of one peer, for :func:`peers.node.run_peer`. Build them with :func:`exact_settings`.
 
-    ``home`` is the peer's own directory: ``identity.key``, ``events.jsonl``, ``peer.log``, sockets. ``stage`` is for
-    stage hosts (None: wherever it is needed most), ``shard`` for trainers, ``manifest`` and ``tokenizer`` for the
-    bootstrap, which serves them. ``bootstrap`` are multiaddrs ending in ``/p2p/<peer id>``.
+    ``home`` is the directory of this one life: ``events.jsonl``, ``history.jsonl``, ``peer.log``, sockets.
+    ``identity`` is the key file; without it ``identity.key`` in ``home``. ``stage`` is for stage hosts (None: wherever
+    it is needed most). ``bootstrap`` are multiaddrs ending in ``/p2p/<peer id>``. ``manifest`` and ``tokenizer`` are
+    for the bootstrap, which serves them, for at most ``patience_s`` seconds of waiting for the peers that the run
+    needs (None: for ever). ``data`` is a trainer's: a built shard or plain text, None for the built-in text.
+    ``listen`` are multiaddrs, ``announce`` those that others shall be told instead of what was found out.
     ``checkpoints`` is the directory to write checkpoints into, every ``checkpoint_every`` steps and at the last.
-    ``max_in_flight`` bounds a trainer's journeys; None lets it choose from what it measures.
+    ``max_in_flight`` bounds a trainer's journeys; None lets it choose from what it measures. ``grace_s`` bounds how
+    long it may take to leave in order after SIGTERM; 0 leaves at once. ``control`` is the socket on which it answers
+    ``swarm status``; None: it does not. On stdout ``verbose`` tells what happens, ``json_lines`` writes
+    every event.
     """
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, extra="forbid", frozen=True, nested_model_default_partial_update=False
-    )
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
     home: Path
+    identity: Path = Path("identity.key")
     role: Role
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")] = "peer"
+    name: Name = "peer"
     stage: Annotated[int, Field(ge=0, le=511)] | None = None
-    bootstrap: Annotated[tuple[Address, ...], NoDecode] = ()
+    bootstrap: tuple[Address, ...] = ()
     run: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")] | None = None
     manifest: Path | None = None
     tokenizer: Path | None = None
-    listen: Address = "/ip4/127.0.0.1/tcp/0"
-    device: Annotated[str, StringConstraints(pattern=DEVICE)] = "cpu"
+    listen: Annotated[tuple[Address, ...], Field(min_length=1)] = ("/ip4/127.0.0.1/tcp/0",)
+    announce: tuple[Address, ...] = ()
+    relay: Literal["auto", "off"] = "auto"
+    device: Device = "cpu"
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
-    shard: Path | None = None
+    data: Path | None = None
     checkpoints: Path | None = None
     checkpoint_every: Annotated[int, Field(ge=1)] | None = None
     max_in_flight: Annotated[int, Field(ge=1, le=100_000)] | None = None
+    patience_s: Annotated[float, Field(gt=0)] | None = PATIENCE_S
+    grace_s: Annotated[float, Field(ge=0)] = 0.0
+    control: Path | None = None
     verbose: bool = False
+    json_lines: bool = False
 
-    @field_validator("bootstrap", mode="before")
+    @model_validator(mode="before")
     @classmethod
-    def _split_list(cls, value: Any) -> Any:
-        return tuple(part for part in value.replace(",", " ").split() if part) if isinstance(value, str) else value
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags and the environment only: a ``.env`` lying about is not ours to read, the TOML file is named."""
-        return init_settings, env_settings
-
-
-def load_settings(flags: Mapping[str, Any], config: Path | None = None) -> PeerSettings:
-    """Merge all sources. ``flags`` holds what was given on the command line, None meaning: not given.
-
-    Raises ConfigError naming key, value, what is allowed, and which source gave it.
-    """
-    given = {key: value for key, value in flags.items() if value is not None}
-    document = _read_toml(config) if config else {}
-
-    class _WithFile(PeerSettings):
-        @classmethod
-        def settings_customise_sources(
-            cls, settings_cls: type[BaseSettings], *args: Any, **sources: Any
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            inner = super().settings_customise_sources(settings_cls, *args, **sources)
-            return *inner, InitSettingsSource(settings_cls, init_kwargs=document)
-
-    try:
-        merged = _WithFile(**given)
-        settings = PeerSettings(**merged.model_dump())
-    except ValidationError as error:
-        raise _explain(error, given, config) from None
-    check_settings(settings)
-    return settings
+    def _identity_at_home(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "identity" not in given and "home" in given:
+            return given | {"identity": Path(given["home"]) / "identity.key"}
+        return given
 
 
 def exact_settings(**given: Any) -> PeerSettings:
-    """What is given and the defaults, nothing from the environment: for peers that a program starts for itself.
-
-    Raises ConfigError naming key, value and what is allowed.
-    """
-    defaults = {key: field.default for key, field in PeerSettings.model_fields.items() if not field.is_required()}
+    """What is given, and the defaults for the rest. Raises ConfigError naming key, value and what is allowed."""
     try:
-        return PeerSettings(**(defaults | given))
+        settings = PeerSettings(**given)
     except ValidationError as error:
-        raise _explain(error, defaults | given, None) from None
+        raise explain(error) from None
+    check_settings(settings)
+    return settings
 
 
 def check_settings(settings: PeerSettings) -> None:
@@ -120,15 +88,15 @@ def check_settings(settings: PeerSettings) -> None:
     needed: dict[Role, tuple[str, ...]] = {
         "bootstrap": ("manifest", "tokenizer"),
         "stage": ("bootstrap",),
-        "trainer": ("bootstrap", "shard"),
+        "trainer": ("bootstrap",),
     }
     for key in needed[settings.role]:
         if not getattr(settings, key):
-            raise ConfigError(
-                key, None, f"a value when role is {settings.role}", f"Give --{key} or {PREFIX}{key.upper()}."
-            )
+            raise ConfigError(key, None, f"a value when role is {settings.role}", "Give one.")
     if settings.stage is not None and settings.role != "stage":
         raise ConfigError("stage", settings.stage, "only for role stage", f"Leave it out for a {settings.role}.")
+    if settings.data is not None and settings.role != "trainer":
+        raise ConfigError("data", str(settings.data), "only for role trainer", f"A {settings.role} reads no data.")
     if settings.checkpoint_every is not None and settings.checkpoints is None:
         raise ConfigError(
             "checkpoint_every",
@@ -138,24 +106,11 @@ def check_settings(settings: PeerSettings) -> None:
         )
 
 
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError("config", str(path), "a readable TOML file", f"{error.strerror}; check the path.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError("config", str(path), "valid TOML", f"{error}; fix that line.") from None
-
-
-def _explain(error: ValidationError, flags: Mapping[str, Any], config: Path | None) -> ConfigError:
+def explain(error: ValidationError, remedy: str = "Correct it.") -> ConfigError:
+    """A failed validation of settings as the ConfigError of its first mistake."""
     first = error.errors(include_url=False)[0]
     key = str(first["loc"][0]) if first["loc"] else "settings"
-    variable = f"{PREFIX}{key.upper()}"
-    flag = "--" + key.replace("_", "-")
     if first["type"] == "missing":
-        return ConfigError(key, None, "a value: it has no default", f"Give {flag} or {variable}.")
-    if first["type"] == "extra_forbidden":
-        return ConfigError(key, first["input"], "no such key", f"Remove it from {config}, or look for a misspelling.")
-    source = flag if key in flags else variable if variable in os.environ else str(config)
-    message = first["msg"][0].lower() + first["msg"][1:]
-    return ConfigError(key, first["input"], message, f"It came from {source}: correct it there.")
+        return ConfigError(key, None, "a value: it has no default", "Give one.")
+    message = "no such key" if first["type"] == "extra_forbidden" else first["msg"][0].lower() + first["msg"][1:]
+    return ConfigError(key, first["input"], message, remedy)

@@ -70,8 +70,13 @@ def read_corpus(files: Sequence[Path]) -> Corpus:
 
     Raises ConfigError naming file, cause and remedy for a file that is missing, empty, too large or not UTF-8 text.
     """
-    documents = [document for path in files for document in _paragraphs(_read_text(path))]
+    documents = [document for path in files for document in read_documents(path)]
     return Corpus(", ".join(path.name for path in files), tuple(documents))
+
+
+def read_documents(path: Path, key: str = "--text") -> Iterator[str]:
+    """One file's documents, see :func:`read_corpus`; ``key`` is what its errors name."""
+    return _paragraphs(_read_text(path, key))
 
 
 def _topics() -> Iterator[str]:
@@ -122,23 +127,21 @@ def _documented(tree: ast.Module) -> Iterator[_Documented]:
                 waiting.extend(reversed(inner))
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, key: str) -> str:
     try:
         if path.is_file() and path.stat().st_size > LARGEST_FILE_BYTES:
-            raise ConfigError("--text", str(path), "a file of at most 1 GiB", "Give a part of it.")
+            raise ConfigError(key, str(path), "a file of at most 1 GiB", "Give a part of it.")
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         cause = (error.strerror or "unreadable").lower()
-        raise ConfigError("--text", str(path), "a readable text file", f"It is not: {cause}; check the path.") from None
+        raise ConfigError(key, str(path), "a readable text file", f"It is not: {cause}; check the path.") from None
     except UnicodeDecodeError:
         remedy = "This one is binary or in another encoding: convert it (iconv -t UTF-8) or choose another."
-        raise ConfigError("--text", str(path), "UTF-8 text", remedy) from None
+        raise ConfigError(key, str(path), "UTF-8 text", remedy) from None
     if "\x00" in text:
-        raise ConfigError(
-            "--text", str(path), "plain text", "This one holds NUL bytes, so it is binary: choose another."
-        )
+        raise ConfigError(key, str(path), "plain text", "This one holds NUL bytes, so it is binary: choose another.")
     if not text.strip():
-        raise ConfigError("--text", str(path), "a file with text in it", "This one is empty: choose another.")
+        raise ConfigError(key, str(path), "a file with text in it", "This one is empty: choose another.")
     return text
 
 

@@ -8,7 +8,11 @@ import shutil
 import sys
 from pathlib import Path
 
+from peers.complaint import Complaint
+from swarm.errors import ConfigError, RunEnded, SwarmError
+
 SAMPLE_WIDTH = 300
+VALUE_WIDTH = 120
 
 
 def print_error(cause: str, *, check: str = "", next_: str = "", label: str = "error") -> None:
@@ -20,6 +24,25 @@ def print_error(cause: str, *, check: str = "", next_: str = "", label: str = "e
         lines.append(f"  next:  {next_}")
     sys.stderr.write("\n".join(lines) + "\n")
     sys.stderr.flush()
+
+
+def report_error(error: SwarmError) -> None:
+    """An error of ours as :func:`print_error` lays it out: whatever a command ends with goes through here."""
+    match error:
+        case ConfigError():
+            cause = f"{error.key} is missing" if error.value is None else f"{error.key} = {_shown(error.value)} cannot be used"
+            print_error(cause, check=f"expected {error.allowed}", next_=error.remedy)
+        case Complaint():
+            print_error(error.cause, check=error.check, next_=error.next)
+        case RunEnded():
+            print_error(error.reason, check=error.check, next_=error.remedy)
+        case _:
+            print_error(str(error))
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= VALUE_WIDTH else text[: VALUE_WIDTH - 1] + "…"
 
 
 def command_name() -> str:
@@ -68,6 +91,15 @@ def age_of_checkpoint(step: int, closed: int | None) -> str | None:
 def count(number: int, noun: str) -> str:
     """``1 trainer``, ``2 trainers``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def amount(value: float) -> str:
+    """A number for people: ``950``, ``3.1 k``, ``12 M``; thousands, not 1024."""
+    for unit in ("", " k", " M", " G"):
+        if abs(value) < 999.5:
+            return f"{value:.0f}{unit}" if not unit or value >= 99.95 else f"{value:.1f}{unit}"
+        value /= 1000
+    return f"{value:.1f} T"
 
 
 def printable(text: str) -> str:

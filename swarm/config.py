@@ -26,19 +26,25 @@ from swarm.pipeline.batch import BatchConfig
 from swarm.schema import Section
 
 
+class StartWhen(Section):
+    """``start_when`` of ``[run]``: how many peers of each kind are waiting when the founder starts the run."""
+
+    stage_hosts: Annotated[int, Field(ge=1, le=10_000)] = 4
+    trainers: Annotated[int, Field(ge=1, le=10_000)] = 2
+
+
 class RunConfig(Section):
     """``[run]``: name, seed of the initial weights, length, and exactness.
 
     ``reproducible`` fixes who feeds what in each step and accumulates and reduces in float64: any wiring then gives
-    the very same weights, at twice the bytes of averaging. ``stage_replicas`` and ``trainers`` say when it starts.
+    the very same weights, at twice the bytes of averaging. ``start_when`` says when it starts, ``steps`` when it ends.
     """
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")] = "tiny"
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     steps: Annotated[int, Field(ge=1, lt=10**9)] = 60
     reproducible: bool = False
-    stage_hosts: Annotated[int, Field(ge=1, le=10_000)] = 4
-    trainers: Annotated[int, Field(ge=1, le=10_000)] = 2
+    start_when: StartWhen = StartWhen()
     wire: Literal[1] = WIRE_VERSION
 
 
@@ -103,7 +109,7 @@ def load_manifest(path: Path) -> Manifest:
 
 def check_manifest(manifest: Manifest) -> None:
     """What holds between sections. Raises ConfigError."""
-    model, split, run = manifest.model, manifest.split, manifest.run
+    model, split, start = manifest.model, manifest.split, manifest.run.start_when
     if model.dim % model.heads or (model.dim // model.heads) % 2:
         raise ConfigError(
             "model.heads",
@@ -128,7 +134,7 @@ def check_manifest(manifest: Manifest) -> None:
             f"{split.stages} numbers that add up to model.layers = {model.layers}",
             "Correct it or leave it out.",
         )
-    size = record_bytes(manifest.batch.microbatches_per_step, split.stages, run.stage_hosts + run.trainers + 1)
+    size = record_bytes(manifest.batch.microbatches_per_step, split.stages, start.stage_hosts + start.trainers + 1)
     if size > MAX_BODY_BYTES:
         raise ConfigError(
             "batch.microbatches_per_step",
@@ -136,10 +142,10 @@ def check_manifest(manifest: Manifest) -> None:
             f"so many that a step's record fits {MAX_BODY_BYTES >> 20} MiB: this needs {size >> 20} MiB",
             "Use larger microbatches and fewer of them.",
         )
-    if run.stage_hosts < split.stages:
+    if start.stage_hosts < split.stages:
         raise ConfigError(
-            "run.stage_hosts",
-            run.stage_hosts,
+            "run.start_when.stage_hosts",
+            start.stage_hosts,
             f"at least split.stages = {split.stages}",
             "Every stage needs a replica: start more stage hosts or cut fewer stages.",
         )

@@ -2,6 +2,7 @@
 
 SwarmError
 ├── ConfigError        the user's: key, value, what is allowed, what to do; the CLI prints it, exit 2
+│   └── Incompatible       what was given belongs to another manifest, tokenizer or version, exit 4
 ├── PeerError          another peer's or the link's; the caller routes around or ends the run
 │   ├── Unreachable        no connection, or it broke before the answer came
 │   ├── DeadlineMissed     no answer in time
@@ -23,6 +24,8 @@ EXIT_ERROR = 1
 EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_INCOMPATIBLE = 4
+EXIT_DRAINED = 75
+"""A peer left in order because it was told to stop (EX_TEMPFAIL): its supervisor may start it again, elsewhere."""
 EXIT_INTERRUPTED = 130
 
 
@@ -38,8 +41,14 @@ class ConfigError(SwarmError):
     exit_code = EXIT_USAGE
 
     def __init__(self, key: str, value: object, allowed: str, remedy: str) -> None:
-        super().__init__(f"{key} = {value!r}: allowed is {allowed}. {remedy}")
+        super().__init__(f"{key} = {value!r}: expected {allowed}. {remedy}")
         self.key, self.value, self.allowed, self.remedy = key, value, allowed, remedy
+
+
+class Incompatible(ConfigError):
+    """Both sides are in order, and do not fit together: another manifest, tokenizer or version."""
+
+    exit_code = EXIT_INCOMPATIBLE
 
 
 class PeerError(SwarmError):
@@ -119,12 +128,16 @@ class StateError(SwarmError):
 
 
 class RunEnded(SwarmError):
-    """The run is over for this peer. Raised through the node's task group, printed by the CLI."""
+    """The run is over for this peer. Raised through the node's task group, printed by the CLI.
 
-    def __init__(self, reason: str, exit_code: int) -> None:
+    ``check`` says what to look at and ``remedy`` what to do next; empty where there is nothing to say.
+    """
+
+    def __init__(self, reason: str, exit_code: int, *, check: str = "", remedy: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
         self.exit_code = exit_code
+        self.check, self.remedy = check, remedy
 
 
 class BugError(SwarmError):

@@ -79,6 +79,13 @@ class RunFound(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Invited(Event):
+    """The run's founder can be reached: ``invite`` is what others join with."""
+
+    invite: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Reachability(Event):
     """How others reach this peer: ``direct``, ``relayed`` or ``local`` (this machine only), in words and addresses."""
 

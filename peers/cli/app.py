@@ -7,13 +7,20 @@ from typing import Annotated
 
 import typer
 
-from peers.cli.peer import peer
+from peers.cli.data import data
+from peers.cli.drain import drain
+from peers.cli.identity import identity
+from peers.cli.invite import invite
+from peers.cli.join import join
+from peers.cli.new import new
+from peers.cli.peers import peers
 from peers.cli.quickstart import quickstart
 from peers.cli.sample import sample
+from peers.cli.status import status
 from peers.interrupt import received
-from peers.words import print_error
+from peers.words import report_error
 from swarm import __version__
-from swarm.errors import EXIT_ERROR, EXIT_OK, BugError, ConfigError, SwarmError
+from swarm.errors import EXIT_ERROR, EXIT_OK, BugError, SwarmError
 
 # The first line of a paragraph that is not to be filled is a backspace alone: click's sign for it.
 _EPILOG = """\b
@@ -23,6 +30,7 @@ Exit codes:
   2    wrong usage or setting
   3    a peer failed or cannot be reached
   4    incompatible manifest or version
+  75   left in order because it was told to stop (SIGTERM)
   130  interrupted by Ctrl-C (143: by SIGTERM)"""
 
 app = typer.Typer(
@@ -40,8 +48,11 @@ app.command(
     # The command itself says what is wrong with words that belong to no option.
     context_settings={"allow_extra_args": True},
 )(quickstart)
+for _command in (new, join, status, peers, drain, invite):
+    app.command(epilog=_EPILOG)(_command)
+app.command("id", epilog=_EPILOG)(identity)
 app.command(epilog=_EPILOG)(sample)
-app.command(epilog=_EPILOG)(peer)
+app.add_typer(data, name="data", epilog=_EPILOG)
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -50,16 +61,13 @@ def run(arguments: Sequence[str]) -> int:
         code = app(args=list(arguments), prog_name="swarm", standalone_mode=True)
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else EXIT_OK if exit_.code is None else EXIT_ERROR
-    except ConfigError as error:
-        print_error(f"{error.key} = {error.value!r}", check=f"allowed is {error.allowed}", next_=error.remedy)
-        return error.exit_code
     except BugError:
         raise
     except SwarmError as error:
         lost = received()
         if lost is not None:
             raise lost from None
-        print_error(str(error))
+        report_error(error)
         return error.exit_code
     except BrokenPipeError:
         # The reader of our output (head, less) has seen enough.

@@ -6,7 +6,8 @@ border as text only.
 
 from __future__ import annotations
 
-from ipaddress import ip_address
+from collections.abc import Iterable, Set
+from ipaddress import IPv4Address, IPv6Address, ip_address
 
 import multiaddr
 from multiaddr import Multiaddr
@@ -17,6 +18,12 @@ from swarm.security.signing import public_key_of
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 """Where a peer listens when nothing else is said: this machine only, any free port."""
+
+MAX_ADDRESSES = 8
+"""How many a peer tells others: what fits into a record and is worth dialling."""
+
+_VIRTUAL = ("docker", "br-", "veth", "virbr", "cni", "flannel", "podman", "lxc", "lxdbr", "vmnet", "vboxnet")
+"""What the interfaces are called whose networks exist on one machine only, under the same address on many."""
 
 _EXAMPLE = "/ip4/192.0.2.7/tcp/31337/p2p/12D3KooW…"
 _HOSTS = ("ip4", "ip6", "dns", "dns4", "dns6", "dnsaddr")
@@ -57,12 +64,82 @@ def split_peer(address: Multiaddr) -> tuple[Multiaddr, PeerId]:
 
 def is_loopback(address: Multiaddr) -> bool:
     """Whether the address can only be reached from this machine."""
+    host = ip_of(address)
+    return host is not None and host.is_loopback
+
+
+def is_relayed(address: Multiaddr) -> bool:
+    """Whether the address leads through another peer."""
+    return any(protocol.name == "p2p-circuit" for protocol in address.protocols())
+
+
+def ip_of(address: Multiaddr) -> IPv4Address | IPv6Address | None:
+    """The IP address it begins with: of a relayed one, the relay's. None when it begins with a name."""
     for name in ("ip4", "ip6"):
         try:
-            return ip_address(str(address.value_for_protocol(name))).is_loopback
+            found = ip_address(str(address.value_for_protocol(name)))
         except LookupError:
             continue
-    return False
+        # A socket for both families sees IPv4 peers under mapped addresses.
+        return (found.ipv4_mapped or found) if isinstance(found, IPv6Address) else found
+    return None
+
+
+def tcp_port_of(address: Multiaddr) -> int | None:
+    """Its TCP port; None for QUIC, and for addresses through a relay."""
+    if is_relayed(address):
+        return None
+    try:
+        return int(str(address.value_for_protocol("tcp")))
+    except LookupError:
+        return None
+
+
+def most_useful(addresses: Iterable[Multiaddr], virtual: Set[str] = frozenset()) -> tuple[Multiaddr, ...]:
+    """At most 8 of a peer's addresses, each once, those first with which most others can reach it.
+
+    In this order: through a relay (a peer has these only when it cannot be dialled itself), names and public
+    addresses, addresses of private networks, ``virtual`` ones (of networks inside this machine), loopback; within each
+    TCP before QUIC and IPv4 before IPv6. Addresses that nobody can dial (unspecified, link-local, multicast) are left
+    out. One loopback address is always kept when there is one, for the peers on the same machine.
+    """
+    usable = {str(address): address for address in addresses if _usable(address)}
+    ranked = sorted(usable.values(), key=lambda address: _rank(address, virtual))
+    loopback = [address for address in ranked if is_loopback(address) and not is_relayed(address)]
+    best = ranked[:MAX_ADDRESSES]
+    if loopback and loopback[0] not in best:
+        best[-1] = loopback[0]
+    return tuple(best)
+
+
+def virtual_ips() -> frozenset[str]:
+    """The IP addresses of this machine's interfaces to networks of its own: containers, virtual machines."""
+    import psutil  # only a running peer needs it
+
+    return frozenset(
+        each.address.partition("%")[0]
+        for name, interface in psutil.net_if_addrs().items()
+        if name.startswith(_VIRTUAL)
+        for each in interface
+    )
+
+
+def _usable(address: Multiaddr) -> bool:
+    host = ip_of(address)
+    return host is None or not (host.is_unspecified or host.is_link_local or host.is_multicast)
+
+
+def _rank(address: Multiaddr, virtual: Set[str]) -> tuple[int, bool, bool]:
+    host = ip_of(address)
+    if is_relayed(address):
+        reach = 0
+    elif host is None or host.is_global:
+        reach = 1
+    elif host.is_loopback:
+        reach = 4
+    else:
+        reach = 3 if str(host) in virtual else 2
+    return reach, tcp_port_of(address) is None, isinstance(host, IPv6Address)
 
 
 def _check_transport(key: str, text: str, address: Multiaddr, names: list[str], any_port: bool) -> None:

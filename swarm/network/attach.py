@@ -81,10 +81,17 @@ class AttachedP2P(P2P):  # type: ignore[misc]
 
     async def connect(self, peer: PeerId, addresses: Iterable[Multiaddr]) -> None:
         """Have a connection to a peer at one of these addresses (without their ``/p2p`` part). Raises Unreachable."""
-        raw = [HivemindMultiaddr(str(address)).to_bytes() for address in addresses]
+        raw = [address.to_bytes() for address in addresses]  # hivemind's bytes of a relay are not what Go reads
         body = p2pd_pb2.ConnectRequest(peer=peer_bytes(peer), addrs=raw)
         _, _, writer = await self._ask(peer, p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=body))
         writer.close()
+
+    async def connections(self) -> list[tuple[PeerId, Multiaddr]]:
+        """Every connection that there is now: with whom, and the address at its other end. Raises Unreachable."""
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
+        response, _, writer = await self._ask(PeerId(""), request)
+        writer.close()
+        return [(peer_of_bytes(info.id), Multiaddr(raw)) for info in response.peers for raw in info.addrs]
 
     async def open_stream(self, peer: PeerId, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A new raw stream. Raises Unreachable, also when the peer does not serve that protocol."""
@@ -141,7 +148,7 @@ class AttachedP2P(P2P):  # type: ignore[misc]
                 response = p2pd_pb2.Response()
                 await read_pbmsg_safe(reader, response)
                 if response.type == p2pd_pb2.Response.ERROR:
-                    raise Unreachable(response.error.msg[:300], peer=peer)
+                    raise Unreachable(" ".join(response.error.msg.split())[:300], peer=peer)
             except BaseException:
                 writer.close()
                 raise
@@ -154,7 +161,7 @@ class AttachedP2P(P2P):  # type: ignore[misc]
                 info = p2pd_pb2.StreamInfo()
                 await read_pbmsg_safe(reader, info)
             handler = self._protocols[info.proto]
-            peer = PeerId(PeerID(info.peer).to_base58())
+            peer = peer_of_bytes(info.peer)
         except (*LINK_ERRORS, DecodeError, LookupError) as error:
             logger.warning("a stream from the daemon was dropped: %s", type(error).__name__)
             writer.close()
@@ -167,6 +174,11 @@ def peer_bytes(peer: PeerId) -> bytes:
     with _as_unreachable(peer):
         raw: bytes = PeerID.from_base58(peer).to_bytes()
         return raw
+
+
+def peer_of_bytes(raw: bytes) -> PeerId:
+    """The peer id behind its bytes. Any bytes give one: whether it is anybody's is found out by calling it."""
+    return PeerId(PeerID(raw).to_base58())
 
 
 @contextlib.contextmanager

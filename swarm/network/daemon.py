@@ -49,13 +49,18 @@ os.execv(sys.argv[2], sys.argv[2:])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonConfig:
-    """How to start it. ``bootstrap`` addresses end in ``/p2p/<peer id>``; the others do not."""
+    """How to start it. ``bootstrap`` addresses end in ``/p2p/<peer id>``; the others do not.
+
+    ``port_map`` asks the router for a forwarded port (UPnP, NAT-PMP), which changes the settings of a device that may
+    not be the user's own: off unless asked for, and never on loopback.
+    """
 
     key_file: Path
     control: Path
     listen: Sequence[Multiaddr]
     announce: Sequence[Multiaddr] = ()
     bootstrap: Sequence[Multiaddr] = ()
+    port_map: bool = False
     startup_timeout_s: float = 15.0
 
 
@@ -179,9 +184,10 @@ def _arguments(config: DaemonConfig) -> list[str]:
         "hostAddrs": _join(config.listen),
         "dhtServer": 1,  # finds addresses of peers known by id only
         "connManager": 1,
-        "autonat": int(not local),
-        "natPortMap": int(not local),
-        "relay": 1,
+        "autonat": int(not local),  # with it comes hole punching
+        "natPortMap": int(config.port_map and not local),
+        "relay": 1,  # its streams may go over relayed connections
+        "relayService": 0,  # swarm.network.relay serves instead
         "idleTimeout": "30s",  # ends by itself when we never attach
     }
     if config.announce:

@@ -11,9 +11,10 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import multiaddr
 from multiaddr import Multiaddr
@@ -21,7 +22,7 @@ from multiaddr import Multiaddr
 from swarm.clock import Clock
 from swarm.errors import BugError, DeadlineMissed, Unreachable
 from swarm.ids import PeerId, RunId
-from swarm.network.addresses import LOOPBACK, split_peer
+from swarm.network.addresses import LOOPBACK, is_loopback, is_relayed, most_useful, split_peer, virtual_ips
 from swarm.network.attach import LINK_ERRORS, AttachedP2P
 from swarm.network.daemon import Daemon, DaemonConfig
 from swarm.network.directory import DHTDirectory, DirectoryConfig
@@ -29,7 +30,10 @@ from swarm.network.guard import install
 from swarm.network.identity import StoredIdentity
 from swarm.network.link import Meter
 from swarm.network.protocols import PUBLIC_PREFIX, LinkStatistics, Payload, ReplyT, Service
+from swarm.network.reachability import LinkKind, ReachService
 from swarm.network.records import PeerRecord
+from swarm.network.relay import Relay
+from swarm.network.relay_lease import RelayLease
 from swarm.network.rpc import CallerStream
 from swarm.network.rundir import RunDirectory
 from swarm.network.serving import Desk, ServeLimits, ServerStream
@@ -48,13 +52,18 @@ class EndpointConfig:
     """Where a peer listens, whom it knows, and what it allows.
 
     ``listen`` and ``announce`` addresses have no ``/p2p`` part, ``bootstrap`` addresses end in one. ``kinds`` are the
-    record types of the directory.
+    record types of the directory. With ``relay`` "auto" it relays for others, and others relay for it when nobody can
+    dial it; "off" does neither. ``behind_nat`` says that nobody can, so that it need not be found out. ``port_map``
+    lets the daemon ask the router to forward a port.
     """
 
     run_dir: Path
     listen: Sequence[Multiaddr] = (Multiaddr(LOOPBACK),)
     announce: Sequence[Multiaddr] = ()
     bootstrap: Sequence[Multiaddr] = ()
+    relay: Literal["auto", "off"] = "auto"
+    behind_nat: bool = False
+    port_map: bool = False
     startup_timeout_s: float = 15.0
     dial_timeout_s: float = 10.0
     limits: ServeLimits = field(default_factory=ServeLimits)
@@ -75,7 +84,11 @@ class LibP2PEndpoint:
         self._run: RunId | None = None
         self._directory: DHTDirectory | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._addresses: tuple[str, ...] = ()
+        self._own: tuple[Multiaddr, ...] = ()
+        self._virtual: frozenset[str] = frozenset()
+        self._relay: Relay | None = None
+        self._lease: RelayLease | None = None
+        self._keeping: asyncio.Task[None] | None = None
         self._daemon: Daemon
         self._p2p: AttachedP2P
         self._watch: asyncio.Task[None]
@@ -101,6 +114,7 @@ class LibP2PEndpoint:
                     listen=config.listen,
                     announce=config.announce,
                     bootstrap=config.bootstrap,
+                    port_map=config.port_map,
                     startup_timeout_s=config.startup_timeout_s,
                 )
             )
@@ -109,7 +123,8 @@ class LibP2PEndpoint:
                 async with asyncio.timeout(config.startup_timeout_s):
                     self._p2p = await AttachedP2P.attach(files.control, files.client)
                     undo.push_async_callback(self._p2p.detach)
-                    self._addresses = await self._p2p.addresses()
+                    self._own = tuple(Multiaddr(text) for text in await self._p2p.addresses())
+                    self._virtual = virtual_ips()
                     await self._serve(PUBLIC_PROTOCOL)
             except TimeoutError as error:
                 raise Unreachable(f"the libp2p daemon did not answer in {config.startup_timeout_s:g} s") from error
@@ -124,8 +139,20 @@ class LibP2PEndpoint:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """See :class:`~swarm.network.protocols.Endpoint`."""
-        return self._addresses
+        """See :class:`~swarm.network.protocols.Endpoint`. At most 8, the most useful first; they change when a relay
+        is taken or lost."""
+        through = self._lease.addresses if self._lease is not None else ()
+        return tuple(str(address) for address in most_useful((*through, *self._own), self._virtual))
+
+    @property
+    def behind_nat(self) -> bool:
+        """Whether it is known, from the configuration, that nobody can dial this peer."""
+        return self._config.behind_nat
+
+    @property
+    def relays(self) -> tuple[PeerId, ...]:
+        """Through whom others reach this peer now; empty when they dial it."""
+        return self._lease.relays if self._lease is not None else ()
 
     @property
     def directory(self) -> DHTDirectory:
@@ -149,6 +176,10 @@ class LibP2PEndpoint:
         self._run = run
         self._p2p.namespace = f"swarm/directory/1/{run[:32]}/"
         await self._dial_bootstrap()
+        if self._config.relay == "auto":
+            self._relay = Relay(self._p2p, self._clock)
+            await self._relay.open()
+        self.mount(ReachService(self._p2p, self._relay, lambda: self.addresses))
         for name in ("control", "tensors"):
             await self._serve(f"swarm/{name}/1/{run[:32]}")
         config = DirectoryConfig(run=run, kinds=self._config.kinds, bootstrap=self._config.bootstrap)
@@ -174,6 +205,37 @@ class LibP2PEndpoint:
         """As :meth:`learn`, from addresses that name their peer."""
         for peer in {split_peer(address)[1] for address in addresses}:
             self.learn(peer, [str(address) for address in addresses])
+
+    def also_at(self, addresses: Sequence[str]) -> None:
+        """Announce these as well: addresses of ours that others found and the daemon does not know of."""
+        self._own = (*self._own, *(Multiaddr(text) for text in addresses))
+
+    async def take_relay(self, candidates: Sequence[PeerId]) -> str:
+        """Be reached through two of these, or of the peers met later, until the endpoint closes.
+
+        Returns what went wrong, "" when at least one relays for us: when none does, they are asked again every 10 s.
+        Takes some seconds at most; cancelled, it goes on in the background.
+        """
+        if self._config.relay == "off":
+            return "relays are switched off"
+        if self._lease is None:
+            self._lease = RelayLease(self, self._clock, lambda: (*candidates, *self._dialable()))
+            self._keeping = asyncio.get_running_loop().create_task(self._lease.keep(), name="relay lease")
+        await self._lease.renew()
+        return "" if self._lease.relays else self._lease.problem
+
+    async def links(self) -> Mapping[PeerId, LinkKind]:
+        """How every peer that we have a connection with is connected now: one question to the daemon. Streams that
+        began on a relayed connection stay there when a direct one comes up. Raises Unreachable."""
+        found: dict[PeerId, LinkKind] = {}
+        for peer, address in await self._p2p.connections():
+            if found.get(peer) != "direct":
+                found[peer] = "relayed" if is_relayed(address) else "direct"
+        return found
+
+    async def link_kind(self, peer: PeerId) -> LinkKind:
+        """How one peer is connected; "unknown" when it is not. Raises Unreachable."""
+        return (await self.links()).get(peer, "unknown")
 
     async def call(  # noqa: PLR0913 - the protocol's signature
         self,
@@ -216,11 +278,15 @@ class LibP2PEndpoint:
     async def _close(self) -> None:
         self._watch.cancel()
         tasks = [self._watch, *self._serving, *self._dials.values()]
+        if self._keeping is not None:
+            tasks.append(self._keeping)
         for task in tasks:
             task.cancel()
         for caller in self._callers.values():
             caller.close()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if self._relay is not None:
+            await self._relay.close()
         if self._directory is not None:
             self._directory.lose()
             with contextlib.suppress(*LINK_ERRORS):
@@ -269,15 +335,31 @@ class LibP2PEndpoint:
             return await self._dial_self(protocol)
         try:
             async with asyncio.timeout(self._config.dial_timeout_s):
-                hints = self._hints.get(target)
-                if hints:
-                    with contextlib.suppress(Unreachable):  # hints grow old; the daemon may know the peer anyway
-                        await self._p2p.connect(target, hints)
-                reader, writer = await self._p2p.open_stream(target, protocol)
+                reader, writer = await self._open_stream(target, protocol)
         except TimeoutError as error:
             raise Unreachable(f"not dialled in {self._config.dial_timeout_s:g} s", peer=target) from error
         _enlarge(writer)
         return await CallerStream.over(target, self._meter, reader, writer)
+
+    async def _open_stream(self, target: PeerId, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        hints, problem = self._hints.get(target), None
+        if hints:
+            try:
+                await self._p2p.connect(target, hints)
+            except Unreachable as error:  # hints grow old; the daemon may know the peer anyway
+                problem = error
+        try:
+            return await self._p2p.open_stream(target, protocol)
+        except Unreachable as error:
+            raise problem or error from error
+
+    def _dialable(self) -> list[PeerId]:
+        """Peers that tell addresses of their own which are not of their machine only: candidates for a relay."""
+        return [
+            peer
+            for peer, hints in self._hints.items()
+            if not any(map(is_relayed, hints)) and not all(map(is_loopback, hints))
+        ]
 
     async def _dial_self(self, protocol: str) -> CallerStream:
         ours, theirs = socket.socketpair()

@@ -60,9 +60,20 @@ def totals(committed: Sequence[Contribution]) -> tuple[int, float]:
     return sum(c.tokens for c in committed), math.fsum(c.loss_sum for c in committed)
 
 
-def cursors(before: CloseRecord, averaged: Mapping[PeerId, Averaged]) -> dict[str, tuple[int, int]]:
-    """Where every shard continues: what its trainer said, else what the record before says."""
+def cursors(
+    before: CloseRecord, averaged: Mapping[PeerId, Averaged], following: Roster, most: int
+) -> dict[str, tuple[int, int]]:
+    """Where every shard continues: what its trainer said, else what the record before says, else the beginning.
+
+    A trainer that has left keeps its place for when it comes back, as long as there is room for ``most`` cursors: then
+    those that got least far are forgotten.
+    """
     said: dict[str, tuple[int, int]] = {
         peer: answer.cursor for peer, answer in averaged.items() if answer.cursor is not None
     }
-    return {**before.cursors, **said}
+    everybody: dict[str, tuple[int, int]] = {peer: (0, 0) for peer in following.trainers}
+    everybody |= {**before.cursors, **said}
+    gone = sorted((peer for peer in everybody if peer not in following), key=lambda peer: (everybody[peer], peer))
+    for peer in gone[: max(0, len(everybody) - most)]:
+        del everybody[peer]
+    return everybody

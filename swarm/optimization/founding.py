@@ -15,10 +15,15 @@ from swarm.optimization.records import NO_RECORD, CloseRecord
 from swarm.optimization.roster import Candidate, Roster, assign_stages
 from swarm.optimization.step import accepted, announce
 
-POLL_S = 0.2
+POLL_S, LATER_POLL_S, SOON_S = 0.2, 1.0, 30.0
+"""How often the directory is asked for peers, and how often when they take longer than SOON_S to come."""
 
 Candidates = Callable[[], Awaitable[Sequence[Candidate]]]
 """Who has announced itself in the directory."""
+
+
+def _silent(waiting_for: str) -> None:
+    return
 
 
 def enough(candidates: Sequence[Candidate], stage_hosts: int, trainers: int) -> tuple[bool, str]:
@@ -30,18 +35,27 @@ def enough(candidates: Sequence[Candidate], stage_hosts: int, trainers: int) -> 
 
 
 async def gather_candidates(
-    candidates: Candidates, clock: Clock, *, stage_hosts: int, trainers: int, patience_s: float
+    candidates: Candidates,
+    clock: Clock,
+    *,
+    stage_hosts: int,
+    trainers: int,
+    patience_s: float | None,
+    waiting: Callable[[str], None] = _silent,
 ) -> Sequence[Candidate]:
-    """Poll the directory until enough peers are there. Raises RunEnded, saying who is missing, after ``patience_s``."""
-    deadline = clock.monotonic() + patience_s
+    """Poll the directory until enough peers are there; ``waiting`` is told who is missing. Raises RunEnded, saying the
+    same, after ``patience_s`` (None: never)."""
+    began = clock.monotonic()
     while True:
         found = await candidates()
         complete, reason = enough(found, stage_hosts, trainers)
         if complete:
             return found
-        if clock.monotonic() > deadline:
+        waiting(reason)
+        elapsed = clock.monotonic() - began
+        if patience_s is not None and elapsed > patience_s:
             raise RunEnded(f"the run cannot start: after {patience_s:.0f} s {reason}", EXIT_UNREACHABLE)
-        await clock.sleep(POLL_S)
+        await clock.sleep(POLL_S if elapsed < SOON_S else LATER_POLL_S)
 
 
 def genesis(run: RunId, roster: Roster, digests: Mapping[PartName, str]) -> CloseRecord:

@@ -43,6 +43,13 @@ class History:
         """The step that the next record closes; 0 is the genesis."""
         return 0 if self._head is None else self._head.step + 1
 
+    def begin(self, record: CloseRecord) -> None:
+        """Start the chain at a record that was verified otherwise: for who joins a run in progress. Raises OutOfSync
+        when there is one already, OSError as :meth:`append`."""
+        if self._head is not None:
+            raise OutOfSync(f"this history has begun with step {self._head.step} or before")
+        self._write(record)
+
     def check(self, record: CloseRecord) -> None:
         """Raises OutOfSync when the record cannot follow."""
         if record.step != self.next_step:
@@ -57,6 +64,9 @@ class History:
     def append(self, record: CloseRecord) -> None:
         """Add a decided record. Blocks for a disk's sync. Raises OSError, with nothing added, when the disk refuses."""
         self.check(record)
+        self._write(record)
+
+    def _write(self, record: CloseRecord) -> None:
         if self._path is not None:
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(record.model_dump(mode="json"), separators=(",", ":")) + "\n")

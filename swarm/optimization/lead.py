@@ -1,4 +1,4 @@
-"""The leader's desk of a step: leases quota to trainers and counts what comes home.
+"""The leader's desk of a step: leases quota to trainers, counts what comes home, and takes requests to join and leave.
 
 The leader's successor keeps the same completions as a witness: what only one peer knows dies with it.
 """
@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from swarm.errors import Refused, Violation, WrongStep
+from swarm.errors import Busy, Refused, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import Answer, Method, Request
+from swarm.optimization.changes import MAX_CHANGES, Admission, ChangeRules, Changes, Departure
 from swarm.optimization.ledger import Ledger
 from swarm.optimization.messages import Complete, Lease, Leased
 from swarm.optimization.records import Contribution
@@ -36,12 +37,18 @@ class LeadDesk:
         self._ledger: Ledger | None = None
         self._witnessed: dict[MicrobatchId, Contribution] = {}
         self._full = asyncio.Event()
+        self._change_rules = ChangeRules(rules.run, rules.parts, rules.max_members, verify)
+        self._joins: dict[PeerId, Admission] = {}
+        self._leaves: dict[PeerId, Departure] = {}
+        self._settled = False
 
     def methods(self) -> list[Method]:
         """See :class:`~swarm.network.protocols.Service`."""
         return [
             Method(name="lead/1/lease", request=Lease, handle=self._on_lease),
             Method(name="lead/1/complete", request=Complete, handle=self._on_complete),
+            Method(name="lead/1/join", request=Admission, handle=self._on_join),
+            Method(name="lead/1/leave", request=Departure, handle=self._on_leave),
         ]
 
     def open_step(self, step: int, roster: Roster) -> None:
@@ -49,6 +56,7 @@ class LeadDesk:
         self._step, self._roster = step, roster
         self._witnessed = {}
         self._full.clear()
+        self._joins, self._leaves, self._settled = {}, {}, False
         leads = roster.leader(step) == self._me
         self._ledger = Ledger(step, self._rules.target, self._rules.quota(step, roster)) if leads else None
 
@@ -58,9 +66,15 @@ class LeadDesk:
         assert self._ledger is not None  # noqa: S101 - only a ledger fills
         return self._ledger.committed()
 
+    def settle(self) -> tuple[Changes, Roster]:
+        """Who joins and leaves with this step, and the next step's roster. Later requests must wait for that one."""
+        self._settled = True
+        changes = self._change_rules.gather(self._roster, tuple(self._joins.values()), tuple(self._leaves.values()))
+        return changes, self._change_rules.apply(self._roster, self._step, changes)
+
     async def _on_lease(self, request: Request) -> Answer:
         body: Lease = request.body
-        await self._wait_for(request.caller, body.step)
+        await self._wait_for_trainer(request.caller, body.step)
         if self._ledger is None:
             raise Refused(f"{self._roster.leader(body.step)} leads step {body.step}")
         total, reason = self._ledger.lease(body.step, request.caller, body.total)
@@ -68,7 +82,7 @@ class LeadDesk:
 
     async def _on_complete(self, request: Request) -> Answer:
         body: Complete = request.body
-        await self._wait_for(request.caller, body.step)
+        await self._wait_for_trainer(request.caller, body.step)
         self._check(request.caller, body)
         if self._ledger is not None:
             self._ledger.complete(body.step, request.caller, body.contribution)
@@ -93,10 +107,47 @@ class LeadDesk:
             if not self._verify(PeerId(replica), signed, receipt):
                 raise Violation(f"the receipt of stage {stage} is forged", peer=caller)
 
-    async def _wait_for(self, caller: PeerId, step: int) -> None:
-        """Until ``step`` is open here. Only the next one is waited for, and only for trainers of the roster."""
-        if self._step and caller not in self._roster.trainers:
+    async def _on_join(self, request: Request) -> Answer:
+        body: Admission = request.body
+        if body.member.peer != request.caller:
+            raise Refused("a peer asks for itself only")
+        await self._wait_to_change(body.step)
+        self._change_rules.check_admission(self._roster, body.step, body)
+        if len(self._roster) + len(self._joins) >= self._rules.max_members:
+            raise Refused(f"the run is full: a step's record has room for {self._rules.max_members} members")
+        if request.caller not in self._joins and len(self._joins) >= MAX_CHANGES:
+            raise Busy(f"{MAX_CHANGES} peers join in this step already")
+        self._joins[request.caller] = body
+        return Answer(Empty())
+
+    async def _on_leave(self, request: Request) -> Answer:
+        body: Departure = request.body
+        if body.peer != request.caller:
+            raise Refused("a peer asks for itself only")
+        await self._wait_to_change(body.step)
+        self._change_rules.check_departure(self._roster, body.step, body)
+        others = [peer for peer in self._leaves if peer != request.caller]
+        if (reason := self._change_rules.spared(self._roster, others, request.caller)) is not None:
+            raise Refused(reason)
+        self._leaves[request.caller] = body
+        return Answer(Empty())
+
+    async def _wait_to_change(self, step: int) -> None:
+        """Until ``step`` is open here, and only as long as its leader has not settled who joins and leaves."""
+        await self._wait_for(step)
+        if self._ledger is None:
+            raise Refused(f"{self._roster.leader(step)} leads step {step}")
+        if self._settled or step >= self._rules.steps:
+            raise WrongStep("it is too late for this step" if self._settled else "this is the run's last step")
+
+    async def _wait_for_trainer(self, caller: PeerId, step: int) -> None:
+        await self._wait_for(step)
+        if caller not in self._roster.trainers:
             raise Refused(f"{caller} is not a trainer of the roster")
+
+    async def _wait_for(self, step: int) -> None:
+        """Until ``step`` is open here; only the next one is waited for. Who may ask is known then: the record before it
+        says who takes part."""
         if step > self._step + 1:
             raise WrongStep(f"step {step} is far from open, step {self._step} is")
         await self._wait_open(step)

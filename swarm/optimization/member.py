@@ -21,11 +21,12 @@ from swarm.device import DeviceThread
 from swarm.errors import EXIT_ERROR, OutOfSync, PeerError, Refused, RoundFailed, RunEnded, WrongStep
 from swarm.ids import MicrobatchId, PartName, PeerId, stage_of
 from swarm.network.protocols import Answer, Method, Request
+from swarm.optimization.changes import ChangeRules
 from swarm.optimization.closing import totals
 from swarm.optimization.history import History
 from swarm.optimization.ledger import assigned, weights
 from swarm.optimization.messages import Accepted, Apply, Averaged, Decide, Prepared, Propose, Reconcile
-from swarm.optimization.records import CloseRecord, Contribution, acceptance_bytes
+from swarm.optimization.records import CloseRecord, Contribution, Decision, acceptance_bytes, check_acceptances
 from swarm.optimization.roster import Roster
 from swarm.optimization.rules import StepRules
 from swarm.schema import Empty
@@ -62,7 +63,7 @@ class MemberContext:
     """What a member needs from its surroundings.
 
     ``install`` downloads this peer's part for a genesis, from the peer that proposes it; ``decided`` is awaited after
-    the swap and before anyone who waits for the next step goes on.
+    the swap and before anyone who waits for the next step goes on. ``founder`` may propose the genesis.
     """
 
     me: PeerId
@@ -74,7 +75,7 @@ class MemberContext:
     verify: Callable[[PeerId, bytes, bytes], bool]
     cursor: Callable[[], tuple[int, int] | None]
     install: Callable[[CloseRecord, PeerId], Awaitable[None]]
-    decided: Callable[[CloseRecord], Awaitable[None]]
+    decided: Callable[[Decision], Awaitable[None]]
     founder: PeerId
 
 
@@ -94,7 +95,7 @@ class _OpenStep:
     averaging: asyncio.Task[_Mean] | None = None
     applied: Apply | None = None
     digest: str | None = None
-    proposal: CloseRecord | None = None
+    proposal: Propose | None = None
     closing: asyncio.Task[None] | None = None
     busy: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -114,7 +115,10 @@ class Member:
         self._context = context
         self.part: HeldPart | None = None
         self._open = _OpenStep()
+        self._departed = False
         self._step = context.history.next_step
+        rules = context.rules
+        self._changes = ChangeRules(rules.run, rules.parts, rules.max_members, context.verify)
         self._failure: RunEnded | None = None
         self._moved = asyncio.Condition()
 
@@ -128,12 +132,42 @@ class Member:
         """Who takes part in the open step."""
         return self._context.history.head.members
 
+    @property
+    def is_member(self) -> bool:
+        """Whether the newest record has this peer in its roster."""
+        return self._context.history.next_step > 0 and self._context.me in self.roster
+
+    @property
+    def departed(self) -> bool:
+        """Whether the newest record is the one with which this peer left."""
+        return self._departed
+
     async def wait_open(self, step: int) -> None:
         """Return when ``step`` is open here, or over. Raises RunEnded when a decided step could not be finished."""
+        await self._wait(lambda: self.open_step >= step)
+
+    async def wait_member(self) -> None:
+        """Return when a step is open in which this peer takes part. Raises as :meth:`wait_open`."""
+        await self._wait(lambda: self.open_step > 0 and self.is_member)
+
+    async def _wait(self, condition: Callable[[], bool]) -> None:
         async with self._moved:
-            await self._moved.wait_for(lambda: self._failure is not None or self.open_step >= step)
+            await self._moved.wait_for(lambda: self._failure is not None or condition())
         if self._failure is not None:
             raise self._failure
+
+    async def observe(self, decision: Decision) -> None:
+        """Go on with what others decided, as a peer that is not in the roster (yet): it must be verified, and our part
+        brought to it. The first one begins our history. Raises OutOfSync when it does not follow."""
+        history, record = self._context.history, decision.record
+        if history.next_step == 0:
+            history.begin(record)
+        else:
+            history.append(record)
+        await self._context.decided(decision)
+        self._open, self._step = _OpenStep(), record.step + 1
+        async with self._moved:
+            self._moved.notify_all()
 
     async def close(self) -> None:
         """Give up what runs for the open step. Idempotent; returns when it has ended."""
@@ -215,33 +249,35 @@ class Member:
         return await self._context.device.run(lambda: part.prepare(mean, lr=body.lr, clip=body.clip, step=body.step))
 
     async def _on_propose(self, request: Request) -> Answer:
-        record: CloseRecord = request.body.record
-        context = self._context
+        body: Propose = request.body
+        record, context = body.record, self._context
         await self._from_leader(request.caller, record.step)
         state = self._open
         async with state.busy:
             if state.proposal is None:
-                self._check(record)
+                self._check(body)
                 if record.step == 0:
                     await context.install(record, request.caller)
-                state.proposal = record
-            elif state.proposal.hash() != record.hash():
+                state.proposal = body
+            elif state.proposal.record.hash() != record.hash():
                 raise Refused("another record was accepted for this step")
         return Answer(Accepted(signature=context.sign(acceptance_bytes(record))))
 
-    def _check(self, record: CloseRecord) -> None:
+    def _check(self, body: Propose) -> None:
         """Accept only what this member itself computed. Raises Refused."""
+        record = body.record
         try:
             self._context.history.check(record)
         except OutOfSync as error:
             raise Refused(str(error)) from error
-        if self._context.me not in record.members:
-            raise Refused("the record's roster leaves this member out")
         if record.step > 0:
             self._check_result(record)
+            self._check_roster(body)
+        elif self._context.me not in record.members:
+            raise Refused("the genesis leaves this member out")
 
     def _check_result(self, record: CloseRecord) -> None:
-        state, before = self._open, self._context.history.head
+        state = self._open
         if state.mean is None or state.applied is None or state.committed != record.committed:
             raise Refused("the record's microbatches are not those that were averaged")
         if (record.tokens, record.loss_sum) != totals(record.committed):
@@ -254,8 +290,13 @@ class Member:
         said = state.mean.answer.cursor
         if said is not None and record.cursors.get(self._context.me) != said:
             raise Refused("the record's cursor of this trainer is not where it is")
-        if record.roster != before.roster:
-            raise Refused("in this version nobody joins or leaves the roster")
+
+    def _check_roster(self, body: Propose) -> None:
+        step, last = body.record.step, self._context.rules.steps
+        if step >= last and (body.changes.joins or body.changes.leaves):
+            raise Refused("nobody joins or leaves with the run's last step")
+        if body.record.roster != self._changes.apply(self.roster, step, body.changes).members:
+            raise Refused("the record's roster is not what the requests with it make of the one before")
 
     async def _on_decide(self, request: Request) -> Answer:
         body: Decide = request.body
@@ -265,26 +306,29 @@ class Member:
         state = self._open
         async with state.busy:
             if state.closing is None:
-                record = self._decided_record(state, body)
-                state.closing = asyncio.create_task(self._close_step(record))
+                decision = self._decision(state, body)
+                state.closing = asyncio.create_task(self._close_step(decision))
         await asyncio.shield(state.closing)
         return Answer(Empty())
 
-    def _decided_record(self, state: _OpenStep, body: Decide) -> CloseRecord:
-        record = state.proposal
-        if record is None or record.hash() != body.record:
+    def _decision(self, state: _OpenStep, body: Decide) -> Decision:
+        if state.proposal is None or state.proposal.record.hash() != body.record:
             raise Refused("this record was not accepted here")
-        self._check_acceptances(record, body)
-        return record
+        record = state.proposal.record
+        electorate = record.members if record.step == 0 else self.roster
+        check_acceptances(record, electorate, body.acceptances, self._context.verify)
+        return Decision(record, body.acceptances, None if state.mean is None else state.mean.gradient)
 
-    async def _close_step(self, record: CloseRecord) -> None:
+    async def _close_step(self, decision: Decision) -> None:
         """Swap, remember, open the next step. A decided step can not be refused any more: what fails here ends the
         peer, through everyone who waits for the next step."""
+        record = decision.record
         try:
             if self.part is not None and record.step > 0:
                 await self._context.device.run(self.part.swap)
             self._context.history.append(record)
-            await self._context.decided(record)
+            self._departed = self._context.me not in record.members
+            await self._context.decided(decision)
         except Exception as error:  # nobody else would tell those who wait
             reason = f"step {record.step} is decided and could not be closed here: {type(error).__name__}: {error}"
             self._failure = RunEnded(reason, EXIT_ERROR)
@@ -295,13 +339,6 @@ class Member:
         finally:
             async with self._moved:
                 self._moved.notify_all()
-
-    def _check_acceptances(self, record: CloseRecord, body: Decide) -> None:
-        signed = acceptance_bytes(record)
-        electorate = record.members if record.step == 0 else self.roster
-        for peer in electorate.peers:
-            if not self._context.verify(peer, signed, body.acceptances.get(peer, b"")):
-                raise Refused(f"the acceptance of {peer} is missing or forged")
 
     # --- who may ask ---------------------------------------------------------------------------------------------
 

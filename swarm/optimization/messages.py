@@ -6,10 +6,9 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
+from swarm.optimization.changes import NO_CHANGES, Changes
 from swarm.optimization.records import CloseRecord, Contribution
-from swarm.schema import Count, DigestField, Finite, Message, PeerIdField
-
-Signature = Annotated[bytes, Field(min_length=64, max_length=64)]
+from swarm.schema import Count, DigestField, Finite, Message, PeerIdField, SignatureField
 
 
 class Lease(Message):
@@ -31,7 +30,7 @@ class Complete(Message):
 
     step: Count
     contribution: Contribution
-    receipts: Annotated[tuple[Signature, ...], Field(max_length=1024)]
+    receipts: Annotated[tuple[SignatureField, ...], Field(max_length=1024)]
 
 
 class Reconcile(Message):
@@ -64,15 +63,17 @@ class Prepared(Message):
 
 
 class Propose(Message):
-    """The close record. For step 0 it is the genesis: install your part before you accept."""
+    """The close record, and the signed requests that explain its roster. For step 0 it is the genesis: install your
+    part before you accept."""
 
     record: CloseRecord
+    changes: Changes = NO_CHANGES
 
 
 class Accepted(Message):
     """A signature over :func:`~swarm.optimization.records.acceptance_bytes`."""
 
-    signature: Signature
+    signature: SignatureField
 
 
 class Decide(Message):
@@ -80,4 +81,4 @@ class Decide(Message):
 
     step: Count
     record: DigestField
-    acceptances: dict[PeerIdField, Signature]
+    acceptances: dict[PeerIdField, SignatureField]

@@ -1,18 +1,18 @@
-"""How members part after the last step: nobody leaves while another has not swapped yet.
+"""How members part, after the last step or before: nobody leaves while another has not swapped yet.
 
-The leader of the last step tells everybody the decision and knows who has swapped; it says farewell when all have. A
-member that left earlier would look like one that died.
+The leader of a step tells everybody the decision and knows who has swapped; it says farewell when all have. A member
+that left earlier would look like one that died.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from swarm.errors import PeerError
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer, Method, Request
 from swarm.optimization.calls import StepCalls
-from swarm.optimization.roster import Roster
 from swarm.schema import Count, Empty, Message
 
 FAREWELL_S = 5.0
@@ -20,7 +20,7 @@ FAREWELL_S = 5.0
 
 
 class Farewell(Message):
-    """Everybody has closed the last step."""
+    """Everybody has closed the step with which the receiver leaves."""
 
     step: Count
 
@@ -35,19 +35,19 @@ class Parting:
         """See :class:`~swarm.network.protocols.Service`."""
         return [Method(name="parting/1/farewell", request=Farewell, handle=self._on_farewell)]
 
-    async def part(self, calls: StepCalls, roster: Roster, step: int) -> None:
-        """Return when this member may leave. Never raises a PeerError; takes at most FAREWELL_S."""
-        leader = roster.leader(step)
+    async def wait(self, leader: PeerId) -> None:
+        """Return when the leader of our last step lets us go. Takes at most FAREWELL_S."""
         try:
             async with asyncio.timeout(FAREWELL_S):
-                if leader == calls.me:
-                    others = [peer for peer in roster.peers if peer != calls.me]
-                    await asyncio.gather(*(_say(calls, peer, Farewell(step=step)) for peer in others))
-                else:
-                    while await asyncio.shield(self._farewell) != leader:
-                        self._farewell = asyncio.get_running_loop().create_future()
+                while await asyncio.shield(self._farewell) != leader:
+                    self._farewell = asyncio.get_running_loop().create_future()
         except TimeoutError:
             return
+
+    async def dismiss(self, calls: StepCalls, leaving: Iterable[PeerId], step: int) -> None:
+        """As the leader that has seen everybody swap: let these go. Never raises a PeerError; at most FAREWELL_S."""
+        others = [peer for peer in leaving if peer != calls.me]
+        await asyncio.gather(*(_say(calls, peer, Farewell(step=step)) for peer in others))
 
     async def _on_farewell(self, request: Request) -> Answer:
         if not self._farewell.done():

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import torch
 from pydantic import Field
 
-from swarm.ids import MicrobatchId
+from swarm.errors import Refused
+from swarm.ids import MicrobatchId, PeerId
 from swarm.optimization.roster import Member, Roster
 from swarm.schema import Count, DigestField, Finite, Message, PartField, PeerIdField
 
@@ -63,11 +67,39 @@ class CloseRecord(Message):
         return hashlib.sha256(text.encode()).hexdigest()
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A decided record, the signatures that prove it, and what it was decided about: the mean gradient of the part
+    that this peer holds, float32 on CPU (None without a part, and for the genesis)."""
+
+    record: CloseRecord
+    acceptances: Mapping[str, bytes]
+    mean: torch.Tensor | None = None
+
+
 def acceptance_bytes(record: CloseRecord) -> bytes:
     """What a peer signs when it accepts a record."""
     return f"accept|{record.run}|{record.lineage}|{record.step}|{record.term}|{record.hash()}".encode()
 
 
+def check_acceptances(
+    record: CloseRecord,
+    electorate: Roster,
+    acceptances: Mapping[str, bytes],
+    verify: Callable[[PeerId, bytes, bytes], bool],
+) -> None:
+    """That everybody of the electorate accepted the record: then it is decided. Raises Refused naming who did not."""
+    signed = acceptance_bytes(record)
+    for peer in electorate.peers:
+        if not verify(peer, signed, acceptances.get(peer, b"")):
+            raise Refused(f"the acceptance of {peer} is missing or forged")
+
+
 def record_bytes(microbatches: int, stages: int, members: int) -> int:
     """An upper estimate of a record's size on the wire: 60 bytes a microbatch and peer id, 400 and more a member."""
     return microbatches * (150 + 60 * stages) + members * 2000
+
+
+def record_room(microbatches: int, stages: int, limit_bytes: int) -> int:
+    """How many members a record of ``limit_bytes`` has room for: the inverse of :func:`record_bytes`."""
+    return max(0, limit_bytes - record_bytes(microbatches, stages, 0)) // 2000

@@ -118,6 +118,22 @@ def assign_stages(
     return Roster(_member(candidate, places, private_ends) for candidate in ordered), reasons
 
 
+def choose_place(
+    roster: Roster, role: Role, wish: int | None, *, stages: int, private_ends: bool
+) -> tuple[PartName | None, str]:
+    """(part, why) for a peer that joins a run in progress: its wish, else the stage with the fewest replicas, whose
+    loss would hurt most; lower stages first. Raises Refused for a stage that the run does not have."""
+    if role != "stage":
+        return (ENDS, "every trainer holds the ends") if role == "trainer" and private_ends else (None, f"a {role}")
+    if wish is not None:
+        if wish >= stages:
+            raise Refused(f"there is no stage {wish}: the run's are 0 to {stages - 1}")
+        return stage_part(wish), "asked for"
+    counts = {stage: len(roster.replicas(stage_part(stage))) for stage in range(stages)}
+    stage = min(counts, key=lambda s: (counts[s], s))
+    return stage_part(stage), f"it has the fewest replicas ({counts[stage]})"
+
+
 def _member(candidate: Candidate, places: Mapping[str, int], private_ends: bool) -> Member:
     part: str | None = None
     if candidate.role == "stage":

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from swarm.errors import Refused, Violation
-from swarm.ids import PeerId, RunId, stage_part
+from swarm.ids import PartName, PeerId, RunId, stage_part
 from swarm.optimization.ledger import fixed_quota, free_quota
 from swarm.optimization.records import Contribution
 from swarm.optimization.roster import Roster
@@ -16,7 +16,8 @@ from swarm.optimization.schedules import OptimizerConfig, learning_rate
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRules:
-    """``target`` microbatches make a step; ``max_tokens`` is the most target tokens that one can have."""
+    """``target`` microbatches make a step; ``max_tokens`` is the most target tokens that one can have, ``parts`` are
+    all parts of the model, and a record has room for ``max_members``."""
 
     run: RunId
     steps: int
@@ -24,6 +25,8 @@ class StepRules:
     max_share: float
     max_tokens: int
     stages: int
+    parts: tuple[PartName, ...]
+    max_members: int
     reproducible: bool
     optimizer: OptimizerConfig
 

@@ -15,6 +15,7 @@ from swarm.errors import DeadlineMissed, OutOfSync, PeerError, Unreachable, Viol
 from swarm.events import Committed, DigestMismatch, EventSink
 from swarm.ids import PeerId
 from swarm.optimization.calls import StepCalls, first_leaf
+from swarm.optimization.changes import NO_CHANGES, Changes
 from swarm.optimization.closing import Disagreement, agreed, clip_factor, cursors, global_norm, totals
 from swarm.optimization.history import History
 from swarm.optimization.messages import (
@@ -39,13 +40,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closing:
-    """What closing a step needs besides the step itself."""
+    """What closing a step needs besides the step itself. ``settle`` gives who joins and leaves with it, once."""
 
     rules: StepRules
     calls: StepCalls
     history: History
     events: EventSink
     timeout_s: Callable[[], float]
+    settle: Callable[[], tuple[Changes, Roster]]
 
 
 async def close_step(closing: Closing, step: int, committed: tuple[Contribution, ...]) -> CloseRecord:
@@ -70,6 +72,7 @@ async def close_step(closing: Closing, step: int, committed: tuple[Contribution,
         closing.events.emit(DigestMismatch(step=step, part=disagreement.part, digests=disagreement.digests))
         raise
     tokens, loss_sum = totals(committed)
+    changes, following = closing.settle()
     record = CloseRecord(
         run=closing.rules.run,
         step=step,
@@ -80,19 +83,24 @@ async def close_step(closing: Closing, step: int, committed: tuple[Contribution,
         clip=clip,
         lr=lr,
         digests={str(part): value for part, value in digests.items()},
-        cursors=cursors(closing.history.head, averaged),
-        roster=roster.members,
+        cursors=cursors(closing.history.head, averaged, following, closing.rules.max_members),
+        roster=following.members,
         previous=closing.history.head_hash,
     )
-    decision = await accepted(closing.calls, record, roster, timeout_s)
+    decision = await accepted(closing.calls, record, roster, timeout_s, changes)
     closing.events.emit(Committed(step=step, microbatches=tuple(c.microbatch for c in committed)))
     await announce(closing.calls, decision, roster, timeout_s)
     return record
 
 
-async def accepted(calls: StepCalls, record: CloseRecord, roster: Roster, timeout_s: float) -> Decide:
-    """Have a record accepted by everybody: then it is decided. Raises the PeerError of a member that does not."""
-    propose = Propose(record=record)
+async def accepted(
+    calls: StepCalls, record: CloseRecord, roster: Roster, timeout_s: float, changes: Changes = NO_CHANGES
+) -> Decide:
+    """Have a record accepted by everybody: then it is decided. Raises the PeerError of a member that does not.
+
+    ``roster`` is who decides: for the genesis its own, for a step those who took part in it.
+    """
+    propose = Propose(record=record, changes=changes)
     answers = await calls.ask_all(roster.peers, "step/1/propose", propose, Accepted, timeout_s=timeout_s)
     signatures: dict[str, bytes] = {peer: answer.signature for peer, answer in answers.items()}
     return Decide(step=record.step, record=record.hash(), acceptances=signatures)

@@ -89,7 +89,7 @@ class Watch:
         ]
 
     def follow(self, roster: Sequence[PeerId]) -> None:
-        """Watch this roster from now on; an empty one stops the watching."""
+        """Watch this roster from now on; an empty one stops the watching. What was held against anyone is forgotten."""
         self._roster = tuple(peer for peer in roster if peer != self._endpoint.peer)
         self._health = Health()
         self._suspects.clear()

@@ -72,6 +72,17 @@ class Trainer:
             Method(name="trainer/1/blocked", request=Blocked, handle=self._on_blocked),
         ]
 
+    def rewire(self, stages: Sequence[Sequence[PeerId]], trainers: int) -> None:
+        """The replicas of each stage, and how many trainers feed them, from the next step on. Between two steps only:
+        no journey is under way."""
+        self._replicas = {stage: len(replicas) for stage, replicas in enumerate(stages)}
+        self._trainers = trainers
+        self._context.wiring.follow(stages)
+
+    def seek(self, cursor: tuple[int, int]) -> None:
+        """Continue our shard there: where a record says that it was left. Raises ConfigError outside the shard."""
+        self._source.seek(cursor)
+
     # --- feeding -------------------------------------------------------------------------------------------------
 
     async def feed(self, step: int, leader: StepLeader) -> None:

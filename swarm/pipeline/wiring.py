@@ -59,6 +59,14 @@ class Wiring:
         """A replica is gone."""
         self._stages[stage].pop(peer, None)
 
+    def follow(self, stages: Sequence[Sequence[PeerId]]) -> None:
+        """Know exactly these replicas from now on; what is known of those that stay is kept."""
+        for stage, peers in enumerate(stages):
+            for peer in set(self._stages[stage]) - set(peers):
+                self.remove(stage, peer)
+            for peer in peers:
+                self.add(stage, peer)
+
     def choose(self, stage: int, exclude: Collection[PeerId] = ()) -> tuple[PeerId, str]:
         """(replica, reason) for the next hop at a stage. Raises Refused when nobody is left. O(replicas)."""
         candidates = {peer: replica for peer, replica in self._stages[stage].items() if peer not in exclude}

@@ -32,6 +32,13 @@ CHUNK = "state/1/chunk"
 Run = Callable[..., Awaitable[str]]
 """Runs a function and its arguments off the event loop."""
 
+Progress = Callable[[int, int], None]
+"""Told (bytes received, bytes in all)."""
+
+
+def _silent(received: int, total: int) -> None:
+    return
+
 
 class DescribeRequest(Message):
     """Ask for a part; ``step`` None for the newest that the donor has."""
@@ -90,6 +97,13 @@ class StateDonor:
         """Serve this state of its part from now on. Leases on earlier ones stay valid."""
         self._offers[snapshot.part] = (snapshot, digest)
 
+    def pin(self, caller: PeerId, snapshot: Snapshot, digest: str) -> None:
+        """Keep this state for a caller that is about to download it, whatever is offered meanwhile. Raises Busy."""
+        self._expire()
+        key = (caller, snapshot.part)
+        lease = self._lease(key, snapshot, digest)
+        lease.expires, lease.bytes_left = self._clock.monotonic() + self._lease_s, _total_bytes(snapshot.layout)
+
     def withdraw(self, part: PartName) -> None:
         """Offer nothing of a part any more. Leases of downloads under way stay valid; those that had every byte end,
         for nothing would ever come to drop their state."""
@@ -127,6 +141,9 @@ class StateDonor:
         snapshot, found = self._offers[part]
         if step is not None and step != snapshot.step:
             raise WrongStep(f"{part} is at step {snapshot.step} here, not {step}")
+        return self._lease(key, snapshot, found)
+
+    def _lease(self, key: tuple[PeerId, PartName], snapshot: Snapshot, found: str) -> _Lease:
         others = {other: lease for other, lease in self._leases.items() if other != key}
         if len(others) >= self._max_downloads:
             finished = next((other for other, lease in others.items() if lease.bytes_left <= 0), None)
@@ -166,11 +183,17 @@ class Wanted:
 
 
 async def download(
-    endpoint: Endpoint, donor: PeerId, wanted: Wanted, *, chunk_timeout_s: float, run: Run = asyncio.to_thread
+    endpoint: Endpoint,
+    donor: PeerId,
+    wanted: Wanted,
+    *,
+    chunk_timeout_s: float,
+    progress: Progress = _silent,
+    run: Run = asyncio.to_thread,
 ) -> Snapshot:
     """Fetch a part's state from one donor; what is returned has the wanted digest.
 
-    ``chunk_timeout_s`` bounds each call, ``run`` keeps hashing off the event loop. Raises the donor's PeerError
+    ``chunk_timeout_s`` bounds each call, ``progress`` is told of every chunk, ``run`` keeps hashing off the event loop. Raises the donor's PeerError
     (Busy, WrongStep, Refused: ask another), Unreachable or DeadlineMissed, Violation for an answer of the wrong size,
     and StateError when all arrived and the digest is wrong. Cancelled or failed, it leaves no task behind.
     """
@@ -185,8 +208,10 @@ async def download(
         exp_avg_sq=exp_avg_sq,
     )
     pieces = _pieces(snapshot)
+    received, total = 0, _total_bytes(wanted.layout)
 
     async def fetch() -> None:
+        nonlocal received
         for offset, target in pieces:
             body = ChunkRequest(part=wanted.part, step=wanted.step, offset=offset, length=len(target))
             _, payload = await endpoint.call(
@@ -195,6 +220,8 @@ async def download(
             if len(payload) != len(target):
                 raise Violation(f"a chunk of {len(payload)} bytes instead of {len(target)}", peer=donor)
             target[:] = payload
+            received += len(payload)
+            progress(received, total)
 
     try:
         async with asyncio.TaskGroup() as group:

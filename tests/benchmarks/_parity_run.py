@@ -25,7 +25,7 @@ from peers.run_view import RunView
 from peers.settings import PeerSettings
 from peers.text import built_in_corpus
 from swarm.clock import SystemClock
-from swarm.config import Manifest, RunConfig, TokenizerConfig, check_manifest
+from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, check_manifest
 from swarm.models.spec import ModelConfig, SplitConfig
 from swarm.monitoring.tail import EventTail
 from swarm.optimization.history import History
@@ -123,8 +123,7 @@ def make_manifest(layout: Layout, scale: Scale, data: Data, *, reproducible: boo
             name="parity",
             steps=scale.steps,
             reproducible=reproducible,
-            stage_hosts=layout.stages * layout.replicas,
-            trainers=TRAINERS,
+            start_when=StartWhen(stage_hosts=layout.stages * layout.replicas, trainers=TRAINERS),
         ),
         model=scale.model,
         split=SplitConfig(stages=layout.stages, ends=layout.ends),
@@ -204,7 +203,7 @@ def read_history(path: Path) -> tuple[CloseRecord, ...]:
 def _shape(layout: Layout, manifest: Manifest) -> RunShape:
     return RunShape(
         steps=manifest.run.steps,
-        peers=manifest.run.stage_hosts,
+        peers=manifest.run.start_when.stage_hosts,
         stages=layout.stages,
         trainers=TRAINERS,
         seed=manifest.run.seed,

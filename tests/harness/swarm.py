@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from data_shards.build import build_shard
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.membership import Membership
-from peers.roles import Surroundings
+from peers.roles import Surroundings, open_shard
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.config import Manifest, parse_manifest
@@ -70,12 +70,22 @@ class LocalPeer:
     around: Surroundings
     founder: PeerId
     events: EventList
+    membership: Membership | None = None
 
     async def run(self) -> None:
         """Take part until the run is over."""
         manifest = self.around.manifest
         await self.endpoint.enter(manifest.run_id)
-        await Membership(self.settings, self.around, self.endpoint.directory, self.founder).run()
+        data = self.settings.data
+        self.membership = Membership(
+            self.settings,
+            self.around,
+            self.endpoint.directory,
+            contact=self.founder,
+            founder=self.founder,
+            source=None if data is None else open_shard(self.around, data),
+        )
+        await self.membership.run()
 
 
 class LocalSwarm:
@@ -107,11 +117,11 @@ class LocalSwarm:
 
     async def open(self) -> None:
         """Open everybody's endpoint; nobody does anything yet."""
-        founder = await self._add("bootstrap", "bootstrap", 0)
+        self.founder = founder = await self._add("bootstrap", "bootstrap", 0)
         for index in range(self.hosts):
             await self._add(f"host-{index}", "stage", 100 + index, founder)
         for index, shard in enumerate(self.shards):
-            await self._add(f"trainer-{index}", "trainer", 200 + index, founder, shard=shard)
+            await self._add(f"trainer-{index}", "trainer", 200 + index, founder, data=shard)
 
     async def _endpoint(self, home: Path, identity: PrivateIdentity) -> OpenEndpoint:
         return self.network.endpoint(identity.peer)
@@ -147,12 +157,19 @@ class LocalSwarm:
             if not self.peers:
                 await self.open()
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
-                for peer in self.peers.values():
+                self._group = group
+                for peer in list(self.peers.values()):
                     group.create_task(peer.run())
         finally:
             for peer in self.peers.values():
                 await peer.endpoint.close()
                 await peer.around.device.close()
+
+    async def join(self, name: str, role: Any, number: int, **settings: Any) -> LocalPeer:
+        """Start one more peer beside a run that is under way."""
+        await self._add(name, role, number, self.founder, **settings)
+        self._group.create_task(self.peers[name].run())
+        return self.peers[name]
 
     def events(self, kind: type[EventT]) -> list[EventT]:
         """All peers' events of a kind."""
@@ -171,7 +188,7 @@ def _documents(index: int) -> list[str]:
 def small_manifest(tokenizer: bytes, hosts: int, trainers: int, overrides: dict[str, dict[str, Any]]) -> Manifest:
     """A manifest that trains in milliseconds; ``overrides`` replace keys of its sections."""
     sections: dict[str, dict[str, Any]] = {
-        "run": {"steps": 3, "stage_hosts": hosts, "trainers": trainers},
+        "run": {"steps": 3, "start_when": {"stage_hosts": hosts, "trainers": trainers}},
         "model": {"vocab_size": VOCAB, "dim": 32, "layers": 4, "heads": 2, "context": 16},
         "split": {"stages": 2},
         "tokenizer": {"digest": tokenizer_digest(tokenizer)},

@@ -96,7 +96,7 @@ async def test_members_refuse_strangers_and_liars(tmp_path: Path) -> None:
             ("pipeline/1/forward", to_itself, Empty, Refused),
             ("pipeline/1/forward", of_a_host, Empty, Refused),
             ("step/1/reconcile", Reconcile(step=1, committed=()), Empty, WrongStep),
-            ("lead/1/lease", Lease(step=1, total=1), Leased, Refused),
+            ("lead/1/lease", Lease(step=1, total=1), Leased, WrongStep),
             ("trainer/1/output", Output(step=1, microbatch=microbatch, attempt=0), Empty, Refused),
         ]
         for method, body, reply, expected in attempts:

@@ -58,7 +58,7 @@ def test_clip_factor_never_enlarges() -> None:
 
 def test_cursors_keep_what_nobody_mentions() -> None:
     before = genesis(RUN, ROSTER, {}).model_copy(update={"cursors": {"t": (0, 1), "u": (1, 2)}})  # type: ignore[arg-type]
-    assert cursors(before, answers()) == {"t": (0, 5), "u": (1, 2)}
+    assert cursors(before, answers(), ROSTER, 9) == {"t": (0, 5), "u": (1, 2)}
 
 
 def following(record: CloseRecord, step: int) -> CloseRecord:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from swarm.errors import Refused, Violation, WrongStep
-from swarm.ids import MicrobatchId, PeerId, RunId
+from swarm.ids import ENDS, MicrobatchId, PeerId, RunId, stage_part
 from swarm.network.protocols import Request
 from swarm.optimization.lead import LeadDesk
 from swarm.optimization.messages import Complete, Lease
@@ -26,7 +26,16 @@ ROSTER = Roster(
     + [Member(peer=t.peer, role="trainer", name="t", part="ends", addresses=()) for t in (TRAINER, OTHER)]
 )
 RULES = StepRules(
-    run=RUN, steps=9, target=2, max_share=1.0, max_tokens=32, stages=2, reproducible=False, optimizer=OptimizerConfig()
+    run=RUN,
+    steps=9,
+    target=2,
+    max_share=1.0,
+    max_tokens=32,
+    stages=2,
+    parts=(stage_part(0), stage_part(1), ENDS),
+    max_members=7,
+    reproducible=False,
+    optimizer=OptimizerConfig(),
 )
 MICROBATCH = MicrobatchId(TRAINER.peer, "0" * 16, 0, 0)
 

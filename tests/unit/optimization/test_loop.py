@@ -7,14 +7,16 @@ import asyncio
 import pytest
 
 from swarm.errors import Refused, RunEnded
+from swarm.network.protocols import Request
 from swarm.optimization.lead import LeadDesk
 from swarm.optimization.loop import StepLoop
 from swarm.optimization.messages import Complete, Lease, Leased, Propose
-from swarm.optimization.records import CloseRecord
+from swarm.optimization.parting import Farewell, Parting
+from swarm.optimization.records import CloseRecord, Decision
 from swarm.schema import Empty
 from tests.harness.expect import eventually
 from tests.unit.optimization.test_step import LEADER, Stage
-from tests.unit.optimization.world import COMMITTED, RULES, Bench, T, apply, decide, reconcile, record
+from tests.unit.optimization.world import COMMITTED, ROSTER, RULES, Bench, T, apply, decide, reconcile, record
 
 
 class Script:
@@ -45,10 +47,10 @@ async def close(bench: Bench, before: CloseRecord | None = None) -> CloseRecord:
     return closed
 
 
-def loop_of(bench: Bench, stage: Stage, feed: Script | None) -> StepLoop:
+def loop_of(bench: Bench, stage: Stage, feed: Script | None, parting: Parting | None = None) -> StepLoop:
     """A loop of a peer that leads no step."""
     desk = LeadDesk(RULES, bench.me, bench.member.wait_open, lambda peer, data, signature: True)
-    return StepLoop(bench.member, desk, stage.closing, feed)
+    return StepLoop(bench.member, desk, stage.closing, parting or Parting(), feed)
 
 
 @pytest.fixture
@@ -60,12 +62,14 @@ async def stage() -> Stage:
 
 
 async def test_loop_feeds_every_step_once_and_ends_after_the_last(stage: Stage) -> None:
-    bench, feed = Bench(), Script()
-    running = asyncio.create_task(loop_of(bench, stage, feed).run())
+    bench, feed, parting = Bench(), Script(), Parting()
+    running = asyncio.create_task(loop_of(bench, stage, feed, parting).run())
     closed = None
     for step in range(1, RULES.steps + 1):
         await eventually(lambda step=step: feed.steps == list(range(1, step + 1)))
         closed = await close(bench, closed)
+    (farewell,) = parting.methods()
+    await farewell.handle(Request(ROSTER.leader(RULES.steps), Farewell(step=RULES.steps), memoryview(b""), 1e9))
     await running
     assert feed.steps == [1, 2, 3]
     assert not stage.asked("step/1/reconcile")
@@ -108,7 +112,7 @@ async def test_loop_whose_feed_fails_ends_with_its_error(stage: Stage) -> None:
 
 
 async def test_loop_of_a_member_that_cannot_close_a_decided_step_ends_with_the_reason(stage: Stage) -> None:
-    async def decided(closed: CloseRecord) -> None:
+    async def decided(closed: Decision) -> None:
         raise OSError("disk full")
 
     bench = Bench(decided=decided)
@@ -127,7 +131,7 @@ async def test_loop_of_the_leader_closes_the_step_when_its_batch_is_complete() -
     bench = Bench(LEADER)
     desk = LeadDesk(RULES, LEADER, bench.member.wait_open, lambda peer, data, signature: True)
     desk.open_step(1, bench.member.roster)
-    running = asyncio.create_task(StepLoop(bench.member, desk, stage.closing, None).run())
+    running = asyncio.create_task(StepLoop(bench.member, desk, stage.closing, Parting(), None).run())
     caller = stage.endpoints[T]
     stage.endpoints[LEADER].mount(desk)
     await caller.call(LEADER, "lead/1/lease", Lease(step=1, total=2), Leased, timeout_s=5)

@@ -10,7 +10,7 @@ import pytest
 from swarm.errors import PeerError, Refused, RoundFailed, RunEnded, StateError, Violation, WrongStep
 from swarm.ids import PeerId
 from swarm.optimization.messages import Propose
-from swarm.optimization.records import CloseRecord
+from swarm.optimization.records import CloseRecord, Decision
 from tests.harness.expect import eventually
 from tests.unit.optimization.world import (
     COMMITTED,
@@ -152,8 +152,8 @@ LIES: list[tuple[dict[str, Any], str]] = [
     ({"digests": {}}, "digest of stage-0"),
     ({"previous": "f" * 64}, "follows"),
     ({"run": "cd" * 32}, "another run"),
-    ({"roster": ROSTER.members[:2]}, "joins or leaves"),
-    ({"roster": ROSTER.members[1:]}, "leaves this member out"),
+    ({"roster": ROSTER.members[:2]}, "not what the requests"),
+    ({"roster": ROSTER.members[1:]}, "not what the requests"),
 ]
 
 
@@ -265,7 +265,7 @@ async def test_member_opens_the_next_step_only_when_its_surroundings_are_ready()
     seen: list[int] = []
     gate = asyncio.Event()
 
-    async def decided(closed: CloseRecord) -> None:
+    async def decided(closed: Decision) -> None:
         await gate.wait()
         seen.append(bench.member.open_step)
 
@@ -282,7 +282,7 @@ async def test_member_opens_the_next_step_only_when_its_surroundings_are_ready()
 
 
 async def test_member_that_cannot_keep_a_decided_record_ends_with_the_reason() -> None:
-    async def decided(closed: CloseRecord) -> None:
+    async def decided(closed: Decision) -> None:
         raise OSError("no space left on device")
 
     bench = await brought_to("propose", decided=decided)

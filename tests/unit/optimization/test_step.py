@@ -14,6 +14,7 @@ from swarm.events import Committed, DigestMismatch, Event
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer, Method, Request
 from swarm.optimization.calls import StepCalls
+from swarm.optimization.changes import NO_CHANGES
 from swarm.optimization.history import History
 from swarm.optimization.messages import (
     Accepted,
@@ -105,7 +106,12 @@ class Stage:
         history.append(GENESIS)
         self.calls = StepCalls(self.endpoints[LEADER])
         self.closing = Closing(
-            rules=RULES, calls=self.calls, history=history, events=self.events, timeout_s=lambda: 5.0
+            rules=RULES,
+            calls=self.calls,
+            history=history,
+            events=self.events,
+            timeout_s=lambda: 5.0,
+            settle=lambda: (NO_CHANGES, ROSTER),
         )
 
     async def close(self) -> Any:

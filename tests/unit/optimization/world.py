@@ -19,7 +19,7 @@ from swarm.optimization.founding import genesis
 from swarm.optimization.history import History
 from swarm.optimization.member import Member, MemberContext
 from swarm.optimization.messages import Apply, Decide, Propose, Reconcile
-from swarm.optimization.records import CloseRecord, Contribution, acceptance_bytes
+from swarm.optimization.records import CloseRecord, Contribution, Decision, acceptance_bytes
 from swarm.optimization.roster import Member as Listed
 from swarm.optimization.roster import Roster
 from swarm.optimization.rules import StepRules
@@ -42,6 +42,8 @@ RULES = StepRules(
     max_share=1.0,
     max_tokens=32,
     stages=1,
+    parts=(PartName("stage-0"), PartName("ends")),
+    max_members=8,
     reproducible=False,
     optimizer=OptimizerConfig(lr=0.5, warmup_steps=0, min_lr_fraction=1.0),
 )
@@ -170,7 +172,7 @@ class Bench:
     me: PeerId = A
     founded: bool = True
     install: Callable[[CloseRecord, PeerId], Awaitable[None]] = _nothing
-    decided: Callable[[CloseRecord], Awaitable[None]] = _nothing
+    decided: Callable[[Decision], Awaitable[None]] = _nothing
 
     def __post_init__(self) -> None:
         self.part = FakePart(str(ROSTER[self.me].part), frozenset(HELD[self.me]))
@@ -187,7 +189,7 @@ class Bench:
             verify=verify,
             cursor=lambda: CURSOR if self.me == T else None,
             install=lambda record, donor: self.install(record, donor),
-            decided=lambda record: self.decided(record),
+            decided=lambda decision: self.decided(decision),
             founder=T,
         )
         self.member = Member(context)

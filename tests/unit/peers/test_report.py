@@ -11,7 +11,8 @@ import pytest
 
 from peers.manifest_file import render_manifest
 from peers.plot import loss_svg, ticks
-from peers.prepare import RunShape, check_device, make_manifest
+from peers.preflight import check_device
+from peers.prepare import RunShape, make_manifest
 from peers.report import Evaluation, Outcome, RunFacts, build_report, closed_steps, render_report, write_report
 from peers.run_directory import create_run_directory, find_run_directory
 from peers.run_view import RunView
@@ -159,7 +160,7 @@ def test_ticks_any_range_are_few_and_inside(low: float, high: float) -> None:
 def test_manifest_file_read_back_is_the_same_run() -> None:
     manifest = make_manifest(SHAPE, "a" * 64)
     assert parse_manifest(tomllib.loads(render_manifest(manifest)), "test").run_id == manifest.run_id
-    assert manifest.run.stage_hosts == 3
+    assert manifest.run.start_when.stage_hosts == 3
 
 
 def test_run_directory_default_is_new_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

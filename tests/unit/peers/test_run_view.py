@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
-from peers.progress import amount, row, size
+from peers.progress import row, size
 from peers.run_view import RunView
+from peers.words import amount
 from swarm.events import (
     Event,
     HopMoved,

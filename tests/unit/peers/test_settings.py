@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from peers.settings import PeerSettings, exact_settings, load_settings
+from peers.join_settings import PREFIX, listen_on, load_join_settings
+from peers.settings import PeerSettings, exact_settings
 from swarm.errors import ConfigError
 
 STAGE = {"home": Path("h"), "role": "stage", "bootstrap": ("/ip4/127.0.0.1/tcp/1/p2p/x",)}
@@ -12,97 +14,165 @@ STAGE = {"home": Path("h"), "role": "stage", "bootstrap": ("/ip4/127.0.0.1/tcp/1
 
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for key in PeerSettings.model_fields:
-        monkeypatch.delenv(f"SWARM_{key.upper()}", raising=False)
+    for key in os.environ:
+        if key.startswith(PREFIX) and not key.startswith("SWARM_TEST_"):
+            monkeypatch.delenv(key)
 
 
-def test_settings_every_source_ranks_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+# --- what a peer is started with -------------------------------------------------------------------------------------
+
+
+def test_exact_settings_keep_the_key_at_home_unless_told_where() -> None:
+    assert exact_settings(**STAGE).identity == Path("h/identity.key")
+    assert exact_settings(**STAGE, identity=Path("k")).identity == Path("k")
+
+
+def test_exact_settings_written_as_json_come_back_the_same() -> None:
+    settings = exact_settings(
+        **STAGE, stage=1, checkpoints=Path("c"), checkpoint_every=5, patience_s=None, control=Path("s")
+    )
+    assert PeerSettings(**settings.model_dump(mode="json")) == settings
+
+
+@pytest.mark.parametrize("variable", ["SWARM_STAGE", "SWARM_LISTEN", "SWARM_BANANA"])
+def test_exact_settings_ignore_the_environment(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "nonsense")
+    settings = exact_settings(**STAGE)
+    assert (settings.stage, settings.listen) == (None, ("/ip4/127.0.0.1/tcp/0",))
+
+
+@pytest.mark.parametrize(
+    ("given", "key"),
+    [
+        ({"home": Path("h")}, "role"),
+        ({"home": Path("h"), "role": "stage"}, "bootstrap"),
+        ({"home": Path("h"), "role": "bootstrap"}, "manifest"),
+        (STAGE | {"role": "trainer", "stage": 0}, "stage"),
+        (STAGE | {"data": Path("d")}, "data"),
+        (STAGE | {"role": "leader"}, "role"),
+        (STAGE | {"device": "banana"}, "device"),
+        (STAGE | {"run": "abc"}, "run"),
+        (STAGE | {"listen": ()}, "listen"),
+        (STAGE | {"patience_s": 0}, "patience_s"),
+        (STAGE | {"checkpoint_every": 5}, "checkpoint_every"),
+        (STAGE | {"shard": Path("s")}, "shard"),
+    ],
+)
+def test_exact_settings_unusable_name_the_key(given: dict[str, object], key: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        exact_settings(**given)
+    assert caught.value.key == key
+
+
+# --- what a person says about it -------------------------------------------------------------------------------------
+
+
+def test_join_settings_every_source_ranks_as_documented(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "peer.toml"
-    config.write_text('threads = 2\ndevice = "cuda"\nname = "from-file"\nlisten = "/ip4/0.0.0.0/tcp/0"\n')
+    config.write_text('threads = 2\ndevice = "cuda"\nname = "from-file"\nlisten = "/ip4/127.0.0.1/tcp/0"\n')
     monkeypatch.setenv("SWARM_DEVICE", "cuda:1")
     monkeypatch.setenv("SWARM_NAME", "from-environment")
-    settings = load_settings(STAGE | {"name": "from-flag", "threads": None}, config)
+    settings = load_join_settings({"name": "from-flag", "threads": None}, config)
     assert (settings.name, settings.device, settings.threads) == ("from-flag", "cuda:1", 2)
-    assert settings.listen == "/ip4/0.0.0.0/tcp/0"
+    assert settings.listen == ("/ip4/127.0.0.1/tcp/0",)
     assert settings.max_in_flight is None
 
 
-def test_settings_bootstrap_from_environment_is_a_list(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SWARM_BOOTSTRAP", "/ip4/1.2.3.4/tcp/1/p2p/a, /ip4/1.2.3.4/tcp/2/p2p/b")
-    settings = load_settings({"home": Path("h"), "role": "stage"})
-    assert settings.bootstrap == ("/ip4/1.2.3.4/tcp/1/p2p/a", "/ip4/1.2.3.4/tcp/2/p2p/b")
+def test_join_settings_lists_from_the_environment_and_from_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "peer.toml"
+    config.write_text('listen = ["/ip4/1.2.3.4/tcp/5", "/ip6/::1/tcp/6"]\n')
+    monkeypatch.setenv("SWARM_INVITE", "swarm1:abc, /ip4/1.2.3.4/tcp/2/p2p/b")
+    settings = load_join_settings({}, config)
+    assert settings.invite == ("swarm1:abc", "/ip4/1.2.3.4/tcp/2/p2p/b")
+    assert settings.listen == ("/ip4/1.2.3.4/tcp/5", "/ip6/::1/tcp/6")
 
 
-def test_settings_foreign_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        ({}, "stage"),
+        ({"data": Path("d")}, "trainer"),
+        ({"role": "auto", "data": Path("d")}, "trainer"),
+        ({"role": "trainer"}, "trainer"),
+        ({"role": "stage", "stage": 1}, "stage"),
+    ],
+)
+def test_join_settings_auto_trains_where_there_is_data(flags: dict[str, object], part: str) -> None:
+    assert load_join_settings(flags).part_taken == part
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [("SWARM_NAMES", "SWARM_NAME?"), ("SWARM_CHECKPOINT", "SWARM_CHECKPOINTS?"), ("SWARM_BANANA", "SWARM_THREADS")],
+)
+def test_join_settings_unknown_variable_is_refused_with_what_there_is(
+    monkeypatch: pytest.MonkeyPatch, variable: str, meant: str
+) -> None:
+    monkeypatch.setenv(variable, "1")
+    with pytest.raises(ConfigError) as caught:
+        load_join_settings({})
+    assert caught.value.key == variable
+    assert meant in str(caught.value)
+
+
+def test_join_settings_variables_of_the_tests_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARM_TEST_ID", "17")
-    assert load_settings(STAGE).role == "stage"
-
-
-def test_settings_written_as_json_come_back_the_same() -> None:
-    settings = load_settings(STAGE | {"stage": 1, "checkpoints": Path("c"), "checkpoint_every": 5})
-    assert PeerSettings(**settings.model_dump(mode="json")) == settings
+    assert load_join_settings({}).role == "auto"
 
 
 @pytest.mark.parametrize(
     ("source", "named"), [("flag", "--threads"), ("environment", "SWARM_THREADS"), ("file", "peer.toml")]
 )
-def test_settings_bad_value_names_its_source(
+def test_join_settings_bad_value_names_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, named: str
 ) -> None:
     config = tmp_path / "peer.toml"
     config.write_text("threads = 0\n" if source == "file" else "")
     if source == "environment":
         monkeypatch.setenv("SWARM_THREADS", "0")
-    with pytest.raises(ConfigError) as caught:
-        load_settings(STAGE | ({"threads": 0} if source == "flag" else {}), config)
-    assert caught.value.key == "threads"
-    assert named in str(caught.value)
+    with pytest.raises(ConfigError, match=named):
+        load_join_settings({"threads": 0} if source == "flag" else {}, config)
 
 
 @pytest.mark.parametrize(
     ("flags", "key"),
     [
-        ({"home": Path("h")}, "role"),
-        ({"home": Path("h"), "role": "stage"}, "bootstrap"),
-        ({"home": Path("h"), "role": "bootstrap"}, "manifest"),
-        (STAGE | {"role": "trainer"}, "shard"),
-        (STAGE | {"role": "trainer", "shard": Path("s"), "stage": 0}, "stage"),
-        (STAGE | {"role": "leader"}, "role"),
-        (STAGE | {"device": "tpu"}, "device"),
-        (STAGE | {"run": "abc"}, "run"),
-        (STAGE | {"checkpoint_every": 5}, "checkpoint_every"),
+        ({"role": "leader"}, "--role"),
+        ({"device": "tpu"}, "--device"),
+        ({"role": "trainer", "stage": 0}, "--stage"),
+        ({"data": Path("d"), "stage": 0}, "--stage"),
+        ({"role": "stage", "data": Path("d")}, "--data"),
+        ({"checkpoint_every": 5}, "--checkpoint-every"),
+        ({"name": "No Spaces"}, "--name"),
     ],
 )
-def test_settings_unusable_name_the_key(flags: dict[str, object], key: str) -> None:
+def test_join_settings_unusable_name_the_flag(flags: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_settings(flags)
+        load_join_settings(flags)
     assert caught.value.key == key
 
 
-def test_settings_unknown_key_in_file_is_refused(tmp_path: Path) -> None:
+def test_join_settings_unknown_key_in_file_is_refused_with_the_nearest(tmp_path: Path) -> None:
     config = tmp_path / "peer.toml"
     config.write_text("thread = 2\n")
-    with pytest.raises(ConfigError, match="no such key"):
-        load_settings(STAGE, config)
+    with pytest.raises(ConfigError, match=r"Did you mean threads\?"):
+        load_join_settings({}, config)
 
 
 @pytest.mark.parametrize("content", [None, "threads = ", "\xff"])
-def test_settings_unreadable_file_is_a_config_error(tmp_path: Path, content: str | None) -> None:
+def test_join_settings_unreadable_file_is_a_config_error(tmp_path: Path, content: str | None) -> None:
     config = tmp_path / "peer.toml"
     if content is not None:
         config.write_bytes(content.encode("latin-1"))
-    with pytest.raises(ConfigError, match="config"):
-        load_settings(STAGE, config)
+    with pytest.raises(ConfigError, match="--config"):
+        load_join_settings({}, config)
 
 
-def test_exact_settings_ignore_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SWARM_STAGE", "nonsense")
-    monkeypatch.setenv("SWARM_LISTEN", "/ip4/0.0.0.0/tcp/0")
-    settings = exact_settings(home=Path("h"), role="bootstrap")
-    assert (settings.stage, settings.listen) == (None, "/ip4/127.0.0.1/tcp/0")
-
-
-def test_exact_settings_unusable_name_the_key() -> None:
-    with pytest.raises(ConfigError) as caught:
-        exact_settings(home=Path("h"), role="stage", device="banana")
-    assert (caught.value.key, caught.value.value) == ("device", "banana")
+def test_listen_on_port_is_short_for_all_interfaces() -> None:
+    assert listen_on(None, None) is None
+    assert listen_on(None, 4001) == ("/ip4/0.0.0.0/tcp/4001",)
+    assert listen_on(["/ip4/1.2.3.4/tcp/5"], None) == ("/ip4/1.2.3.4/tcp/5",)
+    with pytest.raises(ConfigError, match="--port"):
+        listen_on(["/ip4/1.2.3.4/tcp/5"], 4001)

@@ -1,0 +1,92 @@
+"""Which of this machine's peers a command means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from peers.complaint import Complaint
+from peers.places import PlaceInfo, list_places
+from peers.words import command_name
+from swarm.errors import EXIT_UNREACHABLE, EXIT_USAGE
+
+_LEAST_PREFIX = 10
+"""All our peer ids begin with the same eight characters: a shorter piece names nobody."""
+
+
+def choose_live(home: Path, wanted: str | None, *, command: str) -> PlaceInfo:
+    """The running peer called ``wanted`` (a peer's name, a place, or the beginning of a peer id), else the only one.
+
+    Raises Complaint: exit code 3 when no such peer runs here, 2 when it could be several; it lists them, and shows how
+    to give ``command`` for one of them.
+    """
+    places = list_places(home)
+    live = [place for place in places if place.live]
+    if wanted is None:
+        if not live:
+            raise nobody_here(home)
+        return _only(live, command, "")
+    found = matching(live, wanted)
+    if not found:
+        raise _not_running(wanted, places, home)
+    return _only(found, command, f" that {wanted!r} could mean")
+
+
+def choose_any(home: Path, wanted: str, *, command: str) -> PlaceInfo:
+    """The place that ``wanted`` means, a running peer's before any other. Raises Complaint as :func:`choose_live`."""
+    places = list_places(home)
+    found = matching([place for place in places if place.live], wanted) or matching(places, wanted)
+    if not found:
+        raise _unknown(wanted, places, home)
+    return _only(found, command, f" that {wanted!r} could mean")
+
+
+def matching(places: Sequence[PlaceInfo], wanted: str) -> list[PlaceInfo]:
+    """The places that ``wanted`` may mean: by the place's name, else by the peer's, else by how its id begins."""
+    for found in (
+        [place for place in places if place.name == wanted],
+        [place for place in places if place.state is not None and place.state.name == wanted],
+        [place for place in places if place.state is not None and _begins(place.state.peer, wanted)],
+    ):
+        if found:
+            return found
+    return []
+
+
+def nobody_here(home: Path) -> Complaint:
+    """What to say when no peer runs."""
+    swarm = command_name()
+    return Complaint("no peer runs here", check=f"places are looked for in {home} (--home, SWARM_HOME)",
+                     next_=f"{swarm} new --preset tiny to start a run, {swarm} join INVITE to join one",
+                     exit_code=EXIT_UNREACHABLE)  # fmt: skip
+
+
+def _only(found: Sequence[PlaceInfo], command: str, meant: str) -> PlaceInfo:
+    if len(found) == 1:
+        return found[0]
+    titles = {place.title for place in found}
+    # A name that two peers share would not choose between them; a place always does.
+    example = found[0].title if len(titles) == len(found) and " " not in found[0].title else found[0].name
+    raise Complaint(f"there are {len(found)} peers here{meant}", check="; ".join(place.described for place in found),
+                    next_=f"{command_name()} {command} --peer {example}", exit_code=EXIT_USAGE)  # fmt: skip
+
+
+def _unknown(wanted: str, places: Sequence[PlaceInfo], home: Path) -> Complaint:
+    known = "; ".join(place.described for place in places)
+    return Complaint(f"no peer here is called {wanted!r}",
+                     check=f"there are {known}" if known else f"there is none in {home} (--home, SWARM_HOME)",
+                     next_=f"{command_name()} status", exit_code=EXIT_UNREACHABLE)  # fmt: skip
+
+
+def _not_running(wanted: str, places: Sequence[PlaceInfo], home: Path) -> Complaint:
+    dead = matching(places, wanted)
+    if not dead:
+        return _unknown(wanted, [place for place in places if place.live], home)
+    end = dead[0].state.end if dead[0].state else None
+    how = f"it ended: {end.reason} (exit code {end.exit_code})" if end else "it was killed, or its machine went down"
+    return Complaint(f"{dead[0].described} does not run", check=how, next_=f"{command_name()} status",
+                     exit_code=EXIT_UNREACHABLE)  # fmt: skip
+
+
+def _begins(peer: str, wanted: str) -> bool:
+    return len(wanted) >= _LEAST_PREFIX and peer.startswith(wanted)

@@ -1,0 +1,77 @@
+"""``swarm data``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from peers.cli.options import AsJson
+
+data = typer.Typer(help="Make and check shards: private text as tokens, ready to train on.", no_args_is_help=True)
+
+
+@data.command()
+def build(
+    text: Annotated[list[Path], typer.Argument(metavar="TEXT", help="UTF-8 files, or directories of text files.")],
+    tokenizer: Annotated[Path, typer.Option(metavar="FILE", help="The run's tokenizer.json.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="New directory for the shard.")],
+    as_json: AsJson = False,
+) -> None:
+    """Make a shard of text. Nothing leaves this machine.
+
+    The run's tokenizer lies beside its run.toml: where swarm new says that its files are. With the text itself
+    instead of a shard (swarm join --data TEXT) all this happens by itself.
+
+    Example: swarm data build texts/ --tokenizer tokenizer.json --out shards/mine
+    """
+    from peers.shards import build_from, describe
+
+    facts = describe(out, build_from(text, tokenizer, out))
+    typer.echo(json.dumps(facts) if as_json else _line(facts))
+
+
+@data.command()
+def verify(
+    directory: Annotated[Path, typer.Argument(metavar="DIR", help="A shard.")],
+    as_json: AsJson = False,
+) -> None:
+    """Check that a shard is whole: every byte against its digest.
+
+    Example: swarm data verify shards/mine
+    """
+    from peers.data import open_shard
+    from peers.shards import describe
+
+    facts = describe(directory, open_shard(directory, "DIR").manifest)
+    typer.echo(json.dumps(facts) if as_json else f"whole: {_line(facts)}")
+
+
+@data.command("ls")
+def list_shards(
+    directory: Annotated[Path | None, typer.Argument(metavar="DIR", help="Where to look.  [default: here]")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the shards in a directory and below it; their manifests are read, not their tokens.
+
+    Example: swarm data ls out/
+    """
+    from peers.shards import SCHEMA, shards_below
+
+    found = shards_below(directory or Path())
+    if as_json:
+        typer.echo(json.dumps({"schema": SCHEMA, "shards": found}))
+        return
+    for facts in found:
+        typer.echo(_line(facts))
+    if not found:
+        typer.echo(f"no shard in {directory or 'this directory'} or below it", err=True)
+
+
+def _line(facts: dict[str, object]) -> str:
+    if "error" in facts:
+        return f"{facts['path']}: broken: {facts['error']}"
+    size = f"{facts['tokens']:,} tokens of {facts['documents']:,} documents"
+    return f"{facts['path']}: {size}, tokenizer {str(facts['tokenizer'])[:16]}, digest {str(facts['digest'])[:16]}"

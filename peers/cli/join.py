@@ -1,0 +1,95 @@
+"""``swarm join``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from peers.cli.options import Home
+from peers.cli.peer_options import Announce, AsEvents, Config, Grace, Listen, PeerName, Place, Port, Quiet, Relay
+
+
+class Role(StrEnum):
+    """What a peer does in a run."""
+
+    auto = "auto"
+    stage = "stage"
+    trainer = "trainer"
+
+
+def join(
+    invite: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="INVITE", help="What swarm new or swarm invite printed, or multiaddrs of peers."),
+    ] = None,
+    role: Annotated[
+        Role | None,
+        typer.Option(help="stage: hold a slice of the model; trainer: feed text; auto: trainer if there is --data."),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(metavar="PATH", help="A trainer's text (a file, a directory) or a shard; it stays here."),
+    ] = None,
+    stage: Annotated[
+        int | None, typer.Option(metavar="N", help="Stage to hold.  [default: where it is needed most]")
+    ] = None,
+    name: PeerName = None,
+    place: Place = None,
+    home: Home = None,
+    listen: Listen = None,
+    port: Port = None,
+    announce: Announce = None,
+    relay: Relay = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.  [default: cpu]")] = None,
+    threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads.  [default: 1]")] = None,
+    checkpoints: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write checkpoints of the part it holds here.")
+    ] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(metavar="N", help="Steps between checkpoints.  [default: only the last]")
+    ] = None,
+    max_in_flight: Annotated[
+        int | None, typer.Option(metavar="N", help="Most microbatches a trainer has on their way.")
+    ] = None,
+    grace: Grace = None,
+    config: Config = None,
+    quiet: Quiet = False,
+    as_json: AsEvents = False,
+) -> None:
+    """Join a run, in the foreground, until it is over.
+
+    Needs an invite, and for a trainer some text. Ctrl-C leaves in order, Ctrl-C again at once.
+
+    Every option can also come from the environment (SWARM_DATA, SWARM_LISTEN, …) or from a file (--config, keys like
+    the options'): an option wins over the environment, which wins over the file.
+
+    Example: swarm join swarm1:eyJydW4… --role trainer --data texts/
+    """
+    from peers.join import join as run_join
+    from peers.join_settings import listen_on, load_join_settings
+
+    settings = load_join_settings(
+        {
+            "home": home,
+            "place": place,
+            "name": name,
+            "role": None if role is None else role.value,
+            "stage": stage,
+            "data": data,
+            "listen": listen_on(listen, port),
+            "announce": tuple(announce) if announce else None,
+            "relay": None if relay is None else relay.value,
+            "device": device,
+            "threads": threads,
+            "checkpoints": checkpoints,
+            "checkpoint_every": checkpoint_every,
+            "max_in_flight": max_in_flight,
+            "grace": grace,
+        },
+        config,
+    )
+    words = not quiet and not as_json
+    raise typer.Exit(run_join(invite or (), settings, words=words, json_lines=as_json))

@@ -1,0 +1,24 @@
+"""Options that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Home = Annotated[
+    Path | None,
+    typer.Option(
+        "--home",
+        metavar="DIR",
+        help="Where this machine's peers live.  [default: $SWARM_HOME, else ~/.local/share/swarm]",
+    ),
+]
+Peer = Annotated[
+    str | None,
+    typer.Option(
+        "--peer", metavar="PEER", help="Its name, its place, or how its peer id begins; needed when several run here."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON, nothing else.")]

@@ -1,0 +1,43 @@
+"""``swarm peers``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+from peers.cli.options import AsJson, Home, Peer
+
+SCHEMA = 1
+
+
+def peers(peer: Peer = None, home: Home = None, as_json: AsJson = False) -> None:
+    """Show the whole swarm, by part.
+
+    As a peer of this machine sees it, with how it reaches the others.
+
+    Example: swarm peers --json
+    """
+    from peers.choose import choose_live
+    from peers.control_client import ask
+    from peers.look import standing_from
+    from peers.places import home_directory
+    from peers.standing import MemberStanding, Standing
+    from peers.standing_text import member_lines
+
+    place = choose_live(home_directory(home), peer, command="peers")
+    standing = standing_from(Standing, ask(place.control, "status", who=place.described), place.described)
+    answer = ask(place.control, "peers", who=place.described)
+    members = [standing_from(MemberStanding, member, place.described) for member in answer]
+    if not as_json:
+        print("\n".join(member_lines(standing, members)))
+        return
+    document = {
+        "schema": SCHEMA,
+        "seen_by": standing.peer,
+        "run": standing.run,
+        "run_name": standing.run_name,
+        "step": standing.step,
+        "steps": standing.steps,
+        "peers": [dataclasses.asdict(member) for member in members],
+    }
+    print(json.dumps(document))

@@ -1,0 +1,52 @@
+"""``swarm status``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from peers.cli.options import AsJson, Home
+
+SCHEMA = 1
+
+
+def status(
+    peer: Annotated[
+        str | None,
+        typer.Option(
+            "--peer",
+            "--place",
+            metavar="PEER",
+            help="Only this one, with more about it: its name, its place, or how its peer id begins.",
+        ),
+    ] = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the peers of this machine.
+
+    What each does and waits for, and how those that do not run any more ended.
+    Exit code 3 when none runs; with --peer, when that one does not run or does not answer.
+
+    Example: swarm status --json
+    """
+    from peers.choose import choose_any, nobody_here
+    from peers.look import look_at_all
+    from peers.places import home_directory, list_places
+    from peers.standing_text import detail_lines, status_lines
+
+    root = home_directory(home)
+    seen = look_at_all(list_places(root) if peer is None else [choose_any(root, peer, command="status")])
+    if as_json:
+        document = {"schema": SCHEMA, "home": str(root.absolute()), "places": [one.document() for one in seen]}
+        print(json.dumps(document))
+    elif seen:
+        print("\n".join(status_lines(seen) if peer is None else detail_lines(seen[0])))
+    sys.stdout.flush()
+    if peer is not None:
+        raise typer.Exit(0 if seen[0].standing is not None else 3)
+    if not any(one.place.live for one in seen):
+        raise nobody_here(root)

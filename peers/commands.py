@@ -1,0 +1,119 @@
+"""What a running peer answers on its control socket, and to whom it says where it stands."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from peers.control import Command
+from peers.invite import invite_to
+from peers.membership import Membership
+from peers.settings import PeerSettings
+from peers.standing import MemberStanding, Standing
+from swarm.config import Manifest
+from swarm.errors import EXIT_ERROR, PeerError, RunEnded
+from swarm.network.endpoint import LibP2PEndpoint
+from swarm.network.records import PeerRecord
+
+
+class NodeCommands:
+    """The commands of one peer. ``adopt`` gives it what is known only later; until then it is ``starting``."""
+
+    def __init__(self, settings: PeerSettings, peer: str, started: float, leave: Callable[[str], str]) -> None:
+        self._settings, self._peer, self._started, self._leave = settings, peer, started, leave
+        self._manifest: Manifest | None = None
+        self._endpoint: LibP2PEndpoint | None = None
+        self._membership: Membership | None = None
+
+    def adopt(self, manifest: Manifest, endpoint: LibP2PEndpoint, membership: Membership) -> None:
+        """The peer takes part in a run."""
+        self._manifest, self._endpoint, self._membership = manifest, endpoint, membership
+
+    def table(self) -> Mapping[str, Command]:
+        """The commands by name, for :class:`peers.control.ControlServer`."""
+        return {"status": self._status, "peers": self._peers, "drain": self._drain, "invite": self._invite}
+
+    async def _status(self, request: Mapping[str, Any]) -> Standing:
+        return self.standing()
+
+    def standing(self) -> Standing:
+        """This peer, now."""
+        membership, manifest, endpoint = self._membership, self._manifest, self._endpoint
+        situation = None if membership is None else membership.situation
+        return Standing(
+            name=self._settings.name,
+            peer=self._peer,
+            pid=os.getpid(),
+            role=self._settings.role,
+            phase="starting" if situation is None else situation.phase,
+            waiting_for="" if situation is None else situation.waiting_for,
+            run="" if manifest is None else manifest.run_id,
+            run_name="" if manifest is None else manifest.run.name,
+            part=None if situation is None else situation.part,
+            reason="" if situation is None else situation.reason,
+            step=0 if situation is None else situation.step,
+            steps=0 if manifest is None else manifest.run.steps,
+            loss=None if situation is None else situation.loss,
+            tokens_per_s=None if situation is None else situation.tokens_per_s,
+            members=0 if membership is None else len(membership.roster),
+            addresses=() if endpoint is None else endpoint.addresses,
+            reachability="unknown" if situation is None else situation.reachability,
+            started=self._started,
+        )
+
+    async def _peers(self, request: Mapping[str, Any]) -> list[MemberStanding]:
+        """The roster, and whoever the directory knows beside it."""
+        membership, endpoint = self._membership, self._endpoint
+        if membership is None or endpoint is None:
+            return []
+        members = [
+            MemberStanding(
+                name=member.name,
+                peer=member.peer,
+                role=member.role,
+                part=member.part,
+                state="member",
+                link=await self._link(member.peer),
+                addresses=member.addresses,
+            )
+            for member in membership.roster.members
+        ]
+        return members + [one for one in await self._announced() if one.peer not in membership.roster]
+
+    async def _announced(self) -> list[MemberStanding]:
+        assert self._endpoint is not None  # noqa: S101 - asked only when there is one
+        try:
+            records = await self._endpoint.directory.lookup(PeerRecord)
+        except PeerError:
+            return []
+        return [
+            MemberStanding(
+                name=record.name,
+                peer=peer,
+                role=record.role,
+                part=record.part,
+                state=record.status,
+                link=await self._link(peer),
+                addresses=record.addresses,
+            )
+            for peer, record in sorted(records.items())
+            if record.status in ("waiting", "draining")
+        ]
+
+    async def _link(self, peer: str) -> str:
+        return "self" if peer == self._peer else "unknown"
+
+    async def _drain(self, request: Mapping[str, Any]) -> str:
+        return self._leave("swarm drain asked for it")
+
+    async def _invite(self, request: Mapping[str, Any]) -> str:
+        if self._manifest is None or self._endpoint is None:
+            raise RunEnded("this peer has not found its run yet: try again in a moment", EXIT_ERROR)
+        return self.invite()
+
+    def invite(self) -> str:
+        """The text with which others join through this peer. It must have adopted a run."""
+        assert self._manifest is not None  # noqa: S101 - said above
+        assert self._endpoint is not None  # noqa: S101 - said above
+        return invite_to(self._manifest.run_id, self._manifest.run.name, self._endpoint.addresses).text()

@@ -1,0 +1,133 @@
+"""The two files that a run is founded with, its manifest and its tokenizer: from a preset or a RUN.toml, and flags."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_shards.tokenize import tokenizer_digest, train_tokenizer
+from peers.data import check_tokenizer
+from peers.foundation import Foundation
+from peers.manifest_file import write_manifest
+from peers.presets import load_preset, preset_names
+from peers.text import Corpus, built_in_corpus, read_corpus
+from peers.tokenizer_sample import sample_texts
+from swarm.config import Manifest, parse_manifest
+from swarm.errors import ConfigError, Incompatible, StateError
+from swarm.models.spec import ModelConfig
+
+TOKENIZER_FILE = "tokenizer.json"
+MANIFEST_FILE = "run.toml"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Founded:
+    """A run that can be served: its manifest, its tokenizer's JSON, and where that came from, in words."""
+
+    manifest: Manifest
+    tokenizer: bytes
+    tokenizer_from: str
+
+    def write(self, into: Path) -> tuple[Path, Path]:
+        """Write ``run.toml`` and ``tokenizer.json`` into a directory that has neither, and return their paths.
+
+        Raises StateError when the disk refuses.
+        """
+        manifest, tokenizer = into / MANIFEST_FILE, into / TOKENIZER_FILE
+        try:
+            tokenizer.write_bytes(self.tokenizer)
+            write_manifest(self.manifest, manifest)
+        except OSError as error:
+            raise StateError(f"{into}: {error.strerror}. Check space and permissions.") from error
+        return manifest, tokenizer
+
+
+def load_foundation(foundation: Foundation) -> dict[str, Any]:
+    """The manifest as TOML gives it, with the changes made; checked as far as it can be without a tokenizer.
+
+    Raises ConfigError for what is missing, unknown, malformed, or does not fit the model.
+    """
+    if (foundation.preset is None) == (foundation.file is None):
+        remedy = f"For instance: swarm new --preset {preset_names()[0]}. There are {', '.join(preset_names())}."
+        given = None if foundation.file is None else str(foundation.file)
+        raise ConfigError("RUN.toml", given, "either a RUN.toml or --preset", remedy)
+    document = load_preset(foundation.preset) if foundation.preset else _read_toml(foundation.file or Path())
+    for dotted, value in foundation.changes.items():
+        if value is not None:
+            _change(document, dotted, value)
+    # With a digest that stands for the tokenizer to come, so that mistakes show before one is trained.
+    parse_manifest({"tokenizer": {"digest": "0" * 64}} | document, _origin(foundation))
+    return document
+
+
+def make_run(foundation: Foundation, document: dict[str, Any]) -> Founded:
+    """Read or train the tokenizer, and complete the manifest with it.
+
+    Cost: nothing with a tokenizer, else some 2 s for the built-in text. Raises Incompatible for a tokenizer that is
+    not the one the file names, ConfigError as :func:`load_foundation`.
+    """
+    named = document.get("tokenizer", {}).get("digest")
+    tokenizer, source = _tokenizer(foundation, document, named)
+    digest = tokenizer_digest(tokenizer)
+    if named is not None and digest != named:
+        allowed = f"the tokenizer whose sha256 begins {named[:16]}, as the RUN.toml says; this is {digest[:16]}"
+        remedy = "Give that one, or remove [tokenizer] from the file to found a new run with this one."
+        raise Incompatible("--tokenizer", source, allowed, remedy)
+    manifest = parse_manifest(document | {"tokenizer": {"digest": digest}}, _origin(foundation))
+    check_tokenizer(manifest, tokenizer)
+    return Founded(manifest=manifest, tokenizer=tokenizer, tokenizer_from=source)
+
+
+def _tokenizer(foundation: Foundation, document: dict[str, Any], named: str | None) -> tuple[bytes, str]:
+    beside = None if foundation.file is None else foundation.file.with_name(TOKENIZER_FILE)
+    if foundation.tokenizer is not None:
+        return _read(foundation.tokenizer), str(foundation.tokenizer)
+    if named is not None:
+        # What quickstart and swarm new leave lies together.
+        if beside is None or not beside.is_file():
+            remedy = "Give that file, or remove [tokenizer] from the RUN.toml to have a new one trained."
+            raise ConfigError("--tokenizer", None, f"the tokenizer.json whose sha256 begins {named[:16]}", remedy)
+        return _read(beside), str(beside)
+    corpus = read_corpus(foundation.texts) if foundation.texts else built_in_corpus()
+    return _train(corpus, document), corpus.name
+
+
+def _train(corpus: Corpus, document: dict[str, Any]) -> bytes:
+    vocab_size = int(document.get("model", {}).get("vocab_size", ModelConfig().vocab_size))
+    return train_tokenizer(sample_texts([corpus.documents]), vocab_size)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        cause = (error.strerror or "unreadable").lower()
+        raise ConfigError("--tokenizer", str(path), "a readable tokenizer.json", f"It is not: {cause}.") from None
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        cause = (error.strerror or "unreadable").lower()
+        remedy = f"It is not: {cause}. Check the path, or start with --preset {preset_names()[0]}."
+        raise ConfigError("RUN.toml", str(path), "a readable TOML file", remedy) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("RUN.toml", str(path), "valid TOML", f"{error}; fix that line.") from None
+
+
+def _change(document: dict[str, Any], dotted: str, value: Any) -> None:
+    *sections, key = dotted.split(".")
+    here = document
+    for section in sections:
+        inner = here.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise ConfigError(section, inner, "a section", "Correct it in the RUN.toml.")
+        here = inner
+    here[key] = value
+
+
+def _origin(foundation: Foundation) -> str:
+    return str(foundation.file) if foundation.file else f"the preset {foundation.preset}, or leave out the flag"

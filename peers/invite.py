@@ -1,0 +1,167 @@
+"""An invite: one word to send to a friend, with all that a machine needs to find a run and to know that it is the one.
+
+``swarm1:`` and, as base64url of compact JSON, the run's id and name, addresses of peers that are in it, and the wire
+version. It is no secret key: who has it can join, and nothing in it is worth more than that.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from swarm import WIRE_VERSION
+from swarm.errors import ConfigError, Incompatible
+from swarm.ids import RunId
+from swarm.network.addresses import is_loopback, parse_address
+
+PREFIX = "swarm1:"
+MAX_CHARACTERS = 4096
+MAX_ADDRESSES = 5
+
+_ALLOWED = f"an invite ({PREFIX}…) or a multiaddr ending in /p2p/<peer id>"
+_AGAIN = "Copy it again, whole, as swarm new or swarm invite prints it."
+_ANY_PREFIX = re.compile(r"swarm(\d{1,4}):")
+_BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
+_RUN = re.compile(r"[0-9a-f]{64}")
+_RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
+_SHOWN = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invite:
+    """A run and where to find it: ``at`` are one to five multiaddrs, each ending in ``/p2p/<peer id>``."""
+
+    run: RunId
+    name: str
+    at: tuple[str, ...]
+    wire: int = WIRE_VERSION
+
+    def text(self) -> str:
+        """The invite as one word of some 200 to 600 characters; :func:`parse_invite` gives it back."""
+        fields = {"run": self.run, "name": self.name, "at": list(self.at), "wire": self.wire}
+        body = json.dumps(fields, separators=(",", ":")).encode()
+        return PREFIX + base64.urlsafe_b64encode(body).rstrip(b"=").decode()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contacts:
+    """Whom to dial, and the run to insist on: None when plain addresses say nothing about it."""
+
+    addresses: tuple[str, ...]
+    run: RunId | None = None
+    run_name: str | None = None
+
+
+def invite_to(run: RunId, name: str, addresses: Iterable[str]) -> Invite:
+    """An invite with the five most useful addresses: those that other machines can reach before this one's own.
+
+    Raises ConfigError when there is none, or when one names no peer.
+    """
+    known = [parse_address(text, key="address") for text in dict.fromkeys(addresses)]
+    if not known:
+        raise ConfigError("address", None, "at least one address at which this peer can be reached",
+                          "Wait until it listens, or give one with --announce.")  # fmt: skip
+    at = tuple(str(address) for address in sorted(known, key=is_loopback)[:MAX_ADDRESSES])
+    return Invite(run=run, name=name, at=at)
+
+
+def parse_invite(text: str) -> Invite:
+    """The invite that a person pasted, checked throughout; white space in it is passed over (terminals break lines).
+
+    Raises ConfigError for what is no whole invite; Incompatible (exit code 4) for one of another wire version.
+    """
+    text = "".join(text[: 2 * MAX_CHARACTERS].split())
+    if len(text) > MAX_CHARACTERS:
+        raise _bad(text, f"at most {MAX_CHARACTERS} characters", f"It is longer. {_AGAIN}")
+    version = _ANY_PREFIX.match(text)
+    if version is None:
+        raise _bad(text, _ALLOWED, _AGAIN)
+    if version.group() != PREFIX:
+        raise Incompatible("INVITE", _brief(text, quoted=False), f"an invite of form 1 ({PREFIX}…)",
+                           "A newer version of swarm made it: update swarm on this machine.")  # fmt: skip
+    fields = _decode(text, text[len(PREFIX) :])
+    _check_wire(text, fields.get("wire"))
+    return _checked(text, fields)
+
+
+def contacts_from(arguments: Sequence[str]) -> Contacts:
+    """What ``swarm join`` was given: one invite, or multiaddrs of peers of the run, or both.
+
+    Raises ConfigError for what is neither, for none at all, and for invites to different runs; Incompatible as
+    :func:`parse_invite` does.
+    """
+    invites = [parse_invite(text) for text in arguments if not text.lstrip().startswith("/")]
+    plain = [str(parse_address(text, key="INVITE")) for text in arguments if text.lstrip().startswith("/")]
+    runs = {invite.run for invite in invites}
+    if len(runs) > 1:
+        raise ConfigError("INVITE", ", ".join(sorted(run[:12] for run in runs)), "invites to one run",
+                          "A peer takes part in one run; start one peer for each.")  # fmt: skip
+    addresses = tuple(dict.fromkeys([*(address for invite in invites for address in invite.at), *plain]))
+    if not addresses:
+        raise ConfigError("INVITE", None, _ALLOWED, "Ask somebody in the run for the output of: swarm invite")
+    return Contacts(
+        addresses=addresses,
+        run=invites[0].run if invites else None,
+        run_name=invites[0].name if invites else None,
+    )
+
+
+def _decode(text: str, body: str) -> dict[str, Any]:
+    body = body.rstrip("=")
+    if not body:
+        raise _bad(text, f"more than {PREFIX}", f"The rest is missing. {_AGAIN}")
+    if not _BASE64URL.fullmatch(body):
+        strange = next(letter for letter in body if not _BASE64URL.fullmatch(letter))
+        raise _bad(text, "letters, digits, - and _ only", f"There is {strange!r} in it. {_AGAIN}")
+    try:
+        decoded = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
+    except ValueError:  # one character too many for any number of bytes
+        raise _bad(text, "a whole invite", f"It was cut off. {_AGAIN}") from None
+    try:
+        fields = json.loads(decoded)
+    except (ValueError, RecursionError):
+        cut = decoded.startswith(b"{") and not decoded.rstrip().endswith(b"}")
+        what = "It was cut off." if cut else "What it holds is not JSON: some of its characters have changed."
+        raise _bad(text, "a whole invite", f"{what} {_AGAIN}") from None
+    if not isinstance(fields, dict):
+        raise _bad(text, "an invite", f"What it holds is a {type(fields).__name__}, not a set of fields. {_AGAIN}")
+    return fields
+
+
+def _check_wire(text: str, wire: object) -> None:
+    """Before anything else in it: what another version may say is not ours to judge."""
+    if type(wire) is not int or wire < 1:
+        raise _bad(text, "an invite with its wire version", f"Its wire version is {_brief(wire)}. {_AGAIN}")
+    if wire != WIRE_VERSION:
+        older = "this machine" if wire > WIRE_VERSION else "the peers of that run"
+        raise Incompatible("INVITE", _brief(text, quoted=False), f"a run of wire version {WIRE_VERSION}",
+                           f"That run speaks version {_brief(wire)}: update swarm on {older}.")  # fmt: skip
+
+
+def _checked(text: str, fields: dict[str, Any]) -> Invite:
+    wrong = sorted(fields.keys() ^ {"run", "name", "at", "wire"})
+    if wrong:
+        what = ", ".join(f"{'no' if key in ('run', 'name', 'at') else 'a strange'} {_brief(key)}" for key in wrong)
+        raise _bad(text, "an invite with run, name, at and wire", f"It has {what}. {_AGAIN}")
+    run, name, at = fields["run"], fields["name"], fields["at"]
+    if not isinstance(run, str) or not _RUN.fullmatch(run):
+        raise _bad(text, "a run id of 64 hex digits", f"Its run is {_brief(run)}. {_AGAIN}")
+    if not isinstance(name, str) or not _RUN_NAME.fullmatch(name):
+        raise _bad(text, "a run's name in small letters, digits and dashes", f"Its name is {_brief(name)}. {_AGAIN}")
+    if not isinstance(at, list) or not 1 <= len(at) <= MAX_ADDRESSES or not all(isinstance(one, str) for one in at):
+        raise _bad(text, f"1 to {MAX_ADDRESSES} addresses", f"Its addresses are {_brief(at)}. {_AGAIN}")
+    addresses = tuple(str(parse_address(one, key="address in the invite")) for one in at)
+    return Invite(run=RunId(run), name=name, at=addresses, wire=fields["wire"])
+
+
+def _bad(text: str, allowed: str, remedy: str) -> ConfigError:
+    return ConfigError("INVITE", _brief(text, quoted=False), allowed, remedy)
+
+
+def _brief(value: object, *, quoted: bool = True) -> str:
+    shown = repr(value) if quoted else str(value)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}…"

@@ -1,0 +1,83 @@
+"""``swarm join``: from an invite to a peer that takes part. Everything that can be checked without calling anybody is
+checked first, and nothing slow is imported before that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peers.join_settings import JoinSettings
+from peers.preflight import check_device, check_listen
+from peers.session import Who, aloud, know_thyself, live, open_session, silent
+from peers.settings import exact_settings
+from swarm import __version__
+from swarm.clock import SystemClock
+
+if TYPE_CHECKING:
+    from peers.invite import Contacts
+    from peers.places import Place
+    from peers.settings import PeerSettings
+
+
+def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_lines: bool) -> int:
+    """Run one peer until its run is over or it has left; returns its exit code. Blocking.
+
+    ``arguments`` are an invite or multiaddrs; without any, those of ``settings``. Raises ConfigError, Incompatible or
+    Complaint, having dialled nobody, for what cannot be used.
+    """
+    from peers.invite import contacts_from
+    from peers.places import home_directory, take_place
+
+    say = aloud if words else silent
+    contacts = contacts_from(arguments or settings.invite)
+    role = settings.part_taken
+    say(f"swarm {__version__}", f"joins {contacts.run_name or 'the run of a peer'} as {_title(role)}")
+    check_listen(settings.listen)
+    check_device(settings.device)
+    if role == "trainer":
+        say("data", _checked_data(settings.data))
+    with take_place(home_directory(settings.home), settings.place, clock=SystemClock()) as place:
+        who = know_thyself(place, settings.name)
+        say("identity", who.described())
+        say("contact", f"dialling {', '.join(contacts.addresses)}")
+        peer = _peer_settings(place, who, contacts, settings)
+        return live(place, peer.model_copy(update={"verbose": words, "json_lines": json_lines}))
+
+
+def _peer_settings(place: Place, who: Who, contacts: Contacts, settings: JoinSettings) -> PeerSettings:
+    role, checkpoints = settings.part_taken, settings.checkpoints
+    session = open_session(place, who, role=role, run=contacts.run or "", run_name=contacts.run_name or "")
+    return exact_settings(
+        home=session,
+        identity=place.identity.absolute(),
+        role=role,
+        name=who.name,
+        stage=settings.stage,
+        bootstrap=contacts.addresses,
+        run=contacts.run,
+        listen=settings.listen,
+        announce=settings.announce,
+        relay=settings.relay,
+        device=settings.device,
+        threads=settings.threads,
+        data=None if settings.data is None else settings.data.absolute(),
+        checkpoints=None if checkpoints is None else checkpoints.absolute(),
+        checkpoint_every=settings.checkpoint_every,
+        max_in_flight=settings.max_in_flight,
+        grace_s=settings.grace,
+        control=place.control.absolute(),
+    )
+
+
+def _checked_data(data: Path | None) -> str:
+    if data is None:
+        return "the text that comes with Python; your own with --data"
+    # numpy and tokenizers: not for a stage host.
+    from peers.data import check_data
+
+    return f"{data}: {check_data(data)}"
+
+
+def _title(role: str) -> str:
+    return "a stage host" if role == "stage" else f"a {role}"

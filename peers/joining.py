@@ -1,0 +1,141 @@
+"""Joining a run in progress: choose a place, hold its state, keep up, be let in. The run never waits for us."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+from peers.leaving import Leaving
+from peers.roles import Surroundings, build_empty, download_part
+from peers.settings import PeerSettings
+from peers.situation import Situation
+from swarm.errors import EXIT_ERROR, EXIT_UNREACHABLE, PeerError, Refused, RunEnded, StateError
+from swarm.ids import PartName, PeerId
+from swarm.optimization.calls import StepCalls
+from swarm.optimization.changes import Admission, admission_bytes
+from swarm.optimization.member import Member
+from swarm.optimization.observer import Observer, ObserverContext
+from swarm.optimization.part import TrainedPart
+from swarm.optimization.records import CloseRecord
+from swarm.optimization.roster import Member as Listed
+from swarm.optimization.roster import choose_place
+from swarm.schema import Empty
+from swarm.security.signing import verify
+
+logger = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S = 30.0
+MAX_ROUNDS = 5
+"""How often all donors are tried before this peer gives up, saying what went wrong."""
+
+Prepare = Callable[[TrainedPart | None, CloseRecord], Awaitable[None]]
+"""Our part has the state of this record for the first time: be ready to take work with it."""
+
+
+class Joining:
+    """One peer's way into a running run. ``prepare`` is called once, before anybody can send us work."""
+
+    def __init__(
+        self,
+        settings: PeerSettings,
+        around: Surroundings,
+        member: Member,
+        situation: Situation,
+        leaving: Leaving,
+        prepare: Prepare,
+    ) -> None:
+        self._settings, self._around, self._member = settings, around, member
+        self._situation, self._leaving, self._prepare = situation, leaving, prepare
+        self._calls = StepCalls(around.endpoint)
+        self._part: TrainedPart | None = None
+        self._prepared = False
+
+    async def run(self, contact: PeerId) -> None:
+        """Return when a record names us. Raises RunEnded when there is no place for us or no donor helps."""
+        context = ObserverContext(
+            endpoint=self._around.endpoint, device=self._around.device, verify=verify, observe=self._member.observe
+        )
+        failure: Exception = StateError("nobody holds that part")
+        for _ in range(MAX_ROUNDS):
+            head = (await Observer(context, contact, None).start(contact)).record
+            self._learn(head)
+            name = self._choose(head)
+            for donor in self._donors(head, name, contact):
+                try:
+                    return await self._join(Observer(context, donor, name), contact)
+                except (PeerError, StateError) as error:
+                    failure = error
+                    logger.warning("joining with the help of %s failed: %s", donor, error)
+        raise RunEnded(f"no member could help this peer to join: {failure}", EXIT_UNREACHABLE)
+
+    def _learn(self, head: CloseRecord) -> None:
+        for member in head.roster:
+            self._around.endpoint.learn(PeerId(member.peer), member.addresses)
+
+    def _choose(self, head: CloseRecord) -> PartName | None:
+        """Once: a peer that has to start over keeps its place."""
+        manifest = self._around.manifest
+        if self._prepared:
+            return self._situation.part
+        try:
+            part, reason = choose_place(
+                head.members,
+                self._settings.role,
+                self._settings.stage,
+                stages=manifest.split.stages,
+                private_ends=manifest.split.ends == "private",
+            )
+        except Refused as refused:
+            raise RunEnded(refused.reason, EXIT_ERROR) from refused
+        if (part, reason) != (self._situation.part, self._situation.reason):
+            self._situation.assigned(part, reason)
+        return part
+
+    def _donors(self, head: CloseRecord, name: PartName | None, contact: PeerId) -> Sequence[PeerId]:
+        """Who can help: any member with decisions, a replica with a part; in an order of our own, so that those who
+        join together spread."""
+        if name is None:
+            return (contact,)
+        replicas = list(head.members.replicas(name))
+        random.Random(self._around.endpoint.peer).shuffle(replicas)
+        return replicas
+
+    async def _join(self, observer: Observer, contact: PeerId) -> None:
+        decision = await observer.start(contact)
+        name = self._situation.part
+        if name is not None:
+            self._part = self._part or await build_empty(self._around, name)
+            await download_part(self._around, decision.record, self._part, observer.donor)
+        if not self._prepared:
+            await self._prepare(self._part, decision.record)
+            self._prepared = True
+        await observer.begin(decision, self._part)
+        while not self._member.is_member:
+            await self._ask(observer.head)
+            self._learn(await observer.follow())
+
+    async def _ask(self, head: CloseRecord) -> None:
+        """Ask the leader of the open step to be in its record's roster. A no is for this step only."""
+        around, step = self._around, head.step + 1
+        me = around.endpoint.peer
+        if self._leaving.asked:  # what was asked before has been decided: no record names us
+            raise RunEnded("it left before it took part", self._leaving.exit_code)
+        member = Listed(
+            peer=me,
+            role=self._settings.role,
+            name=self._settings.name,
+            part=self._situation.part,
+            addresses=around.endpoint.addresses[:8],
+        )
+        signature = around.identity.sign(admission_bytes(around.manifest.run_id, step, member))
+        body = Admission(step=step, member=member, signature=signature)
+        self._leaving.admitted.set()
+        self._situation.wait_for(f"step {step} to close, to be let in")
+        leader = head.members.leader(step)
+        try:
+            await self._calls.ask(leader, "lead/1/join", body, Empty, timeout_s=ASK_TIMEOUT_S)
+        except PeerError as error:
+            logger.info("not in step %d: %s", step, error)
+            if isinstance(error, Refused):
+                self._situation.wait_for(f"step {step} to close, to ask again: {error.reason}")

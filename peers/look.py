@@ -1,0 +1,93 @@
+"""Looking at this machine's peers: what each says about itself, or why it says nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from peers.complaint import Complaint
+from peers.control_client import PATIENCE_S, NotServing, ask
+from peers.places import PlaceInfo
+from peers.standing import MemberStanding, Standing
+from swarm.errors import EXIT_INCOMPATIBLE
+
+T = TypeVar("T", Standing, MemberStanding)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A place, and the standing of the peer in it. Without one, ``trouble`` says why a live peer gave none."""
+
+    place: PlaceInfo
+    standing: Standing | None = None
+    trouble: Complaint | None = None
+
+    @property
+    def phase(self) -> str:
+        """The peer's own phase; else ``starting``, ``silent``, ``ended`` or ``killed``, as seen from outside."""
+        state = self.place.state
+        if self.standing is not None:
+            return self.standing.phase
+        if state is not None and state.end is not None:
+            return "ended"
+        if not self.place.live:
+            return "killed" if state is not None else "unused"
+        return "starting" if isinstance(self.trouble, NotServing) else "silent"
+
+    def document(self) -> dict[str, Any]:
+        """The same as plain data for ``--json``."""
+        state = dataclasses.asdict(self.place.state) if self.place.state is not None else {}
+        state.pop("schema", None)
+        return {
+            "place": self.place.name,
+            "path": str(self.place.path.absolute()),
+            "live": self.place.live,
+            "phase": self.phase,
+            **state,
+            "standing": dataclasses.asdict(self.standing) if self.standing else None,
+            "trouble": str(self.trouble) if self.trouble else "",
+        }
+
+
+def look_at(place: PlaceInfo, *, timeout_s: float = PATIENCE_S) -> Seen:
+    """Ask the peer of a place, when it is live. Blocks for ``timeout_s`` at most; a silent peer is no error."""
+    if not place.live:
+        return Seen(place=place)
+    try:
+        answer = ask(place.control, "status", who=place.described, timeout_s=timeout_s)
+        return Seen(place=place, standing=standing_from(Standing, answer, place.described))
+    except Complaint as trouble:
+        return Seen(place=place, trouble=trouble)
+
+
+def look_at_all(places: Sequence[PlaceInfo], *, timeout_s: float = PATIENCE_S) -> list[Seen]:
+    """Every place, in order; all are asked at once, so that several silent peers cost ``timeout_s`` together."""
+    seen = {place.name: Seen(place=place) for place in places}
+
+    def look(place: PlaceInfo) -> None:
+        seen[place.name] = look_at(place, timeout_s=timeout_s)
+
+    threads = [threading.Thread(target=look, args=(place,), daemon=True) for place in places if place.live]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return list(seen.values())
+
+
+def standing_from(kind: type[T], answer: object, who: str) -> T:
+    """A standing out of a peer's answer. Raises Complaint (exit code 4) when a field is missing; more are passed over,
+    so that a command can look at a peer of a somewhat later version."""
+    fields = {field.name for field in dataclasses.fields(kind)}
+    if not isinstance(answer, Mapping) or not fields <= answer.keys():
+        raise Complaint(f"{who} answers what this version of swarm cannot read",
+                        check="is it the version that the peer was started with?",
+                        exit_code=EXIT_INCOMPATIBLE)  # fmt: skip
+    return kind(**{name: _frozen(answer[name]) for name in fields})
+
+
+def _frozen(value: object) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,51 @@
+"""How a peer's events reach the person or program that started it: in words, as JSON, or only in its file."""
+
+from __future__ import annotations
+
+from peers.event_lines import EventLines
+from peers.invite import invite_to
+from peers.narrator import Narrator
+from peers.settings import PeerSettings
+from peers.voice import Voice
+from swarm.clock import Clock
+from swarm.errors import ConfigError
+from swarm.events import Event, EventSink, Invited, PeerStarted, RunFound
+
+
+class Narration:
+    """The sink of one peer's events. A founder's invite is added once its run and its addresses are known."""
+
+    def __init__(self, settings: PeerSettings, sink: EventSink, clock: Clock, *, peer: str) -> None:
+        self._founds = settings.role == "bootstrap"
+        self._run: RunFound | None = None
+        self._addresses: tuple[str, ...] = ()
+        if settings.json_lines:
+            self._sink: EventSink = EventLines(sink, Voice(), clock, peer=peer)
+        elif settings.verbose:
+            self._sink = Narrator(sink, Voice(), clock, founder=self._founds)
+        else:
+            self._sink = sink
+
+    def emit(self, event: Event) -> None:
+        """See :class:`~swarm.events.EventSink`."""
+        self._sink.emit(event)
+        if not self._founds:
+            return
+        match event:
+            case RunFound():
+                self._run = event
+            case PeerStarted():
+                self._addresses = event.addresses
+            case _:
+                return
+        if self._run is not None and self._addresses:
+            self._invite(self._run)
+
+    def _invite(self, run: RunFound) -> None:
+        try:
+            invite = invite_to(run.run, run.name, self._addresses)
+        except ConfigError:
+            # None of its addresses can be dialled: what it listens on has been told.
+            return
+        self._founds = False
+        self._sink.emit(Invited(invite=invite.text()))

@@ -1,0 +1,84 @@
+"""``swarm new``: from a preset or a RUN.toml to a run that others can join, served by this peer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from peers.join_settings import JoinSettings
+from peers.preflight import check_listen
+from peers.session import aloud, know_thyself, live, open_session, silent
+from peers.settings import exact_settings
+from peers.words import count
+from swarm import __version__
+from swarm.clock import SystemClock
+
+if TYPE_CHECKING:
+    from peers.foundation import Foundation
+    from peers.founding_files import Founded
+
+
+def new(foundation: Foundation, settings: JoinSettings, *, words: bool, json_lines: bool) -> int:
+    """Found a run and serve it in the foreground until it is over; returns the exit code. Blocking.
+
+    Waits for its peers for ever. ``settings`` says where it listens and lives; what is about data and stages is not
+    used. Raises ConfigError, Incompatible or StateError, having left nothing, for what cannot be run.
+    """
+    from peers.places import home_directory, take_place
+
+    say = aloud if words else silent
+    say(f"swarm {__version__}", "founds a run")
+    check_listen(settings.listen)
+    founded = _founded(foundation)
+    for label, text in summary(founded):
+        say(label, text)
+    with take_place(home_directory(settings.home), settings.place, clock=SystemClock()) as place:
+        who = know_thyself(place, settings.name)
+        say("identity", who.described())
+        run = founded.manifest.run
+        session = open_session(place, who, role="bootstrap", run=founded.manifest.run_id, run_name=run.name)
+        manifest_file, tokenizer_file = founded.write(session)
+        say("files", f"{session}")
+        peer = exact_settings(
+            home=session,
+            identity=place.identity.absolute(),
+            role="bootstrap",
+            name=who.name,
+            manifest=manifest_file,
+            tokenizer=tokenizer_file,
+            listen=settings.listen,
+            announce=settings.announce,
+            relay=settings.relay,
+            patience_s=None,
+            grace_s=settings.grace,
+            control=place.control.absolute(),
+            verbose=words,
+            json_lines=json_lines,
+        )
+        return live(place, peer)
+
+
+def summary(founded: Founded) -> list[tuple[str, str]]:
+    """What the run is, as (label, text): what a person wants to know before inviting others to it."""
+    from swarm.models.flops import model_parameter_count
+
+    manifest = founded.manifest
+    run, model, batch = manifest.run, manifest.model, manifest.batch
+    tokens = batch.microbatch_size * batch.microbatches_per_step * model.context
+    start = run.start_when
+    return [
+        ("run", f"{run.name}, {manifest.run_id[:12]}, wire version {run.wire}"),
+        ("model", f"{model_parameter_count(model):,} parameters: {count(model.layers, 'block')} of width {model.dim}, "
+                  f"context {model.context}, computed in {model.compute}"),
+        ("stages", f"{manifest.split.stages}, sending {manifest.codecs.activations}; ends {manifest.split.ends}"),
+        ("step", f"{batch.microbatches_per_step} microbatches of {batch.microbatch_size} rows: {tokens:,} tokens"),
+        ("tokenizer", f"{manifest.tokenizer.digest[:16]}, from {founded.tokenizer_from}"),
+        ("starts", f"when {count(start.stage_hosts, 'stage host')} and {count(start.trainers, 'trainer')} are here"),
+        ("ends", f"after {count(run.steps, 'step')}"),
+    ]  # fmt: skip
+
+
+def _founded(foundation: Foundation) -> Founded:
+    # Manifests import torch: after the first line, and after what can be refused without them.
+    from peers.founding_files import load_foundation, make_run
+
+    return make_run(foundation, load_foundation(foundation))

@@ -1,0 +1,88 @@
+"""What can be checked about this machine before anything slow is imported or anybody is called."""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+
+from peers.settings import DEVICE
+from swarm.errors import ConfigError
+
+GPU_TRACES = ("dev/nvidia*", "proc/driver/nvidia/gpus/*", "dev/nvgpu*", "dev/nvhost-gpu", "dev/dxg", "dev/kfd")
+"""What drivers of GPUs that torch calls ``cuda`` leave: NVIDIA's (also on boards), WSL's, AMD's."""
+ANY_PORT = "/ip4/0.0.0.0/tcp/0"
+_TRANSPORTS = {"tcp": socket.SOCK_STREAM, "udp": socket.SOCK_DGRAM}
+_FAMILIES = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6}
+
+
+def check_device(device: str, root: Path = Path("/")) -> None:
+    """Refuse a device that no peer could use, before anything is made. Raises ConfigError.
+
+    Imports no torch: of a GPU it only asks whether there is a trace of any driver below ``root``. Whether it is there
+    under that number, and whether torch can use it, the peers find out.
+    """
+    if re.fullmatch(DEVICE, device) is None:
+        raise ConfigError("--device", device, "cpu, cuda or cuda:N", "Correct the name.")
+    if device != "cpu" and not any(any(root.glob(trace)) for trace in GPU_TRACES):
+        remedy = (
+            "There is no GPU driver on this machine (does nvidia-smi list one?): leave --device out to use the CPU."
+        )
+        raise ConfigError("--device", device, "cpu here", remedy)
+
+
+def check_listen(addresses: Sequence[str]) -> None:
+    """Refuse addresses that nobody could listen on: malformed, not this machine's, or a port that is taken.
+
+    Binds each port for a moment, so another process may still take it afterwards: the daemon then says so. Raises
+    ConfigError naming the port and, where this user may see it, the process that holds it.
+    """
+    from swarm.network.addresses import parse_address
+
+    for text in addresses:
+        address = parse_address(text, key="--listen", peer=False, any_port=True)
+        names = [protocol.name for protocol in address.protocols()]
+        if names[0] in _FAMILIES and names[1] in _TRANSPORTS:
+            host, port = str(address.value_for_protocol(names[0])), int(address.value_for_protocol(names[1]))
+            _check_bind(text, _FAMILIES[names[0]], _TRANSPORTS[names[1]], (host, port))
+
+
+def _check_bind(text: str, family: int, kind: int, place: tuple[str, int]) -> None:
+    try:
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(place)
+            if kind == socket.SOCK_STREAM:
+                # With SO_REUSEADDR a port that somebody listens on is refused only here.
+                probe.listen(1)
+    except OSError as error:
+        raise _refused(text, error, place[1]) from None
+
+
+def _refused(text: str, error: OSError, port: int) -> ConfigError:
+    if error.errno == errno.EADDRINUSE:
+        remedy = f"Stop that process, or take any free port: --listen {ANY_PORT}"
+        return ConfigError("--listen", text, f"a free port; {port} is taken{_holder(port)}", remedy)
+    if error.errno == errno.EADDRNOTAVAIL:
+        remedy = f"Listen on all of them: --listen {ANY_PORT.removesuffix('0')}{port}"
+        return ConfigError("--listen", text, "an address of this machine", remedy)
+    if error.errno == errno.EACCES:
+        remedy = f"Choose a port from 1024 on, or any: --listen {ANY_PORT}"
+        return ConfigError("--listen", text, "a port this user may open", remedy)
+    remedy = f"{(error.strerror or str(error)).capitalize()}: choose another."
+    return ConfigError("--listen", text, "an address to listen on", remedy)
+
+
+def _holder(port: int) -> str:
+    """`` by python (pid 812)`` when that can be seen."""
+    import psutil
+
+    try:
+        for connection in psutil.net_connections("inet"):
+            if connection.laddr and connection.laddr.port == port and not connection.raddr and connection.pid:
+                return f" by {psutil.Process(connection.pid).name()} (pid {connection.pid})"
+    except (psutil.Error, OSError):
+        return ""
+    return ""

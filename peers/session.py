@@ -1,0 +1,107 @@
+"""One start of a peer in a place of this machine: from its place to how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peers.names import friendly_name
+from peers.narrator import labelled
+from peers.places import Place
+from peers.settings import PeerSettings
+from swarm.errors import ConfigError
+from swarm.ids import PeerId
+
+_TAIL_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Who:
+    """Who this peer is: its id, what people call it, and whether its key was made just now."""
+
+    peer: PeerId
+    name: str
+    new: bool
+    key: Path
+
+    def described(self) -> str:
+        """The whole of it in words."""
+        return f"{self.name}, {self.peer} ({'new' if self.new else 'known'}: {self.key})"
+
+
+def know_thyself(place: Place, name: str | None) -> Who:
+    """The identity of a place, made now at the first start there. Raises ConfigError for a key file that is no good."""
+    from swarm.network.identity import load_or_create
+
+    new = not place.identity.exists()
+    peer = load_or_create(place.identity).peer
+    return Who(peer=peer, name=name or friendly_name(peer), new=new, key=place.identity)
+
+
+def open_session(place: Place, who: Who, *, role: str, run: str = "", run_name: str = "") -> Path:
+    """The directory of this start. Raises ConfigError when the disk refuses."""
+    try:
+        return place.open_session(name=who.name, peer=who.peer, role=role, run=run, run_name=run_name).absolute()
+    except OSError as error:
+        raise ConfigError(
+            "--home", str(place.path), "a directory with room for a session", f"{error.strerror}; check the disk."
+        ) from None
+
+
+def live(place: Place, settings: PeerSettings) -> int:
+    """Run the peer to its end and note in the place how it ended; returns the exit code. Blocking.
+
+    Imports torch and hivemind: some seconds.
+    """
+    from peers.node import run_peer
+
+    if not settings.grace_s:
+        # Nobody but the node takes SIGTERM from here on; without a grace Ctrl-C means the same.
+        signal.signal(signal.SIGINT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    code = run_peer(settings)
+    last = last_event(settings.home / "events.jsonl", lambda event: event.get("kind") == "PeerStopped")
+    found = last_event(settings.home / "events.jsonl", lambda event: event.get("kind") == "RunFound", whole=True)
+    try:
+        if found is not None:
+            place.joined(str(found.get("run", "")), str(found.get("name", "")))
+        place.ended(str(last.get("reason", "")) if last is not None else "", code)
+    except OSError:
+        # A full disk: `swarm status` will not know how this one ended, and the exit code still says it.
+        return code
+    return code
+
+
+def aloud(label: str, text: str) -> None:
+    """Say a line before there is a narrator."""
+    sys.stdout.write(labelled(label, text) + "\n")
+    sys.stdout.flush()
+
+
+def silent(label: str, text: str) -> None:
+    """Say nothing: for those who asked for quiet or for JSON."""
+
+
+def last_event(events: Path, wanted: Callable[[dict[str, Any]], bool], *, whole: bool = False) -> dict[str, Any] | None:
+    """The newest event that is wanted, among the last 64 KiB unless the whole file is asked for; None when there is
+    none or the file cannot be read."""
+    try:
+        with events.open("rb") as file:
+            if not whole:
+                file.seek(max(0, events.stat().st_size - _TAIL_BYTES))
+            lines = file.readlines()
+    except OSError:
+        return None
+    for line in reversed(lines):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(event, dict) and wanted(event):
+            return event
+    return None

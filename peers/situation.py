@@ -1,0 +1,58 @@
+"""Where one peer stands, as it changes: who moves it on writes it, control socket and directory read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from peers.standing import Phase
+from swarm.events import Draining, EventSink, PartAssigned, Reachability, Waiting
+from swarm.ids import PartName
+from swarm.optimization.records import CloseRecord
+
+
+@dataclass(slots=True)
+class Situation:
+    """One peer's own view of itself. ``loss`` and ``tokens_per_s`` are of the newest closed step."""
+
+    events: EventSink
+    phase: Phase = "starting"
+    waiting_for: str = ""
+    part: PartName | None = None
+    reason: str = ""
+    reachability: str = "unknown"
+    step: int = 0
+    loss: float | None = None
+    tokens_per_s: float | None = None
+
+    def wait_for(self, what: str) -> None:
+        """Say what this peer waits for; nothing is said twice."""
+        if what != self.waiting_for:
+            self.events.emit(Waiting(what=what))
+        self.waiting_for = what
+        if self.phase == "starting":
+            self.phase = "waiting"
+
+    def assigned(self, part: PartName | None, reason: str) -> None:
+        """It is known what this peer holds."""
+        self.part, self.reason, self.phase, self.waiting_for = part, reason, "syncing", ""
+        self.events.emit(PartAssigned(part=part, reason=reason))
+
+    def reached(self, how: str, detail: str, addresses: tuple[str, ...]) -> None:
+        """It is known how others reach this peer."""
+        self.reachability = f"{how}: {detail}" if detail else how
+        self.events.emit(Reachability(how=how, detail=detail, addresses=addresses))
+
+    def ready(self) -> None:
+        """A member that takes work."""
+        self.phase, self.waiting_for = "ready", ""
+
+    def drain(self, reason: str) -> None:
+        """It was asked to leave."""
+        self.phase = "draining"
+        self.events.emit(Draining(reason=reason))
+
+    def closed(self, record: CloseRecord, seconds: float) -> None:
+        """A step was closed, ``seconds`` after it opened."""
+        self.step = record.step
+        if record.step:
+            self.loss, self.tokens_per_s = record.loss, record.tokens / max(seconds, 1e-9)

@@ -1,0 +1,77 @@
+"""What a member tells its events about the run: who takes part, and each step that closed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from peers.roles import Surroundings
+from peers.situation import Situation
+from swarm.events import LinkUsage, RosterChanged, RunStarted, StepClosed
+from swarm.models.flops import model_parameter_count
+from swarm.optimization.records import CloseRecord
+from swarm.optimization.roster import Member, Roster
+
+
+class StepEvents:
+    """Turns decided records into events; knows the time since the step before."""
+
+    def __init__(self, around: Surroundings, situation: Situation) -> None:
+        self._around, self._situation = around, situation
+        self._opened_at = around.clock.monotonic()
+        self._usage = (0, 0)
+        self._roster: Roster | None = None
+
+    def closed(self, record: CloseRecord) -> float:
+        """A record was decided here, and swapped; returns the seconds since the one before."""
+        now = self._around.clock.monotonic()
+        seconds, self._opened_at = now - self._opened_at, now
+        before, self._roster = self._roster, record.members
+        self._situation.closed(record, seconds)
+        if before is None:
+            self._started(record)
+        else:
+            self._changed(record, before, self._roster)
+            self._step(record, before, seconds)
+        return seconds
+
+    def _started(self, record: CloseRecord) -> None:
+        manifest = self._around.manifest
+        self._around.events.emit(
+            RunStarted(
+                run=manifest.run_id,
+                stages=manifest.split.stages,
+                roster=tuple(map(_plain, record.roster)),
+                parameters=model_parameter_count(manifest.model),
+            )
+        )
+
+    def _changed(self, record: CloseRecord, before: Roster, after: Roster) -> None:
+        joined = tuple(_plain(member) for member in after.members if member.peer not in before)
+        left = tuple(_plain(member) for member in before.members if member.peer not in after)
+        if joined or left:
+            self._around.events.emit(RosterChanged(step=record.step, joined=joined, left=left))
+
+    def _step(self, record: CloseRecord, before: Roster, seconds: float) -> None:
+        events = self._around.events
+        events.emit(
+            StepClosed(
+                step=record.step,
+                loss=record.loss,
+                tokens=record.tokens,
+                microbatches=len(record.committed),
+                grad_norm=record.grad_norm,
+                clip=record.clip,
+                lr=record.lr,
+                digests=dict(record.digests),
+                leader=before.leader(record.step),
+                record=record.hash(),
+                seconds=seconds,
+            )
+        )
+        sent, received = self._around.endpoint.statistics().total
+        used, self._usage = self._usage, (sent, received)
+        events.emit(LinkUsage(step=record.step, bytes_sent=sent - used[0], bytes_received=received - used[1]))
+
+
+def _plain(member: Member) -> dict[str, Any]:
+    return {"peer": member.peer, "name": member.name, "role": member.role, "part": member.part}

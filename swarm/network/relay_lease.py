@@ -1,0 +1,99 @@
+"""Staying reachable through relays: two if that many agree, renewed while they live, replaced when they are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+import multiaddr
+from multiaddr import Multiaddr
+
+from swarm.clock import Clock
+from swarm.errors import PeerError
+from swarm.ids import PeerId
+from swarm.network.addresses import is_loopback, is_relayed, most_useful, split_peer
+from swarm.network.protocols import Endpoint
+from swarm.network.reachability import RESERVE, AskReserve, Reserved
+
+WANTED = 2
+"""One relay may die without cutting us off."""
+
+RENEW_S = 10.0
+"""How often reservations are renewed; a relay that is gone is replaced as soon."""
+
+_ASK_S = 1.0
+_ADDRESSES_PER_RELAY = 3
+_TRIED_AT_ONCE = 4
+
+
+class RelayLease:
+    """Our reservations. :meth:`renew` once to have them, then :meth:`keep` for as long as they are needed."""
+
+    def __init__(
+        self, endpoint: Endpoint, clock: Clock, candidates: Callable[[], Sequence[PeerId]], renew_s: float = RENEW_S
+    ) -> None:
+        """``candidates`` gives, at any time, the peers that may be asked, the best first."""
+        self._endpoint, self._clock, self._candidates, self._renew_s = endpoint, clock, candidates, renew_s
+        self._held: dict[PeerId, tuple[Multiaddr, ...]] = {}
+        self.problem = "nobody to ask"
+
+    @property
+    def relays(self) -> tuple[PeerId, ...]:
+        """Who relays for us now."""
+        return tuple(self._held)
+
+    @property
+    def addresses(self) -> tuple[Multiaddr, ...]:
+        """Under which others reach us through them, each with our ``/p2p`` part."""
+        return tuple(address for held in self._held.values() for address in held)
+
+    async def keep(self) -> None:
+        """Renew for ever; to be cancelled."""
+        while True:
+            await self._clock.sleep(self._renew_s)
+            await self.renew()
+
+    async def renew(self) -> None:
+        """Renew what we hold, drop who is gone, and ask others until there are two. Each is given a second."""
+        await self._ask(self.relays)
+        others = [peer for peer in self._candidates() if peer not in self._held and peer != self._endpoint.peer]
+        while others and len(self._held) < WANTED:
+            await self._ask(others[:_TRIED_AT_ONCE])
+            others = others[_TRIED_AT_ONCE:]
+
+    async def _ask(self, peers: Sequence[PeerId]) -> None:
+        for peer, addresses in zip(peers, await asyncio.gather(*map(self._reserve, peers)), strict=True):
+            if not addresses:
+                self._held.pop(peer, None)
+            elif peer in self._held or len(self._held) < WANTED:
+                self._held[peer] = addresses
+
+    async def _reserve(self, relay: PeerId) -> tuple[Multiaddr, ...]:
+        """Our addresses through this relay; none when it does not relay for us."""
+        try:
+            given, _ = await self._endpoint.call(relay, RESERVE, AskReserve(), Reserved, timeout_s=_ASK_S)
+        except PeerError as error:
+            self.problem = str(error)
+            return ()
+        addresses = circuits(relay, given.addresses, self._endpoint.peer)
+        if not addresses:
+            self.problem = f"{relay} relays, but tells no address of its own"
+        return addresses
+
+
+def circuits(relay: PeerId, told: Sequence[str], target: PeerId) -> tuple[Multiaddr, ...]:
+    """The target's addresses through a relay that tells these addresses of its own.
+
+    Those of the relay's own machine are used only when it tells no others. Addresses that cannot be read, name another
+    peer or lead through a further relay are ignored.
+    """
+    usable = []
+    for text in told:
+        with contextlib.suppress(ValueError, LookupError, multiaddr.exceptions.Error):
+            address = Multiaddr(text)
+            if split_peer(address)[1] == relay and not is_relayed(address):
+                usable.append(address)
+    ranked = most_useful(usable)
+    ranked = tuple(address for address in ranked if not is_loopback(address)) or ranked
+    return tuple(Multiaddr(f"{address}/p2p-circuit/p2p/{target}") for address in ranked[:_ADDRESSES_PER_RELAY])

@@ -1,0 +1,140 @@
+"""Who joins and leaves when a step closes. Pure.
+
+A peer asks for itself, with its signature, for one step; the leader of that step gathers what it was asked and puts
+the resulting roster into the close record; every member computes the same roster from the same requests before it
+accepts. So nobody can be put into a roster, or out of it, against its will, and no old request can be used again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from swarm.errors import Refused, Violation
+from swarm.ids import ENDS, PartName, PeerId, RunId
+from swarm.optimization.roster import Member, Roster
+from swarm.schema import Count, Message, PeerIdField, SignatureField
+
+MAX_CHANGES = 64
+"""Of each kind in one step; who comes later is asked to try the next one."""
+
+Verify = Callable[[PeerId, bytes, bytes], bool]
+
+
+class Admission(Message):
+    """A peer that holds its part asks to be in the roster that the record of ``step`` names."""
+
+    step: Count
+    member: Member
+    signature: SignatureField
+
+
+class Departure(Message):
+    """A member asks not to be in the roster that the record of ``step`` names."""
+
+    step: Count
+    peer: PeerIdField
+    signature: SignatureField
+
+
+class Changes(Message):
+    """All requests that one close record grants."""
+
+    joins: Annotated[tuple[Admission, ...], Field(max_length=MAX_CHANGES)] = ()
+    leaves: Annotated[tuple[Departure, ...], Field(max_length=MAX_CHANGES)] = ()
+
+
+NO_CHANGES = Changes()
+
+
+def admission_bytes(run: RunId, step: int, member: Member) -> bytes:
+    """What a peer signs to join."""
+    text = json.dumps(member.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return f"join|{run}|{step}|{hashlib.sha256(text.encode()).hexdigest()}".encode()
+
+
+def departure_bytes(run: RunId, step: int, peer: str) -> bytes:
+    """What a member signs to leave."""
+    return f"leave|{run}|{step}|{peer}".encode()
+
+
+class ChangeRules:
+    """What a run's roster may become. ``parts`` are all parts of its model, ``most`` the members a record has room
+    for."""
+
+    def __init__(self, run: RunId, parts: Sequence[PartName], most: int, verify: Verify) -> None:
+        self._run, self._parts, self._most, self._verify = run, tuple(parts), most, verify
+
+    def check_admission(self, before: Roster, step: int, request: Admission) -> None:
+        """Raises Refused with the reason, Violation for a forged request."""
+        member, peer = request.member, PeerId(request.member.peer)
+        if request.step != step:
+            raise Refused(f"this asks to join in step {request.step}, step {step} is open")
+        if peer in before:
+            raise Refused(f"{peer} is in the roster already")
+        if not self._verify(peer, admission_bytes(self._run, step, member), request.signature):
+            raise Violation(f"the request of {peer} to join is forged")
+        if member.part not in self._parts_of(member.role):
+            raise Refused(f"a {member.role} of this run does not hold {member.part or 'nothing'}")
+
+    def check_departure(self, before: Roster, step: int, request: Departure) -> None:
+        """Raises Refused with the reason, Violation for a forged request."""
+        peer = PeerId(request.peer)
+        if request.step != step or peer not in before:
+            raise Refused(f"{peer} asks to leave in step {request.step}; it is step {step}'s members that may now")
+        if not self._verify(peer, departure_bytes(self._run, step, peer), request.signature):
+            raise Violation(f"the request of {peer} to leave is forged")
+
+    def _parts_of(self, role: str) -> tuple[PartName | None, ...]:
+        if role == "stage":
+            return tuple(part for part in self._parts if part != ENDS)
+        return (ENDS,) if role == "trainer" and ENDS in self._parts else (None,)
+
+    def spared(self, before: Roster, leaving: Sequence[str], peer: str) -> str | None:
+        """Why ``peer`` can not be spared when ``leaving`` go as well; None when it can.
+
+        Who joins in the same step does not count: it takes the step's result from those who stay.
+        """
+        staying = [member for member in before.members if member.peer != peer and member.peer not in leaving]
+        member = before[peer]
+        if member.part is not None and all(other.part != member.part for other in staying):
+            return f"it holds the only replica of {member.part}: another must join first"
+        if member.role == "trainer" and all(other.role != "trainer" for other in staying):
+            return "it is the only trainer: another must join first"
+        return None
+
+    def gather(self, before: Roster, joins: Sequence[Admission], leaves: Sequence[Departure]) -> Changes:
+        """What a leader grants of the checked requests it was sent: in the order of the peers, as far as the record
+        has room and the run can do without."""
+        granted: list[Departure] = []
+        for request in sorted(leaves, key=lambda leave: leave.peer)[:MAX_CHANGES]:
+            if self.spared(before, [leave.peer for leave in granted], request.peer) is None:
+                granted.append(request)
+        room = max(0, min(MAX_CHANGES, self._most - len(before) + len(granted)))
+        return Changes(
+            joins=tuple(sorted(joins, key=lambda join: join.member.peer)[:room]),
+            leaves=tuple(granted),
+        )
+
+    def apply(self, before: Roster, step: int, changes: Changes) -> Roster:
+        """The roster that a record with these changes must name. Raises Refused or Violation for changes that no
+        honest leader makes."""
+        for join in changes.joins:
+            self.check_admission(before, step, join)
+        for leave in changes.leaves:
+            self.check_departure(before, step, leave)
+        joining = {join.member.peer: join.member for join in changes.joins}
+        leaving = [leave.peer for leave in changes.leaves]
+        if len(joining) != len(changes.joins) or len(set(leaving)) != len(leaving):
+            raise Violation("a peer that joins or leaves twice in one step")
+        for index, peer in enumerate(leaving):
+            if (reason := self.spared(before, leaving[:index], peer)) is not None:
+                raise Refused(f"{peer} cannot leave: {reason}")
+        roster = Roster([*(m for m in before.members if m.peer not in leaving), *joining.values()])
+        if len(roster) > max(self._most, len(before)):
+            raise Refused(f"a roster of {len(roster)} where a record has room for {self._most}")
+        return roster

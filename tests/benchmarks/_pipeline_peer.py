@@ -1,0 +1,335 @@
+"""Our peers in the benchmark ``pipeline``: ``python -m tests.benchmarks._pipeline_peer SIZE HOME STAGE|trainer``.
+
+A stage host runs what a stage host of a run runs: daemon, endpoint, event log, lag probe, health watch, device thread,
+:class:`StageServer` over a :class:`TrainedPart`. The trainer runs the real :class:`Trainer`; only its ends are
+ready-made tensors, and only the step's leader, here an endless one, is not asked over the network.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import sys
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import uvloop
+
+from swarm.clock import SystemClock
+from swarm.compression.codec import codec_named
+from swarm.device import DeviceThread
+from swarm.ids import MicrobatchId, PeerId, RunId
+from swarm.models.split import boundary_spec, token_spec
+from swarm.monitoring.lag import LoopLagProbe
+from swarm.monitoring.recorder import Recorder
+from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
+from swarm.network.identity import load_or_create
+from swarm.network.protocols import Payload
+from swarm.optimization.part import TrainedPart
+from swarm.optimization.schedules import OptimizerConfig
+from swarm.pipeline.compute import BoundarySpecs, StageCompute
+from swarm.pipeline.health import Watch
+from swarm.pipeline.journey import FinishedJourney, JourneyContext
+from swarm.pipeline.server import Places, StageContext, StageServer, StageSettings
+from swarm.pipeline.trainer import Trainer
+from swarm.pipeline.wiring import Wiring
+from swarm.planning.deadlines import AdaptiveDeadline
+from swarm.security.signing import verify
+from tests.benchmarks._pipeline_load import (
+    SIZES,
+    STAGES,
+    Order,
+    Window,
+    activation_of,
+    gradient_of,
+    model_of,
+    part_of,
+    threads,
+)
+from tests.benchmarks._pipeline_worker import say
+from tests.benchmarks._stage import Size
+
+RUN = RunId("2b" * 32)
+CODEC = "bfloat16"
+_SHARD = "00" * 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What every peer has. Close with :meth:`close`."""
+
+    size: Size
+    clock: SystemClock
+    endpoint: LibP2PEndpoint
+    device: DeviceThread
+    recorder: Recorder
+    watch: Watch
+    sign: Any
+
+    @property
+    def specs(self) -> BoundarySpecs:
+        """What crosses a boundary: 16 bits a value."""
+        size = self.size
+        return BoundarySpecs(
+            activation=boundary_spec(model_of(size), size.microbatch, size.sequence, "float32"),
+            tokens=token_spec(size.microbatch, size.sequence),
+            codec=codec_named(CODEC),
+            hosted=False,
+        )
+
+    @classmethod
+    async def open(cls, size: Size, home: Path) -> Machine:
+        """Start the daemon and enter the run."""
+        clock, identity = SystemClock(), load_or_create(home / "identity.key")
+        endpoint = await LibP2PEndpoint.open(EndpointConfig(run_dir=home), identity, clock)
+        await endpoint.enter(RUN)
+        watch = Watch(endpoint, clock)
+        endpoint.mount(watch)
+        return cls(
+            size=size,
+            clock=clock,
+            endpoint=endpoint,
+            device=DeviceThread(torch.device("cpu")),
+            recorder=Recorder(home / "events.jsonl", identity.peer, clock),
+            watch=watch,
+            sign=identity.private.sign,
+        )
+
+    async def close(self) -> None:
+        """Leave nothing behind."""
+        await self.device.close()
+        await self.endpoint.close()
+        self.recorder.close()
+
+    @contextlib.asynccontextmanager
+    async def attended(self) -> AsyncIterator[None]:
+        """With what runs beside the work in every peer; between rounds it would cost the others' processor."""
+        beside = [
+            asyncio.create_task(LoopLagProbe(self.recorder, self.clock).run()),
+            asyncio.create_task(self.watch.run()),
+        ]
+        try:
+            yield
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.gather(*beside, return_exceptions=True)
+
+
+class Host:
+    """One replica of one stage. Between two rounds it closes its step, for itself alone."""
+
+    def __init__(self, machine: Machine, stage: int) -> None:
+        self._machine = machine
+        spec, snapshot = part_of(machine.size, stage)
+        self._part = TrainedPart(spec, model_of(machine.size), OptimizerConfig())
+        self._part.install(snapshot)
+        settings = StageSettings(run=RUN, stage=stage, stages=STAGES, specs=machine.specs)
+        context = StageContext(
+            endpoint=machine.endpoint,
+            device=machine.device,
+            compute=StageCompute(self._part, machine.specs, machine.device.torch_device),
+            sign=machine.sign,
+            events=machine.recorder,
+            clock=machine.clock,
+        )
+        self._server = StageServer(settings, context, Places.of((), ((),) * STAGES))
+        machine.endpoint.mount(self._server)
+        self._places = Places.of((), ())
+        self._busy: asyncio.Task[None] | None = None
+
+    def meet(self, trainer: PeerId, route: Sequence[PeerId]) -> None:
+        """Who takes part."""
+        self._places = Places.of((trainer,), ((peer,) for peer in route))
+
+    async def begin(self, step: int) -> dict[str, Any]:
+        """Open the step and serve it until :meth:`end`."""
+        self._server.open_step(step, self._places)
+        self._busy = asyncio.create_task(self._serve())
+        return {}
+
+    async def end(self) -> dict[str, Any]:
+        """Close the step. Returns how many microbatches it had."""
+        if self._busy is not None:
+            self._busy.cancel()
+            await asyncio.gather(self._busy, return_exceptions=True)
+        return {"microbatches": await self._machine.device.run(self._close_step)}
+
+    async def _serve(self) -> None:
+        async with self._machine.attended():
+            await self._server.run()
+
+    def _close_step(self) -> int:
+        count = len(self._part.microbatches)
+        mean = self._part.gradient_sum() / (max(count, 1) * self._machine.size.tokens)
+        self._part.prepare(mean, lr=1e-4, clip=1.0, step=self._part.step + 1)
+        self._part.swap()
+        return count
+
+
+class ReadyEnds:
+    """Shaped like :class:`~swarm.pipeline.compute.EndsCompute`: codec and checks are real, what they work on is made
+    beforehand."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._specs, self._tokens = machine.specs, machine.size.tokens
+        self._hidden, self._gradient = activation_of(machine.size), gradient_of(machine.size)
+
+    def embed(self, tokens: torch.Tensor, seed: int) -> tuple[memoryview, None]:
+        """The ready-made activation."""
+        return self._specs.codec.encode(self._hidden), None
+
+    def loss(self, payload: Payload, targets: torch.Tensor) -> tuple[float, int, memoryview, None]:
+        """The ready-made gradient."""
+        self._decode(payload)
+        return 1.0, self._tokens, self._specs.codec.encode(self._gradient), None
+
+    def finish(self, graph: None, payload: Payload, head_gradients: None, microbatch: MicrobatchId) -> None:
+        """The microbatch is home."""
+        self._decode(payload)
+
+    def _decode(self, payload: Payload) -> torch.Tensor:
+        return self._specs.codec.decode(payload, self._specs.activation, check_finite=True)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyBatch:
+    """A microbatch whose content nobody looks at."""
+
+    id: MicrobatchId
+    inputs: torch.Tensor
+    targets: torch.Tensor
+
+
+class EndlessSource:
+    """As many microbatches as are taken."""
+
+    shard = _SHARD
+
+    def __init__(self, trainer: PeerId) -> None:
+        self._trainer, self._positions, self._nothing = trainer, itertools.count(), torch.zeros(1, 1)
+
+    def take(self) -> ReadyBatch:
+        """The next one."""
+        microbatch = MicrobatchId(self._trainer, _SHARD, 0, next(self._positions))
+        return ReadyBatch(microbatch, self._nothing, self._nothing)
+
+    @property
+    def cursor(self) -> tuple[int, int]:
+        """Nobody asks."""
+        return 0, 0
+
+    def seek(self, cursor: tuple[int, int]) -> None:
+        """Nobody asks."""
+
+
+class EndlessLeader:
+    """Leases whatever is wanted until it is told to stop, and notes what came home."""
+
+    def __init__(self, window: Window) -> None:
+        self._window = window
+        self.open = True
+        self.seconds: list[float] = []
+
+    async def lease(self, step: int, wanted: int) -> int:
+        """All of it, or none."""
+        return wanted if self.open else 0
+
+    async def complete(self, journey: FinishedJourney) -> None:
+        """It ended now."""
+        self._window.note()
+        self.seconds.append(journey.seconds)
+
+
+class Feeder:
+    """The trainer's side of a round."""
+
+    def __init__(self, machine: Machine, in_flight: int | None) -> None:
+        self._machine, self._in_flight = machine, in_flight
+        self._trainer: Trainer | None = None
+
+    def meet(self, trainer: PeerId, route: Sequence[PeerId]) -> None:
+        """Who takes part."""
+        machine, stages = self._machine, [[peer] for peer in route]
+        context = JourneyContext(
+            run=RUN,
+            stages=STAGES,
+            endpoint=machine.endpoint,
+            device=machine.device,
+            ends=ReadyEnds(machine),  # type: ignore[arg-type]
+            wiring=Wiring(stages, seed=0),
+            events=machine.recorder,
+            clock=machine.clock,
+            verify=verify,
+            deadline=AdaptiveDeadline(floor_s=10.0, ceiling_s=120.0),
+            suspect=machine.watch.suspect,
+        )
+        self._trainer = Trainer(
+            context,
+            EndlessSource(machine.endpoint.peer),
+            activation_bytes=machine.specs.activation_bytes,
+            replicas=[1] * STAGES,
+            trainers=1,
+            max_in_flight=self._in_flight,
+        )
+        machine.endpoint.mount(self._trainer)
+
+    async def round(self, step: int, order: Order) -> dict[str, Any]:
+        """Feed ``step`` without pause; what comes home in the window counts."""
+        assert self._trainer is not None
+        window = Window(order)
+        leader = EndlessLeader(window)
+        async with self._machine.attended(), asyncio.TaskGroup() as group:
+            group.create_task(self._trainer.feed(step, leader))
+            await asyncio.sleep(order.warmup_s)
+            window.open()
+            await asyncio.sleep(order.seconds)
+            found = window.close()
+            leader.open = False
+        journeys = sorted(leader.seconds)
+        return found | {"journey_s": journeys[len(journeys) // 2], "whole_step": len(journeys)}
+
+
+async def main(size: str, home: str, role: str, in_flight: str = "") -> None:
+    """Serve orders until stdin ends."""
+    threads(1)
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    machine = await Machine.open(SIZES[size], Path(home))
+    try:
+        feeder = role == "trainer"
+        peer = Feeder(machine, int(in_flight) if in_flight else None) if feeder else Host(machine, int(role))
+        endpoint = machine.endpoint
+        daemon = endpoint.daemon_pid
+        say({"peer": endpoint.peer, "addresses": endpoint.addresses, "pid": os.getpid(), "daemon": daemon})
+        while line := await reader.readline():
+            say(await _obey(json.loads(line), machine, peer))
+    finally:
+        await machine.close()
+
+
+async def _obey(order: dict[str, Any], machine: Machine, peer: Feeder | Host) -> dict[str, Any]:
+    match order, peer:
+        case {"trainer": str(trainer), "route": route, "addresses": addresses}, _:
+            for other, known in addresses.items():
+                machine.endpoint.learn(PeerId(other), known)
+            machine.watch.follow([PeerId(other) for other in addresses])
+            peer.meet(PeerId(trainer), [PeerId(other) for other in route])
+            return {}
+        case {"begin": int(step)}, Host():
+            return await peer.begin(step)
+        case {"end": int()}, Host():
+            return await peer.end()
+        case {"step": int(step), "order": given}, Feeder():
+            return await peer.round(step, Order(**given))
+    raise ValueError(f"an order that this peer does not understand: {order}")
+
+
+if __name__ == "__main__":
+    uvloop.run(main(*sys.argv[1:]))

@@ -1,0 +1,310 @@
+"""Tokens per second of four pipelined stages on loopback, beside bare torch and stock hivemind.
+
+All candidates compute the same four blocks, forward and backward, without ends, on the same cores in turns. Processes
+of a candidate that is not being measured wait on their standard input.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tests.benchmarks.runner import Result
+
+if TYPE_CHECKING:
+    from tests.benchmarks._pipeline_load import Order
+    from tests.benchmarks._pipeline_worker import Worker
+    from tests.benchmarks._stage import Size
+
+TARGETS = {"ours_over_bare_small": 0.80, "ours_over_bare_medium": 0.85, "ours_over_hivemind_small": 2.0}
+ROUNDS = 5
+ROUNDS_FULL = 9
+WARMUP_S = 1.5
+_MODULE = "tests.benchmarks._pipeline_"
+
+Figures = dict[str, float]
+
+
+async def run(full: bool) -> Result:
+    """Tokens per second of four stages on loopback, beside bare torch and stock hivemind (small size only)."""
+    found = await measure(("small", "medium"), full)
+    return to_result(found, ROUNDS_FULL if full else ROUNDS)
+
+
+async def measure(
+    sizes: Sequence[str], full: bool, only: Sequence[str] = (), rounds: int | None = None
+) -> dict[str, list[Figures]]:
+    """``size candidate`` → its rounds. ``only`` names candidates, all when empty."""
+    found: dict[str, list[Figures]] = defaultdict(list)
+    for name in sizes:
+        # Windows hold at least a few dozen microbatches: the last one of each in flight is lost at either end.
+        seconds = (7.0 if name == "small" else 9.0) * (1.5 if full else 1.0)
+        async with opened(name, only) as candidates:
+            for number in range(rounds or (ROUNDS_FULL if full else ROUNDS)):
+                for candidate in candidates:
+                    figures = await candidate.round(seconds)
+                    found[f"{name} {candidate.name}"].append(figures)
+                    print(f"{name} round {number}: {candidate.name}: {_short(figures)}", file=sys.stderr, flush=True)
+    return found
+
+
+class Candidate(Protocol):
+    """What is measured in turns."""
+
+    name: str
+
+    async def round(self, seconds: float) -> Figures:
+        """One window: tokens per second, microbatches, CPU in cores by role and in all."""
+
+
+@contextlib.asynccontextmanager
+async def opened(size: str, only: Sequence[str]) -> AsyncIterator[list[Candidate]]:
+    """The candidates of one size, in the order of a round; every process ends with the block."""
+    from tests.benchmarks._pipeline_load import SIZES
+
+    makers = {"bare 2 threads": _bare, "bare 2 processes": _bare, "ours": _ours}
+    if size == "small":
+        makers["hivemind"] = _hivemind
+    async with contextlib.AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(make(name, SIZES[size]))  # type: ignore[operator]
+            for name, make in makers.items()
+            if not only or name in only
+        ]
+
+
+def figures_of(reports: Sequence[Mapping[str, Any]], tokens: int) -> Figures:
+    """One round's figures from reports of processes that worked side by side: rates are summed."""
+    rate = sum(report["microbatches"] / report["seconds"] for report in reports)
+    figures = {"tokens_per_s": rate * tokens, "microbatches": sum(report["microbatches"] for report in reports)}
+    cores: Figures = defaultdict(float)
+    for report in reports:
+        for name, value in report.items():
+            if name.startswith("cpu "):
+                cores[name] += value / report["seconds"]
+    cores["cpu all"] = sum(cores.values())
+    per_microbatch = {f"core-ms {name[4:]}": 1000 * value / max(rate, 1e-9) for name, value in cores.items()}
+    extra = {"journey_s": reports[0]["journey_s"]} if "journey_s" in reports[0] else {}
+    return figures | cores | per_microbatch | extra
+
+
+# --- candidates ------------------------------------------------------------------------------------------------------
+
+
+def _order(seconds: float, pids: Mapping[str, Sequence[int]]) -> Order:
+    from tests.benchmarks._pipeline_load import Order
+
+    return Order(warmup_s=WARMUP_S, seconds=seconds, pids=pids)
+
+
+@dataclass(frozen=True, slots=True)
+class Bare:
+    """One process with two threads, or two with one."""
+
+    name: str
+    size: Size
+    workers: Sequence[Worker]
+
+    async def round(self, seconds: float) -> Figures:
+        """See :class:`Candidate`."""
+        import asyncio
+
+        orders = [asdict(_order(seconds, {"bare": [worker.pid]})) for worker in self.workers]
+        pairs = zip(self.workers, orders, strict=True)
+        reports = await asyncio.gather(*(worker.ask(order) for worker, order in pairs))
+        return figures_of(reports, self.size.tokens)
+
+
+@contextlib.asynccontextmanager
+async def _bare(name: str, size: Size) -> AsyncIterator[Bare]:
+    processes, threads = (1, 2) if name == "bare 2 threads" else (2, 1)
+    async with _workers() as start:
+        yield Bare(name, size, [await start("bare", size.name, str(threads)) for _ in range(processes)])
+
+
+@dataclass(slots=True)
+class Ours:
+    """Four stage hosts and a trainer, a daemon each."""
+
+    name: str
+    size: Size
+    hosts: Sequence[Worker]
+    trainer: Worker
+    step: int = 0
+
+    def pids(self) -> dict[str, list[int]]:
+        """Python and daemon of hosts and of the trainer."""
+        return {
+            "hosts": [host.pid for host in self.hosts],
+            "hosts' p2pd": [host.hello["daemon"] for host in self.hosts],
+            "trainer": [self.trainer.pid],
+            "trainer's p2pd": [self.trainer.hello["daemon"]],
+        }
+
+    async def meet(self) -> None:
+        """Tell everybody who takes part."""
+        everybody = [*self.hosts, self.trainer]
+        message = {
+            "trainer": self.trainer.hello["peer"],
+            "route": [host.hello["peer"] for host in self.hosts],
+            "addresses": {worker.hello["peer"]: worker.hello["addresses"] for worker in everybody},
+        }
+        for worker in everybody:
+            await worker.ask(message)
+
+    async def round(self, seconds: float) -> Figures:
+        """See :class:`Candidate`. One step is open all the time. Raises RuntimeError when a host's step has not all
+        that came home."""
+        self.step += 1
+        for host in self.hosts:
+            await host.ask({"begin": self.step})
+        report = await self.trainer.ask({"step": self.step, "order": asdict(_order(seconds, self.pids()))})
+        counts = [(await host.ask({"end": self.step}))["microbatches"] for host in self.hosts]
+        if counts != [report["whole_step"]] * len(counts):
+            raise RuntimeError(f"{report['whole_step']} microbatches came home, the stages' sums have {counts}")
+        return figures_of([report], self.size.tokens)
+
+
+@contextlib.asynccontextmanager
+async def _ours(name: str, size: Size) -> AsyncIterator[Ours]:
+    with tempfile.TemporaryDirectory(prefix="pl-") as scratch:
+        async with _workers() as start:
+            roles = [*map(str, range(size.blocks)), "trainer"]
+            peers = [await start("peer", size.name, _home(scratch, role), role) for role in roles]
+            ours = Ours(name, size, peers[:-1], peers[-1])
+            await ours.meet()
+            yield ours
+
+
+def _home(scratch: str, role: str) -> str:
+    home = Path(scratch) / role
+    home.mkdir(mode=0o700)
+    return str(home)
+
+
+@dataclass(frozen=True, slots=True)
+class Hivemind:
+    """Four servers and a client. They poll while idle, so they are stopped by signal between their windows."""
+
+    name: str
+    size: Size
+    servers: Sequence[Worker]
+    client: Worker
+    families: Mapping[str, Sequence[int]]
+
+    def signal(self, number: signal.Signals) -> None:
+        """To every process of every family."""
+        for family in self.families.values():
+            for pid in family:
+                os.kill(pid, number)
+
+    async def round(self, seconds: float) -> Figures:
+        """See :class:`Candidate`."""
+        self.signal(signal.SIGCONT)
+        try:
+            report = await self.client.ask(asdict(_order(seconds, self.families)))
+        finally:
+            self.signal(signal.SIGSTOP)
+        return figures_of([report], self.size.tokens)
+
+
+@contextlib.asynccontextmanager
+async def _hivemind(name: str, size: Size) -> AsyncIterator[Hivemind]:
+    async with _workers() as start:
+        client = await start("hivemind", size.name, "client")
+        known = client.hello["addresses"]
+        servers = [await start("hivemind", size.name, str(stage), *known) for stage in range(size.blocks)]
+        await client.ask({"find": True})
+        families = {
+            "servers": [pid for server in servers for pid in _family(server, daemon=False)],
+            "servers' p2pd": [pid for server in servers for pid in _family(server, daemon=True)],
+            "client": _family(client, daemon=False),
+            "client's p2pd": _family(client, daemon=True),
+        }
+        hivemind = Hivemind(name, size, servers, client, families)
+        hivemind.signal(signal.SIGSTOP)
+        try:
+            yield hivemind
+        finally:
+            hivemind.signal(signal.SIGCONT)
+
+
+def _family(worker: Worker, *, daemon: bool) -> list[int]:
+    import psutil
+
+    pids = [worker.pid, *worker.descendants()]
+    return [pid for pid in pids if (psutil.Process(pid).name() == "p2pd") == daemon]
+
+
+@contextlib.asynccontextmanager
+async def _workers() -> AsyncIterator[Any]:
+    """A function that starts a worker; all are stopped in the end."""
+    from tests.benchmarks._pipeline_worker import Worker
+
+    async with contextlib.AsyncExitStack() as stack:
+
+        async def start(kind: str, *arguments: str) -> Worker:
+            worker = await Worker.start(_MODULE + kind, *arguments)
+            stack.push_async_callback(worker.stop)
+            return worker
+
+        yield start
+
+
+# --- the table -------------------------------------------------------------------------------------------------------
+
+
+def medians(rounds: Sequence[Figures]) -> Figures:
+    """Of every figure."""
+    return {name: median(figures[name] for figures in rounds) for name in rounds[0]}
+
+
+def to_result(found: Mapping[str, Sequence[Figures]], rounds: int) -> Result:
+    """Table and summary. Bare torch is the better of its two forms."""
+    all_of = {name: medians(figures) for name, figures in found.items()}
+    rates = {name: figures["tokens_per_s"] for name, figures in all_of.items()}
+    bare = {size: max(rates[f"{size} bare 2 threads"], rates[f"{size} bare 2 processes"]) for size in ("small", "medium")}
+    ratios = {
+        "ours_over_bare_small": rates["small ours"] / bare["small"],
+        "ours_over_bare_medium": rates["medium ours"] / bare["medium"],
+        "ours_over_hivemind_small": rates["small ours"] / rates["small hivemind"],
+    }
+    summary: dict[str, Any] = {name: round(value, 3) for name, value in ratios.items()}
+    summary |= {f"{name}_target": target for name, target in TARGETS.items()}
+    summary |= {f"tokens_per_s {name}": round(rate, 1) for name, rate in rates.items()}
+    summary |= {"rounds": rounds, "cores": len(os.sched_getaffinity(0))}
+    return Result(
+        columns=("candidate", "tokens_per_s", "microbatches", "role", "processors_busy", "cpu_ms_per_microbatch"),
+        rows=[row for name, figures in all_of.items() for row in _rows(name, figures)],
+        summary=summary,
+        notes=(
+            "four blocks, one per stage; small d 256, 4 heads, sequence 128, microbatch 8; medium d 512, 8 heads, "
+            "sequence 256, microbatch 4; ours bfloat16 on the wire, hivemind float16",
+            "ends excluded: ready-made activation and loss gradient everywhere; only microbatches that ended inside "
+            "the window count; medians of each figure over the rounds, so rows of one candidate need not add up",
+            "ours runs endpoints, admission, finite and norm checks, receipts, event log, lag probe and health watch; "
+            "no optimizer step falls into a window, nor does asking the step's leader",
+            "hivemind computes each forward again in its backward, has no optimizer, and 8 threads each with one "
+            "microbatch in flight; while others are measured its processes are stopped",
+        ),
+    )
+
+
+def _rows(name: str, figures: Figures) -> list[tuple[Any, ...]]:
+    roles = [role[4:] for role in figures if role.startswith("cpu ") and role != "cpu all"]
+    head = (name, figures["tokens_per_s"], figures["microbatches"], "all", figures["cpu all"], figures["core-ms all"])
+    rest = [(name, None, None, role, figures[f"cpu {role}"], figures[f"core-ms {role}"]) for role in roles]
+    return [head, *(rest if len(rest) > 1 else [])]
+
+
+def _short(figures: Figures) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if not name.startswith("cpu "))

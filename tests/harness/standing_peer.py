@@ -1,0 +1,149 @@
+"""A process that looks like a running peer to ``swarm status`` and its sisters, without torch, libp2p or a swarm.
+
+``python -m tests.harness.standing_peer HOME`` takes a place, serves real standings on its control socket, prints
+``serving`` and ends in order on SIGTERM, or when it was drained and has then been asked how it stands once more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from peers.control import ControlServer
+from peers.places import take_place
+from peers.standing import MemberStanding, Standing
+from swarm.clock import SystemClock
+from swarm.errors import EXIT_DRAINED
+
+RUN = "9f2c41" + "0" * 58
+PEER = "12D3KooWLbT7iWNTNKLbPXXdHbmWBVPvnxhVFBTj4yMJSJ1Hkv{:02d}"
+INVITE = "swarm1:eyJub3QiOiJhIHJlYWwgb25lIn0"
+
+
+def standing(name: str, number: int = 1) -> Standing:
+    """What a stage host says in the middle of a run."""
+    return Standing(
+        name=name,
+        peer=PEER.format(number),
+        pid=os.getpid(),
+        role="stage",
+        phase="ready",
+        waiting_for="",
+        run=RUN,
+        run_name="tiny",
+        part="stage-0",
+        reason="it has the fewest replicas",
+        step=12,
+        steps=60,
+        loss=5.0312,
+        tokens_per_s=2612.0,
+        members=3,
+        addresses=(f"/ip4/127.0.0.1/tcp/4001/p2p/{PEER.format(number)}",),
+        reachability="direct: dialled by 2 peers",
+        started=1_700_000_000.0,
+    )
+
+
+def members(name: str, count: int) -> list[MemberStanding]:
+    """This peer, a trainer, and stage hosts up to ``count``, the last of them still waiting for a part."""
+    parts = ["stage-0", "ends", *(f"stage-{number % 12}" for number in range(2, count - 1)), None]
+    return [
+        MemberStanding(
+            name=name if number == 1 else f"peer-{number}",
+            peer=PEER.format(number),
+            role="trainer" if part == "ends" else "stage",
+            part=part,
+            state="member" if part else "waiting",
+            link="self" if number == 1 else "direct",
+            addresses=(f"/ip4/203.0.113.{number}/tcp/4001/p2p/{PEER.format(number)}",),
+        )
+        for number, part in enumerate(parts[:count], 1)
+    ]
+
+
+class StandingPeer:
+    """The commands of such a peer; ``over`` is set when it is to end."""
+
+    def __init__(self, name: str, number: int, count: int) -> None:
+        self.over = asyncio.Event()
+        self.drained = False
+        self._standing, self._members = standing(name, number), members(name, count)
+
+    async def status(self, request: Mapping[str, Any]) -> Standing:
+        """As a peer does; the first after a drain is the last."""
+        if not self.drained:
+            return self._standing
+        self.over.set()
+        return dataclasses.replace(self._standing, phase="draining", waiting_for="step 13 to close")
+
+    async def peers(self, request: Mapping[str, Any]) -> list[MemberStanding]:
+        """The swarm."""
+        return self._members
+
+    async def drain(self, request: Mapping[str, Any]) -> str:
+        """Begin to leave."""
+        self.drained = True
+        return "leaves when step 13 closes"
+
+    async def invite(self, request: Mapping[str, Any]) -> str:
+        """A text of the right form."""
+        return INVITE
+
+
+@contextlib.contextmanager
+def running(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Such a process, serving; ended with SIGTERM where the caller has not ended it."""
+    command = [sys.executable, "-m", "tests.harness.standing_peer", str(home), *arguments]
+    root = str(Path(__file__).parents[2])
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=root) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "serving\n"
+            yield process
+        finally:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+
+
+async def _live(name: str, chosen: argparse.Namespace) -> int:
+    loop = asyncio.get_running_loop()
+    with take_place(chosen.home, chosen.place, clock=SystemClock()) as place:
+        place.open_session(name=name, peer=PEER.format(chosen.number), role="stage", run=RUN, run_name="tiny")
+        peer = StandingPeer(name, chosen.number, chosen.members)
+        loop.add_signal_handler(signal.SIGTERM, peer.over.set)
+        table = {"status": peer.status, "peers": peer.peers, "drain": peer.drain, "invite": peer.invite}
+        server = ControlServer(place.control, table)
+        await server.start()
+        print("serving", flush=True)
+        await peer.over.wait()
+        # The one who asked last is to have the answer.
+        await asyncio.sleep(0)
+        await server.close()
+        place.ended("it was drained" if peer.drained else "it was stopped by SIGTERM", EXIT_DRAINED)
+    return EXIT_DRAINED
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("home", type=Path)
+    parser.add_argument("--place")
+    parser.add_argument("--name", default="brave-otter")
+    parser.add_argument("--number", type=int, default=1)
+    parser.add_argument("--members", type=int, default=4)
+    chosen = parser.parse_args(arguments)
+    return asyncio.run(_live(chosen.name, chosen))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,281 @@
+"""``swarm status``, ``peers``, ``drain``, ``invite`` and ``id`` against processes that serve real control sockets."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peers import farewell
+from peers.cli.app import run
+from peers.farewell import follow
+from peers.look import look_at_all
+from peers.places import list_places, look_at_place
+from tests.harness.standing_peer import INVITE, PEER, RUN, running
+
+# Not pydantic: newer versions of typer check every option with it, which is half of what these commands cost.
+HEAVY = ("torch", "hivemind", "multiaddr", "cryptography", "asyncio", "rich", "uvloop", "numpy")
+PROBE = """
+import sys
+sys.argv = ["swarm", *sys.argv[1:]]
+from peers.cli import main
+try:
+    main()
+finally:
+    print("heavy:", ",".join(sorted(set(sys.modules) & set({heavy!r}))), file=sys.stderr)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _no_other_home(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    monkeypatch.setenv("SWARM_HOME", str(home))
+
+
+@pytest.fixture
+def otter(home: Path) -> Iterator[subprocess.Popen[str]]:
+    with running(home) as process:
+        yield process
+
+
+@pytest.fixture
+def mole(home: Path) -> Iterator[subprocess.Popen[str]]:
+    with running(home, "--place", "gpu", "--name", "keen-mole", "--number", "2") as process:
+        yield process
+
+
+def _document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    return json.loads(out)
+
+
+# --- with one peer ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [("status",), ("peers", "--json"), ("drain", "--no-wait"), ("--help",)])
+def test_cli_asking_a_peer_imports_nothing_heavy(otter: subprocess.Popen[str], arguments: tuple[str, ...]) -> None:
+    path = os.pathsep.join(filter(None, [str(Path.cwd()), *sys.path]))
+    ended = subprocess.run(
+        [sys.executable, "-c", PROBE.format(heavy=HEAVY), *arguments],
+        capture_output=True, text=True, timeout=20, env=os.environ | {"PYTHONPATH": path},
+    )  # fmt: skip
+    assert ended.stderr == "heavy: \n"
+    assert ended.returncode == 0
+
+
+def test_status_shows_a_row_for_a_live_peer(otter: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status"]) == 0
+    head, row = capsys.readouterr().out.splitlines()
+    assert head.split() == ["place", "name", "role", "part", "phase", "step", "loss", "tok/s", "members", "reach"]
+    assert " ".join(row.split()) == "1 brave-otter stage stage-0 ready 12 of 60 5.031 2.6 k 3 direct"
+
+
+@pytest.mark.parametrize("wanted", ["1", "brave-otter", PEER.format(1)[:20]])
+def test_status_of_one_peer_has_more(
+    otter: subprocess.Popen[str], capsys: pytest.CaptureFixture[str], wanted: str
+) -> None:
+    assert run(["status", "--peer", wanted]) == 0
+    shown = capsys.readouterr().out
+    for words in (
+        f"brave-otter (place 1, pid {otter.pid})", "stage-0, because it has the fewest replicas",
+        f"tiny ({RUN[:12]}), 3 members", "direct: dialled by 2 peers", PEER.format(1), "sessions/",
+    ):  # fmt: skip
+        assert words in shown
+
+
+def test_status_as_json_is_one_stable_line(
+    otter: subprocess.Popen[str], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["status", "--json"]) == 0
+    found = _document(capsys)
+    assert list(found) == ["schema", "home", "places"]
+    assert (found["schema"], found["home"]) == (1, str(home))
+    (place,) = found["places"]
+    assert list(place) == [
+        "place", "path", "live", "phase", "pid", "started", "name", "peer", "role", "run", "run_name", "session",
+        "end", "standing", "trouble",
+    ]  # fmt: skip
+    assert (place["live"], place["phase"], place["pid"], place["trouble"]) == (True, "ready", otter.pid, "")
+    assert (place["standing"]["schema"], place["standing"]["step"], place["standing"]["pid"]) == (1, 12, otter.pid)
+
+
+def test_peers_shows_the_swarm_by_part(otter: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["peers"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"run tiny ({RUN[:12]}) as brave-otter sees it: 4 peers, step 12 of 60"
+    assert [line for line in lines[1:] if not line.startswith(" ")] == [
+        "", "stage-0", "", "stage-2", "", "ends", "", "no part",
+    ]  # fmt: skip
+    assert lines[3].split()[:4] == ["brave-otter", "stage", "member", "self"]
+
+
+def test_peers_as_json_is_one_stable_line(otter: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["peers", "--json"]) == 0
+    found = _document(capsys)
+    assert list(found) == ["schema", "seen_by", "run", "run_name", "step", "steps", "peers"]
+    assert (found["schema"], found["run"], found["seen_by"]) == (1, RUN, PEER.format(1))
+    assert [one["part"] for one in found["peers"]] == ["stage-0", "ends", "stage-2", None]
+
+
+def test_invite_prints_the_invite_alone(otter: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["invite"]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{INVITE}\n"
+    assert "swarm join" in shown.err
+
+
+def test_drain_follows_until_the_peer_has_left(
+    otter: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["drain"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "brave-otter: leaves when step 13 closes",
+        "brave-otter: waits for step 13 to close",
+        "brave-otter: has left: it was drained (exit code 75)",
+    ]
+    assert otter.wait() == 75
+
+
+def test_drain_without_waiting_only_tells(otter: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["drain", "--no-wait"]) == 0
+    assert capsys.readouterr().out == "brave-otter: leaves when step 13 closes\n"
+    assert otter.poll() is None
+
+
+def test_follow_without_a_process_to_watch_sees_the_end_all_the_same(
+    otter: subprocess.Popen[str], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nowhere(pid: int) -> int:
+        raise ProcessLookupError
+
+    monkeypatch.setattr(farewell.os, "pidfd_open", nowhere)
+    said: list[str] = []
+    otter.terminate()
+    assert follow(look_at_place(home / "1"), said.append, look_every_s=0.01) == 0
+    assert said == ["brave-otter: has left: it was stopped by SIGTERM (exit code 75)"]
+
+
+def test_drain_of_a_peer_that_is_killed_meanwhile_complains(
+    otter: subprocess.Popen[str], home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(*arguments: Any, **more: Any) -> Any:
+        otter.kill()
+        otter.wait()
+        return look(*arguments, **more)
+
+    look = farewell.look_at
+    monkeypatch.setattr(farewell, "look_at", kill)
+    assert run(["drain"]) == 1
+    assert "ended without a word" in capsys.readouterr().err
+    assert run(["status"]) == 3
+    assert "was killed, or its machine went down" in capsys.readouterr().out
+
+
+def test_status_of_a_silent_peer_says_so_in_time(
+    otter: subprocess.Popen[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look_at_all, "__kwdefaults__", {"timeout_s": 0.05})
+    otter.send_signal(signal.SIGSTOP)
+    assert run(["status", "--peer", "1"]) == 3
+    shown = capsys.readouterr().out
+    assert "silent" in shown
+    assert f"brave-otter (place 1, pid {otter.pid}) does not answer" in shown
+
+
+def test_status_of_a_peer_that_has_no_socket_yet_says_starting(
+    otter: subprocess.Popen[str], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "1" / "control.sock").unlink()
+    assert run(["status"]) == 0
+    shown = capsys.readouterr().out
+    assert "starting" in shown
+    assert "does not listen (yet, or any more)" in shown
+    assert run(["peers"]) == 3
+    assert "it is starting or ending" in capsys.readouterr().err
+
+
+# --- with several, and with none -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["peers", "drain", "invite"])
+def test_commands_with_several_peers_ask_which(
+    otter: subprocess.Popen[str], mole: subprocess.Popen[str], capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert run([command]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert f"brave-otter (place 1, pid {otter.pid}); keen-mole (place gpu, pid {mole.pid})" in shown.err
+    assert f"{command} --peer brave-otter" in shown.err
+    assert run([command, "--peer", "12D3KooWLbT7"]) == 2
+    assert "that '12D3KooWLbT7' could mean" in capsys.readouterr().err
+    assert run(["invite", "--peer", "gpu"]) == 0
+
+
+def test_status_lists_the_live_and_the_ended(
+    otter: subprocess.Popen[str], mole: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    mole.terminate()
+    mole.wait()
+    assert run(["status"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[:2] == ["1", "brave-otter"]
+    assert lines[2:4] == ["", "not running"]
+    assert lines[4].split()[:2] == ["gpu", "keen-mole"]
+    assert lines[4].endswith("with exit code 75: it was stopped by SIGTERM")
+    assert run(["drain", "--peer", "keen-mole"]) == 3
+    assert "it ended: it was stopped by SIGTERM (exit code 75)" in capsys.readouterr().err
+    assert run(["status", "--peer", "keen-mole"]) == 3
+    assert "ended" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["status", "peers", "drain", "invite"])
+def test_commands_where_no_peer_runs_say_how_to_start_one(
+    home: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert run([command]) == 3
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.splitlines()[0]) == ("", "error: no peer runs here")
+    assert "join INVITE" in shown.err
+    assert run([command, "--peer", "nobody"]) == 3
+    assert "no peer here is called 'nobody'" in capsys.readouterr().err
+    assert list(home.iterdir()) == []
+
+
+def test_status_as_json_where_no_peer_runs_is_still_json(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["status", "--json", "--home", str(home / "new")]) == 3
+    assert _document(capsys) == {"schema": 1, "home": str(home / "new"), "places": []}
+
+
+# --- identities ------------------------------------------------------------------------------------------------------
+
+
+def test_id_makes_nothing_unless_asked(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["id"]) == 1
+    assert "id --place 1 --create" in capsys.readouterr().err
+    assert list(home.iterdir()) == []
+    assert run(["id", "--create", "--json"]) == 0
+    made = _document(capsys)
+    assert list(made) == ["schema", "place", "peer", "name", "key"]
+    assert run(["id", "--json"]) == run(["id", "--create", "--json"]) == 0
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [made, made]
+    (place,) = list_places(home)
+    assert not place.live
+    assert run(["id"]) == 0
+    assert made["peer"] in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["--place", "../x", "--create"], 2), (["--place", "2"], 3)])
+def test_id_of_what_is_no_place_is_explained(
+    home: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int
+) -> None:
+    assert run(["id", "--create"]) == 0
+    assert run(["id", *arguments]) == code
+    assert "next:" in capsys.readouterr().err
+    assert len(list(home.iterdir())) == 1

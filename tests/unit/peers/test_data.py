@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from data_shards.build import build_shard
+from data_shards.shard import Shard
+from data_shards.tokenize import Tokenizer, tokenizer_digest, train_tokenizer
+from peers.cli.app import run
+from peers.data import check_data, check_tokenizer, shard_for
+from peers.text_files import text_files
+from swarm.config import Manifest, parse_manifest
+from swarm.errors import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE, ConfigError, Incompatible
+
+TEXT = "\n\n".join(f"Paragraph {n} of a text about nothing in particular, long enough to count." for n in range(60))
+VOCABULARY = 300
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> bytes:
+    return train_tokenizer([TEXT], VOCABULARY)
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    root = tmp_path / "texts"
+    (root / "inner").mkdir(parents=True)
+    (root / "a.txt").write_text(TEXT)
+    (root / "inner" / "b.MD").write_text(TEXT.upper())
+    (root / "empty.rst").touch()
+    (root / ".hidden.txt").write_text("secret")
+    (root / "picture.png").write_bytes(b"\x89PNG\xff")
+    return root
+
+
+def _manifest(tokenizer: bytes, **model: int) -> Manifest:
+    sections = {
+        "model": {"vocab_size": VOCABULARY, "dim": 32, "layers": 2, "heads": 2, "context": 16} | model,
+        "batch": {"microbatch_size": 2},
+        "tokenizer": {"digest": tokenizer_digest(tokenizer)},
+    }
+    return parse_manifest(sections, "the test")
+
+
+# --- before anybody is called ----------------------------------------------------------------------------------------
+
+
+def test_check_data_says_what_there_is(tmp_path: Path, texts: Path, tokenizer: bytes) -> None:
+    shard = build_shard(tmp_path / "shard", [TEXT], tokenizer)
+    assert check_data(tmp_path / "shard") == f"a shard of {shard.tokens:,} tokens"
+    assert check_data(texts).startswith("3 text files, ")
+    assert check_data(texts / "a.txt").startswith("1 text file, ")
+
+
+def test_check_data_a_single_file_may_have_any_name(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text(TEXT)
+    assert "1 text file" in check_data(tmp_path / "notes")
+
+
+@pytest.mark.parametrize(
+    ("made", "words"),
+    [
+        (None, "no such path"),
+        ({}, "It is empty"),
+        ({"picture.png": b"x"}, "It holds none"),
+        ({"a.txt": b"", "b.txt": b""}, "Every one of them is empty"),
+        ({"a.txt": b"caf\xe9"}, "another encoding"),
+        ({"shard.json": b"{}"}, "a whole shard"),
+        ({"shard.json": b"", "tokens.bin": b""}, "a whole shard"),
+    ],
+)
+def test_check_data_unusable_is_explained(tmp_path: Path, made: dict[str, bytes] | None, words: str) -> None:
+    data = tmp_path / "data"
+    if made is not None:
+        data.mkdir()
+        for name, content in made.items():
+            (data / name).write_bytes(content)
+    with pytest.raises(ConfigError, match="(?i)" + words) as caught:
+        check_data(data)
+    assert caught.value.key == "--data"
+    assert str(data) in str(caught.value.value)
+
+
+def test_check_data_altered_shard_is_refused(tmp_path: Path, tokenizer: bytes) -> None:
+    build_shard(tmp_path / "shard", [TEXT], tokenizer)
+    tokens = tmp_path / "shard" / "tokens.bin"
+    data = bytearray(tokens.read_bytes())
+    data[0] ^= 1
+    tokens.write_bytes(data)
+    with pytest.raises(ConfigError, match="sha256") as caught:
+        check_data(tmp_path / "shard")
+    assert "swarm data build TEXT" in caught.value.remedy or "data build TEXT" in caught.value.remedy
+
+
+def test_text_files_links_lead_nowhere_outside(tmp_path: Path, texts: Path) -> None:
+    (tmp_path / "outside.txt").write_text("not given")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "c.txt").write_text("not given")
+    (texts / "link.txt").symlink_to(tmp_path / "outside.txt")
+    (texts / "again.txt").symlink_to(texts / "a.txt")
+    (texts / "directory").symlink_to(tmp_path / "elsewhere")
+    names = [file.relative_to(texts).as_posix() for file in text_files(texts, "--data")]
+    assert names == ["a.txt", "again.txt", "empty.rst", "inner/b.MD"]
+
+
+# --- with the run's tokenizer ----------------------------------------------------------------------------------------
+
+
+def test_shard_for_a_shard_of_the_runs_tokenizer_is_used_in_place(tmp_path: Path, tokenizer: bytes) -> None:
+    build_shard(tmp_path / "shard", [TEXT], tokenizer)
+    path = shard_for(tmp_path / "shard", tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
+    assert path == tmp_path / "shard"
+    assert not (tmp_path / "new").exists()
+
+
+def test_shard_for_another_tokenizer_says_both_and_how_to_rebuild(tmp_path: Path, tokenizer: bytes) -> None:
+    other = train_tokenizer([TEXT.upper()], VOCABULARY)
+    build_shard(tmp_path / "shard", [TEXT], other)
+    with pytest.raises(Incompatible) as caught:
+        shard_for(tmp_path / "shard", tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
+    assert caught.value.exit_code == EXIT_INCOMPATIBLE
+    assert tokenizer_digest(tokenizer)[:16] in str(caught.value)
+    assert tokenizer_digest(other)[:16] in str(caught.value)
+    assert f"data build TEXT --tokenizer {tmp_path / 'tokenizer.json'}" in caught.value.remedy
+    assert (tmp_path / "tokenizer.json").read_bytes() == tokenizer
+
+
+def test_shard_for_text_is_tokenised_whole(tmp_path: Path, texts: Path, tokenizer: bytes) -> None:
+    path = shard_for(texts, tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
+    shard = Shard.open(path)
+    read = Tokenizer(tokenizer).decode([int(token) for token in shard.tokens])
+    assert path == tmp_path / "new"
+    assert read.count("Paragraph") == 60
+    assert read.count("PARAGRAPH") == 60
+
+
+def test_shard_for_nothing_is_the_built_in_text_in_each_peers_order(
+    tmp_path: Path, tokenizer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    documents = tuple(f"Document {n} of what comes with Python." for n in range(50))
+    monkeypatch.setattr("peers.data.built_in_corpus", lambda: _Corpus(documents))
+    manifest = _manifest(tokenizer)
+    paths = [shard_for(None, tokenizer, manifest, tmp_path / str(n), seed) for n, seed in enumerate(("a", "a", "b"))]
+    first, again, other = (Shard.open(path).manifest for path in paths)
+    assert first.digest == again.digest
+    assert first.digest != other.digest
+    assert first.tokens == other.tokens
+
+
+def test_shard_for_too_little_text_leaves_nothing(tmp_path: Path, tokenizer: bytes) -> None:
+    (tmp_path / "short.txt").write_text("Too short.")
+    with pytest.raises(ConfigError, match="at least 33 tokens") as caught:
+        shard_for(tmp_path / "short.txt", tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
+    assert caught.value.exit_code == EXIT_USAGE
+    assert not (tmp_path / "new").exists()
+
+
+def test_check_tokenizer_with_more_ids_than_the_model_is_refused(tokenizer: bytes) -> None:
+    check_tokenizer(_manifest(tokenizer), tokenizer)
+    with pytest.raises(ConfigError, match="at least 300, the tokenizer's") as caught:
+        check_tokenizer(_manifest(tokenizer, vocab_size=299), tokenizer)
+    assert caught.value.key == "model.vocab_size"
+
+
+def test_check_tokenizer_of_another_run_is_incompatible(tokenizer: bytes) -> None:
+    with pytest.raises(Incompatible):
+        check_tokenizer(_manifest(tokenizer), train_tokenizer([TEXT.upper()], VOCABULARY))
+
+
+# --- swarm data ------------------------------------------------------------------------------------------------------
+
+
+def test_data_build_verify_and_ls_agree(
+    tmp_path: Path, texts: Path, tokenizer: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(tokenizer)
+    out = tmp_path / "shards" / "mine"
+    arguments = [str(texts), "--tokenizer", str(tmp_path / "tokenizer.json"), "--out", str(out)]
+    assert run(["data", "build", *arguments, "--json"]) == EXIT_OK
+    built = json.loads(capsys.readouterr().out)
+    assert run(["data", "verify", str(out), "--json"]) == EXIT_OK
+    assert json.loads(capsys.readouterr().out) == built
+    assert run(["data", "ls", str(tmp_path), "--json"]) == EXIT_OK
+    assert json.loads(capsys.readouterr().out) == {"schema": 1, "shards": [built]}
+    assert run(["data", "build", *arguments]) == EXIT_USAGE
+    assert "--out" in capsys.readouterr().err
+
+
+def test_data_ls_tells_a_broken_shard_and_an_empty_place(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["data", "ls", str(tmp_path)]) == EXIT_OK
+    assert "no shard" in capsys.readouterr().err
+    (tmp_path / "shard.json").write_text("{}")
+    assert run(["data", "ls", str(tmp_path)]) == EXIT_OK
+    assert "broken" in capsys.readouterr().out
+    assert run(["data", "verify", str(tmp_path)]) == EXIT_USAGE
+    assert "DIR" in capsys.readouterr().err
+
+
+class _Corpus:
+    def __init__(self, documents: tuple[str, ...]) -> None:
+        self.documents = documents

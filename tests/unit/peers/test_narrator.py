@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+from typing import Any
+
+import pytest
+
+from peers.event_lines import EventLines
+from peers.narration import Narration
+from peers.narrator import Narrator
+from peers.settings import PeerSettings, exact_settings
+from peers.voice import Voice
+from swarm.events import (
+    Draining,
+    Event,
+    Invited,
+    LoopLag,
+    PartAssigned,
+    PeerLost,
+    PeerReady,
+    PeerStarted,
+    PeerStopped,
+    Reachability,
+    RosterChanged,
+    RunFound,
+    RunStarted,
+    StateDownloaded,
+    StepClosed,
+    SyncProgress,
+    Waiting,
+)
+from swarm.ids import ENDS, PartName, PeerId, RunId
+from tests.unit.peers.fake_clock import FakeClock
+
+PEER = PeerId("12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW")
+ADDRESS = f"/ip4/192.0.2.7/tcp/31337/p2p/{PEER}"
+FOUND = RunFound(run=RunId("ab" * 32), name="tiny", stages=2, steps=9, wire=1, source=PEER)
+STARTED = PeerStarted(role="stage", name="s0", pid=1, addresses=(ADDRESS,), seconds=0.5)
+
+
+class Heard:
+    """A voice that remembers, and a sink that does."""
+
+    def __init__(self, *, terminal: bool = False) -> None:
+        self.terminal = terminal
+        self.lines: list[str] = []
+        self.updates: list[str] = []
+        self.events: list[Event] = []
+        self.closed = False
+
+    def say(self, text: str) -> None:
+        self.lines.extend(text.splitlines())
+
+    def update(self, text: str) -> None:
+        self.updates.append(text)
+
+    def close(self) -> None:
+        self.closed = True
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def _step(step: int) -> StepClosed:
+    return StepClosed(
+        step=step, loss=7.5, tokens=4096, microbatches=4, grad_norm=1.0, clip=1.0, lr=0.1, digests={}, leader=PEER,
+        record="r", seconds=2.0,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        (FOUND, f"run           tiny, abababababab: 2 stages, 9 steps, wire version 1; from {PEER}"),
+        (STARTED, f"listening     {ADDRESS}"),
+        (Reachability(how="direct", detail="by 2 peers", addresses=()), "reachability  direct: by 2 peers"),
+        (Waiting(what="1 of 2 trainers are here"), "waiting       1 of 2 trainers are here"),
+        (
+            PartAssigned(part=PartName("stage-3"), reason="it has the fewest replicas"),
+            "assigned      stage 3, because it has the fewest replicas",
+        ),
+        (
+            StateDownloaded(part=ENDS, step=4, donor=PEER, bytes_received=1_500_000, seconds=0.5),
+            "synced        ends of step 4: 1.5 MB in 0.5 s, digest verified",
+        ),
+        (
+            RunStarted(run=RunId("ab" * 32), stages=2, roster=({},) * 4, parameters=1000),
+            "started       4 peers, 1,000 parameters",
+        ),
+        (
+            RosterChanged(step=5, joined=({"name": "kind-owl", "part": "stage-1"},), left=({"name": "dry-hen"},)),
+            "roster        step 5: kind-owl (stage-1) joined; dry-hen (None) left",
+        ),
+        (Draining(reason="Ctrl-C"), "draining      leaving in order, asked by Ctrl-C"),
+        (PeerLost(peer=PEER, name="s1", reason="it is silent"), f"lost          s1 ({PEER}): it is silent"),
+        (PeerStopped(reason="every step is closed", exit_code=0), "done          every step is closed"),
+        (PeerStopped(reason="s0 was stopped", exit_code=143), "ended         s0 was stopped"),
+    ],
+)
+def test_narrator_says_what_happens(event: Event, line: str) -> None:
+    heard = Heard()
+    Narrator(heard, heard, FakeClock()).emit(event)
+    assert heard.lines == [line]
+    assert heard.events == [event]
+
+
+def test_narrator_ready_says_what_to_type_next() -> None:
+    heard = Heard()
+    Narrator(heard, heard, FakeClock()).emit(PeerReady(part=ENDS, step=3, reason="", seconds=1.0))
+    assert heard.lines[0].startswith("READY         the ends")
+    assert "status" in heard.lines[1]
+    assert "drain" in heard.lines[1]
+
+
+def test_narrator_passes_over_what_is_for_machines() -> None:
+    heard = Heard()
+    Narrator(heard, heard, FakeClock()).emit(LoopLag(p50_ms=1, p99_ms=1, max_ms=1))
+    assert heard.lines == []
+    assert len(heard.events) == 1
+
+
+def test_narrator_fast_steps_are_told_once_a_second_and_the_last_always() -> None:
+    heard, clock = Heard(), FakeClock()
+    narrator = Narrator(heard, heard, clock)
+    narrator.emit(FOUND)
+    for step in range(1, 10):
+        narrator.emit(_step(step))
+        clock.now += 0.3
+    assert [line.split()[1] for line in heard.lines[1:]] == ["1/9", "5/9", "9/9"]
+    assert "loss 7.500, 4,096 tokens in 2.0 s (2,048 a second)" in heard.lines[-1]
+
+
+def test_narrator_what_was_kept_back_is_said_before_the_end() -> None:
+    heard, clock = Heard(), FakeClock()
+    narrator = Narrator(heard, heard, clock)
+    narrator.emit(_step(1))
+    narrator.emit(_step(2))
+    narrator.emit(PeerStopped(reason="stopped", exit_code=143))
+    assert [line.split()[0] for line in heard.lines] == ["step", "step", "ended"]
+    assert heard.closed
+
+
+def _progress(received: int) -> SyncProgress:
+    return SyncProgress(part=ENDS, step=1, donor=PEER, bytes_received=received, bytes_total=100)
+
+
+def test_narrator_download_is_a_line_per_quarter_where_there_is_no_terminal() -> None:
+    heard = Heard()
+    narrator = Narrator(heard, heard, FakeClock())
+    for received in range(0, 101, 5):
+        narrator.emit(_progress(received))
+    assert [line.split("(")[1] for line in heard.lines] == ["25%)", "50%)", "75%)", "100%)"]
+
+
+def test_narrator_download_moves_on_a_terminal() -> None:
+    heard = Heard(terminal=True)
+    narrator = Narrator(heard, heard, FakeClock())
+    for received in (0, 10, 100):
+        narrator.emit(_progress(received))
+    assert (len(heard.updates), heard.lines) == (3, [])
+
+
+def test_narrator_nothing_of_others_reaches_the_terminal_raw() -> None:
+    heard = Heard()
+    Narrator(heard, heard, FakeClock()).emit(PeerLost(peer=PEER, name="\x1b[2Jx", reason="\r\x07"))
+    assert not set("\x1b\r\x07") & set("".join(heard.lines))
+
+
+def test_narrator_invite_stands_alone_on_its_line_with_what_to_paste() -> None:
+    heard = Heard()
+    Narrator(heard, heard, FakeClock(), founder=True).emit(Invited(invite="swarm1:abc"))
+    assert "swarm1:abc" in heard.lines
+    assert any(line.endswith("join swarm1:abc --role auto") for line in heard.lines)
+    assert any(line.endswith("join swarm1:abc --role trainer --data TEXT") for line in heard.lines)
+
+
+def test_event_lines_are_what_the_recorder_writes() -> None:
+    heard = Heard()
+    EventLines(heard, heard, FakeClock(), peer="me").emit(PeerLost(peer=PEER, name="s1", reason="silent"))
+    line = json.loads(heard.lines[0])
+    assert {key: line[key] for key in ("peer", "kind", "peer_", "name")} == {
+        "peer": "me", "kind": "PeerLost", "peer_": PEER, "name": "s1"
+    }  # fmt: skip
+
+
+# --- narration -------------------------------------------------------------------------------------------------------
+
+
+def _settings(role: str, **more: Any) -> PeerSettings:
+    needed = {"manifest": "m", "tokenizer": "t"} if role == "bootstrap" else {"bootstrap": (ADDRESS,)}
+    return exact_settings(home="h", role=role, **needed, **more)
+
+
+@pytest.mark.parametrize("order", [(FOUND, STARTED), (STARTED, FOUND)])
+def test_narration_founder_invites_once_it_can_be_reached(order: tuple[Event, ...]) -> None:
+    heard = Heard()
+    narration = Narration(_settings("bootstrap"), heard, FakeClock(), peer=PEER)
+    for event in (*order, *order):
+        narration.emit(event)
+    invited = [event for event in heard.events if isinstance(event, Invited)]
+    assert len(invited) == 1
+    assert invited[0].invite.startswith("swarm1:")
+
+
+def test_narration_others_invite_nobody_and_a_silent_one_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    heard = Heard()
+    narration = Narration(_settings("stage"), heard, FakeClock(), peer=PEER)
+    narration.emit(FOUND)
+    narration.emit(STARTED)
+    assert heard.events == [FOUND, STARTED]
+    assert capsys.readouterr().out == ""
+
+
+# --- the voice -------------------------------------------------------------------------------------------------------
+
+
+def _pipe() -> tuple[int, io.TextIOWrapper]:
+    reading, writing = os.pipe()
+    return reading, os.fdopen(writing, "w", encoding="ascii")
+
+
+def test_voice_says_everything_before_it_closes() -> None:
+    reading, out = _pipe()
+    with out:
+        voice = Voice(out)
+        voice.say("one")
+        voice.update("moving")
+        voice.say("…two")
+        voice.close()
+    with os.fdopen(reading, "rb") as file:
+        assert file.read() == b"one\n\rmoving\x1b[K\r\x1b[K?two\n"
+    assert not voice.terminal
+
+
+def test_voice_nobody_reads_is_no_trouble() -> None:
+    reading, out = _pipe()
+    voice = Voice(out)
+    os.close(reading)
+    for _ in range(10):
+        voice.say("x" * 10_000)
+    voice.close()
+    out.close()
+
+
+def test_voice_a_reader_who_stands_still_holds_up_nobody() -> None:
+    reading, out = _pipe()
+    voice = Voice(out)
+    for _ in range(3000):
+        voice.say("x" * 1000)
+    os.close(reading)
+    voice.close()
+    out.close()

@@ -1,0 +1,223 @@
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from peers.names import friendly_name
+from peers.place_state import STATE_FILE, PlaceEnd, PlaceState, read_state, write_state
+from peers.places import KEPT_SESSIONS, home_directory, list_places, look_at_place, take_place
+from swarm.errors import ConfigError, RunEnded
+from swarm.network.identity import load_or_create
+
+RUN = "9f2c41aa" + "0" * 56
+TAKES_A_PLACE = """
+import sys
+from pathlib import Path
+from peers.places import take_place
+from swarm.clock import SystemClock
+place = take_place(Path(sys.argv[1]), clock=SystemClock())
+place.open_session(name="brave-otter", peer="x", role="stage")
+print(place.name, flush=True)
+sys.stdin.read()
+"""
+
+
+class Ticking:
+    """A wall clock that a test moves."""
+
+    now = 1_700_000_000.0
+
+    def wall(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        raise AssertionError("nobody sleeps here")
+
+
+@pytest.fixture
+def clock() -> Ticking:
+    return Ticking()
+
+
+def _files(path: Path) -> list[tuple[str, int]]:
+    return sorted((str(found), found.stat().st_mtime_ns) for found in path.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("given", "swarm_home", "xdg", "expected"),
+    [
+        (Path("a"), "/b", "/c", Path("a")),
+        (None, "/b", "/c", Path("/b")),
+        (None, None, "/c", Path("/c/swarm")),
+        (None, None, "relative", Path("/h/.local/share/swarm")),
+        (None, None, None, Path("/h/.local/share/swarm")),
+        (Path("~/a"), None, None, Path("/h/a")),
+        (None, "~/b", None, Path("/h/b")),
+    ],
+)
+def test_home_directory_comes_from_flag_variable_or_custom(
+    monkeypatch: pytest.MonkeyPatch, given: Path | None, swarm_home: str | None, xdg: str | None, expected: Path
+) -> None:
+    monkeypatch.setenv("HOME", "/h")
+    for key, value in (("SWARM_HOME", swarm_home), ("XDG_DATA_HOME", xdg)):
+        monkeypatch.delenv(key, raising=False) if value is None else monkeypatch.setenv(key, value)
+    assert home_directory(given) == expected
+
+
+def test_places_are_taken_in_turn_and_again_when_free(tmp_path: Path, clock: Ticking) -> None:
+    home = tmp_path / "new" / "home"
+    with take_place(home, clock=clock) as first, take_place(home, clock=clock) as second:
+        assert (first.name, second.name) == ("1", "2")
+        assert first.path.stat().st_mode & 0o777 == 0o700
+        first.close()
+        with take_place(home, clock=clock) as again:
+            assert again.name == "1"
+
+
+def test_place_that_is_taken_says_by_which_process(tmp_path: Path, clock: Ticking) -> None:
+    with take_place(tmp_path, "gpu", clock=clock), pytest.raises(ConfigError, match=f"Process {os.getpid()} has it"):
+        take_place(tmp_path, "gpu", clock=clock)
+    take_place(tmp_path, "gpu", clock=clock).close()
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "A", "-a", "a" * 42])
+def test_place_with_an_odd_name_is_refused(tmp_path: Path, clock: Ticking, name: str) -> None:
+    with pytest.raises(ConfigError, match="place"):
+        take_place(tmp_path, name, clock=clock)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_place_in_a_home_that_is_a_file_is_refused(tmp_path: Path, clock: Ticking) -> None:
+    home = tmp_path / "file"
+    home.write_text("")
+    with pytest.raises(ConfigError, match="--home or SWARM_HOME"):
+        take_place(home, clock=clock)
+    with pytest.raises(ConfigError, match="home"):
+        list_places(home)
+
+
+def test_place_keeps_its_identity(tmp_path: Path, clock: Ticking) -> None:
+    with take_place(tmp_path, clock=clock) as place:
+        before = load_or_create(place.identity).peer
+        place.open_session(name="brave-otter", peer=before, role="stage")
+    with take_place(tmp_path, clock=clock) as place:
+        assert load_or_create(place.identity).peer == before
+        # Known before the new peer says so, and nothing else of the last one is.
+        assert read_state(place.path) == PlaceState(pid=os.getpid(), started=clock.now, peer=before)
+
+
+def test_place_says_who_is_there_and_how_it_ended(tmp_path: Path, clock: Ticking) -> None:
+    with take_place(tmp_path, clock=clock) as place:
+        session = place.open_session(name="brave-otter", peer="x", role="trainer")
+        place.joined(RUN, "tiny")
+        info = look_at_place(place.path)
+        assert (info.live, info.title) == (True, "brave-otter")
+        assert info.described == f"brave-otter (place 1, pid {os.getpid()})"
+        clock.now += 7
+        place.ended("all steps are closed", 0)
+        place.close()
+    info = look_at_place(place.path)
+    assert (info.live, info.described) == (False, "brave-otter (place 1)")
+    assert info.state == PlaceState(
+        pid=os.getpid(), started=clock.now - 7, name="brave-otter", peer="x", role="trainer", run=RUN, run_name="tiny",
+        session=str(session), end=PlaceEnd(reason="all steps are closed", exit_code=0, at=clock.now),
+    )  # fmt: skip
+
+
+def test_place_left_by_an_error_keeps_it(tmp_path: Path, clock: Ticking) -> None:
+    with pytest.raises(RunEnded), take_place(tmp_path, clock=clock) as place:
+        raise RunEnded("no bootstrap", 3)
+    state = read_state(place.path)
+    assert state is not None
+    assert state.end == PlaceEnd(reason="no bootstrap", exit_code=3, at=clock.now)
+
+
+def test_place_of_a_killed_process_is_free_and_told_from_one_that_ended(tmp_path: Path, clock: Ticking) -> None:
+    command = [sys.executable, "-c", TAKES_A_PLACE, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        (info,) = list_places(tmp_path)
+        assert (info.live, info.state and info.state.pid) == (True, process.pid)
+        with take_place(tmp_path, clock=clock) as other:
+            assert other.name == "2"
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    info = look_at_place(tmp_path / "1")
+    assert (info.live, info.title, info.state and info.state.end) == (False, "brave-otter", None)
+    with take_place(tmp_path, clock=clock) as place:
+        assert place.name == "1"
+
+
+def test_places_listed_change_nothing_and_stand_in_nobodys_way(tmp_path: Path, clock: Ticking) -> None:
+    assert list_places(tmp_path / "nowhere") == []
+    for name in ("10", "2", "gpu"):
+        take_place(tmp_path, name, clock=clock).close()
+    (tmp_path / "not-a-place").mkdir()
+    (tmp_path / "file").write_text("")
+    before = _files(tmp_path)
+    assert [place.name for place in list_places(tmp_path)] == ["2", "10", "gpu"]
+    assert _files(tmp_path) == before
+    # A look is no lock: whoever looks while another starts does not push it to the next place.
+    with (tmp_path / "2" / "place.lock").open("rb"):
+        assert not look_at_place(tmp_path / "2").live
+        take_place(tmp_path, "2", clock=clock).close()
+
+
+def test_sessions_keep_the_newest_and_what_is_not_theirs(tmp_path: Path, clock: Ticking) -> None:
+    made = []
+    for _ in range(KEPT_SESSIONS + 3):
+        clock.now += 60
+        with take_place(tmp_path, clock=clock) as place:
+            made.append(place.open_session(name="a", peer="x", role="stage", run=RUN))
+            (made[-1] / "events.jsonl").write_text("{}")
+            (place.path / "sessions" / "mine").mkdir(exist_ok=True)
+    kept = {path.name for path in (place.path / "sessions").iterdir()}
+    assert kept == {path.name for path in made[-KEPT_SESSIONS:]} | {"mine"}
+    assert all(re.fullmatch(r"\d{8}-\d{6}-9f2c41aa", path.name) for path in made)
+
+
+def test_sessions_of_one_second_do_not_meet_and_the_live_one_stays(tmp_path: Path, clock: Ticking) -> None:
+    with take_place(tmp_path, clock=clock) as place:
+        made = [place.open_session(name="a", peer="x", role="stage") for _ in range(KEPT_SESSIONS)]
+        assert len(set(made)) == len(made)
+        assert made[-1].is_dir()
+        clock.now -= 3600  # a clock that was set back must not cost the live session
+        assert place.open_session(name="a", peer="x", role="stage").is_dir()
+        assert len(list((place.path / "sessions").iterdir())) == KEPT_SESSIONS
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "7", "{}", '{"pid": "7", "started": 1}', '{"pid": 7, "started": 1, "end": {"at": "x"}}', "[" * 9999],
+)  # fmt: skip
+def test_state_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / STATE_FILE).write_text(text)
+    assert read_state(tmp_path) is None
+
+
+def test_state_of_a_later_version_is_read(tmp_path: Path) -> None:
+    state = PlaceState(pid=7, started=1.5, name="a", end=PlaceEnd(reason="r", exit_code=0, at=2.0))
+    write_state(tmp_path, state)
+    document = json.loads((tmp_path / STATE_FILE).read_text())
+    document["new"] = document["end"]["new"] = 1
+    (tmp_path / STATE_FILE).write_text(json.dumps(document))
+    assert read_state(tmp_path) == state
+    assert [path.name for path in tmp_path.iterdir()] == [STATE_FILE]
+
+
+def test_friendly_name_is_always_the_same_and_a_peer_name() -> None:
+    assert friendly_name("12D3KooWabc") == friendly_name("12D3KooWabc") == "calm-crow"
+    names = [friendly_name(f"12D3KooW{number}") for number in range(500)]
+    assert all(re.fullmatch(r"[a-z0-9][a-z0-9-]{0,40}", name) for name in names)
+    assert len(set(names)) > 480
