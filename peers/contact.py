@@ -9,7 +9,18 @@ from multiaddr import Multiaddr
 
 from swarm.clock import Clock
 from swarm.config import Manifest, parse_manifest
-from swarm.errors import DeadlineMissed, PeerError, Unreachable, Violation
+from swarm.errors import (
+    EXIT_INCOMPATIBLE,
+    EXIT_UNREACHABLE,
+    ConfigError,
+    DeadlineMissed,
+    Incompatible,
+    PeerError,
+    Refused,
+    RunEnded,
+    Unreachable,
+    Violation,
+)
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import split_peer
 from swarm.network.manifest import fetch_manifest
@@ -17,6 +28,8 @@ from swarm.network.protocols import Endpoint
 from swarm.optimization.observing import STANDING, RunStanding, StandingRequest
 
 CONTACT_TIMEOUT_S = 10.0
+NO_CONTACT = "failed to connect to bootstrap peers"
+"""What the libp2p daemon says of contacts that do not answer while it starts."""
 STANDING_TRIES, STANDING_PAUSE_S = 50, 0.2
 """A peer serves the manifest a moment before it takes part in the run."""
 
@@ -26,8 +39,8 @@ async def find_run(
 ) -> tuple[PeerId, Manifest, bytes]:
     """(contact, manifest, tokenizer) from the first contact that answers.
 
-    Raises Unreachable, naming every address, when none does, and Violation or Refused when one answers that is not
-    what the invite says; ConfigError for a manifest that this version cannot use.
+    Raises RunEnded: exit code 3, naming every address, when none does, 4 when one answers that is not what the invite
+    says; Incompatible for a manifest that this version cannot use.
     """
     silent: list[str] = []
     for address in contacts:
@@ -37,8 +50,39 @@ async def find_run(
         except (Unreachable, DeadlineMissed):
             silent.append(str(address))
             continue
-        return peer, parse_manifest(json.loads(document), "the manifest that the contact sent"), tokenizer
-    raise Unreachable(f"cannot reach {', '.join(silent)}")
+        except (Refused, Violation) as error:
+            raise _another_run(address, expected, error) from error
+        return peer, _parse(document), tokenizer
+    raise cannot_reach(silent)
+
+
+def cannot_reach(addresses: Sequence[str]) -> RunEnded:
+    """The error for contacts of which none answers."""
+    return RunEnded(
+        f"cannot reach {', '.join(addresses)}",
+        EXIT_UNREACHABLE,
+        check="is that peer running, and can this machine reach it?",
+        remedy="Ask somebody in the run for a new invite: swarm invite",
+    )
+
+
+def _parse(document: bytes) -> Manifest:
+    """What a peer of another version may well accept is not a mistake of this machine's user."""
+    try:
+        return parse_manifest(json.loads(document), "the manifest that the contact sent")
+    except ConfigError as error:
+        remedy = "The run was made with another version of swarm: compare swarm --version here and there, and update."
+        raise Incompatible(error.key, error.value, error.allowed, remedy) from error
+
+
+def _another_run(address: Multiaddr, expected: RunId | None, error: PeerError) -> RunEnded:
+    wanted = f"the invite is to run {expected[:12]}" if expected is not None else "no run was asked for"
+    return RunEnded(
+        f"{address} does not serve the run: {error.reason}",
+        EXIT_INCOMPATIBLE,
+        check=f"{wanted}; is it the right invite?",
+        remedy="Ask somebody in the run for a new invite: swarm invite",
+    )
 
 
 async def ask_standing(endpoint: Endpoint, clock: Clock, contact: PeerId) -> RunStanding:

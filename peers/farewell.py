@@ -28,12 +28,14 @@ def follow(place: PlaceInfo, say: Callable[[str], None], *, look_every_s: float 
     said = ""
     with _process(place) as poller:
         while _same(place, now := look_at_place(place.path)):
-            seen = look_at(now, timeout_s=look_every_s)
+            seen = look_at(now)
             waits = seen.standing.waiting_for if seen.standing else ""
             if waits and waits != said:
                 said = waits
                 say(f"{place.title}: waits for {one_line(waits)}")
-            poller.poll(look_every_s * 1000)
+            for descriptor, _ in poller.poll(look_every_s * 1000):
+                # The lock decides. Should something else still hold it, that is not to be asked without a pause.
+                poller.unregister(descriptor)
     return _verdict(place, now, say)
 
 
@@ -63,7 +65,7 @@ def _same(place: PlaceInfo, now: PlaceInfo) -> bool:
 
 def _verdict(place: PlaceInfo, now: PlaceInfo, say: Callable[[str], None]) -> int:
     end = now.state.end if now.state is not None and _same_start(place, now) else None
-    if end is None and now.live:
+    if end is None and now.live and not _same_start(place, now):
         say(f"{place.title}: has left; another peer has its place now")
         return EXIT_OK
     if end is None:

@@ -46,6 +46,11 @@ class Invite:
         body = json.dumps(fields, separators=(",", ":")).encode()
         return PREFIX + base64.urlsafe_b64encode(body).rstrip(b"=").decode()
 
+    @property
+    def local(self) -> bool:
+        """Whether it is of use on this machine only, as all its addresses are."""
+        return all(is_loopback(parse_address(address)) for address in self.at)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contacts:

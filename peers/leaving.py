@@ -55,7 +55,7 @@ class Leaving:
         if not self._member.is_member and not self.admitted.is_set():
             raise RunEnded("it left before it took part", self.exit_code)
         await self._member.wait_member()
-        while True:
+        while not (self._member.departed or self._member.over):
             step = self._member.open_step
             await self._ask_leader(step)
             await self._member.wait_open(step + 1)

@@ -89,5 +89,11 @@ def standing_from(kind: type[T], answer: object, who: str) -> T:
     return kind(**{name: _frozen(answer[name]) for name in fields})
 
 
+def members_from(answer: object, who: str) -> list[MemberStanding]:
+    """The swarm out of a peer's answer. Raises Complaint as :func:`standing_from`."""
+    members = answer if isinstance(answer, list) else [answer]
+    return [standing_from(MemberStanding, member, who) for member in members]
+
+
 def _frozen(value: object) -> Any:
     return tuple(value) if isinstance(value, list) else value

@@ -93,7 +93,7 @@ class Membership:
     ) -> None:
         self._settings, self._around, self._directory = settings, around, directory
         self._contact, self._source = contact, source
-        self._founds = founder == around.endpoint.peer
+        self._founds = contact == around.endpoint.peer
         self._rules = rules_of(around.manifest)
         self.situation = Situation(around.events)
         self._deadline = AdaptiveDeadline(STEP_FLOOR_S, STEP_CEILING_S)
@@ -305,7 +305,7 @@ class Membership:
         """A record was decided and our part has its result: say so, serve observers, open the next step."""
         record, roster = decision.record, decision.record.members
         inside = self._around.endpoint.peer in roster
-        seconds = self._step_events.closed(record)
+        seconds = self._step_events.closed(record, took_part=self._was_member)
         if self._was_member:
             self._deadline.observe(seconds)
         await self._observers.publish(decision)

@@ -206,7 +206,7 @@ def _part(part: PartName | None) -> str:
 
 def _who(member: dict[str, object]) -> str:
     part = member.get("part") or member.get("role")
-    return f"{member.get('name', 'a peer')} ({part})"
+    return f"{member.get('name', 'a peer')}{f' ({part})' if part else ''}"
 
 
 def _list(addresses: tuple[str, ...]) -> str:

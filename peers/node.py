@@ -14,7 +14,7 @@ import uvloop
 
 from data_shards.source import ShardSource
 from peers.commands import NodeCommands
-from peers.contact import ask_standing, find_run
+from peers.contact import NO_CONTACT, ask_standing, cannot_reach, find_run
 from peers.control import ControlServer
 from peers.data import shard_for
 from peers.membership import Membership
@@ -26,7 +26,17 @@ from peers.words import report_error
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
 from swarm.device import DeviceThread, resolve_device
-from swarm.errors import EXIT_DRAINED, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_UNREACHABLE, PeerError, RunEnded, SwarmError
+from swarm.errors import (
+    EXIT_DRAINED,
+    EXIT_ERROR,
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    EXIT_UNREACHABLE,
+    PeerError,
+    RunEnded,
+    SwarmError,
+    Unreachable,
+)
 from swarm.events import DaemonLost, EventSink, PeerLost, PeerStarted, PeerStopped, RunFound
 from swarm.ids import PeerId, RunId
 from swarm.monitoring.lag import LoopLagProbe
@@ -74,7 +84,7 @@ async def _run_peer(settings: PeerSettings) -> int:
         events.emit(PeerStopped(reason=reason, exit_code=exit_code))
         recorder.close()
     if settings.verbose or settings.json_lines:
-        if verdict is not None and verdict.exit_code < EXIT_DRAINED:
+        if verdict is not None and EXIT_OK < exit_code < EXIT_DRAINED:
             report_error(verdict)
     elif exit_code:
         print(f"{settings.name}: {reason}", flush=True)  # noqa: T201 - the last line of a peer's log
@@ -130,7 +140,13 @@ class Node:
             announce=tuple(parse_address(a, key="announce", peer=False) for a in settings.announce),
             bootstrap=tuple(parse_address(text, key="bootstrap") for text in settings.bootstrap),
         )
-        return await LibP2PEndpoint.open(config, self._identity, self._clock)
+        try:
+            return await LibP2PEndpoint.open(config, self._identity, self._clock)
+        except Unreachable as error:
+            # The daemon dials them itself at its start, and gives up when none answers.
+            if NO_CONTACT in error.reason:
+                raise cannot_reach(settings.bootstrap) from error
+            raise
 
     async def _until_over(self, endpoint: LibP2PEndpoint, device: DeviceThread) -> tuple[str, int]:
         """Everything that runs beside each other; the first to fail ends the rest."""
@@ -238,7 +254,7 @@ class Node:
         known = None if self._membership is None else self._membership.name_of(peer)
         if known is not None and known != peer:
             return known
-        return "the bootstrap" if peer == self._contact else "a peer"
+        return "the contact" if peer == self._contact else "a peer"
 
     def _emit_found(self, manifest: Manifest, source: PeerId) -> None:
         self._events.emit(

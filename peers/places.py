@@ -38,13 +38,13 @@ _SESSION = re.compile(r"\d{8}-\d{6}(-[0-9a-f]{8})?(\.\d+)?")
 _FLOCK = "hhqqi4x"
 
 
-def home_directory(given: Path | None = None) -> Path:
+def home_directory(given: Path | str | None = None) -> Path:
     """Where this machine's places are: ``given``, else $SWARM_HOME, else $XDG_DATA_HOME/swarm or ~/.local/share/swarm.
 
     Nothing is made.
     """
     if given is not None:
-        return given.expanduser()
+        return Path(given).expanduser()
     if named := os.environ.get("SWARM_HOME"):
         return Path(named).expanduser()
     data = os.environ.get("XDG_DATA_HOME", "")

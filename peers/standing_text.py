@@ -48,6 +48,9 @@ def detail_lines(seen: Seen) -> list[str]:
 
 def member_lines(standing: Standing, members: Sequence[MemberStanding]) -> list[str]:
     """The swarm as one peer sees it, a paragraph for each part."""
+    if not members:
+        waits = f": it waits for {one_line(standing.waiting_for)}" if standing.waiting_for else ""
+        return [f"{standing.name} ({standing.phase}) takes part in no run yet{waits}"]
     seen_by = f"run {_run(standing.run_name, standing.run)} as {standing.name} sees it"
     lines = [f"{seen_by}: {count(len(members), 'peer')}, step {_step(standing)}"]
     parts = sorted({member.part for member in members}, key=_part_order)
@@ -152,4 +155,4 @@ def _run(name: str, run: str) -> str:
 
 
 def _step(standing: Standing) -> str:
-    return f"{standing.step} of {standing.steps}"
+    return f"{standing.step} of {standing.steps}" if standing.steps else "-"

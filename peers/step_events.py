@@ -21,8 +21,9 @@ class StepEvents:
         self._usage = (0, 0)
         self._roster: Roster | None = None
 
-    def closed(self, record: CloseRecord) -> float:
-        """A record was decided here, and swapped; returns the seconds since the one before."""
+    def closed(self, record: CloseRecord, *, took_part: bool) -> float:
+        """A record was decided here, and swapped; returns the seconds since the one before. A peer that did not take
+        part in its step only observed it, and has nothing to say about it."""
         now = self._around.clock.monotonic()
         seconds, self._opened_at = now - self._opened_at, now
         before, self._roster = self._roster, record.members
@@ -31,7 +32,8 @@ class StepEvents:
             self._started(record)
         else:
             self._changed(record, before, self._roster)
-            self._step(record, before, seconds)
+            if took_part:
+                self._step(record, before, seconds)
         return seconds
 
     def _started(self, record: CloseRecord) -> None:

@@ -12,6 +12,7 @@ from peers.cli.drain import drain
 from peers.cli.identity import identity
 from peers.cli.invite import invite
 from peers.cli.join import join
+from peers.cli.light import LightCommand, LightGroup
 from peers.cli.new import new
 from peers.cli.peers import peers
 from peers.cli.quickstart import quickstart
@@ -35,6 +36,7 @@ Exit codes:
 
 app = typer.Typer(
     name="swarm",
+    cls=LightGroup,
     help="Train one model together on unreliable machines: no centre, and everybody's data stays at home.",
     epilog=_EPILOG,
     add_completion=False,
@@ -48,9 +50,13 @@ app.command(
     # The command itself says what is wrong with words that belong to no option.
     context_settings={"allow_extra_args": True},
 )(quickstart)
-for _command in (new, join, status, peers, drain, invite):
+for _command in (new, join):
     app.command(epilog=_EPILOG)(_command)
-app.command("id", epilog=_EPILOG)(identity)
+app.command(cls=LightCommand, epilog=_EPILOG)(status)
+app.command(cls=LightCommand, epilog=_EPILOG)(peers)
+app.command(cls=LightCommand, epilog=_EPILOG)(drain)
+app.command(cls=LightCommand, epilog=_EPILOG)(invite)
+app.command("id", cls=LightCommand, epilog=_EPILOG)(identity)
 app.command(epilog=_EPILOG)(sample)
 app.add_typer(data, name="data", epilog=_EPILOG)
 

@@ -16,10 +16,18 @@ def invite(peer: Peer = None, home: Home = None) -> None:
     """
     from peers.choose import choose_live
     from peers.control_client import ask
+    from peers.invite import parse_invite
     from peers.places import home_directory
+    from peers.words import print_error
 
     place = choose_live(home_directory(home), peer, command="invite")
     text = str(ask(place.control, "invite", who=place.described))
     print(text, flush=True)
-    hint = "" if sys.stdout.isatty() else "; it went where stdout goes"
-    print(f"On the other machine: swarm join INVITE (the line above{hint})", file=sys.stderr)
+    print("Whoever has it can join this run. On another machine: swarm join INVITE", file=sys.stderr)
+    if parse_invite(text).local:
+        print_error(
+            f"{place.title} can be reached from this machine only",
+            check=f"swarm status --peer {place.name} shows its addresses",
+            next_="start it with --listen /ip4/0.0.0.0/tcp/0 to be reached from others",
+            label="note",
+        )

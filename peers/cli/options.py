@@ -1,14 +1,13 @@
-"""Options that several commands share."""
+"""What the commands that look at this machine's peers share: their options."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 Home = Annotated[
-    Path | None,
+    str | None,
     typer.Option(
         "--home",
         metavar="DIR",

@@ -19,15 +19,14 @@ def peers(peer: Peer = None, home: Home = None, as_json: AsJson = False) -> None
     """
     from peers.choose import choose_live
     from peers.control_client import ask
-    from peers.look import standing_from
+    from peers.look import members_from, standing_from
     from peers.places import home_directory
-    from peers.standing import MemberStanding, Standing
+    from peers.standing import Standing
     from peers.standing_text import member_lines
 
     place = choose_live(home_directory(home), peer, command="peers")
     standing = standing_from(Standing, ask(place.control, "status", who=place.described), place.described)
-    answer = ask(place.control, "peers", who=place.described)
-    members = [standing_from(MemberStanding, member, place.described) for member in answer]
+    members = members_from(ask(place.control, "peers", who=place.described), place.described)
     if not as_json:
         print("\n".join(member_lines(standing, members)))
         return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import warnings
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from pathlib import Path
@@ -39,6 +40,7 @@ StreamHandler = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], A
 LINK_ERRORS = (P2PDaemonError, OSError, EOFError, ValueError)
 """What hivemind and the sockets to the daemon raise when the daemon, or a way to a peer, is gone; time-outs too."""
 _ACCEPT_S = 10.0
+_MAX_REASON = 400
 
 
 class AttachedP2P(P2P):  # type: ignore[misc]
@@ -148,7 +150,7 @@ class AttachedP2P(P2P):  # type: ignore[misc]
                 response = p2pd_pb2.Response()
                 await read_pbmsg_safe(reader, response)
                 if response.type == p2pd_pb2.Response.ERROR:
-                    raise Unreachable(" ".join(response.error.msg.split())[:300], peer=peer)
+                    raise Unreachable(_plain(response.error.msg), peer=peer)
             except BaseException:
                 writer.close()
                 raise
@@ -179,6 +181,12 @@ def peer_bytes(peer: PeerId) -> bytes:
 def peer_of_bytes(raw: bytes) -> PeerId:
     """The peer id behind its bytes. Any bytes give one: whether it is anybody's is found out by calling it."""
     return PeerId(PeerID(raw).to_base58())
+
+
+def _plain(told: str) -> str:
+    """The daemon's words on one line, with peer ids cut to their ends: it repeats them at every level."""
+    line = " ".join(told.split())
+    return re.sub(r"12D3KooW\w{38}(\w{6})", r"…\1", line).replace("failed to dial: ", "")[:_MAX_REASON]
 
 
 @contextlib.contextmanager

@@ -16,24 +16,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import multiaddr
 from multiaddr import Multiaddr
 
 from swarm.clock import Clock
 from swarm.errors import BugError, DeadlineMissed, Unreachable
 from swarm.ids import PeerId, RunId
-from swarm.network.addresses import LOOPBACK, is_loopback, is_relayed, most_useful, split_peer, virtual_ips
+from swarm.network.addresses import LOOPBACK, is_relayed, split_peer
 from swarm.network.attach import LINK_ERRORS, AttachedP2P
 from swarm.network.daemon import Daemon, DaemonConfig
 from swarm.network.directory import DHTDirectory, DirectoryConfig
 from swarm.network.guard import install
+from swarm.network.hints import Hints
 from swarm.network.identity import StoredIdentity
 from swarm.network.link import Meter
+from swarm.network.presence import Presence
 from swarm.network.protocols import PUBLIC_PREFIX, LinkStatistics, Payload, ReplyT, Service
-from swarm.network.reachability import LinkKind, ReachService
+from swarm.network.reachability import LinkKind
 from swarm.network.records import PeerRecord
-from swarm.network.relay import Relay
-from swarm.network.relay_lease import RelayLease
 from swarm.network.rpc import CallerStream
 from swarm.network.rundir import RunDirectory
 from swarm.network.serving import Desk, ServeLimits, ServerStream
@@ -77,20 +76,16 @@ class LibP2PEndpoint:
         self._config, self._identity, self._clock = config, identity, clock
         self._meter = Meter()
         self._desk = Desk(config.limits)
-        self._hints: dict[PeerId, tuple[Multiaddr, ...]] = {}
+        self._hints = Hints(identity.peer)
         self._callers: dict[tuple[PeerId, str], CallerStream] = {}
         self._dials: dict[tuple[PeerId, str], asyncio.Task[CallerStream]] = {}
         self._serving: dict[asyncio.Task[None], tuple[PeerId, str]] = {}
         self._run: RunId | None = None
         self._directory: DHTDirectory | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._own: tuple[Multiaddr, ...] = ()
-        self._virtual: frozenset[str] = frozenset()
-        self._relay: Relay | None = None
-        self._lease: RelayLease | None = None
-        self._keeping: asyncio.Task[None] | None = None
         self._daemon: Daemon
         self._p2p: AttachedP2P
+        self._presence: Presence
         self._watch: asyncio.Task[None]
         self._directory_files: RunDirectory
 
@@ -123,8 +118,8 @@ class LibP2PEndpoint:
                 async with asyncio.timeout(config.startup_timeout_s):
                     self._p2p = await AttachedP2P.attach(files.control, files.client)
                     undo.push_async_callback(self._p2p.detach)
-                    self._own = tuple(Multiaddr(text) for text in await self._p2p.addresses())
-                    self._virtual = virtual_ips()
+                    own, relaying = await self._p2p.addresses(), config.relay == "auto"
+                    self._presence = Presence(self._p2p, own, clock, relaying=relaying)
                     await self._serve(PUBLIC_PROTOCOL)
             except TimeoutError as error:
                 raise Unreachable(f"the libp2p daemon did not answer in {config.startup_timeout_s:g} s") from error
@@ -141,8 +136,7 @@ class LibP2PEndpoint:
     def addresses(self) -> tuple[str, ...]:
         """See :class:`~swarm.network.protocols.Endpoint`. At most 8, the most useful first; they change when a relay
         is taken or lost."""
-        through = self._lease.addresses if self._lease is not None else ()
-        return tuple(str(address) for address in most_useful((*through, *self._own), self._virtual))
+        return self._presence.addresses
 
     @property
     def behind_nat(self) -> bool:
@@ -152,7 +146,7 @@ class LibP2PEndpoint:
     @property
     def relays(self) -> tuple[PeerId, ...]:
         """Through whom others reach this peer now; empty when they dial it."""
-        return self._lease.relays if self._lease is not None else ()
+        return self._presence.relays
 
     @property
     def directory(self) -> DHTDirectory:
@@ -176,10 +170,7 @@ class LibP2PEndpoint:
         self._run = run
         self._p2p.namespace = f"swarm/directory/1/{run[:32]}/"
         await self._dial_bootstrap()
-        if self._config.relay == "auto":
-            self._relay = Relay(self._p2p, self._clock)
-            await self._relay.open()
-        self.mount(ReachService(self._p2p, self._relay, lambda: self.addresses))
+        self.mount(await self._presence.serve())
         for name in ("control", "tensors"):
             await self._serve(f"swarm/{name}/1/{run[:32]}")
         config = DirectoryConfig(run=run, kinds=self._config.kinds, bootstrap=self._config.bootstrap)
@@ -192,14 +183,7 @@ class LibP2PEndpoint:
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`. Addresses that cannot be read or name another peer are
         ignored: they come from other peers."""
-        parsed = []
-        for text in addresses:
-            with contextlib.suppress(ValueError, LookupError, multiaddr.exceptions.Error):
-                address, named = split_peer(Multiaddr(text))
-                if named == peer:
-                    parsed.append(address)
-        if parsed and peer != self.peer:
-            self._hints[peer] = tuple(parsed)
+        self._hints.learn(peer, addresses)
 
     def learn_addresses(self, addresses: Sequence[Multiaddr]) -> None:
         """As :meth:`learn`, from addresses that name their peer."""
@@ -208,7 +192,7 @@ class LibP2PEndpoint:
 
     def also_at(self, addresses: Sequence[str]) -> None:
         """Announce these as well: addresses of ours that others found and the daemon does not know of."""
-        self._own = (*self._own, *(Multiaddr(text) for text in addresses))
+        self._presence.also_at(addresses)
 
     async def take_relay(self, candidates: Sequence[PeerId]) -> str:
         """Be reached through two of these, or of the peers met later, until the endpoint closes.
@@ -216,22 +200,12 @@ class LibP2PEndpoint:
         Returns what went wrong, "" when at least one relays for us: when none does, they are asked again every 10 s.
         Takes some seconds at most; cancelled, it goes on in the background.
         """
-        if self._config.relay == "off":
-            return "relays are switched off"
-        if self._lease is None:
-            self._lease = RelayLease(self, self._clock, lambda: (*candidates, *self._dialable()))
-            self._keeping = asyncio.get_running_loop().create_task(self._lease.keep(), name="relay lease")
-        await self._lease.renew()
-        return "" if self._lease.relays else self._lease.problem
+        return await self._presence.take_relay(self, lambda: (*candidates, *self._hints.dialable()))
 
     async def links(self) -> Mapping[PeerId, LinkKind]:
         """How every peer that we have a connection with is connected now: one question to the daemon. Streams that
         began on a relayed connection stay there when a direct one comes up. Raises Unreachable."""
-        found: dict[PeerId, LinkKind] = {}
-        for peer, address in await self._p2p.connections():
-            if found.get(peer) != "direct":
-                found[peer] = "relayed" if is_relayed(address) else "direct"
-        return found
+        return await self._presence.links()
 
     async def link_kind(self, peer: PeerId) -> LinkKind:
         """How one peer is connected; "unknown" when it is not. Raises Unreachable."""
@@ -278,15 +252,12 @@ class LibP2PEndpoint:
     async def _close(self) -> None:
         self._watch.cancel()
         tasks = [self._watch, *self._serving, *self._dials.values()]
-        if self._keeping is not None:
-            tasks.append(self._keeping)
         for task in tasks:
             task.cancel()
         for caller in self._callers.values():
             caller.close()
         await asyncio.gather(*tasks, return_exceptions=True)
-        if self._relay is not None:
-            await self._relay.close()
+        await self._presence.close()
         if self._directory is not None:
             self._directory.lose()
             with contextlib.suppress(*LINK_ERRORS):
@@ -342,24 +313,32 @@ class LibP2PEndpoint:
         return await CallerStream.over(target, self._meter, reader, writer)
 
     async def _open_stream(self, target: PeerId, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        hints, problem = self._hints.get(target), None
-        if hints:
+        hints, problem = self._hints.of(target), None
+        for _ in range(2):
+            if hints:
+                try:
+                    await self._p2p.connect(target, hints)
+                except Unreachable as error:  # hints grow old; the daemon may know the peer anyway
+                    problem = error
             try:
-                await self._p2p.connect(target, hints)
-            except Unreachable as error:  # hints grow old; the daemon may know the peer anyway
-                problem = error
-        try:
-            return await self._p2p.open_stream(target, protocol)
-        except Unreachable as error:
-            raise problem or error from error
+                return await self._p2p.open_stream(target, protocol)
+            except Unreachable as error:
+                problem = problem or error
+            if (newer := await self._newer_hints(target, hints)) == hints:
+                break
+            hints = newer
+        assert problem is not None  # noqa: S101 - else a stream was returned
+        raise problem
 
-    def _dialable(self) -> list[PeerId]:
-        """Peers that tell addresses of their own which are not of their machine only: candidates for a relay."""
-        return [
-            peer
-            for peer, hints in self._hints.items()
-            if not any(map(is_relayed, hints)) and not all(map(is_loopback, hints))
-        ]
+    async def _newer_hints(self, target: PeerId, known: tuple[Multiaddr, ...]) -> tuple[Multiaddr, ...]:
+        """Where a peer that was reached through a relay says it is reached now: relays die, and it takes others."""
+        if self._directory is None or PeerRecord not in self._config.kinds or not any(map(is_relayed, known)):
+            return known
+        with contextlib.suppress(Unreachable):
+            record = (await self._directory.lookup(PeerRecord)).get(target)
+            if record is not None:
+                self.learn(target, record.addresses)
+        return self._hints.of(target)
 
     async def _dial_self(self, protocol: str) -> CallerStream:
         ours, theirs = socket.socketpair()
@@ -378,7 +357,7 @@ class LibP2PEndpoint:
     async def _dial_hints(self, peer: PeerId) -> None:
         try:
             async with asyncio.timeout(self._config.dial_timeout_s):
-                await self._p2p.connect(peer, self._hints[peer])
+                await self._p2p.connect(peer, self._hints.of(peer))
         except TimeoutError as error:
             raise Unreachable(f"not dialled in {self._config.dial_timeout_s:g} s", peer=peer) from error
 

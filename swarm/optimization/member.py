@@ -138,6 +138,11 @@ class Member:
         return self._context.history.next_step > 0 and self._context.me in self.roster
 
     @property
+    def over(self) -> bool:
+        """Whether the run's last step is closed."""
+        return self._step > self._context.rules.steps
+
+    @property
     def departed(self) -> bool:
         """Whether the newest record is the one with which this peer left."""
         return self._departed

@@ -135,18 +135,24 @@ class StageServer:
         ]
 
     def _check_journey(self, body: JourneyMessage, route: tuple[str, ...]) -> None:
-        if body.microbatch.trainer not in self._places.trainers:
-            raise Refused(f"{body.microbatch.trainer} is not a trainer of this run")
         if len(route) != self._settings.stages or route[self._settings.stage] != self._context.endpoint.peer:
             raise Refused("the route does not lead through this replica")
-        stranger = next((p for p, known in zip(route, self._places.stages, strict=True) if p not in known), None)
-        if stranger is not None:
-            raise Refused(f"{stranger} does not hold the stage at which the route names it")
+        self._check_places(body, route)
         if not max(1, self._step) <= body.step <= self._step + 1:
             raise WrongStep(f"step {body.step} is not open here, step {self._step} is")
         known = self._passages.get((body.step, body.microbatch))
         if known is not None and body.attempt < known.key.attempt:
             raise Refused(f"attempt {body.attempt} was superseded by {known.key.attempt}")
+
+    def _check_places(self, body: JourneyMessage, route: tuple[str, ...]) -> None:
+        """Who takes part in the step after the open one is known when it opens: until then a stranger may be new."""
+        trainer, may_be_new = body.microbatch.trainer, body.step == self._step + 1
+        if trainer not in self._places.trainers:
+            raise Busy("not open yet") if may_be_new else Refused(f"{trainer} is not a trainer of this run")
+        stranger = next((p for p, known in zip(route, self._places.stages, strict=True) if p not in known), None)
+        if stranger is not None:
+            reason = f"{stranger} does not hold the stage at which the route names it"
+            raise Busy("not open yet") if may_be_new else Refused(reason)
 
     def _admit_forward(self, caller: PeerId, body: Forward, payload_bytes: int) -> None:
         settings = self._settings

@@ -55,6 +55,9 @@ JOBS_IN_FLIGHT = 2
 KERNEL_DIM = 2048
 """A matrix product of this size takes as long as a forward."""
 
+PROBE_S = 0.005
+"""Ten times as often as a peer of a run looks, since here it is what is measured."""
+
 _SINK = "bench/1/sink"
 _TIMEOUT_S = 30.0
 
@@ -189,7 +192,7 @@ class Peer:
     async def _window(self, seconds: float) -> dict[str, float]:
         lags = _Lags()
         before = self._counters()
-        probe = asyncio.create_task(LoopLagProbe(lags, SystemClock(), interval_s=math.inf).run())
+        probe = asyncio.create_task(LoopLagProbe(lags, SystemClock(), interval_s=math.inf, tick_s=PROBE_S).run())
         await asyncio.sleep(seconds)
         after = self._counters()
         probe.cancel()

@@ -6,8 +6,8 @@ no packet leaves it. Needs root, iproute2 and iptables: :func:`why_not` says wha
 ::
 
     with lan("a", "b") as net, behind_nat(net, "c"):
-        net.run("c", ["ping", "-c1", net.address("a")])
         child = net.start("b", [sys.executable, "-m", "http.server"])
+        net.run("c", ["curl", "-s", f"http://{net.address('b')}:8000"])
 
 Everything is gone at the end of the ``with``, processes included; what a killed test left is removed by the next one.
 """
@@ -60,16 +60,20 @@ class Net:
         """The host's IPv4 address on its own network."""
         return self._addresses[host]
 
+    def command(self, host: str, command: Sequence[str]) -> list[str]:
+        """The command line that runs ``command`` on a host; its process is the command's own."""
+        return ["ip", "netns", "exec", self._namespaces[host], *command]
+
     def run(self, host: str, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
         """Run a command on a host to its end, at most 10 s unless ``timeout`` says otherwise. Raises
         CalledProcessError unless it exits with 0."""
         options = {"check": True, "capture_output": True, "text": True, "timeout": _COMMAND_S} | options
-        done: subprocess.CompletedProcess[str] = subprocess.run(self._at(host, command), **options)
+        done: subprocess.CompletedProcess[str] = subprocess.run(self.command(host, command), **options)
         return done
 
     def start(self, host: str, command: Sequence[str], **options: Any) -> subprocess.Popen[Any]:
         """Start a command on a host; at the latest at the end of the ``with`` it is killed. ``options`` are Popen's."""
-        return subprocess.Popen(self._at(host, command), **options)
+        return subprocess.Popen(self.command(host, command), **options)
 
     def unplug(self, host: str) -> None:
         """Pull the host's cable: packets are lost without a word. The processes go on."""
@@ -111,9 +115,6 @@ class Net:
     def remove_all(self) -> None:
         """All of them."""
         self.remove(*self._namespaces)
-
-    def _at(self, host: str, command: Sequence[str]) -> list[str]:
-        return ["ip", "netns", "exec", self._namespaces[host], *command]
 
 
 @contextlib.contextmanager

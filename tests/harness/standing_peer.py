@@ -19,14 +19,17 @@ from pathlib import Path
 from typing import Any
 
 from peers.control import ControlServer
+from peers.invite import invite_to
 from peers.places import take_place
 from peers.standing import MemberStanding, Standing
 from swarm.clock import SystemClock
 from swarm.errors import EXIT_DRAINED
+from swarm.ids import RunId
+from swarm.security.signing import peer_of
 
 RUN = "9f2c41" + "0" * 58
 PEER = "12D3KooWLbT7iWNTNKLbPXXdHbmWBVPvnxhVFBTj4yMJSJ1Hkv{:02d}"
-INVITE = "swarm1:eyJub3QiOiJhIHJlYWwgb25lIn0"
+INVITE = invite_to(RunId(RUN), "tiny", [f"/ip4/127.0.0.1/tcp/4001/p2p/{peer_of(bytes(32))}"]).text()
 
 
 def standing(name: str, number: int = 1) -> Standing:
@@ -126,8 +129,6 @@ async def _live(name: str, chosen: argparse.Namespace) -> int:
         await server.start()
         print("serving", flush=True)
         await peer.over.wait()
-        # The one who asked last is to have the answer.
-        await asyncio.sleep(0)
         await server.close()
         place.ended("it was drained" if peer.drained else "it was stopped by SIGTERM", EXIT_DRAINED)
     return EXIT_DRAINED

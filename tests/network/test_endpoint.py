@@ -294,9 +294,9 @@ async def test_learned_addresses_of_others_are_ignored(home: Path) -> None:
     async with opened(home, "a", run=None) as alice:
         stranger = load_or_create(home / "s.key").peer
         alice.learn(stranger, ["", "nonsense", "/ip4/1.2.3.4/tcp/1", alice.addresses[0], "/ip4/999.1.1.1/tcp/1"])
-        assert stranger not in alice._hints
+        assert alice._hints.of(stranger) == ()
         alice.learn(stranger, ["nonsense", f"/ip4/127.0.0.1/tcp/1/p2p/{stranger}"])
-        assert [str(each) for each in alice._hints[stranger]] == ["/ip4/127.0.0.1/tcp/1"]
+        assert [str(each) for each in alice._hints.of(stranger)] == ["/ip4/127.0.0.1/tcp/1"]
 
 
 async def test_peer_restarted_with_its_identity_is_reached_again(home: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from swarm import __version__
 
 HEAVY = ("torch", "hivemind", "transformers", "scipy", "uvloop", "tokenizers")
+ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW"
 PROBE = """
 import sys
 sys.argv = ["swarm", *sys.argv[1:]]
@@ -41,7 +42,9 @@ def _swarm(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProc
         ((), 2, "quickstart"),
         (("quickstart", "--help"), 0, "3    a peer failed or cannot be reached"),
         (("sample", "--help"), 0, "--temperature"),
-        (("peer", "--help"), 0, "--bootstrap"),
+        (("new", "--help"), 0, "--preset"),
+        (("join", "--help"), 0, "--data"),
+        (("data", "build", "--help"), 0, "--tokenizer"),
         (("sample", "--tokens", "0"), 2, ""),
         (("nonsense",), 2, ""),
     ],
@@ -58,9 +61,11 @@ def test_cli_parsing_imports_nothing_heavy(arguments: tuple[str, ...], code: int
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("peer", "--role", "trainer"), "home"),
-        (("peer", "--role", "trainer", "--home", "h"), "bootstrap"),
-        (("peer", "--config", "/nonexistent.toml"), "/nonexistent.toml"),
+        (("join",), "INVITE is missing"),
+        (("join", "nonsense", "--role", "stage"), "INVITE"),
+        (("join", "--config", "/nonexistent.toml"), "/nonexistent.toml"),
+        (("join", ADDRESS, "--device", "banana"), "--device"),
+        (("join", ADDRESS, "--listen", "/ip4/127.0.0.1"), "--listen"),
         (("sample", "/nonexistent"), "does not exist"),
         (("sample", "/dev/null"), "is a file"),
         (("sample", "/"), "no run.toml"),

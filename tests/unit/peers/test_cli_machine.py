@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -15,13 +16,14 @@ import pytest
 
 from peers import farewell
 from peers.cli.app import run
+from peers.complaint import Complaint
 from peers.farewell import follow
-from peers.look import look_at_all
-from peers.places import list_places, look_at_place
-from tests.harness.standing_peer import INVITE, PEER, RUN, running
+from peers.look import Seen, look_at_all, members_from
+from peers.places import PlaceInfo, list_places, look_at_place
+from peers.standing_text import detail_lines, member_lines, status_lines
+from tests.harness.standing_peer import INVITE, PEER, RUN, running, standing
 
-# Not pydantic: newer versions of typer check every option with it, which is half of what these commands cost.
-HEAVY = ("torch", "hivemind", "multiaddr", "cryptography", "asyncio", "rich", "uvloop", "numpy")
+HEAVY = ("torch", "hivemind", "pydantic", "multiaddr", "cryptography", "asyncio", "rich", "uvloop", "numpy")
 PROBE = """
 import sys
 sys.argv = ["swarm", *sys.argv[1:]]
@@ -129,6 +131,7 @@ def test_invite_prints_the_invite_alone(otter: subprocess.Popen[str], capsys: py
     shown = capsys.readouterr()
     assert shown.out == f"{INVITE}\n"
     assert "swarm join" in shown.err
+    assert "note: brave-otter can be reached from this machine only" in shown.err
 
 
 def test_drain_follows_until_the_peer_has_left(
@@ -199,6 +202,25 @@ def test_status_of_a_peer_that_has_no_socket_yet_says_starting(
     assert "does not listen (yet, or any more)" in shown
     assert run(["peers"]) == 3
     assert "it is starting or ending" in capsys.readouterr().err
+
+
+def test_texts_of_a_peer_that_only_starts_say_so() -> None:
+    young = dataclasses.replace(
+        standing("brave-otter"), phase="waiting", waiting_for="a stage host", run="", run_name="", steps=0, step=0,
+        part=None, reason="", loss=None, tokens_per_s=None,
+    )  # fmt: skip
+    assert member_lines(young, []) == ["brave-otter (waiting) takes part in no run yet: it waits for a stage host"]
+    place = PlaceInfo(name="1", path=Path("h/1"), live=True, state=None)
+    _, row, remark = status_lines([Seen(place=place, standing=young)])
+    assert row.split() == ["1", "brave-otter", "stage", "-", "waiting", "-", "-", "-", "3", "direct"]
+    assert remark.strip() == "waits for a stage host"
+    assert "loss" not in "\n".join(detail_lines(Seen(place=place, standing=young)))
+
+
+@pytest.mark.parametrize("answer", [None, {}, [1], "x"])
+def test_members_from_what_is_no_list_of_them_complain(answer: object) -> None:
+    with pytest.raises(Complaint):
+        members_from(answer, "brave-otter")
 
 
 # --- with several, and with none -------------------------------------------------------------------------------------

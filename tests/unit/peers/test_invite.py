@@ -160,5 +160,6 @@ def test_invite_to_a_run_prefers_what_others_can_reach() -> None:
     others = [f"/ip4/203.0.113.{number}/tcp/1/p2p/{PEER}" for number in range(6)]
     assert invite_to(RUN, "tiny", [HERE, AT, HERE]).at == (AT, HERE)
     assert invite_to(RUN, "tiny", [HERE, *others]).at == tuple(others[:5])
+    assert (invite_to(RUN, "tiny", [HERE]).local, invite_to(RUN, "tiny", [HERE, AT]).local) == (True, False)
     with pytest.raises(ConfigError, match="--announce"):
         invite_to(RUN, "tiny", [])

@@ -199,7 +199,7 @@ def test_sessions_of_one_second_do_not_meet_and_the_live_one_stays(tmp_path: Pat
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[]", "7", "{}", '{"pid": "7", "started": 1}', '{"pid": 7, "started": 1, "end": {"at": "x"}}', "[" * 9999],
+    ["", "{", "[]", "7", "{}", '{"pid": "7", "started": 1}', '{"pid": 7, "started": 1, "end": {}}', "[" * 9999],
 )  # fmt: skip
 def test_state_that_cannot_be_read_is_none(tmp_path: Path, text: str) -> None:
     (tmp_path / STATE_FILE).write_text(text)

@@ -1,0 +1,261 @@
+"""How a peer is reached: the rules without a network, and relays on loopback. Machines apart: test_namespaces.py."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from swarm.clock import SystemClock
+from swarm.errors import Busy, Refused, Unreachable
+from swarm.ids import PeerId, RunId
+from swarm.network.addresses import parse_address
+from swarm.network.attach import AttachedP2P, peer_bytes
+from swarm.network.circuit import HOP, CircuitMessage, HopType, Status, decode_hop, encode_hop, read_body
+from swarm.network.daemon import DaemonConfig, _arguments
+from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
+from swarm.network.identity import load_or_create
+from swarm.network.reachability import (
+    RESERVE,
+    AskReserve,
+    Finding,
+    How,
+    Reserved,
+    dialback_places,
+    judge,
+    reachability,
+)
+from swarm.network.records import PeerRecord
+from swarm.network.relay import RESERVED_S, Relay, RelayLimits
+from swarm.security.signing import PrivateIdentity
+from tests.conformance.service import Bench, Note
+
+RUN = RunId("3d" * 32)
+MIB = 1 << 20
+ME, CONTACT = PrivateIdentity.generate().peer, PrivateIdentity.generate().peer
+
+
+def at(place: str, peer: PeerId = ME) -> str:
+    host, _, port = place.rpartition(":")
+    return f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}/p2p/{peer}"
+
+
+# --- the rules -------------------------------------------------------------------------------------------------------
+
+
+def places(claims: list[str], observed: list[str], ours: tuple[str, ...] = ("10.9.9.9",)) -> list[str]:
+    found = dialback_places(ME, claims, set(map(ip_address, observed)), set(map(ip_address, ours)))
+    assert all(text == at(f"{host}:{port}") for host, port, text in found)
+    return [f"{host}:{port}" for host, port, _ in found]
+
+
+def test_dialback_goes_to_the_address_that_calls_and_to_no_other() -> None:
+    claims = [at("192.168.7.1:4000"), at("10.0.0.7:4000"), at("8.8.8.8:53"), at("127.0.0.1:4000")]
+    assert places(claims, ["10.0.0.7"]) == ["10.0.0.7:4000", "10.0.0.7:53"]
+    assert places(claims, []) == []
+    assert places([at("10.0.0.7:4000", CONTACT), "nonsense", "/ip4/10.0.0.7/udp/4/quic-v1"], ["10.0.0.7"]) == []
+
+
+def test_dialback_of_a_caller_behind_a_router_tries_its_ports_there() -> None:
+    assert places([at("192.168.7.1:4000"), at("127.0.0.1:4000")], ["203.0.113.9"]) == ["203.0.113.9:4000"]
+    assert places([at("fd00::1:4000")], ["2001:db8::5"]) == ["2001:db8::5:4000"]
+
+
+def test_dialback_of_a_caller_on_the_same_machine_tries_this_machines_addresses() -> None:
+    claims = [at("127.0.0.1:4000"), at("10.9.9.9:4000"), at("10.0.0.7:4000")]
+    assert places(claims, ["127.0.0.1"]) == ["10.9.9.9:4000", "127.0.0.1:4000"]
+
+
+def test_dialback_makes_four_connections_at_most() -> None:
+    assert len(places([at(f"10.0.0.7:{port}") for port in range(1, 9)], ["10.0.0.7"])) == 4
+
+
+OWN = (at("10.0.0.7:4000"), at("127.0.0.1:4000"))
+SAME = ", from this same machine"
+
+
+@pytest.mark.parametrize(
+    ("own", "findings", "how", "told"),
+    [
+        (OWN[1:], [], "local", "this machine only"),
+        (OWN, [], "unknown", "nobody to ask"),
+        (OWN, [Finding(CONTACT, error="no answer")], "unknown", "no answer"),
+        (OWN, [Finding(CONTACT, ("10.0.0.7",), OWN[:1])], "direct", "dialled it at /ip4/10.0.0.7/tcp/4000"),
+        (OWN, [Finding(CONTACT, ("127.0.0.1",), OWN)], "direct", SAME),
+        (OWN, [Finding(CONTACT, ("203.0.113.9",))], "outgoing", "sees it at 203.0.113.9 and cannot connect"),
+        (OWN, [Finding(CONTACT, ("127.0.0.1",), OWN[1:])], "outgoing", "127.0.0.1"),
+        (OWN, [Finding(CONTACT, error="x"), Finding(ME, ("203.0.113.9",))], "outgoing", str(ME)),
+        (OWN, [Finding(CONTACT, ("203.0.113.9",)), Finding(ME, ("10.0.0.7",), OWN[:1])], "direct", str(ME)),
+    ],
+)
+def test_reach_is_judged_by_what_others_could_do(
+    own: tuple[str, ...], findings: list[Finding], how: How, told: str
+) -> None:
+    found, detail = judge(own, findings)
+    assert found == how
+    assert told in detail
+    assert (SAME in detail) == (told == SAME)
+
+
+class _Clock(SystemClock):
+    now = 100.0
+
+    def monotonic(self) -> float:
+        """Where the test has set it."""
+        return self.now
+
+
+def relay_judges(relay: Relay, caller: PeerId, target: PeerId) -> Status:
+    return relay._judge(caller, CircuitMessage(HopType.CONNECT, peer_bytes(target)))[1]
+
+
+def test_relay_serves_those_who_asked_for_a_minute() -> None:
+    clock = _Clock()
+    relay = Relay(cast(AttachedP2P, None), clock, RelayLimits(reservations=1))
+    assert relay_judges(relay, CONTACT, ME) is Status.NO_RESERVATION
+    relay.reserve(ME)
+    assert relay_judges(relay, CONTACT, ME) is Status.OK
+    assert relay_judges(relay, ME, ME) is Status.PERMISSION_DENIED
+    with pytest.raises(Busy):
+        relay.reserve(CONTACT)
+    relay.reserve(ME)
+    clock.now += RESERVED_S
+    assert relay_judges(relay, CONTACT, ME) is Status.NO_RESERVATION
+    relay.reserve(CONTACT)
+
+
+@pytest.mark.parametrize(
+    ("listen", "port_map", "expected"),
+    [("/ip4/127.0.0.1/tcp/0", True, "0"), ("/ip4/0.0.0.0/tcp/0", False, "0"), ("/ip4/0.0.0.0/tcp/0", True, "1")],
+)
+def test_router_is_asked_for_a_port_only_when_told_to(listen: str, port_map: bool, expected: str) -> None:
+    address = parse_address(listen, peer=False, any_port=True)
+    config = DaemonConfig(key_file=Path("k"), control=Path("c"), listen=[address], port_map=port_map)
+    assert f"-natPortMap={expected}" in _arguments(config)
+
+
+# --- relays on loopback ----------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def opened(home: Path, name: str, *known: LibP2PEndpoint, **config: Any) -> AsyncIterator[LibP2PEndpoint]:
+    bootstrap = [parse_address(peer.addresses[0]) for peer in known]
+    endpoint = await LibP2PEndpoint.open(
+        EndpointConfig(run_dir=home / name, bootstrap=bootstrap, **config),
+        load_or_create(home / f"{name}.key"),
+        SystemClock(),
+    )
+    try:
+        await endpoint.enter(RUN)
+        endpoint.mount(Bench())
+        yield endpoint
+    finally:
+        await endpoint.close()
+
+
+async def send(source: LibP2PEndpoint, target: LibP2PEndpoint, size: int = MIB, timeout_s: float = 10.0) -> int:
+    reply, _ = await source.call(
+        target.peer, "test/1/up", Note(number=size), Note, timeout_s=timeout_s, payload=bytes(size)
+    )
+    return reply.number
+
+
+async def announce(endpoint: LibP2PEndpoint) -> None:
+    record = PeerRecord(role="stage", name="p", incarnation=1, status="ready", step=0, addresses=endpoint.addresses[:1])
+    await endpoint.directory.announce(record, ttl_s=60)
+
+
+@pytest.mark.network
+async def test_peer_that_listens_on_loopback_is_local_and_does_not_ask(home: Path) -> None:
+    async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
+        reach = await reachability(bob, [alice.peer], SystemClock())
+        assert (reach.how, reach.addresses) == ("local", bob.addresses)
+        assert await bob.link_kind(alice.peer) == "direct"
+        assert await bob.link_kind(PrivateIdentity.generate().peer) == "unknown"
+
+
+@pytest.mark.network
+async def test_peer_that_nobody_can_dial_is_called_through_a_relay_and_changes_it_when_it_dies(home: Path) -> None:
+    hidden = {"behind_nat": True}
+    async with opened(home, "a") as alice, opened(home, "b", alice) as bob, opened(home, "c", alice, bob) as carol:
+        async with opened(home, "d", alice, bob, **hidden) as dave:
+            reach = await reachability(dave, [alice.peer], SystemClock())
+            assert reach.how == "relayed"
+            assert dave.relays == (alice.peer,)
+            assert reach.addresses[0] == f"{alice.addresses[0]}/p2p-circuit/p2p/{dave.peer}"
+            carol.learn(dave.peer, reach.addresses[:1])
+            assert await send(carol, dave, 4 * MIB) == 4 * MIB
+            assert await carol.link_kind(dave.peer) == "relayed"
+            assert dave.addresses == reach.addresses
+            await dave.take_relay([bob.peer])
+            assert dave.relays == (alice.peer,), "the first call said who may be asked"
+
+            relay = alice._presence._relay
+            assert relay is not None
+            assert relay.circuits == 1
+            assert relay.relayed_bytes > 4 * MIB
+
+            await alice.close()
+            with pytest.raises(Unreachable, match="p2p-circuit"):
+                await send(carol, dave)
+            dave._presence._lease._candidates = lambda: [bob.peer]  # type: ignore[union-attr]
+            assert await dave.take_relay([]) == ""
+            assert dave.relays == (bob.peer,)
+            await announce(dave)
+            # Carol still has the address through the dead relay; the directory has the new one.
+            assert await send(carol, dave) == MIB
+
+
+@pytest.mark.network
+async def test_relay_refuses_whom_it_cannot_serve(home: Path) -> None:
+    async with (
+        opened(home, "a", relay="off") as alice,
+        opened(home, "b", alice) as bob,
+        opened(home, "c", bob, alice, behind_nat=True) as carol,
+    ):
+        with pytest.raises(Refused, match="relays for nobody"):
+            await bob.call(alice.peer, RESERVE, AskReserve(), Reserved, timeout_s=5)
+        assert (await reachability(carol, [bob.peer], SystemClock())).how == "relayed"
+        with pytest.raises(Refused, match="reached through a relay itself"):
+            await bob.call(carol.peer, RESERVE, AskReserve(), Reserved, timeout_s=5)
+        assert await alice.take_relay([bob.peer]) == "relays are switched off"
+
+
+@pytest.mark.network
+async def test_relay_answers_what_libp2p_says_to_it(home: Path) -> None:
+    async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
+
+        async def say(message: bytes) -> int | None:
+            reader, writer = await bob._p2p.open_stream(alice.peer, HOP)
+            writer.write(message)
+            try:
+                async with asyncio.timeout(5):
+                    return decode_hop(await read_body(reader)).status
+            finally:
+                writer.close()
+
+        connect = encode_hop(CircuitMessage(HopType.CONNECT, peer_bytes(ME)))
+        assert await say(connect) == Status.NO_RESERVATION
+        assert await say(encode_hop(CircuitMessage(HopType.RESERVE))) == Status.RESERVATION_REFUSED
+        assert await say(encode_hop(CircuitMessage(HopType.STATUS))) == Status.UNEXPECTED_MESSAGE
+        assert await say(encode_hop(CircuitMessage(HopType.CONNECT))) == Status.UNEXPECTED_MESSAGE
+        assert await say(b"\x02\x13\x00") == Status.MALFORMED_MESSAGE
+        relay = alice._presence._relay
+        assert relay is not None
+        relay.reserve(ME)
+        assert await say(connect) == Status.CONNECTION_FAILED
+
+
+@pytest.mark.network
+async def test_peers_listen_on_ipv6_and_never_on_quic_unless_told(home: Path) -> None:
+    listen = [parse_address("/ip6/::1/tcp/0", peer=False, any_port=True)]
+    async with opened(home, "a", listen=listen) as alice, opened(home, "b", alice, listen=listen) as bob:
+        assert len(alice.addresses) == 1
+        assert alice.addresses[0].startswith("/ip6/::1/tcp/")
+        assert await send(bob, alice) == MIB
+        assert (await reachability(bob, [alice.peer], SystemClock())).how == "local"

@@ -1,0 +1,81 @@
+"""Which of its addresses a peer tells others, and in which order."""
+
+from __future__ import annotations
+
+import pytest
+from multiaddr import Multiaddr
+
+from swarm.network.addresses import ip_of, is_relayed, most_useful, tcp_port_of
+from swarm.network.hints import Hints
+from swarm.network.relay_lease import circuits
+from swarm.security.signing import PrivateIdentity
+
+ME, RELAY = PrivateIdentity.generate().peer, PrivateIdentity.generate().peer
+GLOBAL, LAN, LOOPBACK = "/ip4/8.8.4.4/tcp/5", "/ip4/192.168.1.2/tcp/5", "/ip4/127.0.0.1/tcp/5"
+LAN6, DOCKER, QUIC = "/ip6/fd00::1/tcp/5", "/ip4/172.17.0.1/tcp/5", "/ip4/8.8.4.4/udp/5/quic-v1"
+NAME = "/dns4/peer.example/tcp/5"
+RELAYED = f"/ip4/8.8.4.4/tcp/6/p2p/{RELAY}/p2p-circuit"
+
+
+def ordered(*texts: str) -> list[str]:
+    return [str(address) for address in most_useful(map(Multiaddr, texts), frozenset({"172.17.0.1"}))]
+
+
+def test_addresses_are_told_with_the_most_useful_first() -> None:
+    expected = [RELAYED, GLOBAL, NAME, QUIC, LAN, LAN6, DOCKER, LOOPBACK]
+    assert ordered(*reversed(expected)) == [RELAYED, NAME, GLOBAL, QUIC, LAN, LAN6, DOCKER, LOOPBACK]
+
+
+def test_addresses_that_nobody_can_dial_are_not_told() -> None:
+    assert ordered("/ip6/fe80::1/tcp/5", "/ip4/0.0.0.0/tcp/5", "/ip4/169.254.1.1/tcp/5", "/ip6/::/tcp/5", LAN) == [LAN]
+
+
+def test_addresses_are_told_once_and_eight_at_most_with_one_for_the_same_machine() -> None:
+    many = [f"/ip4/10.0.0.{number}/tcp/5" for number in range(1, 20)]
+    told = ordered(LOOPBACK, "/ip4/127.0.0.2/tcp/5", *many, *many)
+    assert told == [*many[:7], LOOPBACK]
+    assert ordered() == []
+
+
+@pytest.mark.parametrize(
+    ("text", "ip", "port", "relayed"),
+    [
+        (LAN, "192.168.1.2", 5, False),
+        ("/ip6/::ffff:192.168.1.2/tcp/5", "192.168.1.2", 5, False),
+        ("/ip6/::1/tcp/5", "::1", 5, False),
+        (QUIC, "8.8.4.4", None, False),
+        (NAME, "None", 5, False),
+        (RELAYED, "8.8.4.4", None, True),
+    ],
+)
+def test_address_says_where_it_leads(text: str, ip: str, port: int | None, relayed: bool) -> None:
+    address = Multiaddr(text)
+    assert (str(ip_of(address)), tcp_port_of(address), is_relayed(address)) == (ip, port, relayed)
+
+
+def test_circuits_go_through_what_the_relay_tells_of_itself_only() -> None:
+    other = PrivateIdentity.generate().peer
+    told = (
+        "nonsense",
+        LAN,  # names no peer
+        f"{LAN}/p2p/{other}",
+        f"{RELAYED}/p2p/{RELAY}",
+        f"{LOOPBACK}/p2p/{RELAY}",
+        f"{LAN}/p2p/{RELAY}",
+        f"{GLOBAL}/p2p/{RELAY}",
+    )
+    expected = [f"{GLOBAL}/p2p/{RELAY}/p2p-circuit/p2p/{ME}", f"{LAN}/p2p/{RELAY}/p2p-circuit/p2p/{ME}"]
+    assert [str(address) for address in circuits(RELAY, told, ME)] == expected
+    local = circuits(RELAY, told[:5], ME)
+    assert [str(address) for address in local] == [f"{LOOPBACK}/p2p/{RELAY}/p2p-circuit/p2p/{ME}"]
+
+
+def test_hints_name_as_dialable_only_who_could_relay() -> None:
+    hints = Hints(ME)
+    peers = [PrivateIdentity.generate().peer for _ in range(3)]
+    for peer, texts in zip(peers, [(LAN, LOOPBACK), (LOOPBACK,), (RELAYED, LAN)], strict=True):
+        hints.learn(peer, [f"{text}/p2p/{peer}" for text in texts])
+    hints.learn(ME, [f"{LAN}/p2p/{ME}"])
+    assert hints.dialable() == peers[:1]
+    assert hints.of(ME) == ()
+    assert [str(address) for address in hints.of(peers[2])] == [RELAYED, LAN]

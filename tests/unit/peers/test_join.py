@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from data_shards.build import build_shard
+from data_shards.tokenize import train_tokenizer
+from peers.cli.app import run
+from peers.invite import Invite
+from peers.place_state import read_state
+from peers.preflight import check_listen
+from peers.session import last_event
+from peers.settings import PeerSettings
+from swarm.errors import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE, ConfigError
+from swarm.ids import RunId
+
+PEER = "12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW"
+ADDRESS = f"/ip4/192.0.2.7/tcp/31337/p2p/{PEER}"
+RUN = RunId("ab" * 32)
+INVITE = Invite(run=RUN, name="mine", at=(ADDRESS,)).text()
+TEXT = "Some text of one's own. " * 40
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[PeerSettings]:
+    """What peers were started with; each writes its last events and ends well."""
+    found: list[PeerSettings] = []
+
+    def run_peer(settings: PeerSettings) -> int:
+        found.append(settings)
+        events = [
+            {"kind": "RunFound", "run": RUN, "name": "mine"},
+            {"kind": "PeerStopped", "reason": "the last step is closed", "exit_code": 0},
+        ]
+        (settings.home / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        return 0
+
+    monkeypatch.setattr("peers.node.run_peer", run_peer)
+    return found
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_join_by_invite_hosts_a_stage_in_the_first_free_place(
+    tmp_path: Path, started: list[PeerSettings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["join", INVITE, "--home", str(tmp_path)]) == EXIT_OK
+    (settings,) = started
+    assert (settings.role, settings.bootstrap, settings.run) == ("stage", (ADDRESS,), RUN)
+    assert settings.identity == tmp_path / "1" / "identity.key"
+    assert settings.home.parent == tmp_path / "1" / "sessions"
+    assert settings.control == tmp_path / "1" / "control.sock"
+    assert settings.verbose
+    out = capsys.readouterr().out
+    assert "joins mine as a stage host" in out
+    assert f"(new: {tmp_path}/1/identity.key)" in out
+    assert run(["join", INVITE, "--home", str(tmp_path)]) == EXIT_OK
+    assert "(known: " in capsys.readouterr().out
+
+
+def test_join_notes_in_its_place_what_it_joined_and_how_it_ended(tmp_path: Path, started: list[PeerSettings]) -> None:
+    assert run(["join", ADDRESS, "--home", str(tmp_path), "--quiet"]) == EXIT_OK
+    state = read_state(tmp_path / "1")
+    assert state is not None
+    assert (state.run, state.run_name, state.role) == (RUN, "mine", "stage")
+    assert state.end is not None
+    assert (state.end.reason, state.end.exit_code) == ("the last step is closed", 0)
+    assert started[0].run is None
+
+
+def test_join_with_data_trains_and_says_what_it_found(
+    tmp_path: Path, started: list[PeerSettings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.txt").write_text(TEXT)
+    arguments = ["--data", str(tmp_path / "mine.txt"), "--home", str(tmp_path / "home"), "--name", "kim"]
+    assert run(["join", INVITE, *arguments]) == EXIT_OK
+    assert (started[0].role, started[0].data, started[0].name) == ("trainer", tmp_path / "mine.txt", "kim")
+    assert "1 text file, 960 characters" in capsys.readouterr().out
+
+
+def test_join_trainer_without_data_is_told_what_it_trains_on(
+    tmp_path: Path, started: list[PeerSettings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["join", INVITE, "--role", "trainer", "--home", str(tmp_path)]) == EXIT_OK
+    assert (started[0].role, started[0].data) == ("trainer", None)
+    assert "comes with Python" in capsys.readouterr().out
+
+
+def test_join_json_prints_nothing_but_events(
+    tmp_path: Path, started: list[PeerSettings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["join", INVITE, "--json", "--home", str(tmp_path)]) == EXIT_OK
+    assert (started[0].json_lines, started[0].verbose) == (True, False)
+    assert capsys.readouterr().out == ""
+
+
+def test_join_takes_its_settings_from_the_environment(
+    tmp_path: Path, started: list[PeerSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SWARM_INVITE", INVITE)
+    monkeypatch.setenv("SWARM_HOME", str(tmp_path))
+    monkeypatch.setenv("SWARM_PLACE", "mine")
+    monkeypatch.setenv("SWARM_GRACE", "5")
+    assert run(["join", "-q"]) == EXIT_OK
+    assert started[0].grace_s == 5
+    assert started[0].identity == tmp_path / "mine" / "identity.key"
+
+
+def test_join_without_grace_takes_ctrl_c_for_an_order_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    received: list[int] = []
+
+    def run_peer(settings: PeerSettings) -> int:
+        signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
+        os.kill(os.getpid(), signal.SIGINT)
+        return 143
+
+    monkeypatch.setattr("peers.node.run_peer", run_peer)
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    try:
+        assert run(["join", INVITE, "--grace", "0", "-q", "--home", str(tmp_path)]) == 143
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGTERM, before[1])
+    assert received == [signal.SIGTERM]
+
+
+def test_join_bad_input_is_refused_before_anything_is_made(
+    tmp_path: Path, taken: int, started: list[PeerSettings], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty.txt").touch()
+    tokenizer = train_tokenizer([TEXT], 300)
+    build_shard(tmp_path / "torn", [TEXT], tokenizer)
+    (tmp_path / "torn" / "tokens.bin").write_bytes(b"\0\0")
+    cases = {
+        "INVITE is missing": [],
+        "INVITE": ["swarm1:abc"],
+        "ends in /p2p/": ["/ip4/192.0.2.7/tcp/31337"],
+        "cannot be used here": [f"/ip4/192.0.2.7/tcp/1/ws/p2p/{PEER}"],
+        "no such path": [INVITE, "--data", str(tmp_path / "nothing")],
+        "It is empty": [INVITE, "--data", str(tmp_path / "empty")],
+        "This one is empty": [INVITE, "--data", str(tmp_path / "empty.txt")],
+        "torn or cut short": [INVITE, "--data", str(tmp_path / "torn")],
+        "--stage": [INVITE, "--stage", "0", "--role", "trainer"],
+        "--device": [INVITE, "--device", "tpu"],
+        f"{taken} is taken": [INVITE, "--listen", f"/ip4/127.0.0.1/tcp/{taken}"],
+        "--threads": [INVITE, "--threads", "0"],
+        "place": [INVITE, "--place", "no such name!"],
+    }
+    for words, arguments in cases.items():
+        code = run(["join", *arguments, "--home", str(tmp_path / "home")])
+        error = capsys.readouterr().err
+        assert (code, error.startswith("error: ")) == (EXIT_USAGE, True), error
+        assert words in error
+        assert "next:" in error
+    assert started == []
+    assert not (tmp_path / "home").exists()
+
+
+def test_join_invite_of_another_version_is_incompatible(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], started: list[PeerSettings]
+) -> None:
+    later = Invite(run=RUN, name="mine", at=(ADDRESS,), wire=2).text()
+    assert run(["join", later, "--home", str(tmp_path)]) == EXIT_INCOMPATIBLE
+    assert "update swarm" in capsys.readouterr().err
+    assert started == []
+
+
+# --- ports -----------------------------------------------------------------------------------------------------------
+
+
+def test_check_listen_taken_port_names_who_has_it_and_the_way_out(taken: int) -> None:
+    with pytest.raises(ConfigError, match=f"pid {os.getpid()}") as caught:
+        check_listen([f"/ip4/0.0.0.0/tcp/{taken}"])
+    assert "--listen /ip4/0.0.0.0/tcp/0" in caught.value.remedy
+
+
+@pytest.mark.parametrize("address", ["/ip4/127.0.0.1/tcp/0", "/ip4/0.0.0.0/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"])
+def test_check_listen_any_free_port_will_do(address: str) -> None:
+    check_listen([address])
+
+
+def test_check_listen_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(ConfigError, match="of this machine"):
+        check_listen(["/ip4/203.0.113.9/tcp/0"])
+
+
+def test_last_event_passes_over_torn_lines(tmp_path: Path) -> None:
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"kind": "A", "n": 1}\n{"kind": "A", "n": 2}\n{"kind": "B"}\n{"ki')
+    assert last_event(path, lambda event: event["kind"] == "A") == {"kind": "A", "n": 2}
+    assert last_event(tmp_path / "none", lambda event: True) is None
