@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,6 +16,10 @@ from swarm.config import Manifest
 from swarm.errors import EXIT_ERROR, PeerError, RunEnded
 from swarm.network.endpoint import LibP2PEndpoint
 from swarm.network.records import PeerRecord
+
+
+LOOKUP_S = 1.0
+"""How long the directory may take: the command that asks gives up after two seconds."""
 
 
 class NodeCommands:
@@ -84,8 +89,9 @@ class NodeCommands:
     async def _announced(self) -> list[MemberStanding]:
         assert self._endpoint is not None  # noqa: S101 - asked only when there is one
         try:
-            records = await self._endpoint.directory.lookup(PeerRecord)
-        except PeerError:
+            async with asyncio.timeout(LOOKUP_S):
+                records = await self._endpoint.directory.lookup(PeerRecord)
+        except (PeerError, TimeoutError):
             return []
         return [
             MemberStanding(
@@ -105,7 +111,7 @@ class NodeCommands:
         return "self" if peer == self._peer else "unknown"
 
     async def _drain(self, request: Mapping[str, Any]) -> str:
-        return self._leave("swarm drain asked for it")
+        return self._leave("swarm drain")
 
     async def _invite(self, request: Mapping[str, Any]) -> str:
         if self._manifest is None or self._endpoint is None:

@@ -32,7 +32,7 @@ def follow(place: PlaceInfo, say: Callable[[str], None], *, look_every_s: float 
             waits = seen.standing.waiting_for if seen.standing else ""
             if waits and waits != said:
                 said = waits
-                say(f"{place.title}: waits for {one_line(waits)}")
+                say(f"{place.title}: waiting: {one_line(waits)}")
             for descriptor, _ in poller.poll(look_every_s * 1000):
                 # The lock decides. Should something else still hold it, that is not to be asked without a pause.
                 poller.unregister(descriptor)

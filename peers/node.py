@@ -206,6 +206,9 @@ class Node:
         except* PeerError as errors:
             # Nobody knows yet who is really gone: the health watch gets some time for its verdict.
             error = first_leaf(errors)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # the verdict is in: it ended us while this failure was on its way
             watch.suspect_all(str(error))
             await self._clock.sleep(VERDICT_PATIENCE_S)
             raise RunEnded(membership.describe(error), EXIT_UNREACHABLE) from error

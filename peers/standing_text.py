@@ -49,7 +49,7 @@ def detail_lines(seen: Seen) -> list[str]:
 def member_lines(standing: Standing, members: Sequence[MemberStanding]) -> list[str]:
     """The swarm as one peer sees it, a paragraph for each part."""
     if not members:
-        waits = f": it waits for {one_line(standing.waiting_for)}" if standing.waiting_for else ""
+        waits = f"; waiting: {one_line(standing.waiting_for)}" if standing.waiting_for else ""
         return [f"{standing.name} ({standing.phase}) takes part in no run yet{waits}"]
     seen_by = f"run {_run(standing.run_name, standing.run)} as {standing.name} sees it"
     lines = [f"{seen_by}: {count(len(members), 'peer')}, step {_step(standing)}"]
@@ -99,13 +99,13 @@ def _remarks(seen: Seen) -> list[str]:
     if seen.trouble is not None:
         return [f"{seen.trouble.cause}; {seen.trouble.check}"]
     if seen.standing is not None and seen.standing.waiting_for:
-        return [f"waits for {one_line(seen.standing.waiting_for)}"]
+        return [f"waiting: {one_line(seen.standing.waiting_for)}"]
     return []
 
 
 def _facts(standing: Standing) -> list[tuple[str, str]]:
     facts = [
-        ("waits for", standing.waiting_for),
+        ("waiting", standing.waiting_for),
         ("role", standing.role),
         ("part", f"{standing.part or NO_PART}{f', because {standing.reason}' if standing.reason else ''}"),
         ("run", f"{_run(standing.run_name, standing.run)}, {count(standing.members, 'member')}"),

@@ -77,6 +77,7 @@ class LibP2PEndpoint:
         self._meter = Meter()
         self._desk = Desk(config.limits)
         self._hints = Hints(identity.peer)
+        self._candidates: tuple[PeerId, ...] = ()
         self._callers: dict[tuple[PeerId, str], CallerStream] = {}
         self._dials: dict[tuple[PeerId, str], asyncio.Task[CallerStream]] = {}
         self._serving: dict[asyncio.Task[None], tuple[PeerId, str]] = {}
@@ -197,10 +198,11 @@ class LibP2PEndpoint:
     async def take_relay(self, candidates: Sequence[PeerId]) -> str:
         """Be reached through two of these, or of the peers met later, until the endpoint closes.
 
-        Returns what went wrong, "" when at least one relays for us: when none does, they are asked again every 10 s.
-        Takes some seconds at most; cancelled, it goes on in the background.
+        Returns what went wrong, "" when at least one relays for us; in either case they are asked again every 10 s.
+        May be called again, to name others. Takes some seconds at most; cancelled, it goes on in the background.
         """
-        return await self._presence.take_relay(self, lambda: (*candidates, *self._hints.dialable()))
+        self._candidates = tuple(dict.fromkeys((*candidates, *self._candidates)))
+        return await self._presence.take_relay(self, lambda: (*self._candidates, *self._hints.dialable()))
 
     async def links(self) -> Mapping[PeerId, LinkKind]:
         """How every peer that we have a connection with is connected now: one question to the daemon. Streams that

@@ -17,6 +17,15 @@ from typing import Any
 import uvloop
 from multiaddr import Multiaddr
 
+from swarm.clock import SystemClock
+from swarm.ids import PeerId, RunId
+from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
+from swarm.network.identity import load_or_create
+from swarm.network.manifest import ManifestService, fetch_manifest
+from swarm.network.reachability import reachability
+from swarm.network.records import PeerRecord
+from tests.conformance.service import Bench, Note
+
 RUN = "1b" * 32
 ANSWER_S = 40.0
 _LINE_BYTES = 1 << 20
@@ -31,7 +40,7 @@ class PeerAnswered(Exception):
 
 
 class FarPeer:
-    """A far peer as its test sees it. Start it with :meth:`start`, end it with :meth:`close` or :meth:`kill`."""
+    """A far peer as its test sees it. Start it with :meth:`start`, then :meth:`open`; end it with :meth:`close` or :meth:`kill`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -39,17 +48,19 @@ class FarPeer:
         self.addresses: list[str] = []
 
     @classmethod
-    async def start(cls, home: Path, at: Callable[[Sequence[str]], Sequence[str]] = tuple, **config: Any) -> FarPeer:
-        """A process whose endpoint is open. ``at`` makes a command line into one on another host; ``config`` is
-        ``listen``, ``bootstrap`` (text) and what else EndpointConfig takes."""
+    async def start(cls, home: Path, at: Callable[[Sequence[str]], Sequence[str]] = tuple) -> FarPeer:
+        """A process that is importing what it needs. ``at`` makes a command line into one on another host."""
         command = at([sys.executable, "-m", "tests.harness.far_peer", str(home)])
-        process = await asyncio.create_subprocess_exec(
-            *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=_LINE_BYTES
+        return cls(
+            await asyncio.create_subprocess_exec(
+                *command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, limit=_LINE_BYTES
+            )
         )
-        self = cls(process)
+
+    async def open(self, **config: Any) -> None:
+        """Open its endpoint. ``config`` is what EndpointConfig takes, its addresses as text."""
         hello = await self.ask("open", **config)
         self.peer, self.addresses = hello["peer"], hello["addresses"]
-        return self
 
     async def ask(self, do: str, **given: Any) -> Any:
         """Have it do one thing, and its result. Raises PeerAnswered when that raised there, EOFError when it died."""
@@ -85,10 +96,6 @@ class _Child:
         self._home = home
 
     async def do_open(self, **config: Any) -> Any:
-        from swarm.clock import SystemClock
-        from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
-        from swarm.network.identity import load_or_create
-
         for key in ("listen", "announce", "bootstrap"):
             if key in config:
                 config[key] = tuple(map(Multiaddr, config[key]))
@@ -100,27 +107,16 @@ class _Child:
         return {"peer": self.endpoint.peer, "addresses": self.endpoint.addresses}
 
     async def do_serve(self, manifest: str) -> Any:
-        from swarm.network.manifest import ManifestService
-
         self.endpoint.mount(ManifestService(manifest.encode(), b"{}"))
 
     async def do_fetch(self, peer: str) -> Any:
-        from swarm.ids import PeerId
-        from swarm.network.manifest import fetch_manifest
-
         return (await fetch_manifest(self.endpoint, PeerId(peer)))[0].decode()
 
     async def do_enter(self) -> Any:
-        from swarm.ids import RunId
-        from tests.conformance.service import Bench
-
         await self.endpoint.enter(RunId(RUN))
         self.endpoint.mount(Bench())
 
     async def do_reach(self, contacts: Sequence[str]) -> Any:
-        from swarm.ids import PeerId
-        from swarm.network.reachability import reachability
-
         begun = self.clock.monotonic()
         found = await reachability(self.endpoint, [PeerId(peer) for peer in contacts], self.clock)
         return {
@@ -131,14 +127,9 @@ class _Child:
         }
 
     async def do_learn(self, peer: str, addresses: Sequence[str]) -> Any:
-        from swarm.ids import PeerId
-
         self.endpoint.learn(PeerId(peer), addresses)
 
     async def do_call(self, peer: str, size: int = 0, timeout_s: float = 20.0) -> Any:
-        from swarm.ids import PeerId
-        from tests.conformance.service import Note
-
         reply, _ = await self.endpoint.call(
             PeerId(peer), "test/1/up", Note(number=size), Note, timeout_s=timeout_s, payload=bytes(size)
         )
@@ -151,15 +142,11 @@ class _Child:
         return self.endpoint.addresses
 
     async def do_announce(self, name: str) -> Any:
-        from swarm.network.records import PeerRecord
-
         addresses = self.endpoint.addresses
         record = PeerRecord(role="stage", name=name, incarnation=1, status="ready", step=0, addresses=addresses)
         await self.endpoint.directory.announce(record, ttl_s=60)
 
     async def do_lookup(self) -> Any:
-        from swarm.network.records import PeerRecord
-
         return {peer: record.addresses for peer, record in (await self.endpoint.directory.lookup(PeerRecord)).items()}
 
 

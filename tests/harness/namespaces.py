@@ -10,6 +10,7 @@ no packet leaves it. Needs root, iproute2 and iptables: :func:`why_not` says wha
         net.run("c", ["curl", "-s", f"http://{net.address('b')}:8000"])
 
 Everything is gone at the end of the ``with``, processes included; what a killed test left is removed by the next one.
+``python -m tests.harness.namespaces`` exits with 0 where this works, else it says why not and exits with 1.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -184,3 +186,10 @@ def _sweep() -> None:
         found = _NAME.match(line)
         if found and not os.path.exists(f"/proc/{found[1]}"):
             _remove(found[0])
+
+
+if __name__ == "__main__":
+    reason = why_not()
+    if reason is not None:
+        print(reason)
+    sys.exit(0 if reason is None else 1)

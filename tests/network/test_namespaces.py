@@ -23,8 +23,8 @@ MIB = 1 << 20
 
 @pytest.fixture
 def net() -> Iterator[Net]:
-    """Two machines that can be dialled, two homes with one machine each."""
-    with lan("boot", "far") as made, behind_nat(made, "left"), behind_nat(made, "right"):
+    """Two machines that can be dialled, two homes."""
+    with lan("boot", "far") as made, behind_nat(made, "left", "sister"), behind_nat(made, "right"):
         yield made
 
 
@@ -36,21 +36,17 @@ class Peers:
         self._stack = contextlib.AsyncExitStack()
         self.at: dict[str, FarPeer] = {}
 
-    async def start(self, *hosts: str, **config: object) -> None:
-        """Start peers side by side, each with the first one's addresses as its invite, and enter the run."""
-        bootstrap = self.at["boot"].addresses if "boot" in self.at else ()
-        starting = [
-            FarPeer.start(
-                self._home / host,
-                functools.partial(self._net.command, host),
-                **{"listen": [ANYWHERE], "bootstrap": bootstrap} | config,
-            )
-            for host in hosts
-        ]
-        for host, peer in zip(hosts, await asyncio.gather(*starting), strict=True):
-            self._stack.push_async_callback(peer.close)
-            self.at[host] = peer
-            await peer.ask("enter")
+    async def start(self, *hosts: str, **first: object) -> list[FarPeer]:
+        """Peers that have entered the run, the first of which, with these settings, is the others' contact."""
+        for host in hosts:
+            self.at[host] = await FarPeer.start(self._home / host, functools.partial(self._net.command, host))
+            self._stack.push_async_callback(self.at[host].close)
+        contact, *others = self.at.values()
+        await contact.open(listen=[ANYWHERE], **first)
+        await contact.ask("enter")
+        await asyncio.gather(*(peer.open(listen=[ANYWHERE], bootstrap=contact.addresses) for peer in others))
+        await asyncio.gather(*(peer.ask("enter") for peer in others))
+        return [contact, *others]
 
     async def close(self) -> None:
         """End all of them."""
@@ -65,13 +61,10 @@ async def peers(net: Net, home: Path) -> AsyncIterator[Peers]:
 
 
 async def test_second_machine_joins_and_is_dialled_back(net: Net, peers: Peers) -> None:
-    await peers.start("boot")
-    boot = peers.at["boot"]
+    boot, far = await peers.start("boot", "far")
     assert boot.addresses[0].startswith(f"/ip4/{net.address('boot')}/tcp/"), "what others can dial comes first"
     assert boot.addresses[-1].startswith("/ip4/127.0.0.1/tcp/")
     await boot.ask("serve", manifest=MANIFEST)
-    await peers.start("far")
-    far = peers.at["far"]
     assert await far.ask("fetch", peer=boot.peer) == MANIFEST
     assert await far.ask("call", peer=boot.peer, size=4 * MIB) == 4 * MIB
     reach = await far.ask("reach", contacts=[boot.peer])
@@ -82,10 +75,7 @@ async def test_second_machine_joins_and_is_dialled_back(net: Net, peers: Peers) 
 
 
 async def test_peers_behind_two_nats_reach_each_other_until_the_relay_dies(net: Net, peers: Peers) -> None:
-    await peers.start("boot")
-    boot = peers.at["boot"]
-    await peers.start("left", "right")
-    left, right = peers.at["left"], peers.at["right"]
+    boot, left, right = await peers.start("boot", "left", "right")
     for peer in (left, right):
         reach = await peer.ask("reach", contacts=[boot.peer])
         assert reach["how"] == "relayed", reach
@@ -109,10 +99,7 @@ async def test_peers_behind_two_nats_reach_each_other_until_the_relay_dies(net: 
 
 
 async def test_peer_behind_nat_is_called_by_one_that_is_not(net: Net, peers: Peers) -> None:
-    await peers.start("boot")
-    boot = peers.at["boot"]
-    await peers.start("far", "left")
-    far, left = peers.at["far"], peers.at["left"]
+    boot, far, left = await peers.start("boot", "far", "left")
     await far.ask("learn", peer=left.peer, addresses=left.addresses)
     with pytest.raises(PeerAnswered, match="Unreachable"):
         await far.ask("call", peer=left.peer, timeout_s=3)
@@ -123,10 +110,17 @@ async def test_peer_behind_nat_is_called_by_one_that_is_not(net: Net, peers: Pee
 
 
 async def test_peer_whose_contact_relays_for_nobody_can_only_call(net: Net, peers: Peers) -> None:
-    await peers.start("boot", relay="off")
-    boot = peers.at["boot"]
-    await peers.start("left")
-    reach = await peers.at["left"].ask("reach", contacts=[boot.peer])
+    boot, left = await peers.start("boot", "left", relay="off")
+    reach = await left.ask("reach", contacts=[boot.peer])
     assert reach["how"] == "outgoing", reach
     assert "relays for nobody" in reach["detail"]
-    assert await peers.at["left"].ask("call", peer=boot.peer, size=MIB) == MIB
+    assert await left.ask("call", peer=boot.peer, size=MIB) == MIB
+
+
+async def test_peers_in_one_home_reach_each_other_without_the_relay(net: Net, peers: Peers) -> None:
+    boot, left, sister = await peers.start("boot", "left", "sister")
+    for peer in (left, sister):
+        assert (await peer.ask("reach", contacts=[boot.peer]))["how"] == "relayed"
+    await left.ask("learn", peer=sister.peer, addresses=await sister.ask("addresses"))
+    assert await left.ask("call", peer=sister.peer, size=MIB) == MIB
+    assert (await left.ask("links"))[sister.peer] == "direct"

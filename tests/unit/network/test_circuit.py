@@ -23,7 +23,7 @@ from swarm.network.circuit import (
 )
 
 # A relay's answer to a reservation, as go-libp2p 0.32 sent it: status 2, a reservation, a limit, OK.
-GO_STATUS = bytes.fromhex("0802 1a07 08a0f085d806 2200 2205 0878 10808008 2864")
+GO_STATUS = bytes.fromhex("0802 1a06 08a0f085d806 2206 087810808008 2864")
 
 
 async def _body(data: bytes) -> bytes:

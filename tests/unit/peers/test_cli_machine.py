@@ -140,7 +140,7 @@ def test_drain_follows_until_the_peer_has_left(
     assert run(["drain"]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "brave-otter: leaves when step 13 closes",
-        "brave-otter: waits for step 13 to close",
+        "brave-otter: waiting: step 13 to close",
         "brave-otter: has left: it was drained (exit code 75)",
     ]
     assert otter.wait() == 75
@@ -209,11 +209,11 @@ def test_texts_of_a_peer_that_only_starts_say_so() -> None:
         standing("brave-otter"), phase="waiting", waiting_for="a stage host", run="", run_name="", steps=0, step=0,
         part=None, reason="", loss=None, tokens_per_s=None,
     )  # fmt: skip
-    assert member_lines(young, []) == ["brave-otter (waiting) takes part in no run yet: it waits for a stage host"]
+    assert member_lines(young, []) == ["brave-otter (waiting) takes part in no run yet; waiting: a stage host"]
     place = PlaceInfo(name="1", path=Path("h/1"), live=True, state=None)
     _, row, remark = status_lines([Seen(place=place, standing=young)])
     assert row.split() == ["1", "brave-otter", "stage", "-", "waiting", "-", "-", "-", "3", "direct"]
-    assert remark.strip() == "waits for a stage host"
+    assert remark.strip() == "waiting: a stage host"
     assert "loss" not in "\n".join(detail_lines(Seen(place=place, standing=young)))
 
 

@@ -1,0 +1,132 @@
+"""Peers started as people start them: the real command line, each its own process, one SWARM_HOME."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.harness.expect import wait_until
+
+START_S = 60.0
+
+
+@dataclass(slots=True)
+class Started:
+    """One process, its output, and the events it writes (``--json``)."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+
+    def events(self, kind: str = "") -> list[dict[str, Any]]:
+        """What it has written so far; lines that are no events, and a torn last one, are left out."""
+        found = []
+        for line in self.output.read_text(errors="replace").splitlines(keepends=True):
+            if line.startswith("{") and line.endswith("\n"):
+                event = json.loads(line)
+                if not kind or event.get("kind") == kind:
+                    found.append(event)
+        return found
+
+    def wait_event(self, kind: str, *, deadline_s: float = START_S, **fields: Any) -> dict[str, Any]:
+        """The first such event. Fails when the process ends without it."""
+
+        def look() -> dict[str, Any] | None:
+            ended = self.process.poll() is not None
+            for event in self.events(kind):
+                if all(event.get(name) == value for name, value in fields.items()):
+                    return event
+            if ended:
+                raise AssertionError(f"it ended with {self.process.returncode}:\n{self.output.read_text()[-3000:]}")
+            return None
+
+        found = wait_until(look, deadline_s=deadline_s, what=f"{kind} {fields}")
+        assert found is not None
+        return found
+
+    def wait_step(self, step: int, *, deadline_s: float = START_S) -> None:
+        """Until it has closed a step."""
+        self.wait_event("StepClosed", step=step, deadline_s=deadline_s)
+
+    def end(self, *, deadline_s: float = START_S) -> tuple[int, str]:
+        """(exit code, why) when it has ended by itself."""
+        code = self.process.wait(deadline_s)
+        stopped = self.events("PeerStopped")
+        return code, str(stopped[-1]["reason"]) if stopped else self.output.read_text()[-2000:]
+
+
+@dataclass(slots=True)
+class ByHand:
+    """A home and everything that was started in it. ``prefix`` goes before each command (``ip netns exec …``)."""
+
+    home: Path
+    started: list[Started] = field(default_factory=list)
+
+    def start(self, *arguments: str, prefix: Sequence[str] = (), home: Path | None = None) -> Started:
+        """Start ``swarm ARGUMENTS --json`` in the background."""
+        output = self.home.parent / f"out-{len(self.started)}.log"
+        command = [*prefix, sys.executable, "-m", "peers.cli", *arguments, "--json", "--home", str(home or self.home)]
+        with output.open("wb") as file:
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
+        one = Started(process, output)
+        self.started.append(one)
+        return one
+
+    def run(self, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+        """Run a command to its end."""
+        environment = os.environ | {"SWARM_HOME": str(self.home)}
+        command = [sys.executable, "-m", "peers.cli", *arguments]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout_s)
+
+
+@contextmanager
+def by_hand(root: Path) -> Iterator[ByHand]:
+    """A home under ``root``; what still runs at the end is stopped, by pid."""
+    hand = ByHand(root / "h")
+    try:
+        yield hand
+    finally:
+        for one in hand.started:
+            if one.process.poll() is None:
+                one.process.send_signal(signal.SIGTERM)
+                one.process.send_signal(signal.SIGTERM)
+        for one in hand.started:
+            try:
+                one.process.wait(10)
+            except subprocess.TimeoutExpired:
+                one.process.kill()
+                one.process.wait()
+
+
+RUN = """
+[run]
+name = "hand"
+steps = {steps}
+start_when = {{ stage_hosts = 2, trainers = 1 }}
+[model]
+vocab_size = 512
+dim = 32
+layers = 2
+heads = 2
+context = 32
+[split]
+stages = 2
+[batch]
+microbatch_size = 4
+microbatches_per_step = 4
+"""
+
+
+def found(hand: ByHand, *, steps: int, listen: str = "/ip4/127.0.0.1/tcp/0") -> tuple[Started, str]:
+    """A small run, founded: (the bootstrap, the invite)."""
+    manifest = hand.home.parent / "run.toml"
+    manifest.write_text(RUN.format(steps=steps))
+    bootstrap = hand.start("new", str(manifest), "--listen", listen)
+    return bootstrap, str(bootstrap.wait_event("Invited")["invite"])
