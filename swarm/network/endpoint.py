@@ -21,9 +21,10 @@ from multiaddr import Multiaddr
 from swarm.clock import Clock
 from swarm.errors import BugError, DeadlineMissed, Unreachable
 from swarm.ids import PeerId, RunId
-from swarm.network.addresses import LOOPBACK, is_relayed, split_peer
+from swarm.network.addresses import LOOPBACK, split_peer
 from swarm.network.attach import LINK_ERRORS, AttachedP2P
 from swarm.network.daemon import Daemon, DaemonConfig
+from swarm.network.dialling import Dialler
 from swarm.network.directory import DHTDirectory, DirectoryConfig
 from swarm.network.guard import install
 from swarm.network.hints import Hints
@@ -87,6 +88,7 @@ class LibP2PEndpoint:
         self._daemon: Daemon
         self._p2p: AttachedP2P
         self._presence: Presence
+        self._dialler: Dialler
         self._watch: asyncio.Task[None]
         self._directory_files: RunDirectory
 
@@ -120,6 +122,7 @@ class LibP2PEndpoint:
                     self._p2p = await AttachedP2P.attach(files.control, files.client)
                     undo.push_async_callback(self._p2p.detach)
                     own, relaying = await self._p2p.addresses(), config.relay == "auto"
+                    self._dialler = Dialler(self._p2p, self._hints, self._look_up)
                     self._presence = Presence(self._p2p, own, clock, relaying=relaying)
                     await self._serve(PUBLIC_PROTOCOL)
             except TimeoutError as error:
@@ -308,39 +311,20 @@ class LibP2PEndpoint:
             return await self._dial_self(protocol)
         try:
             async with asyncio.timeout(self._config.dial_timeout_s):
-                reader, writer = await self._open_stream(target, protocol)
+                reader, writer = await self._dialler.open_stream(target, protocol)
         except TimeoutError as error:
             raise Unreachable(f"not dialled in {self._config.dial_timeout_s:g} s", peer=target) from error
         _enlarge(writer)
         return await CallerStream.over(target, self._meter, reader, writer)
 
-    async def _open_stream(self, target: PeerId, protocol: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        hints, problem = self._hints.of(target), None
-        for _ in range(2):
-            if hints:
-                try:
-                    await self._p2p.connect(target, hints)
-                except Unreachable as error:  # hints grow old; the daemon may know the peer anyway
-                    problem = error
-            try:
-                return await self._p2p.open_stream(target, protocol)
-            except Unreachable as error:
-                problem = problem or error
-            if (newer := await self._newer_hints(target, hints)) == hints:
-                break
-            hints = newer
-        assert problem is not None  # noqa: S101 - else a stream was returned
-        raise problem
-
-    async def _newer_hints(self, target: PeerId, known: tuple[Multiaddr, ...]) -> tuple[Multiaddr, ...]:
-        """Where a peer that was reached through a relay says it is reached now: relays die, and it takes others."""
-        if self._directory is None or PeerRecord not in self._config.kinds or not any(map(is_relayed, known)):
-            return known
+    async def _look_up(self, target: PeerId) -> tuple[str, ...]:
+        """The addresses in a peer's record; none when the directory has no record of it, or no records of peers."""
+        if self._directory is None or PeerRecord not in self._config.kinds:
+            return ()
         with contextlib.suppress(Unreachable):
             record = (await self._directory.lookup(PeerRecord)).get(target)
-            if record is not None:
-                self.learn(target, record.addresses)
-        return self._hints.of(target)
+            return record.addresses if record is not None else ()
+        return ()
 
     async def _dial_self(self, protocol: str) -> CallerStream:
         ours, theirs = socket.socketpair()

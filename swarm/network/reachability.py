@@ -77,7 +77,8 @@ class Reserved(Message):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one peer that was asked found; ``error`` instead when it could not be asked."""
+    """What one peer that was asked found; ``error`` instead when it could not be asked. One that itself came through
+    a relay has ``observed`` nothing, and cannot tell."""
 
     asked: PeerId
     observed: tuple[str, ...] = ()
@@ -90,7 +91,7 @@ class Reach:
     """How others reach this peer, why we believe so, and the addresses to tell them.
 
     ``direct``: somebody dialled it. ``relayed``: through another peer. ``local``: from this machine only.
-    ``outgoing``: not at all, it can only call others. ``unknown``: nobody could be asked.
+    ``outgoing``: not at all, it can only call others. ``unknown``: nobody could tell.
     """
 
     how: How
@@ -203,12 +204,12 @@ def judge(own: Sequence[str], findings: Sequence[Finding]) -> tuple[How, str]:
             place = f"dialled it at {outside[0].partition('/p2p/')[0]}"
             same = all(host.startswith(("127.", "::1")) for host in finding.observed)
             return "direct", f"{finding.asked} {place}{', from this same machine' if same else ''}"
-    refuted = [finding for finding in findings if not finding.error]
+    refuted = [finding for finding in findings if finding.observed]
     if refuted:
-        seen = ", ".join(refuted[0].observed) or "nowhere"
+        seen = ", ".join(refuted[0].observed)
         return "outgoing", f"{refuted[0].asked} sees it at {seen} and cannot connect to it there"
     if findings:
-        return "unknown", f"nobody could be asked: {findings[0].error}"
+        return "unknown", f"nobody could tell: {findings[0].error or f'{findings[0].asked} is not connected directly'}"
     return "unknown", "there is nobody to ask yet"
 
 
@@ -229,7 +230,7 @@ async def reachability(endpoint: Reachable, contacts: Sequence[PeerId], clock: C
         findings = await asyncio.gather(*(_ask(endpoint, peer, own) for peer in asked))
         how, detail = judge(own, findings)
         endpoint.also_at([text for finding in findings for text in finding.answered])
-    if how == "outgoing":
+    if how == "outgoing" or (how == "unknown" and asked):
         problem = "it did not answer in time"
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(ends - clock.monotonic(), 0.1)):

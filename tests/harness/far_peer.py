@@ -40,7 +40,7 @@ class PeerAnswered(Exception):
 
 
 class FarPeer:
-    """A far peer as its test sees it. Start it with :meth:`start`, then :meth:`open`; end it with :meth:`close` or :meth:`kill`."""
+    """A far peer as its test sees it: :meth:`start`, :meth:`open`, and at the end :meth:`close` or :meth:`kill`."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -94,6 +94,12 @@ class _Child:
 
     def __init__(self, home: Path) -> None:
         self._home = home
+        self.opened: LibP2PEndpoint | None = None
+
+    @property
+    def endpoint(self) -> LibP2PEndpoint:
+        assert self.opened is not None, "not opened yet"
+        return self.opened
 
     async def do_open(self, **config: Any) -> Any:
         for key in ("listen", "announce", "bootstrap"):
@@ -101,7 +107,7 @@ class _Child:
                 config[key] = tuple(map(Multiaddr, config[key]))
         self.clock = SystemClock()
         identity = load_or_create(self._home / "identity.key")
-        self.endpoint = await LibP2PEndpoint.open(
+        self.opened = await LibP2PEndpoint.open(
             EndpointConfig(run_dir=self._home / "run", **config), identity, self.clock
         )
         return {"peer": self.endpoint.peer, "addresses": self.endpoint.addresses}
@@ -164,7 +170,8 @@ async def _serve(home: Path) -> None:
                 answer = {"error": [type(error).__name__, str(error)]}
             print(json.dumps(answer), flush=True)
     finally:
-        await child.endpoint.close()
+        if child.opened is not None:
+            await child.opened.close()
 
 
 if __name__ == "__main__":

@@ -146,7 +146,7 @@ def behind_nat(net: Net, *hosts: str, subnet: str = "192.168.7") -> Iterator[str
         net.switch(switch)
         net.add(router, outside, network="sw")
         net.wire(router, "eth1", f"{subnet}.254/24", switch)
-        net.run(router, ["sysctl", "-qw", "net.ipv4.ip_forward=1"])
+        net.run(router, ["sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward"])
         for rule in (
             "-t nat -A POSTROUTING -o eth0 -j MASQUERADE",
             "-A FORWARD -i eth1 -j ACCEPT",

@@ -29,24 +29,26 @@ def net() -> Iterator[Net]:
 
 
 class Peers:
-    """Far peers, one for each host."""
+    """Far peers, ended together."""
 
     def __init__(self, net: Net, home: Path) -> None:
         self._net, self._home = net, home
         self._stack = contextlib.AsyncExitStack()
-        self.at: dict[str, FarPeer] = {}
 
     async def start(self, *hosts: str, **first: object) -> list[FarPeer]:
         """Peers that have entered the run, the first of which, with these settings, is the others' contact."""
-        for host in hosts:
-            self.at[host] = await FarPeer.start(self._home / host, functools.partial(self._net.command, host))
-            self._stack.push_async_callback(self.at[host].close)
-        contact, *others = self.at.values()
+        contact, *others = [await self.spawn(host) for host in hosts]
         await contact.open(listen=[ANYWHERE], **first)
         await contact.ask("enter")
         await asyncio.gather(*(peer.open(listen=[ANYWHERE], bootstrap=contact.addresses) for peer in others))
         await asyncio.gather(*(peer.ask("enter") for peer in others))
         return [contact, *others]
+
+    async def spawn(self, host: str) -> FarPeer:
+        """A process on a host, not opened yet."""
+        peer = await FarPeer.start(self._home / host, functools.partial(self._net.command, host))
+        self._stack.push_async_callback(peer.close)
+        return peer
 
     async def close(self) -> None:
         """End all of them."""
@@ -98,15 +100,30 @@ async def test_peers_behind_two_nats_reach_each_other_until_the_relay_dies(net: 
     assert right.peer in caught.value.text
 
 
-async def test_peer_behind_nat_is_called_by_one_that_is_not(net: Net, peers: Peers) -> None:
+async def test_peer_behind_nat_is_called_and_invites_others(net: Net, peers: Peers) -> None:
     boot, far, left = await peers.start("boot", "far", "left")
+    invited = await peers.spawn("right")
     await far.ask("learn", peer=left.peer, addresses=left.addresses)
     with pytest.raises(PeerAnswered, match="Unreachable"):
-        await far.ask("call", peer=left.peer, timeout_s=3)
+        await far.ask("call", peer=left.peer, timeout_s=5)
+    await left.ask("learn", peer=far.peer, addresses=far.addresses)
     reach = await left.ask("reach", contacts=[boot.peer, far.peer])
     assert reach["how"] == "relayed", reach
+    assert boot.peer in reach["detail"]
+    assert far.peer in reach["detail"], "both relay, so that one may die"
     await far.ask("learn", peer=left.peer, addresses=reach["addresses"])
     assert await far.ask("call", peer=left.peer, size=MIB) == MIB
+    await left.ask("serve", manifest=MANIFEST)
+    await invited.open(listen=[ANYWHERE], bootstrap=[each for each in reach["addresses"] if "circuit" in each])
+    assert await invited.ask("fetch", peer=left.peer) == MANIFEST
+    await invited.ask("enter")
+    assert await invited.ask("call", peer=left.peer, size=MIB) == MIB
+    assert (await invited.ask("links"))[left.peer] == "relayed"
+    # Its contact cannot tell how it is reached, and cannot relay: it turns to those that it has learned of.
+    await invited.ask("learn", peer=far.peer, addresses=far.addresses)
+    reach = await invited.ask("reach", contacts=[left.peer])
+    assert (reach["how"], "is not connected directly" in reach["detail"]) == ("relayed", True), reach
+    assert f"through {far.peer}:" in reach["detail"]
 
 
 async def test_peer_whose_contact_relays_for_nobody_can_only_call(net: Net, peers: Peers) -> None:

@@ -85,6 +85,7 @@ SAME = ", from this same machine"
         (OWN[1:], [], "local", "this machine only"),
         (OWN, [], "unknown", "nobody to ask"),
         (OWN, [Finding(CONTACT, error="no answer")], "unknown", "no answer"),
+        (OWN, [Finding(CONTACT)], "unknown", "is not connected directly"),
         (OWN, [Finding(CONTACT, ("10.0.0.7",), OWN[:1])], "direct", "dialled it at /ip4/10.0.0.7/tcp/4000"),
         (OWN, [Finding(CONTACT, ("127.0.0.1",), OWN)], "direct", SAME),
         (OWN, [Finding(CONTACT, ("203.0.113.9",))], "outgoing", "sees it at 203.0.113.9 and cannot connect"),
