@@ -17,7 +17,6 @@ from swarm.errors import EXIT_ERROR, PeerError, RunEnded
 from swarm.network.endpoint import LibP2PEndpoint
 from swarm.network.records import PeerRecord
 
-
 LOOKUP_S = 1.0
 """How long the directory may take: the command that asks gives up after two seconds."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from peers.join_settings import JoinSettings
 from peers.preflight import check_device, check_listen
+from peers.run_directory import RUNS
 from peers.session import Who, aloud, know_thyself, live, open_session, silent
 from peers.settings import exact_settings
 from swarm import __version__
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from peers.invite import Contacts
     from peers.places import Place
     from peers.settings import PeerSettings
+
+
+CHECKPOINTS_KEPT = 3
 
 
 def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_lines: bool) -> int:
@@ -46,7 +50,10 @@ def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_
 
 
 def _peer_settings(place: Place, who: Who, contacts: Contacts, settings: JoinSettings) -> PeerSettings:
-    role, checkpoints = settings.part_taken, settings.checkpoints
+    from peers.places import home_directory
+
+    role, home = settings.part_taken, home_directory(settings.home)
+    kept = settings.checkpoints or home / RUNS / "{run}"
     session = open_session(place, who, role=role, run=contacts.run or "", run_name=contacts.run_name or "")
     return exact_settings(
         home=session,
@@ -62,8 +69,9 @@ def _peer_settings(place: Place, who: Who, contacts: Contacts, settings: JoinSet
         device=settings.device,
         threads=settings.threads,
         data=None if settings.data is None else settings.data.absolute(),
-        checkpoints=None if checkpoints is None else checkpoints.absolute(),
+        run_directory=kept.absolute(),
         checkpoint_every=settings.checkpoint_every,
+        checkpoints_kept=CHECKPOINTS_KEPT,
         max_in_flight=settings.max_in_flight,
         grace_s=settings.grace,
         control=place.control.absolute(),

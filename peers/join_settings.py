@@ -124,9 +124,6 @@ def _check(settings: JoinSettings) -> None:
         raise ConfigError("--stage", settings.stage, "only for role stage", "Leave it out for a trainer.")
     if settings.data is not None and settings.part_taken != "trainer":
         raise ConfigError("--data", str(settings.data), "only for role trainer", "A stage host reads no data.")
-    if settings.checkpoint_every is not None and settings.checkpoints is None:
-        remedy = "Say with --checkpoints where to write them."
-        raise ConfigError("--checkpoint-every", settings.checkpoint_every, "only together with --checkpoints", remedy)
 
 
 def _check_environment() -> None:

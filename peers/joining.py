@@ -119,7 +119,9 @@ class Joining:
         """Ask the leader of the open step to be in its record's roster. A no is for this step only."""
         around, step, last = self._around, head.step + 1, self._around.manifest.run.steps
         if step > last:
-            raise RunEnded(f"the run is over: step {last}, its last, was closed before this peer was let in", EXIT_ERROR)
+            raise RunEnded(
+                f"the run is over: step {last}, its last, was closed before this peer was let in", EXIT_ERROR
+            )
         me = around.endpoint.peer
         if self._leaving.asked:  # what was asked before has been decided: no record names us
             raise RunEnded("it left before it took part", self._leaving.exit_code)

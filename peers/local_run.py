@@ -98,7 +98,7 @@ class LocalRun:
                 "bootstrap": bootstrap,
                 "run": self.manifest.run_id,
                 "device": self.device,
-                "checkpoints": self.directory.checkpoints.absolute(),
+                "run_directory": self.directory.root.absolute(),
                 "checkpoint_every": math.ceil(self.shape.steps / CHECKPOINTS_PER_RUN),
             }
             if role == "stage":

@@ -14,7 +14,7 @@ import torch
 
 from data_shards.source import ShardSource
 from peers.announcer import Announcer
-from peers.checkpoints import CheckpointWriter
+from peers.checkpoints import CheckpointWriter, run_directory_of
 from peers.contact import ask_standing
 from peers.founder import Founder
 from peers.joining import Joining
@@ -146,12 +146,13 @@ class Membership:
 
     def _checkpoint_writer(self) -> CheckpointWriter | None:
         settings, around = self._settings, self._around
-        if settings.checkpoints is None:
+        if settings.run_directory is None:
             return None
         return CheckpointWriter(
-            settings.checkpoints,
+            run_directory_of(settings.run_directory, around.manifest).checkpoints,
             settings.checkpoint_every,
             self._rules.steps,
+            kept=settings.checkpoints_kept,
             events=around.events,
             clock=around.clock,
         )
@@ -339,10 +340,10 @@ class Membership:
 
     async def _keep_checkpoint(self, record: CloseRecord) -> None:
         held = None if self._role is None else self._role.part
-        if self._checkpoints is None or held is None or not self._checkpoints.due(record.step):
+        if self._checkpoints is None or held is None:
             return
-        assert self._writing is not None  # noqa: S101 - records are only decided inside run()
-        if record.members.replicas(held.spec.name)[:1] == (self._around.endpoint.peer,):
+        if self._checkpoints.due(record.step) or self._member.departed:
+            assert self._writing is not None  # noqa: S101 - records are only decided inside run()
             snapshot = await self._around.device.run(held.snapshot)
             self._writing.create_task(self._checkpoints.write(snapshot, record))
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 from peers.voice import Speaker
 from peers.words import command_name, count, printable
 from swarm.clock import Clock
 from swarm.events import (
+    CheckpointWritten,
     DaemonLost,
     DigestMismatch,
     Draining,
@@ -45,6 +48,7 @@ class _Told:
     steps_at: float = float("-inf")
     pending: StepClosed | None = None
     quarter: int = 0
+    kept: CheckpointWritten | None = None
     syncing: tuple[PartName, int] | None = None
 
 
@@ -77,8 +81,11 @@ class Narrator:
                     self._tell(event)
             case Invited():
                 self._invite(event.invite)
+            case CheckpointWritten():
+                self._told.kept = event
             case PeerStopped():
                 self._say_pending()
+                self._say_kept()
                 self._tell(event)
                 self._voice.close()
             case _:
@@ -89,6 +96,14 @@ class Narrator:
         if words is not None:
             self._say_pending()
             self._voice.say(labelled(*words))
+
+    def _say_kept(self) -> None:
+        kept = self._told.kept
+        if kept is not None:
+            run = Path(kept.path).parents[2]
+            self._voice.say(labelled("kept", f"{kept.part} of step {kept.step} in {run}"))
+            command = f"{command_name()} sample {shlex.quote(str(run))}"
+            self._voice.say(labelled("", f"with all parts of a step there: {command} --prompt \"The\""))
 
     # --- events that need memory ---------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ import os
 import uvloop
 
 from data_shards.source import ShardSource
+from peers.checkpoints import keep_run, run_directory_of
 from peers.commands import NodeCommands
 from peers.contact import NO_CONTACT, ask_standing, cannot_reach, find_run
 from peers.control import ControlServer
@@ -196,6 +197,9 @@ class Node:
             clock=self._clock,
             watch=watch,
         )
+        if self._settings.run_directory is not None:
+            directory = run_directory_of(self._settings.run_directory, manifest)
+            await asyncio.to_thread(keep_run, directory, manifest, tokenizer)
         source = await self._open_data(around, tokenizer)
         endpoint.mount(ManifestService(manifest.canonical(), tokenizer))
         await endpoint.enter(manifest.run_id)

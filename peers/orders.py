@@ -22,7 +22,7 @@ class Orders:
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._leave: Leave | None = None
-        self._told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._forced: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
 
     def listen(self) -> None:
@@ -51,7 +51,7 @@ class Orders:
         if not self._forced.done():
             await asyncio.wait({self._forced}, timeout=self._grace_s)
         if not self._forced.done():
-            return f"could not leave in order within {self._grace_s:g} s", EXIT_DRAINED
+            return f"could not leave in order within {self._grace_s:g} s", self._told.result()
         return self._forced.result()
 
     def _on_signal(self, number: signal.Signals) -> None:
@@ -60,7 +60,7 @@ class Orders:
         if not self._grace_s or self._leave is None or again:
             self._force(f"was stopped by {by}{' again' if again else ''}", code)
             return
-        self._told.set_result(None)
+        self._told.set_result(code)
         self._leave(by, EXIT_OK if by_keyboard else EXIT_DRAINED)
 
     def _force(self, reason: str, exit_code: int) -> None:

@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from peers.places import home_directory
 from peers.words import command_name
 from swarm.clock import Clock
 from swarm.errors import ConfigError
 
 OUT = Path("out")
+RUNS = "runs"
+"""Below a home: what this machine's peers keep of each run they joined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +92,19 @@ def create_run_directory(out: Path | None, clock: Clock) -> RunDirectory:
 
 
 def find_run_directory(given: Path | None) -> RunDirectory:
-    """The directory given, or the newest run under ``./out``. Raises ConfigError when there is none."""
+    """The directory given, or the newest run under ``./out`` and in this machine's home. Raises ConfigError when there
+    is none."""
     if given is None:
-        runs = [path.parent for path in OUT.glob("*/run.toml")]
+        joined = home_directory() / RUNS
+        runs = [path.parent for root in (OUT, joined) for path in root.glob("*/run.toml")]
         if not runs:
-            remedy = f"There is none here. Train one: {command_name()} quickstart, or name its directory."
-            raise ConfigError("DIR", str(OUT), "a directory that holds runs", remedy)
+            remedy = f"There is none. Train one: {command_name()} quickstart, or name its directory."
+            raise ConfigError("DIR", f"{OUT} or {joined}", "a directory that holds runs", remedy)
         given = max(runs, key=lambda path: (path.stat().st_mtime_ns, path.name))
     found = RunDirectory(given)
     if not found.manifest.is_file():
         what = "It holds no run.toml" if given.is_dir() else "It is a file" if given.exists() else "It does not exist"
-        raise ConfigError("DIR", str(given), "a directory that swarm quickstart made", f"{what}: check the path.")
+        raise ConfigError(
+            "DIR", str(given), "a directory that swarm quickstart or swarm join made", f"{what}: check the path."
+        )
     return found

@@ -32,7 +32,9 @@ class PeerSettings(BaseModel):
     for the bootstrap, which serves them, for at most ``patience_s`` seconds of waiting for the peers that the run
     needs (None: for ever). ``data`` is a trainer's: a built shard or plain text, None for the built-in text.
     ``listen`` are multiaddrs, ``announce`` those that others shall be told instead of what was found out.
-    ``checkpoints`` is the directory to write checkpoints into, every ``checkpoint_every`` steps and at the last.
+    ``run_directory`` is where this machine keeps the run: manifest, tokenizer, and the checkpoints that its peers
+    write every ``checkpoint_every`` steps (None: a tenth of the run) and when they end; ``{run}`` in it stands for the
+    run's name and id. ``checkpoints_kept`` older ones stay (None: all).
     ``max_in_flight`` bounds a trainer's journeys; None lets it choose from what it measures. ``grace_s`` bounds how
     long it may take to leave in order after SIGTERM; 0 leaves at once. ``control`` is the socket on which it answers
     ``swarm status``; None: it does not. On stdout ``verbose`` tells what happens, ``json_lines`` writes
@@ -56,8 +58,9 @@ class PeerSettings(BaseModel):
     device: Device = "cpu"
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     data: Path | None = None
-    checkpoints: Path | None = None
+    run_directory: Path | None = None
     checkpoint_every: Annotated[int, Field(ge=1)] | None = None
+    checkpoints_kept: Annotated[int, Field(ge=1)] | None = None
     max_in_flight: Annotated[int, Field(ge=1, le=100_000)] | None = None
     patience_s: Annotated[float, Field(gt=0)] | None = PATIENCE_S
     grace_s: Annotated[float, Field(ge=0)] = 0.0
@@ -97,12 +100,12 @@ def check_settings(settings: PeerSettings) -> None:
         raise ConfigError("stage", settings.stage, "only for role stage", f"Leave it out for a {settings.role}.")
     if settings.data is not None and settings.role != "trainer":
         raise ConfigError("data", str(settings.data), "only for role trainer", f"A {settings.role} reads no data.")
-    if settings.checkpoint_every is not None and settings.checkpoints is None:
+    if settings.checkpoint_every is not None and settings.run_directory is None:
         raise ConfigError(
             "checkpoint_every",
             settings.checkpoint_every,
-            "only together with checkpoints",
-            "Say with --checkpoints where to write them.",
+            "only together with run_directory",
+            "Say where to write them.",
         )
 
 

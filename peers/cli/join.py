@@ -46,10 +46,14 @@ def join(
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.  [default: cpu]")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads.  [default: 1]")] = None,
     checkpoints: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write checkpoints of the part it holds here.")
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Keep the run here: manifest, tokenizer, checkpoints of its part.  [default: runs/ in the home]",
+        ),
     ] = None,
     checkpoint_every: Annotated[
-        int | None, typer.Option(metavar="N", help="Steps between checkpoints.  [default: only the last]")
+        int | None, typer.Option(metavar="N", help="Steps between checkpoints.  [default: a tenth of the run]")
     ] = None,
     max_in_flight: Annotated[
         int | None, typer.Option(metavar="N", help="Most microbatches a trainer has on their way.")

@@ -12,7 +12,10 @@ import typer
 def sample(
     directory: Annotated[
         Path | None,
-        typer.Argument(metavar="DIR", help="What swarm quickstart left.  [default: the newest under ./out]"),
+        typer.Argument(
+            metavar="DIR",
+            help="What swarm quickstart or swarm join left.  [default: the newest under ./out and in the home]",
+        ),
     ] = None,
     prompt: Annotated[str, typer.Option(help="Text to continue.")] = "The",
     tokens: Annotated[int, typer.Option(metavar="N", min=1, max=100_000, help="Tokens to make up.")] = 100,
@@ -29,7 +32,8 @@ def sample(
 ) -> None:
     """Have a trained model continue a prompt.
 
-    Takes the directory that swarm quickstart left, and prints the prompt and what the model makes of it.
+    Takes the directory that swarm quickstart left, or the one in which this machine's peers keep a run they joined, and
+    prints the prompt and what the model makes of it.
     """
     from peers.report import closed_steps
     from peers.run_directory import find_run_directory
