@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -71,6 +72,7 @@ class NodeCommands:
         membership, endpoint = self._membership, self._endpoint
         if membership is None or endpoint is None:
             return []
+        links = await self._links(endpoint)
         members = [
             MemberStanding(
                 name=member.name,
@@ -78,14 +80,14 @@ class NodeCommands:
                 role=member.role,
                 part=member.part,
                 state="member",
-                link=await self._link(member.peer),
+                link=links.get(member.peer, "unknown"),
                 addresses=member.addresses,
             )
             for member in membership.roster.members
         ]
-        return members + [one for one in await self._announced() if one.peer not in membership.roster]
+        return members + [one for one in await self._announced(links) if one.peer not in membership.roster]
 
-    async def _announced(self) -> list[MemberStanding]:
+    async def _announced(self, links: Mapping[str, str]) -> list[MemberStanding]:
         assert self._endpoint is not None  # noqa: S101 - asked only when there is one
         try:
             async with asyncio.timeout(LOOKUP_S):
@@ -99,15 +101,19 @@ class NodeCommands:
                 role=record.role,
                 part=record.part,
                 state=record.status,
-                link=await self._link(peer),
+                link=links.get(peer, "unknown"),
                 addresses=record.addresses,
             )
             for peer, record in sorted(records.items())
             if record.status in ("waiting", "draining")
         ]
 
-    async def _link(self, peer: str) -> str:
-        return "self" if peer == self._peer else "unknown"
+    async def _links(self, endpoint: LibP2PEndpoint) -> dict[str, str]:
+        """How this peer reaches others, by peer; who is not in it was never called."""
+        links: dict[str, str] = {self._peer: "self"}
+        with contextlib.suppress(PeerError):
+            links |= {str(peer): kind for peer, kind in (await endpoint.links()).items()}
+        return links
 
     async def _drain(self, request: Mapping[str, Any]) -> str:
         return self._leave("swarm drain")

@@ -46,6 +46,7 @@ from swarm.network.addresses import parse_address
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.identity import StoredIdentity, load_or_create
 from swarm.network.manifest import ManifestService
+from swarm.network.reachability import reachability
 from swarm.optimization.calls import first_leaf
 from swarm.pipeline.health import Watch
 
@@ -140,6 +141,7 @@ class Node:
             listen=tuple(parse_address(a, key="listen", peer=False, any_port=True) for a in settings.listen),
             announce=tuple(parse_address(a, key="announce", peer=False) for a in settings.announce),
             bootstrap=tuple(parse_address(text, key="bootstrap") for text in settings.bootstrap),
+            relay=settings.relay,
         )
         try:
             return await LibP2PEndpoint.open(config, self._identity, self._clock)
@@ -203,8 +205,11 @@ class Node:
         source = await self._open_data(around, tokenizer)
         endpoint.mount(ManifestService(manifest.canonical(), tokenizer))
         await endpoint.enter(manifest.run_id)
+        # First, so that the addresses told to others hold the relays through which they must come.
+        reach = await reachability(endpoint, [] if self._contact is None else [self._contact], self._clock)
         membership = await self._become_member(around, endpoint, source)
         self._emit_started(endpoint)
+        membership.situation.reached(reach.how, reach.detail, reach.addresses)
         try:
             return await membership.run(), membership.exit_code
         except* PeerError as errors:

@@ -39,7 +39,7 @@ class Situation:
 
     def reached(self, how: str, detail: str, addresses: tuple[str, ...]) -> None:
         """It is known how others reach this peer."""
-        self.reachability = f"{how}: {detail}" if detail else how
+        self.reachability = f"{how} ({detail})" if detail else how
         self.events.emit(Reachability(how=how, detail=detail, addresses=addresses))
 
     def ready(self) -> None:

@@ -68,11 +68,8 @@ def keep_freed_memory() -> None:
     By default it hands tensors of this size back to the kernel, which clears the pages anew each time: a thousand page
     faults for one microbatch of a small stage, a tenth of its time. What is kept is bounded by what was in use at once.
     """
-    import os
     with contextlib.suppress(OSError, AttributeError):
-        if os.environ.get("NOKEEP"): return
         libc = ctypes.CDLL(None)
-        if os.environ.get('ARENA1'): libc.mallopt(-8, 1)
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
         libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 

@@ -37,8 +37,8 @@ LinkKind = Literal["direct", "relayed", "unknown"]
 BUDGET_S = 3.0
 """How long :func:`reachability` takes at most."""
 
-_ASK_S = 1.8
-_DIAL_S = 1.0
+_ASK_S = 2.0
+_DIAL_S = 0.8
 _MAX_ASKED = 3
 _MAX_DIALS = 4
 _MAX_CALLERS = 8
@@ -133,7 +133,7 @@ class ReachService:
         ]
 
     async def _dialback(self, request: Request) -> Answer:
-        """At most 4 connections for one caller and 8 callers at a time, a second each."""
+        """At most 4 connections for one caller and 8 callers at a time, 0.8 s each."""
         if request.caller in self._asking or len(self._asking) >= _MAX_CALLERS:
             raise Busy("other peers are being dialled back")
         self._asking.add(request.caller)
@@ -263,7 +263,7 @@ def _is_ours(text: str, me: PeerId, ports: set[int | None]) -> bool:
 
 
 async def _greets(host: str, port: int) -> bool:
-    """Whether a libp2p listener answers there within a second. Sends nothing."""
+    """Whether a libp2p listener answers there within 0.8 s. Sends nothing."""
     try:
         async with asyncio.timeout(_DIAL_S):
             reader, writer = await asyncio.open_connection(host, port)

@@ -1,7 +1,7 @@
-"""Stock hivemind in the benchmark ``pipeline``: ``python -m tests.benchmarks._pipeline_hivemind SIZE STAGE|client [ADDR…]``.
+"""Stock hivemind in the benchmark ``pipeline``: ``-m tests.benchmarks._pipeline_hivemind SIZE STAGE|client …``.
 
-The same blocks as experts of a ``moe.Server`` each, called through ``RemoteExpert`` by threads of one client. float16 on
-the wire, no optimizer: gradients only add up, as ours do. What the server does by itself (a backward recomputes its
+The same blocks as experts of a ``moe.Server`` each, called through ``RemoteExpert`` by threads of one client. float16
+on the wire, no optimizer: gradients only add up, as ours do. What the server does by itself (a backward recomputes its
 forward, every call goes through the client) is its design and stays.
 """
 
@@ -131,7 +131,7 @@ class Client:
             hidden = self._input.detach().requires_grad_()
             for expert in self._experts:
                 hidden = expert(hidden)
-            hidden.backward(self._gradient)
+            torch.autograd.backward(hidden, self._gradient)
             self._window.note()
 
     def close(self) -> None:

@@ -106,7 +106,7 @@ def cpu_seconds(pids: Mapping[str, Sequence[int]]) -> dict[str, float]:
 
 def _cpu_seconds(pid: int) -> float:
     times = psutil.Process(pid).cpu_times()
-    return times.user + times.system
+    return float(times.user + times.system)
 
 
 def threads(count: int) -> None:

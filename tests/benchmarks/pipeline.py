@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -28,7 +28,11 @@ if TYPE_CHECKING:
 TARGETS = {"ours_over_bare_small": 0.80, "ours_over_bare_medium": 0.85, "ours_over_hivemind_small": 2.0}
 ROUNDS = 5
 ROUNDS_FULL = 9
-WARMUP_S = 1.5
+BARE_WARMUP_S = 1.0
+WARMUP_S = {"small": 3.0, "medium": 6.0}
+"""Longer than a journey takes: a pipeline that still fills brings home less than it computes."""
+
+WINDOW_S = {"small": 7.0, "medium": 10.0}
 _MODULE = "tests.benchmarks._pipeline_"
 
 Figures = dict[str, float]
@@ -46,8 +50,7 @@ async def measure(
     """``size candidate`` → its rounds. ``only`` names candidates, all when empty."""
     found: dict[str, list[Figures]] = defaultdict(list)
     for name in sizes:
-        # Windows hold at least a few dozen microbatches: the last one of each in flight is lost at either end.
-        seconds = (7.0 if name == "small" else 9.0) * (1.5 if full else 1.0)
+        seconds = WINDOW_S[name] * (2.0 if full else 1.0)
         async with opened(name, only) as candidates:
             for number in range(rounds or (ROUNDS_FULL if full else ROUNDS)):
                 for candidate in candidates:
@@ -60,7 +63,9 @@ async def measure(
 class Candidate(Protocol):
     """What is measured in turns."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What the table calls it."""
 
     async def round(self, seconds: float) -> Figures:
         """One window: tokens per second, microbatches, CPU in cores by role and in all."""
@@ -71,12 +76,13 @@ async def opened(size: str, only: Sequence[str]) -> AsyncIterator[list[Candidate
     """The candidates of one size, in the order of a round; every process ends with the block."""
     from tests.benchmarks._pipeline_load import SIZES
 
+    makers: dict[str, Callable[[str, Size], contextlib.AbstractAsyncContextManager[Candidate]]]
     makers = {"bare 2 threads": _bare, "bare 2 processes": _bare, "ours": _ours}
     if size == "small":
         makers["hivemind"] = _hivemind
     async with contextlib.AsyncExitStack() as stack:
         yield [
-            await stack.enter_async_context(make(name, SIZES[size]))  # type: ignore[operator]
+            await stack.enter_async_context(make(name, SIZES[size]))
             for name, make in makers.items()
             if not only or name in only
         ]
@@ -100,10 +106,10 @@ def figures_of(reports: Sequence[Mapping[str, Any]], tokens: int) -> Figures:
 # --- candidates ------------------------------------------------------------------------------------------------------
 
 
-def _order(seconds: float, pids: Mapping[str, Sequence[int]]) -> Order:
+def _order(warmup_s: float, seconds: float, pids: Mapping[str, Sequence[int]]) -> Order:
     from tests.benchmarks._pipeline_load import Order
 
-    return Order(warmup_s=WARMUP_S, seconds=seconds, pids=pids)
+    return Order(warmup_s=warmup_s, seconds=seconds, pids=pids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +124,7 @@ class Bare:
         """See :class:`Candidate`."""
         import asyncio
 
-        orders = [asdict(_order(seconds, {"bare": [worker.pid]})) for worker in self.workers]
+        orders = [asdict(_order(BARE_WARMUP_S, seconds, {"bare": [worker.pid]})) for worker in self.workers]
         pairs = zip(self.workers, orders, strict=True)
         reports = await asyncio.gather(*(worker.ask(order) for worker, order in pairs))
         return figures_of(reports, self.size.tokens)
@@ -167,7 +173,9 @@ class Ours:
         self.step += 1
         for host in self.hosts:
             await host.ask({"begin": self.step})
-        report = await self.trainer.ask({"step": self.step, "order": asdict(_order(seconds, self.pids()))})
+        report = await self.trainer.ask(
+            {"step": self.step, "order": asdict(_order(WARMUP_S[self.size.name], seconds, self.pids()))}
+        )
         counts = [(await host.ask({"end": self.step}))["microbatches"] for host in self.hosts]
         if counts != [report["whole_step"]] * len(counts):
             raise RuntimeError(f"{report['whole_step']} microbatches came home, the stages' sums have {counts}")
@@ -211,7 +219,7 @@ class Hivemind:
         """See :class:`Candidate`."""
         self.signal(signal.SIGCONT)
         try:
-            report = await self.client.ask(asdict(_order(seconds, self.families)))
+            report = await self.client.ask(asdict(_order(WARMUP_S[self.size.name], seconds, self.families)))
         finally:
             self.signal(signal.SIGSTOP)
         return figures_of([report], self.size.tokens)
@@ -272,7 +280,9 @@ def to_result(found: Mapping[str, Sequence[Figures]], rounds: int) -> Result:
     """Table and summary. Bare torch is the better of its two forms."""
     all_of = {name: medians(figures) for name, figures in found.items()}
     rates = {name: figures["tokens_per_s"] for name, figures in all_of.items()}
-    bare = {size: max(rates[f"{size} bare 2 threads"], rates[f"{size} bare 2 processes"]) for size in ("small", "medium")}
+    bare = {
+        size: max(rates[f"{size} bare 2 threads"], rates[f"{size} bare 2 processes"]) for size in ("small", "medium")
+    }
     ratios = {
         "ours_over_bare_small": rates["small ours"] / bare["small"],
         "ours_over_bare_medium": rates["medium ours"] / bare["medium"],

@@ -124,9 +124,11 @@ microbatches_per_step = 4
 """
 
 
-def found(hand: ByHand, *, steps: int, listen: str = "/ip4/127.0.0.1/tcp/0") -> tuple[Started, str]:
+def found(
+    hand: ByHand, *, steps: int, listen: str = "/ip4/127.0.0.1/tcp/0", prefix: Sequence[str] = ()
+) -> tuple[Started, str]:
     """A small run, founded: (the bootstrap, the invite)."""
     manifest = hand.home.parent / "run.toml"
     manifest.write_text(RUN.format(steps=steps))
-    bootstrap = hand.start("new", str(manifest), "--listen", listen)
+    bootstrap = hand.start("new", str(manifest), "--listen", listen, prefix=prefix)
     return bootstrap, str(bootstrap.wait_event("Invited")["invite"])
