@@ -21,7 +21,9 @@ from multiaddr import Multiaddr
 
 from swarm.errors import PeerError, Unreachable
 from swarm.ids import PeerId
+from swarm.network.lean import spare_init
 
+spare_init()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit, at hivemind's import
     from hivemind.p2p import P2P

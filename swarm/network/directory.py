@@ -24,6 +24,7 @@ from swarm.ids import PeerId, RunId
 from swarm.network.addresses import split_peer
 from swarm.network.attach import AttachedP2P
 from swarm.network.guard import install
+from swarm.network.lean import spare_init
 from swarm.network.protocols import RecordT
 from swarm.network.records import (
     MAX_RECORD_BYTES,
@@ -40,6 +41,7 @@ from swarm.network.records import (
 from swarm.schema import Record
 from swarm.security.signing import SIGNATURE_BYTES, PrivateIdentity
 
+spare_init()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from hivemind.dht.crypto import DHTRecord, RecordValidatorBase

@@ -12,6 +12,9 @@ import struct
 import warnings
 from typing import Any, Final
 
+from swarm.network.lean import spare_init
+
+spare_init()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from hivemind.dht.storage import DictionaryDHTValue
