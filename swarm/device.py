@@ -23,8 +23,9 @@ SWITCH_INTERVAL_S = 0.0005
 each wake-up of the loop could wait 5 ms behind Python code on the device thread (torch's kernels release the lock)."""
 
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 _KEPT_BYTES = 256 << 20
+_GROWN_BYTES = 64 << 20
 _LARGEST_MMAP_THRESHOLD = 32 << 20
 
 
@@ -67,11 +68,14 @@ def keep_freed_memory() -> None:
 
     By default it hands tensors of this size back to the kernel, which clears the pages anew each time: a thousand page
     faults for one microbatch of a small stage, a tenth of its time. What is kept is bounded by what was in use at once.
+    One arena for all threads: the heaps of others are given back whole whenever they fall empty, whatever is said here.
     """
     with contextlib.suppress(OSError, AttributeError):
         libc = ctypes.CDLL(None)
         libc.mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
         libc.mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
+        libc.mallopt(_M_TOP_PAD, _GROWN_BYTES)
+        libc.mallopt(_M_ARENA_MAX, 1)
 
 
 def resolve_device(text: str) -> torch.device:

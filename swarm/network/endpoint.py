@@ -240,6 +240,16 @@ class LibP2PEndpoint:
         except TimeoutError as error:
             raise DeadlineMissed(f"no answer to {method} in {timeout_s:g} s", peer=target) from error
 
+    async def notify(self, target: PeerId, method: str, body: Message, *, timeout_s: float) -> None:
+        """See :class:`~swarm.network.protocols.Endpoint`."""
+        deadline = asyncio.get_running_loop().time() + timeout_s
+        try:
+            async with asyncio.timeout_at(deadline):
+                stream = await self._stream(target, self._protocol(method, False))
+                await stream.notify(method, body, deadline=deadline)
+        except TimeoutError as error:
+            raise DeadlineMissed(f"{method} could not be sent in {timeout_s:g} s", peer=target) from error
+
     def statistics(self) -> LinkStatistics:
         """See :class:`~swarm.network.protocols.Endpoint`. The directory's own traffic is not counted."""
         return self._meter.statistics()

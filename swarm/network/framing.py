@@ -47,6 +47,7 @@ class Kind(IntEnum):
     REPLY = 3
     ERROR = 4
     CANCEL = 5
+    NOTICE = 6
 
 
 _CONTENT_LIMIT = {
@@ -55,6 +56,7 @@ _CONTENT_LIMIT = {
     Kind.REPLY: MAX_BODY_BYTES,
     Kind.ERROR: MAX_ERROR_BYTES,
     Kind.CANCEL: 0,
+    Kind.NOTICE: MAX_BODY_BYTES,
 }
 
 

@@ -126,6 +126,13 @@ class Endpoint(Protocol):
         A payload is sent in chunks and must not be changed before the call returns.
         """
 
+    async def notify(self, target: PeerId, method: str, body: Message, *, timeout_s: float) -> None:
+        """Say without asking: returns when it is sent, at most ``timeout_s`` seconds later, and nobody says whether it
+        was taken. The handler has until then, too. About half the cost of a call without payload.
+
+        Raises Unreachable or DeadlineMissed when it could not be sent.
+        """
+
     def statistics(self) -> LinkStatistics:
         """Bytes by peer, so far."""
 

@@ -90,6 +90,12 @@ class CallerStream:
                 with contextlib.suppress(Unreachable):
                     self._link.send_nowait(Kind.CANCEL, call)
 
+    async def notify(self, method: str, body: Message, *, deadline: float) -> None:
+        """A request that gets no answer; returns when it is written. Raises Unreachable when the stream is broken."""
+        self._last = call = next(self._ids)
+        remaining_s = max(deadline - asyncio.get_running_loop().time(), 1e-3)
+        await self._link.send(Kind.NOTICE, call, pack_request(method, remaining_s, 0, body))
+
     async def _send(self, call: int, pending: _Pending, request: bytes, payload: Payload) -> None:
         """Request and payload, until it is all sent or the other side has refused it."""
         try:

@@ -138,6 +138,7 @@ class _Call:
     admitted: Admitted
     payload: bytearray
     deadline: float  # the loop's time
+    silent: bool  # a notice: nobody waits for an answer
     filled: int = 0
     expiry: asyncio.TimerHandle | None = None
     task: asyncio.Task[None] | None = None
@@ -179,10 +180,10 @@ class ServerStream:
     # StreamOwner
 
     def on_frame(self, header: Header, content: bytes | bytearray) -> None:
-        """A request or a cancel."""
+        """A request, a notice or a cancel."""
         if self._link.lost is not None:
             return  # what came in one piece with the frame that was refused
-        if header.kind is Kind.REQUEST:
+        if header.kind in (Kind.REQUEST, Kind.NOTICE):
             self._on_request(header, content)
         elif header.kind is Kind.CANCEL:
             self._on_cancel(header.call)
@@ -237,7 +238,9 @@ class ServerStream:
             return
         loop = asyncio.get_running_loop()
         deadline = loop.time() + admitted.remaining_s
-        open_call = self._calls[header.call] = _Call(admitted, bytearray(header.payload_bytes), deadline)
+        open_call = self._calls[header.call] = _Call(
+            admitted, bytearray(header.payload_bytes), deadline, silent=header.kind is Kind.NOTICE
+        )
         if header.payload_bytes:
             open_call.expiry = loop.call_at(deadline, self._expire, header.call)
         else:
@@ -250,7 +253,8 @@ class ServerStream:
     def _refuse(self, header: Header, error: PeerError) -> None:
         if header.payload_bytes:
             self._throw_away(header.call, header.payload_bytes)
-        self._send_error(header.call, error)
+        if header.kind is not Kind.NOTICE:
+            self._send_error(header.call, error)
         if isinstance(error, Violation):
             logger.warning("%s: %s", self.peer, error.reason)
             self._link.refuse(Violation(error.reason, peer=self.peer))
@@ -310,14 +314,20 @@ class ServerStream:
         try:
             async with asyncio.timeout_at(open_call.deadline):
                 body, answer = await handle(admitted, request)
+                if open_call.silent:
+                    return
                 await self._link.send(Kind.REPLY, call, body, memoryview(answer.payload).nbytes)
                 for chunk in cut(answer.payload):
                     await self._link.send_chunk(call, chunk)
         except TimeoutError:
-            self._send_error(call, DeadlineMissed("not answered in time"))
+            self._fail(open_call, call, DeadlineMissed("not answered in time"))
         except Violation as violation:
-            self._refuse(Header(Kind.REQUEST, call, 0, 0), violation)
+            self._refuse(Header(Kind.NOTICE if open_call.silent else Kind.REQUEST, call, 0, 0), violation)
         except PeerError as error:
+            self._fail(open_call, call, error)
+
+    def _fail(self, open_call: _Call, call: int, error: PeerError) -> None:
+        if not open_call.silent:
             self._send_error(call, error)
 
     def _send_error(self, call: int, error: PeerError) -> None:

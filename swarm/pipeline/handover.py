@@ -95,7 +95,12 @@ class Handover:
             receipt=receipt,
             **loss,
         )
-        await self._tell(key.microbatch.trainer, "trainer/1/hop", report)
+        try:
+            await self._context.endpoint.notify(
+                key.microbatch.trainer, "trainer/1/hop", report, timeout_s=self._settings.send_timeout_s
+            )
+        except PeerError as error:
+            logger.warning("cannot tell trainer %s: %s", key.microbatch.trainer, error)
 
     async def report_blocked(
         self, key: JourneyKey, route: tuple[PeerId, ...], hop: int, direction: Direction, error: PeerError

@@ -205,14 +205,7 @@ class SimEndpoint:
         max_reply_bytes: int = 0,
     ) -> tuple[ReplyT, memoryview]:
         """See :class:`~swarm.network.protocols.Endpoint`."""
-        server = self.network.find(target)
-        if self.network.find(self.peer) is not self:
-            raise Unreachable("this endpoint is closed", peer=target)
-        public = method.startswith(PUBLIC_PREFIX)
-        if not public and self.run is None:
-            raise BugError(f"{method} was called before the endpoint entered a run")
-        if server is None or (not public and server.run != self.run):
-            raise Unreachable("no such peer in this run", peer=target)
+        server = self._server(target, method)
         deadline = self.network.clock.monotonic() + timeout_s
         request = pack_request(method, timeout_s, max_reply_bytes, body)
         exchange = self._exchange(server, request, payload, deadline)
@@ -223,6 +216,25 @@ class SimEndpoint:
             return decode(reply, unpack(content)), memoryview(received)
         except Violation as violation:
             raise Violation(f"malformed answer: {violation.reason}", peer=target) from violation
+
+    async def notify(self, target: PeerId, method: str, body: Message, *, timeout_s: float) -> None:
+        """See :class:`~swarm.network.protocols.Endpoint`. Here the handler has ended when it returns."""
+        server = self._server(target, method)
+        deadline = self.network.clock.monotonic() + timeout_s
+        exchange = self._exchange(server, pack_request(method, timeout_s, 0, body), b"", deadline)
+        with contextlib.suppress(PeerError):
+            await self._until(exchange, server, timeout_s, method)
+
+    def _server(self, target: PeerId, method: str) -> SimEndpoint:
+        server = self.network.find(target)
+        if self.network.find(self.peer) is not self:
+            raise Unreachable("this endpoint is closed", peer=target)
+        public = method.startswith(PUBLIC_PREFIX)
+        if not public and self.run is None:
+            raise BugError(f"{method} was called before the endpoint entered a run")
+        if server is None or (not public and server.run != self.run):
+            raise Unreachable("no such peer in this run", peer=target)
+        return server
 
     def statistics(self) -> LinkStatistics:
         """See :class:`~swarm.network.protocols.Endpoint`."""
