@@ -10,24 +10,37 @@ from peers.leaving import Leaving
 from peers.roles import Surroundings, build_empty, download_part
 from peers.settings import PeerSettings
 from peers.situation import Situation
-from swarm.errors import EXIT_ERROR, EXIT_UNREACHABLE, PeerError, Refused, RunEnded, StateError
+from swarm.errors import (
+    EXIT_ERROR,
+    EXIT_UNREACHABLE,
+    EXIT_USAGE,
+    Busy,
+    OutOfSync,
+    PeerError,
+    Refused,
+    RunEnded,
+    StateError,
+    WrongStep,
+)
 from swarm.ids import PartName, PeerId
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.changes import Admission, admission_bytes
 from swarm.optimization.member import Member
 from swarm.optimization.observer import Observer, ObserverContext
 from swarm.optimization.part import TrainedPart
-from swarm.optimization.records import CloseRecord
+from swarm.optimization.records import CloseRecord, Decision
 from swarm.optimization.roster import Member as Listed
 from swarm.optimization.roster import choose_place
+from swarm.pipeline.patience import Patience
 from swarm.schema import Empty
 from swarm.security.signing import verify
 
 logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 30.0
-MAX_ROUNDS = 5
-"""How often all donors are tried before this peer gives up, saying what went wrong."""
+MAX_FAILURES = 8
+"""How many donors may fail before this peer gives up, saying what went wrong. Busy ones do not count."""
+FIRST_PAUSE_S = 0.2
 
 Prepare = Callable[[TrainedPart | None, CloseRecord], Awaitable[None]]
 """Our part has the state of this record for the first time: be ready to take work with it."""
@@ -48,28 +61,55 @@ class Joining:
         self._settings, self._around, self._member = settings, around, member
         self._situation, self._leaving, self._prepare = situation, leaving, prepare
         self._calls = StepCalls(around.endpoint)
+        self._context = ObserverContext(
+            run=around.manifest.run_id,
+            endpoint=around.endpoint,
+            device=around.device,
+            verify=verify,
+            observe=member.observe,
+        )
+        self._known: CloseRecord | None = None
         self._part: TrainedPart | None = None
         self._prepared = False
 
     async def run(self, contact: PeerId) -> None:
-        """Return when a record names us. Raises RunEnded when there is no place for us or no donor helps."""
-        context = ObserverContext(
-            endpoint=self._around.endpoint, device=self._around.device, verify=verify, observe=self._member.observe
-        )
-        failure: Exception = StateError("nobody holds that part")
-        for _ in range(MAX_ROUNDS):
-            head = (await Observer(context, contact, None).start(contact)).record
+        """Return when a record names us. Raises RunEnded when there is no place for us, or when those who could help
+        failed too often."""
+        failures, patience = 0, Patience(FIRST_PAUSE_S)
+        while True:
+            head = await self._newest(contact)
+            self._around.watch.follow(())  # from here on the contact is one of many, and may leave
             self._learn(head)
             name = self._choose(head)
             for donor in self._donors(head, name, contact):
                 try:
-                    return await self._join(Observer(context, donor, name), contact)
-                except (PeerError, StateError) as error:
-                    failure = error
+                    return await self._join(Observer(self._context, donor, name), contact, head)
+                except (Busy, WrongStep) as later:
+                    self._situation.wait_for(f"a member that can help: {later.reason}")
+                except (PeerError, StateError, OutOfSync) as error:
+                    failures += 1
                     logger.warning("joining with the help of %s failed: %s", donor, error)
-        raise RunEnded(f"no member could help this peer to join: {failure}", EXIT_UNREACHABLE)
+                    if failures >= MAX_FAILURES:
+                        reason = f"nobody could help this peer to join; the last that tried: {error}"
+                        raise RunEnded(reason, EXIT_UNREACHABLE) from error
+            await self._around.clock.sleep(patience.pause_s())
+
+    async def _newest(self, contact: PeerId) -> CloseRecord:
+        """The newest record, as the contact has it, or when it has gone any member that more than half of the roster we
+        know vouch for. Raises the contact's PeerError when nobody does."""
+        try:
+            return (await Observer(self._context, contact, None).start(contact)).record
+        except PeerError as gone:
+            known = self._known
+            for peer in () if known is None else known.members.peers:
+                try:
+                    return (await Observer(self._context, peer, None).start(contact, known)).record
+                except PeerError as error:
+                    logger.info("%s cannot stand in for the contact: %s", peer, error)
+            raise RunEnded(f"the contact is gone, and nobody stands in for it: {gone}", EXIT_UNREACHABLE) from gone
 
     def _learn(self, head: CloseRecord) -> None:
+        self._known = head
         for member in head.roster:
             self._around.endpoint.learn(PeerId(member.peer), member.addresses)
 
@@ -81,13 +121,14 @@ class Joining:
         try:
             part, reason = choose_place(
                 head.members,
+                self._around.endpoint.peer,
                 self._settings.role,
                 self._settings.stage,
                 stages=manifest.split.stages,
                 private_ends=manifest.split.ends == "private",
             )
         except Refused as refused:
-            raise RunEnded(refused.reason, EXIT_ERROR) from refused
+            raise RunEnded(refused.reason, EXIT_USAGE) from refused
         if (part, reason) != (self._situation.part, self._situation.reason):
             self._situation.assigned(part, reason)
         return part
@@ -101,8 +142,20 @@ class Joining:
         random.Random(self._around.endpoint.peer).shuffle(replicas)
         return replicas
 
-    async def _join(self, observer: Observer, contact: PeerId) -> None:
-        decision = await observer.start(contact)
+    async def _join(self, observer: Observer, contact: PeerId, known: CloseRecord) -> None:
+        decision = await observer.start(contact, known)
+        record, ours = decision.record, self._member.head
+        if ours is not None and record.step < ours.step:
+            raise WrongStep(f"it is at step {record.step}, this peer at {ours.step}", peer=observer.donor)
+        if ours is not None and record.hash() == ours.hash():
+            observer.resume(self._part)  # only the donor is another
+        else:
+            await self._install(observer, decision)
+        while not self._member.is_member:
+            await self._ask(observer.head)
+            self._learn(await observer.follow())
+
+    async def _install(self, observer: Observer, decision: Decision) -> None:
         name = self._situation.part
         if name is not None:
             self._part = self._part or await build_empty(self._around, name)
@@ -111,9 +164,6 @@ class Joining:
             await self._prepare(self._part, decision.record)
             self._prepared = True
         await observer.begin(decision, self._part)
-        while not self._member.is_member:
-            await self._ask(observer.head)
-            self._learn(await observer.follow())
 
     async def _ask(self, head: CloseRecord) -> None:
         """Ask the leader of the open step to be in its record's roster. A no is for this step only."""
@@ -132,7 +182,7 @@ class Joining:
             part=self._situation.part,
             addresses=around.endpoint.addresses[:8],
         )
-        signature = around.identity.sign(admission_bytes(around.manifest.run_id, step, member))
+        signature = around.identity.sign(admission_bytes(around.manifest.run_id, step, head.hash(), member))
         body = Admission(step=step, member=member, signature=signature)
         self._leaving.admitted.set()
         self._situation.wait_for(f"step {step} to close, to be let in")

@@ -10,6 +10,7 @@ from swarm.ids import RunId
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.changes import Departure, departure_bytes
 from swarm.optimization.member import Member
+from swarm.optimization.records import NO_RECORD
 from swarm.planning.deadlines import AdaptiveDeadline
 from swarm.schema import Empty
 from swarm.security.signing import PrivateIdentity
@@ -62,7 +63,9 @@ class Leaving:
 
     async def _ask_leader(self, step: int) -> None:
         me = self._calls.me
-        signature = self._identity.sign(departure_bytes(self._run, step, me))
+        head = self._member.head
+        previous = NO_RECORD if head is None else head.hash()
+        signature = self._identity.sign(departure_bytes(self._run, step, previous, me))
         body, leader = Departure(step=step, peer=me, signature=signature), self._member.roster.leader(step)
         try:
             await self._calls.ask(leader, "lead/1/leave", body, Empty, timeout_s=self._deadline.seconds())

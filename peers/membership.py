@@ -174,6 +174,7 @@ class Membership:
                     history=self._history,
                     events=self._around.events,
                     timeout_s=self._deadline.seconds,
+                    asking=self._desk.asking,
                     settle=self._desk.settle,
                 )
                 await StepLoop(self._member, self._desk, closing, self._parting, self._feed()).run()
@@ -267,10 +268,12 @@ class Membership:
 
         What is wrong on our side ends this peer with the reason; the founder is told no.
         """
+        self._leaving.admitted.set()  # from here on a record may name us
         try:
             await self._take_place(record, donor)
         except (ConfigError, StateError) as error:
-            self._unfit.set_result(error)
+            if not self._unfit.done():
+                self._unfit.set_result(error)
             raise Refused(str(error)) from error
 
     async def _take_place(self, record: CloseRecord, donor: PeerId) -> None:
@@ -319,7 +322,7 @@ class Membership:
             if roster.peers != self._followed:
                 self._followed = roster.peers
                 self._around.watch.follow(roster.peers)
-        self._desk.open_step(record.step + 1, roster)
+        self._desk.open_step(record.step + 1, roster, record.hash())
         if self._role is not None:
             self._role.open_step(record.step + 1, roster)
         if inside and not self._was_member:
@@ -352,7 +355,7 @@ class Membership:
     @property
     def roster(self) -> Roster:
         """Who takes part in the open step; empty before the genesis."""
-        return self._member.roster if self._history.next_step else Roster(())
+        return self._member.roster
 
     def name_of(self, peer: str) -> str:
         """The name a peer gave itself, its id when it is not in the roster."""

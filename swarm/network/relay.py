@@ -5,19 +5,18 @@ other limits than 128 KiB and two minutes per connection (its start-up installs 
 one), which no tensor survives. The two ends run their own encrypted connection through the circuit, so a relay sees
 who talks to whom and how much, never what, and can change nothing unnoticed.
 
-Who may be called is decided by :meth:`Relay.reserve`, which only members of the run reach; who calls is anybody.
+Whoever has entered the run, which the public manifest suffices for, may ask to be called through us, and anybody may
+call. Members of the run, as :meth:`Relay.allow` says who they are, are served without limits of time and bytes; all
+others share the small bounds of :mod:`swarm.network.relay_seats`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Awaitable
-from dataclasses import dataclass
 
 from swarm.clock import Clock
-from swarm.errors import Busy, PeerError, Violation
+from swarm.errors import PeerError, Refused, Violation
 from swarm.ids import PeerId
 from swarm.network.attach import LINK_ERRORS, AttachedP2P, peer_bytes, peer_of_bytes
 from swarm.network.circuit import (
@@ -33,24 +32,12 @@ from swarm.network.circuit import (
     encode_stop,
     read_body,
 )
+from swarm.network.relay_seats import MayRelay, RelayLimits, Seat, Seats
+from swarm.network.splice import Splice, SpliceLimits, Streams
 
 logger = logging.getLogger(__name__)
 
-RESERVED_S = 60.0
-"""How long a reservation holds unless it is renewed."""
-
 _SHAKE_S = 10.0
-_READ_BYTES = 256 << 10
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RelayLimits:
-    """``circuits`` in all and ``circuits_per_peer`` for each end; a pair of peers needs one. There is no limit of
-    time or bytes."""
-
-    reservations: int = 128
-    circuits: int = 256
-    circuits_per_peer: int = 64
 
 
 class Relay:
@@ -58,131 +45,123 @@ class Relay:
 
     def __init__(self, p2p: AttachedP2P, clock: Clock, limits: RelayLimits | None = None) -> None:
         self._p2p, self._clock = p2p, clock
-        self._limits = limits or RelayLimits()
-        self._reserved: dict[PeerId, float] = {}
-        self._circuits: dict[asyncio.Task[None], tuple[PeerId, PeerId | None]] = {}
+        self._seats = Seats(limits or RelayLimits())
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._retired = False
         self.relayed_bytes = 0
 
     async def open(self) -> None:
         """Answer the daemon's streams from now on. Raises Unreachable."""
         await self._p2p.serve_streams(HOP, self._accept)
 
+    def allow(self, may: MayRelay) -> None:
+        """From now on these peers are members; asked again at every use, so it must be cheap. None are before."""
+        self._seats.may = may
+
     def reserve(self, peer: PeerId) -> None:
-        """Let others reach ``peer`` through us for the next 60 s. Raises Busy when too many have asked."""
-        now = self._clock.monotonic()
-        self._reserved = {each: until for each, until in self._reserved.items() if until > now}
-        if peer not in self._reserved and len(self._reserved) >= self._limits.reservations:
-            raise Busy(f"this relay serves {len(self._reserved)} peers already")
-        self._reserved[peer] = now + RESERVED_S
+        """Let others reach ``peer`` through us for the next 60 s. Raises Busy when too many have asked, Refused once
+        we are about to leave."""
+        if self._retired:
+            raise Refused("this peer is about to leave")
+        self._seats.reserve(peer, self._clock.monotonic())
+
+    def retire(self) -> tuple[PeerId, ...]:
+        """Take no more reservations; circuits go on, and new ones to those who have one. Those who do: to be told."""
+        self._retired = True
+        return self._seats.holders(self._clock.monotonic())
 
     @property
     def circuits(self) -> int:
         """How many connections are passed on now."""
-        return len(self._circuits)
+        return self._seats.circuits
 
     async def close(self) -> None:
         """Cut every circuit. Idempotent."""
-        for task in self._circuits:
+        self._retired = True
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._circuits, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _accept(self, caller: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        serving = self._serve(caller, reader, writer)
-        task = asyncio.get_running_loop().create_task(serving, name="relay circuit")
-        self._circuits[task] = (caller, None)
-        task.add_done_callback(lambda done: self._circuits.pop(done))
+        seat = self._seats.sit(caller)
+        if seat is None:
+            writer.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(seat, (reader, writer)), name="relay circuit")
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._forget(done, seat, writer))
 
-    async def _serve(self, caller: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _forget(self, task: asyncio.Task[None], seat: Seat, writer: asyncio.StreamWriter) -> None:
+        """Here rather than in the task, whose body never runs when it is cancelled before its first step."""
+        self._tasks.discard(task)
+        self._seats.leave(seat)
+        writer.close()
+
+    async def _serve(self, seat: Seat, here: Streams) -> None:
+        opened: list[Streams] = []
         try:
             async with asyncio.timeout(_SHAKE_S):
-                there = await self._shake_hands(caller, reader, writer)
-            if there is not None:
-                try:
-                    await self._splice((reader, writer), there)
-                finally:
-                    there[1].close()
+                target = await self._shake_hands(seat, here, opened)
+            if target is not None:
+                seat.shaking = False
+                await self._splice(seat.caller, target).run(here, opened[0])
         except (*LINK_ERRORS, PeerError) as error:
-            logger.debug("a circuit of %s ended: %s", caller, error)
+            logger.debug("a circuit of %s ended: %s", seat.caller, error)
         finally:
-            writer.close()
+            for _, writer in opened:
+                writer.close()
 
-    async def _shake_hands(
-        self, caller: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter] | None:
-        """The stream to whom the caller wants, once both have agreed; None when it was told no."""
+    def _splice(self, caller: PeerId, target: PeerId) -> Splice:
+        limits = self._seats.limits
+        bounds = SpliceLimits(
+            bounded=lambda: self._seats.bounded(caller, target),
+            bytes_per_s=limits.stranger_bytes_per_s,
+            idle_s=limits.stranger_idle_s,
+        )
+        return Splice(bounds, self._clock, self._count)
+
+    def _count(self, size: int) -> None:
+        self.relayed_bytes += size
+
+    async def _shake_hands(self, seat: Seat, here: Streams, opened: list[Streams]) -> PeerId | None:
+        """Whom the caller wants, once both have agreed; None when it was told no. The stream there is in ``opened``
+        as soon as there is one, to be closed whatever happens."""
+        reader, writer = here
         try:
-            target, status = self._judge(caller, decode_hop(await read_body(reader)))
+            target, status = self._judge(seat, decode_hop(await read_body(reader)))
         except Violation:
             target, status = None, Status.MALFORMED_MESSAGE
-        there = None
         if target is not None:
-            task = asyncio.current_task()
-            assert task is not None  # noqa: S101 - we run in one
-            self._circuits[task] = (caller, target)
             try:
-                there = await self._call(caller, target)
+                await self._call(seat.caller, target, opened)
             except (*LINK_ERRORS, PeerError) as error:
-                logger.debug("%s cannot be reached for %s: %s", target, caller, error)
-                status = Status.CONNECTION_FAILED
+                logger.debug("%s cannot be reached for %s: %s", target, seat.caller, error)
+                target, status = None, Status.CONNECTION_FAILED
         writer.write(encode_hop(CircuitMessage(HopType.STATUS, status=status)))
         await writer.drain()
-        return there
+        return target
 
-    def _judge(self, caller: PeerId, asked: CircuitMessage) -> tuple[PeerId | None, Status]:
+    def _judge(self, seat: Seat, asked: CircuitMessage) -> tuple[PeerId | None, Status]:
         """Whom to call for this message, or why not."""
         if asked.kind == HopType.RESERVE:
             return None, Status.RESERVATION_REFUSED
         if asked.kind != HopType.CONNECT or asked.peer is None:
             return None, Status.UNEXPECTED_MESSAGE
         target = peer_of_bytes(asked.peer)
-        if target == caller:
+        if target == seat.caller:
             return None, Status.PERMISSION_DENIED
-        if self._reserved.get(target, 0.0) <= self._clock.monotonic():
+        if not self._seats.holds(target, self._clock.monotonic()):
             return None, Status.NO_RESERVATION
-        if len(self._circuits) > self._limits.circuits or any(
-            sum(peer in ends for ends in self._circuits.values()) > self._limits.circuits_per_peer
-            for peer in (caller, target)
-        ):
+        if not self._seats.aim(seat, target):
             return None, Status.RESOURCE_LIMIT_EXCEEDED
         return target, Status.OK
 
-    async def _call(self, caller: PeerId, target: PeerId) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _call(self, caller: PeerId, target: PeerId, opened: list[Streams]) -> None:
         """A stream to the target over the connection that it keeps with us, with its consent."""
         reader, writer = await self._p2p.open_stream(target, STOP)
-        try:
-            writer.write(encode_stop(CircuitMessage(StopType.CONNECT, peer_bytes(caller))))
-            answer = decode_stop(await read_body(reader))
-            if answer.kind != StopType.STATUS or answer.status != Status.OK:
-                raise Violation(f"it answered with status {answer.status}", peer=target)
-        except BaseException:
-            writer.close()
-            raise
-        return reader, writer
-
-    async def _splice(
-        self,
-        here: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-        there: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-    ) -> None:
-        """Pass bytes both ways until both directions have ended, or one of them breaks."""
-
-        async def one_way(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            while data := await reader.read(_READ_BYTES):
-                self.relayed_bytes += len(data)
-                writer.write(data)
-                await writer.drain()
-            with contextlib.suppress(*LINK_ERRORS):
-                writer.write_eof()
-
-        await _first_failure(one_way(here[0], there[1]), one_way(there[0], here[1]))
-
-
-async def _first_failure(*ways: Awaitable[None]) -> None:
-    """Until all are done or one fails; none goes on afterwards."""
-    tasks = [asyncio.ensure_future(way) for way in ways]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        opened.append((reader, writer))
+        writer.write(encode_stop(CircuitMessage(StopType.CONNECT, peer_bytes(caller))))
+        answer = decode_stop(await read_body(reader))
+        if answer.kind != StopType.STATUS or answer.status != Status.OK:
+            raise Violation(f"it answered with status {answer.status}", peer=target)

@@ -1,8 +1,9 @@
 """Who joins and leaves when a step closes. Pure.
 
-A peer asks for itself, with its signature, for one step; the leader of that step gathers what it was asked and puts
-the resulting roster into the close record; every member computes the same roster from the same requests before it
-accepts. So nobody can be put into a roster, or out of it, against its will, and no old request can be used again.
+A peer asks for itself, with its signature, for one step after one record; the leader of that step gathers what it was
+asked and puts the resulting roster into the close record; every member computes the same roster from the same requests
+before it accepts. So nobody can be put into a roster, or out of it, against its will, and no old request can be used
+again.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Annotated
 
 from pydantic import Field
@@ -51,15 +53,24 @@ class Changes(Message):
 NO_CHANGES = Changes()
 
 
-def admission_bytes(run: RunId, step: int, member: Member) -> bytes:
-    """What a peer signs to join."""
+def admission_bytes(run: RunId, step: int, previous: str, member: Member) -> bytes:
+    """What a peer signs to join with ``step``; ``previous`` is the hash of the record before."""
     text = json.dumps(member.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
-    return f"join|{run}|{step}|{hashlib.sha256(text.encode()).hexdigest()}".encode()
+    return f"join|{run}|{step}|{previous}|{hashlib.sha256(text.encode()).hexdigest()}".encode()
 
 
-def departure_bytes(run: RunId, step: int, peer: str) -> bytes:
-    """What a member signs to leave."""
-    return f"leave|{run}|{step}|{peer}".encode()
+def departure_bytes(run: RunId, step: int, previous: str, peer: str) -> bytes:
+    """What a member signs to leave; see :func:`admission_bytes`."""
+    return f"leave|{run}|{step}|{previous}|{peer}".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When requests are asked: the open step, who takes part in it, and the hash of the record before it."""
+
+    step: int
+    roster: Roster
+    previous: str
 
 
 class ChangeRules:
@@ -69,24 +80,24 @@ class ChangeRules:
     def __init__(self, run: RunId, parts: Sequence[PartName], most: int, verify: Verify) -> None:
         self._run, self._parts, self._most, self._verify = run, tuple(parts), most, verify
 
-    def check_admission(self, before: Roster, step: int, request: Admission) -> None:
+    def check_admission(self, now: Moment, request: Admission) -> None:
         """Raises Refused with the reason, Violation for a forged request."""
         member, peer = request.member, PeerId(request.member.peer)
-        if request.step != step:
-            raise Refused(f"this asks to join in step {request.step}, step {step} is open")
-        if peer in before:
+        if request.step != now.step:
+            raise Refused(f"this asks to join in step {request.step}, step {now.step} is open")
+        if peer in now.roster:
             raise Refused(f"{peer} is in the roster already")
-        if not self._verify(peer, admission_bytes(self._run, step, member), request.signature):
+        if not self._verify(peer, admission_bytes(self._run, now.step, now.previous, member), request.signature):
             raise Violation(f"the request of {peer} to join is forged")
         if member.part not in self._parts_of(member.role):
             raise Refused(f"a {member.role} of this run does not hold {member.part or 'nothing'}")
 
-    def check_departure(self, before: Roster, step: int, request: Departure) -> None:
+    def check_departure(self, now: Moment, request: Departure) -> None:
         """Raises Refused with the reason, Violation for a forged request."""
         peer = PeerId(request.peer)
-        if request.step != step or peer not in before:
-            raise Refused(f"{peer} asks to leave in step {request.step}; it is step {step}'s members that may now")
-        if not self._verify(peer, departure_bytes(self._run, step, peer), request.signature):
+        if request.step != now.step or peer not in now.roster:
+            raise Refused(f"{peer} asks to leave in step {request.step}; it is step {now.step}'s members that may now")
+        if not self._verify(peer, departure_bytes(self._run, now.step, now.previous, peer), request.signature):
             raise Violation(f"the request of {peer} to leave is forged")
 
     def _parts_of(self, role: str) -> tuple[PartName | None, ...]:
@@ -120,13 +131,14 @@ class ChangeRules:
             leaves=tuple(granted),
         )
 
-    def apply(self, before: Roster, step: int, changes: Changes) -> Roster:
+    def apply(self, now: Moment, changes: Changes) -> Roster:
         """The roster that a record with these changes must name. Raises Refused or Violation for changes that no
         honest leader makes."""
+        before = now.roster
         for join in changes.joins:
-            self.check_admission(before, step, join)
+            self.check_admission(now, join)
         for leave in changes.leaves:
-            self.check_departure(before, step, leave)
+            self.check_departure(now, leave)
         joining = {join.member.peer: join.member for join in changes.joins}
         leaving = [leave.peer for leave in changes.leaves]
         if len(joining) != len(changes.joins) or len(set(leaving)) != len(leaving):

@@ -44,11 +44,16 @@ class History:
         return 0 if self._head is None else self._head.step + 1
 
     def begin(self, record: CloseRecord) -> None:
-        """Start the chain at a record that was verified otherwise: for who joins a run in progress. Raises OutOfSync
-        when there is one already, OSError as :meth:`append`."""
+        """Start the chain at a record that was verified otherwise: for who joins a run in progress, and anew when it
+        fell too far behind. What was before is forgotten, in the file too, so that it is one chain. Raises OutOfSync
+        for a record that contradicts our newest one or is older, OSError as :meth:`append`."""
         if self._head is not None:
-            raise OutOfSync(f"this history has begun with step {self._head.step} or before")
-        self._write(record)
+            older, same = record.step < self._head.step, record.step == self._head.step
+            if older or record.run != self._head.run or (same and record.hash() != self._hash):
+                raise OutOfSync(
+                    f"the record of step {record.step} is not of the history that we know to {self._head.step}"
+                )
+        self._write(record, "w")
 
     def check(self, record: CloseRecord) -> None:
         """Raises OutOfSync when the record cannot follow."""
@@ -64,11 +69,11 @@ class History:
     def append(self, record: CloseRecord) -> None:
         """Add a decided record. Blocks for a disk's sync. Raises OSError, with nothing added, when the disk refuses."""
         self.check(record)
-        self._write(record)
+        self._write(record, "a")
 
-    def _write(self, record: CloseRecord) -> None:
+    def _write(self, record: CloseRecord, mode: str) -> None:
         if self._path is not None:
-            with self._path.open("a", encoding="utf-8") as file:
+            with self._path.open(mode, encoding="utf-8") as file:
                 file.write(json.dumps(record.model_dump(mode="json"), separators=(",", ":")) + "\n")
                 file.flush()
                 os.fsync(file.fileno())

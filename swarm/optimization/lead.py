@@ -6,15 +6,15 @@ The leader's successor keeps the same completions as a witness: what only one pe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from swarm.errors import Busy, Refused, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import Answer, Method, Request
-from swarm.optimization.changes import MAX_CHANGES, Admission, ChangeRules, Changes, Departure
+from swarm.optimization.changes import MAX_CHANGES, Admission, ChangeRules, Changes, Departure, Moment
 from swarm.optimization.ledger import Ledger
 from swarm.optimization.messages import Complete, Lease, Leased
-from swarm.optimization.records import Contribution
+from swarm.optimization.records import NO_RECORD, Contribution
 from swarm.optimization.roster import Roster
 from swarm.optimization.rules import StepRules
 from swarm.schema import Empty
@@ -32,7 +32,7 @@ class LeadDesk:
         verify: Callable[[PeerId, bytes, bytes], bool],
     ) -> None:
         self._rules, self._me, self._wait_open, self._verify = rules, me, wait_open, verify
-        self._step = 0
+        self._step, self._previous = 0, NO_RECORD
         self._roster = Roster(())
         self._ledger: Ledger | None = None
         self._witnessed: dict[MicrobatchId, Contribution] = {}
@@ -51,9 +51,10 @@ class LeadDesk:
             Method(name="lead/1/leave", request=Departure, handle=self._on_leave),
         ]
 
-    def open_step(self, step: int, roster: Roster) -> None:
-        """Start a step: as its leader with a new ledger, as its successor with an empty memory, else idle."""
-        self._step, self._roster = step, roster
+    def open_step(self, step: int, roster: Roster, previous: str = NO_RECORD) -> None:
+        """Start a step: as its leader with a new ledger, as its successor with an empty memory, else idle. ``previous``
+        is the hash of the record before it."""
+        self._step, self._roster, self._previous = step, roster, previous
         self._witnessed = {}
         self._full.clear()
         self._joins, self._leaves, self._settled = {}, {}, False
@@ -66,11 +67,21 @@ class LeadDesk:
         assert self._ledger is not None  # noqa: S101 - only a ledger fills
         return self._ledger.committed()
 
-    def settle(self) -> tuple[Changes, Roster]:
-        """Who joins and leaves with this step, and the next step's roster. Later requests must wait for that one."""
+    def asking(self) -> tuple[PeerId, ...]:
+        """Who has asked to join with this step so far."""
+        return tuple(self._joins)
+
+    def settle(self, absent: Collection[PeerId]) -> tuple[Changes, Roster]:
+        """Who joins and leaves with this step, and the next step's roster; ``absent`` have asked to join and do not
+        answer. Later requests must wait for the next step."""
         self._settled = True
-        changes = self._change_rules.gather(self._roster, tuple(self._joins.values()), tuple(self._leaves.values()))
-        return changes, self._change_rules.apply(self._roster, self._step, changes)
+        joins = tuple(join for peer, join in self._joins.items() if peer not in absent)
+        changes = self._change_rules.gather(self._roster, joins, tuple(self._leaves.values()))
+        return changes, self._change_rules.apply(self._now, changes)
+
+    @property
+    def _now(self) -> Moment:
+        return Moment(self._step, self._roster, self._previous)
 
     async def _on_lease(self, request: Request) -> Answer:
         body: Lease = request.body
@@ -112,10 +123,11 @@ class LeadDesk:
         if body.member.peer != request.caller:
             raise Refused("a peer asks for itself only")
         await self._wait_to_change(body.step)
-        self._change_rules.check_admission(self._roster, body.step, body)
-        if len(self._roster) + len(self._joins) >= self._rules.max_members:
+        self._change_rules.check_admission(self._now, body)
+        others = len(self._joins.keys() - {request.caller})
+        if len(self._roster) + others >= self._rules.max_members:
             raise Refused(f"the run is full: a step's record has room for {self._rules.max_members} members")
-        if request.caller not in self._joins and len(self._joins) >= MAX_CHANGES:
+        if others >= MAX_CHANGES:
             raise Busy(f"{MAX_CHANGES} peers join in this step already")
         self._joins[request.caller] = body
         return Answer(Empty())
@@ -125,7 +137,7 @@ class LeadDesk:
         if body.peer != request.caller:
             raise Refused("a peer asks for itself only")
         await self._wait_to_change(body.step)
-        self._change_rules.check_departure(self._roster, body.step, body)
+        self._change_rules.check_departure(self._now, body)
         others = [peer for peer in self._leaves if peer != request.caller]
         if (reason := self._change_rules.spared(self._roster, others, request.caller)) is not None:
             raise Refused(reason)

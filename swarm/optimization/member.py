@@ -21,7 +21,7 @@ from swarm.device import DeviceThread
 from swarm.errors import EXIT_ERROR, OutOfSync, PeerError, Refused, RoundFailed, RunEnded, WrongStep
 from swarm.ids import MicrobatchId, PartName, PeerId, stage_of
 from swarm.network.protocols import Answer, Method, Request
-from swarm.optimization.changes import ChangeRules
+from swarm.optimization.changes import ChangeRules, Moment
 from swarm.optimization.closing import totals
 from swarm.optimization.history import History
 from swarm.optimization.ledger import assigned, weights
@@ -117,6 +117,7 @@ class Member:
         self._open = _OpenStep()
         self._departed = False
         self._step = context.history.next_step
+        self._roster = context.history.head.members if self._step else Roster(())
         rules = context.rules
         self._changes = ChangeRules(rules.run, rules.parts, rules.max_members, context.verify)
         self._failure: RunEnded | None = None
@@ -129,13 +130,18 @@ class Member:
 
     @property
     def roster(self) -> Roster:
-        """Who takes part in the open step."""
-        return self._context.history.head.members
+        """Who takes part in the open step; empty before the genesis."""
+        return self._roster
+
+    @property
+    def head(self) -> CloseRecord | None:
+        """The newest record that is decided here."""
+        return self._context.history.head if self._context.history.next_step else None
 
     @property
     def is_member(self) -> bool:
         """Whether the newest record has this peer in its roster."""
-        return self._context.history.next_step > 0 and self._context.me in self.roster
+        return self._context.me in self.roster
 
     @property
     def over(self) -> bool:
@@ -163,14 +169,15 @@ class Member:
 
     async def observe(self, decision: Decision) -> None:
         """Go on with what others decided, as a peer that is not in the roster (yet): it must be verified, and our part
-        brought to it. The first one begins our history. Raises OutOfSync when it does not follow."""
+        brought to it. The first one begins our history, and one that leaves steps out begins it anew. Raises OutOfSync
+        for one that contradicts it."""
         history, record = self._context.history, decision.record
-        if history.next_step == 0:
-            history.begin(record)
-        else:
+        if 0 < history.next_step == record.step:
             history.append(record)
+        else:
+            history.begin(record)
         await self._context.decided(decision)
-        self._open, self._step = _OpenStep(), record.step + 1
+        self._open_next(record)
         async with self._moved:
             self._moved.notify_all()
 
@@ -300,7 +307,8 @@ class Member:
         step, last = body.record.step, self._context.rules.steps
         if step >= last and (body.changes.joins or body.changes.leaves):
             raise Refused("nobody joins or leaves with the run's last step")
-        if body.record.roster != self._changes.apply(self.roster, step, body.changes).members:
+        now = Moment(step, self.roster, self._context.history.head_hash)
+        if body.record.roster != self._changes.apply(now, body.changes).members:
             raise Refused("the record's roster is not what the requests with it make of the one before")
 
     async def _on_decide(self, request: Request) -> Answer:
@@ -315,6 +323,9 @@ class Member:
                 state.closing = asyncio.create_task(self._close_step(decision))
         await asyncio.shield(state.closing)
         return Answer(Empty())
+
+    def _open_next(self, record: CloseRecord) -> None:
+        self._open, self._step, self._roster = _OpenStep(), record.step + 1, record.members
 
     def _decision(self, state: _OpenStep, body: Decide) -> Decision:
         if state.proposal is None or state.proposal.record.hash() != body.record:
@@ -340,7 +351,7 @@ class Member:
             self._failure.__cause__ = error
             raise
         else:
-            self._open, self._step = _OpenStep(), record.step + 1
+            self._open_next(record)
         finally:
             async with self._moved:
                 self._moved.notify_all()
@@ -359,8 +370,7 @@ class Member:
             raise Refused(f"{leader} leads step {step}")
 
     def _part_name(self) -> PartName | None:
-        roster = self.roster if self._context.history.next_step else None
-        if roster is None or self._context.me not in roster:
+        if self._context.me not in self.roster:
             return None
-        part = roster[self._context.me].part
+        part = self.roster[self._context.me].part
         return None if part is None else PartName(part)

@@ -1,9 +1,10 @@
 """A peer that joins a run in progress: it observes, catches up, and asks to be a member. The other side of
 ``swarm.optimization.observing``.
 
-What is believed: the contact (the peer whose invite was followed) about which record is the newest, and nobody about
-anything else. The state is verified against that record, every later record against the one before it and the
-signatures of its whole roster, every update by the digest that its record names.
+What is believed: the contact (the peer whose invite was followed) about which record is the newest, or when it has
+left, more than half of a roster that was verified before; and nobody about anything else. The state is verified against
+that record, every later record against the one before it and the signatures of its whole roster, every update by the
+digest that its record names.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ from dataclasses import dataclass
 import torch
 
 from swarm.device import DeviceThread
-from swarm.errors import DeadlineMissed, OutOfSync, Refused, StateError, Violation
-from swarm.ids import PartName, PeerId
+from swarm.errors import DeadlineMissed, OutOfSync, Refused, StateError, Unreachable, Violation
+from swarm.ids import PartName, PeerId, RunId
 from swarm.network.protocols import Endpoint
 from swarm.optimization.changes import Verify
 from swarm.optimization.observing import HASH, NEXT, START, Decided, HashRequest, NextRequest, RecordHash, StartRequest
 from swarm.optimization.part import TrainedPart
-from swarm.optimization.records import CloseRecord, Decision, check_acceptances
+from swarm.optimization.records import CloseRecord, Decision, acceptance_bytes, check_acceptances
 
 PATIENCE_S = 30.0
 """How long one question may take. A step may take longer: then it is asked again."""
@@ -32,6 +33,7 @@ Observe = Callable[[Decision], Awaitable[None]]
 class ObserverContext:
     """``observe`` is told of every verified decision, when our part is brought to it (``Member.observe``)."""
 
+    run: RunId
     endpoint: Endpoint
     device: DeviceThread
     verify: Verify
@@ -53,26 +55,48 @@ class Observer:
             raise OutOfSync("nothing was observed yet")
         return self._head
 
-    async def start(self, contact: PeerId) -> Decision:
+    async def start(self, contact: PeerId, known: CloseRecord | None = None) -> Decision:
         """Be taken by the donor, which pins its state for us; returns the decision that vouches for that state.
 
-        Raises a PeerError of the donor or the contact; Violation when the two tell different histories.
+        ``known`` is a record that was verified before: its members vouch when the contact has gone. Raises a PeerError
+        of the donor, or the contact's when nobody else vouches; Violation when they tell different histories.
         """
         call = self._context.endpoint.call
         decided, _ = await call(self.donor, START, StartRequest(part=self._name), Decided, timeout_s=PATIENCE_S)
-        record = decided.record
+        if decided.record.run != self._context.run:
+            raise Violation("a record of another run", peer=self.donor)
         if contact != self.donor:
-            asked = HashRequest(step=record.step)
-            theirs, _ = await call(contact, HASH, asked, RecordHash, timeout_s=PATIENCE_S)
-            if theirs.digest != record.hash():
-                raise Violation(f"another record of step {record.step} than {contact} has", peer=self.donor)
-        self._head = record
+            await self._confirm(contact, known, decided)
+        self._head = decided.record
         return decided.decision()
+
+    async def _confirm(self, contact: PeerId, known: CloseRecord | None, decided: Decided) -> None:
+        record, asked = decided.record, HashRequest(step=decided.record.step)
+        try:
+            theirs, _ = await self._context.endpoint.call(contact, HASH, asked, RecordHash, timeout_s=PATIENCE_S)
+        except (Unreachable, DeadlineMissed):
+            if known is None or not self._vouched(known, decided):
+                raise
+            return
+        if theirs.digest != record.hash():
+            raise Violation(f"another record of step {record.step} than {contact} has", peer=self.donor)
+
+    def _vouched(self, known: CloseRecord, decided: Decided) -> bool:
+        """Whether more than half of a roster that we trust signed the record; or it is that very record."""
+        if decided.record.hash() == known.hash():
+            return True
+        signed, electorate = acceptance_bytes(decided.record), known.members.peers
+        signatures = (self._context.verify(p, signed, decided.acceptances.get(p, b"")) for p in electorate)
+        return decided.record.step > known.step and 2 * sum(signatures) > len(electorate)
 
     async def begin(self, decision: Decision, part: TrainedPart | None) -> None:
         """``part`` holds the state that ``decision`` vouches for: follow from here."""
         self._part = part
         await self._context.observe(decision)
+
+    def resume(self, part: TrainedPart | None) -> None:
+        """``part`` is at the donor's record already, which was observed with the help of another: follow from here."""
+        self._part = part
 
     async def follow(self) -> CloseRecord:
         """Take the next step's decision, waiting for it as long as it takes, and bring our part to it.

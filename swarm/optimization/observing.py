@@ -27,12 +27,11 @@ from swarm.state.transfer import StateDonor
 
 STANDING, HASH, START, NEXT = (f"observe/1/{verb}" for verb in ("standing", "hash", "start", "next"))
 MAX_OBSERVERS = 8
-KEPT_HASHES = 256
 KEPT_UPDATES = 8
 """Steps that an observer may fall behind before it has to download a newer state. Each keeps 4 bytes a parameter of
 the part in memory, and only while somebody observes it."""
 LEASE_S = 60.0
-"""An observer that does not ask for so long is forgotten."""
+"""An observer that has not asked, and does not wait for an answer, for so long is forgotten."""
 
 SnapshotOf = Callable[[], Awaitable[Snapshot | None]]
 """Our part as it is between two steps; None for a peer that holds nothing."""
@@ -63,7 +62,7 @@ class RecordHash(Message):
 
 
 class StartRequest(Message):
-    """Let me observe ``part``, or with None the decisions only."""
+    """Let me observe ``part``; with None: what is the newest decision?"""
 
     part: PartField | None
 
@@ -88,8 +87,9 @@ class Decided(Message):
 
 @dataclass(slots=True)
 class _Observer:
-    part: PartName | None
+    part: PartName
     expires: float
+    waiting: int = 0
 
 
 class ObserverDesk:
@@ -105,7 +105,6 @@ class ObserverDesk:
         self._waiting_for, self._clock = waiting_for, clock
         self._observers: dict[PeerId, _Observer] = {}
         self._decisions: deque[Decision] = deque(maxlen=KEPT_UPDATES)
-        self._hashes: dict[int, str] = {}
         self._published = asyncio.Condition()
 
     def methods(self) -> list[Method]:
@@ -125,12 +124,13 @@ class ObserverDesk:
     async def publish(self, decision: Decision) -> None:
         """A step was decided and swapped here. Its update is kept only when somebody observes."""
         self._expire()
+        if self._decisions:  # who took part in this step has had what it needed
+            for member in self._decisions[-1].record.roster:
+                self._observers.pop(PeerId(member.peer), None)
         if not self._observers:
+            self._forget_updates()
             decision = dataclasses.replace(decision, mean=None)
-        step = decision.record.step
         self._decisions.append(decision)
-        self._hashes[step] = decision.record.hash()
-        self._hashes.pop(step - KEPT_HASHES, None)
         async with self._published:
             self._published.notify_all()
 
@@ -141,22 +141,30 @@ class ObserverDesk:
     async def _on_hash(self, request: Request) -> Answer:
         body: HashRequest = request.body
         await self._wait_closed(body.step)
-        if body.step not in self._hashes:
-            raise WrongStep(f"step {body.step} is too long ago")
-        return Answer(RecordHash(digest=self._hashes[body.step]))
+        return Answer(RecordHash(digest=self._decided(body.step).record.hash()))
 
     async def _on_start(self, request: Request) -> Answer:
         body: StartRequest = request.body
         self._expire()
         if not self._decisions:
             raise Refused("the run has not started")
-        if request.caller not in self._observers and len(self._observers) >= MAX_OBSERVERS:
-            raise Busy(f"{MAX_OBSERVERS} peers are joining with this one's help")
-        part = None if body.part is None else PartName(body.part)
-        # First, so that no update between the state and the first question is lost.
-        self._observers[request.caller] = _Observer(part, self._clock.monotonic() + LEASE_S)
-        decision = self._decisions[-1] if part is None else await self._pinned(request.caller, part)
+        decision = self._decisions[-1]
+        if body.part is not None:
+            decision = await self._observed(request.caller, PartName(body.part))
         return Answer(Decided(record=decision.record, acceptances=dict(decision.acceptances)))
+
+    async def _observed(self, caller: PeerId, part: PartName) -> Decision:
+        """Take an observer. It is noted before its state is pinned, so that no update after that state is lost."""
+        if caller not in self._observers and len(self._observers) >= MAX_OBSERVERS:
+            raise Busy(f"{MAX_OBSERVERS} peers are joining with this one's help")
+        before = self._observers.get(caller)
+        self._observers[caller] = _Observer(part, self._clock.monotonic() + LEASE_S)
+        try:
+            return await self._pinned(caller, part)
+        except BaseException:
+            if before is None:
+                self._observers.pop(caller, None)
+            raise
 
     async def _pinned(self, caller: PeerId, part: PartName) -> Decision:
         """Keep our state for the caller; returns the decision that vouches for it."""
@@ -164,27 +172,45 @@ class ObserverDesk:
         if snapshot is None or snapshot.part != part:
             raise Refused(f"{part} is not held here")
         await self._wait_closed(snapshot.step)  # swapped already, and about to be published
-        decision = next((d for d in self._decisions if d.record.step == snapshot.step), None)
-        if decision is None:
-            raise Busy("steps close faster than a state can be kept")
+        decision = self._decided(snapshot.step)
         self._donor.pin(caller, snapshot, decision.record.digests[part])
         return decision
 
     async def _on_next(self, request: Request) -> Answer:
         body: NextRequest = request.body
-        observer = self._observers.get(request.caller)
-        if observer is None or observer.part != body.part:
-            raise Refused("not an observer of this part: start first")
-        await self._wait_closed(body.step)
-        observer.expires = self._clock.monotonic() + LEASE_S
-        self._observers[request.caller] = observer  # who waited longer than its lease is still here
-        decision = next((d for d in self._decisions if d.record.step == body.step), None)
-        if decision is None or (body.part is not None and decision.mean is None):
-            raise WrongStep(f"the update of step {body.step} is not kept here any more")
         payload: Payload = b""
-        if body.part is not None and decision.mean is not None:
-            payload = decision.mean.numpy().data.cast("B")
+        if body.part is None:
+            await self._wait_closed(body.step)
+        else:
+            payload = await self._update(request.caller, PartName(body.part), body.step)
+        decision = self._decided(body.step)
         return Answer(Decided(record=decision.record, acceptances=dict(decision.acceptances)), payload)
+
+    async def _update(self, caller: PeerId, part: PartName, step: int) -> Payload:
+        observer = self._observers.get(caller)
+        if observer is None or observer.part != part:
+            raise Refused("not an observer of this part: start first")
+        observer.waiting += 1
+        try:
+            await self._wait_closed(step)
+        finally:
+            observer.waiting -= 1
+            observer.expires = self._clock.monotonic() + LEASE_S
+        mean = self._decided(step).mean
+        if mean is None:
+            raise WrongStep(f"the update of step {step} is not kept here any more")
+        return mean.numpy().data.cast("B")
+
+    def _decided(self, step: int) -> Decision:
+        decision = next((kept for kept in self._decisions if kept.record.step == step), None)
+        if decision is None:
+            raise WrongStep(f"the decision of step {step} is not kept here any more")
+        return decision
+
+    def _forget_updates(self) -> None:
+        for index, kept in enumerate(self._decisions):
+            if kept.mean is not None:
+                self._decisions[index] = dataclasses.replace(kept, mean=None)
 
     async def _wait_closed(self, step: int) -> None:
         """Until ``step`` is closed here; only the next one is waited for. The caller's deadline ends the waiting."""
@@ -195,4 +221,4 @@ class ObserverDesk:
 
     def _expire(self) -> None:
         now = self._clock.monotonic()
-        self._observers = {peer: seen for peer, seen in self._observers.items() if seen.expires > now}
+        self._observers = {peer: seen for peer, seen in self._observers.items() if seen.waiting or seen.expires > now}

@@ -19,6 +19,9 @@ FAREWELL_S = 5.0
 """How long a member that is done waits to be let go. It is only a courtesy: everything is decided and written."""
 
 
+MAX_HEARD = 4096
+
+
 class Farewell(Message):
     """Everybody has closed the step with which the receiver leaves."""
 
@@ -29,7 +32,8 @@ class Parting:
     """The ``parting/1`` service of every member."""
 
     def __init__(self) -> None:
-        self._farewell: asyncio.Future[PeerId] = asyncio.get_running_loop().create_future()
+        self._said: set[PeerId] = set()
+        self._heard = asyncio.Condition()
 
     def methods(self) -> list[Method]:
         """See :class:`~swarm.network.protocols.Service`."""
@@ -38,9 +42,8 @@ class Parting:
     async def wait(self, leader: PeerId) -> None:
         """Return when the leader of our last step lets us go. Takes at most FAREWELL_S."""
         try:
-            async with asyncio.timeout(FAREWELL_S):
-                while await asyncio.shield(self._farewell) != leader:
-                    self._farewell = asyncio.get_running_loop().create_future()
+            async with asyncio.timeout(FAREWELL_S), self._heard:
+                await self._heard.wait_for(lambda: leader in self._said)
         except TimeoutError:
             return
 
@@ -50,8 +53,10 @@ class Parting:
         await asyncio.gather(*(_say(calls, peer, Farewell(step=step)) for peer in others))
 
     async def _on_farewell(self, request: Request) -> Answer:
-        if not self._farewell.done():
-            self._farewell.set_result(request.caller)
+        if len(self._said) < MAX_HEARD:
+            self._said.add(request.caller)
+        async with self._heard:
+            self._heard.notify_all()
         return Answer(Empty())
 
 

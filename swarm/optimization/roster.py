@@ -119,10 +119,11 @@ def assign_stages(
 
 
 def choose_place(
-    roster: Roster, role: Role, wish: int | None, *, stages: int, private_ends: bool
+    roster: Roster, peer: PeerId, role: Role, wish: int | None, *, stages: int, private_ends: bool
 ) -> tuple[PartName | None, str]:
     """(part, why) for a peer that joins a run in progress: its wish, else the stage with the fewest replicas, whose
-    loss would hurt most; lower stages first. Raises Refused for a stage that the run does not have."""
+    loss would hurt most; of several each peer takes another, so that those who join together spread. Raises Refused for
+    a stage that the run does not have."""
     if role != "stage":
         return (ENDS, "every trainer holds the ends") if role == "trainer" and private_ends else (None, f"a {role}")
     if wish is not None:
@@ -130,7 +131,7 @@ def choose_place(
             raise Refused(f"there is no stage {wish}: the run's are 0 to {stages - 1}")
         return stage_part(wish), "asked for"
     counts = {stage: len(roster.replicas(stage_part(stage))) for stage in range(stages)}
-    stage = min(counts, key=lambda s: (counts[s], s))
+    stage = min(counts, key=lambda s: (counts[s], hashlib.sha256(f"{peer}|{s}".encode()).digest()))
     return stage_part(stage), f"it has the fewest replicas ({counts[stage]})"
 
 

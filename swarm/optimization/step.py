@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from swarm.errors import DeadlineMissed, OutOfSync, PeerError, Unreachable, Violation, WrongStep
 from swarm.events import Committed, DigestMismatch, EventSink
-from swarm.ids import PeerId
+from swarm.ids import PartName, PeerId
 from swarm.optimization.calls import StepCalls, first_leaf
 from swarm.optimization.changes import NO_CHANGES, Changes
 from swarm.optimization.closing import Disagreement, agreed, clip_factor, cursors, global_norm, totals
@@ -30,6 +30,7 @@ from swarm.optimization.messages import (
     Propose,
     Reconcile,
 )
+from swarm.optimization.presence import absent
 from swarm.optimization.records import CloseRecord, Contribution
 from swarm.optimization.roster import Roster
 from swarm.optimization.rules import StepRules
@@ -40,14 +41,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closing:
-    """What closing a step needs besides the step itself. ``settle`` gives who joins and leaves with it, once."""
+    """What closing a step needs besides the step itself. ``asking`` are those who want to join with it, so far;
+    ``settle(absent)`` gives who joins and leaves with it, once, without those who are not there any more."""
 
     rules: StepRules
     calls: StepCalls
     history: History
     events: EventSink
     timeout_s: Callable[[], float]
-    settle: Callable[[], tuple[Changes, Roster]]
+    asking: Callable[[], tuple[PeerId, ...]]
+    settle: Callable[[Collection[PeerId]], tuple[Changes, Roster]]
 
 
 async def close_step(closing: Closing, step: int, committed: tuple[Contribution, ...]) -> CloseRecord:
@@ -60,19 +63,11 @@ async def close_step(closing: Closing, step: int, committed: tuple[Contribution,
     roster, timeout_s = closing.history.head.members, closing.timeout_s()
     ask_all = closing.calls.ask_all
     reconcile = Reconcile(step=step, committed=committed)
-    averaged = await ask_all(roster.peers, "step/1/reconcile", reconcile, Averaged, timeout_s=timeout_s)
-    try:
-        norm = global_norm(roster, averaged)
-        clip = clip_factor(norm, closing.rules.optimizer.clip_norm)
-        lr = closing.rules.lr(step)
-        apply = Apply(step=step, lr=lr, clip=clip)
-        prepared = await ask_all(roster.peers, "step/1/apply", apply, Prepared, timeout_s=timeout_s)
-        digests = agreed("the updated weights", roster, {peer: answer.digest for peer, answer in prepared.items()})
-    except Disagreement as disagreement:
-        closing.events.emit(DigestMismatch(step=step, part=disagreement.part, digests=disagreement.digests))
-        raise
+    with absent(closing.calls, closing.asking()) as missing:
+        averaged = await ask_all(roster.peers, "step/1/reconcile", reconcile, Averaged, timeout_s=timeout_s)
+        norm, apply, digests = await _applied(closing, step, averaged)
+        changes, following = closing.settle(missing)
     tokens, loss_sum = totals(committed)
-    changes, following = closing.settle()
     record = CloseRecord(
         run=closing.rules.run,
         step=step,
@@ -80,8 +75,8 @@ async def close_step(closing: Closing, step: int, committed: tuple[Contribution,
         tokens=tokens,
         loss_sum=loss_sum,
         grad_norm=norm,
-        clip=clip,
-        lr=lr,
+        clip=apply.clip,
+        lr=apply.lr,
         digests={str(part): value for part, value in digests.items()},
         cursors=cursors(closing.history.head, averaged, following, closing.rules.max_members),
         roster=following.members,
@@ -91,6 +86,24 @@ async def close_step(closing: Closing, step: int, committed: tuple[Contribution,
     closing.events.emit(Committed(step=step, microbatches=tuple(c.microbatch for c in committed)))
     await announce(closing.calls, decision, roster, timeout_s)
     return record
+
+
+async def _applied(
+    closing: Closing, step: int, averaged: Mapping[PeerId, Averaged]
+) -> tuple[float, Apply, dict[PartName, str]]:
+    """The global norm, the scalars that everybody applied, and the digest of each part that they gave."""
+    roster = closing.history.head.members
+    try:
+        norm = global_norm(roster, averaged)
+        apply = Apply(step=step, lr=closing.rules.lr(step), clip=clip_factor(norm, closing.rules.optimizer.clip_norm))
+        prepared = await closing.calls.ask_all(
+            roster.peers, "step/1/apply", apply, Prepared, timeout_s=closing.timeout_s()
+        )
+        digests = agreed("the updated weights", roster, {peer: answer.digest for peer, answer in prepared.items()})
+    except Disagreement as disagreement:
+        closing.events.emit(DigestMismatch(step=step, part=disagreement.part, digests=disagreement.digests))
+        raise
+    return norm, apply, digests
 
 
 async def accepted(
@@ -178,5 +191,7 @@ class RemoteLeader:
     async def _bear_witness(self, peer: PeerId, body: Complete) -> None:
         try:
             await self._report(peer, body)
-        except WrongStep:
-            logger.debug("step %d closed before its successor heard of %s", body.step, body.contribution.microbatch)
+        except (WrongStep, Unreachable, DeadlineMissed) as error:  # a successor that is gone bears no witness
+            logger.debug(
+                "step %d, its successor did not hear of %s: %s", body.step, body.contribution.microbatch, error
+            )

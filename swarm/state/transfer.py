@@ -104,6 +104,19 @@ class StateDonor:
         lease = self._lease(key, snapshot, digest)
         lease.expires, lease.bytes_left = self._clock.monotonic() + self._lease_s, _total_bytes(snapshot.layout)
 
+    def serves(self, caller: PeerId, part: PartName) -> bool:
+        """Whether a state is kept for this caller."""
+        self._expire()
+        return (caller, part) in self._leases
+
+    def release(self, caller: PeerId, part: PartName) -> None:
+        """The caller has what it came for: keep nothing for it any more."""
+        self._leases.pop((caller, part), None)
+
+    def tidy(self) -> None:
+        """Drop what is kept for callers that fell silent: without it, a state stays until the next one asks."""
+        self._expire()
+
     def withdraw(self, part: PartName) -> None:
         """Offer nothing of a part any more. Leases of downloads under way stay valid; those that had every byte end,
         for nothing would ever come to drop their state."""

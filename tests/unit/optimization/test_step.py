@@ -111,7 +111,8 @@ class Stage:
             history=history,
             events=self.events,
             timeout_s=lambda: 5.0,
-            settle=lambda: (NO_CHANGES, ROSTER),
+            asking=tuple,
+            settle=lambda absent: (NO_CHANGES, ROSTER),
         )
 
     async def close(self) -> Any:

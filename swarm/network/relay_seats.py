@@ -1,0 +1,125 @@
+"""Who may hold how much of a relay: a decider without I/O, so that each bound can be tested by itself.
+
+A peer is *known* when the run's predicate says so (the roster's members); everybody else is a *stranger*: somebody who
+is joining, or somebody who has only read the public manifest. Strangers share small bounds of their own, so that they
+never take what a member needs, however many identities they make up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from swarm.errors import Busy
+from swarm.ids import PeerId
+
+RESERVED_S = 60.0
+"""How long a reservation holds unless it is renewed."""
+
+MayRelay = Callable[[PeerId], bool]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RelayLimits:
+    """Each number counts peers or streams held at one time; those of strangers count towards the others, too.
+
+    A *handshake* is a stream whose caller has not been connected yet. A circuit counts for both its ends and is
+    a stranger's when one of them is; a pair of peers needs one. Those of strangers end after ``stranger_idle_s``
+    without a byte (libp2p's own keep-alive sends some every 30 s) and carry ``stranger_bytes_per_s``, both ways
+    together. No total: whoever joins downloads its state before it is known.
+    """
+
+    reservations: int = 128
+    stranger_reservations: int = 8
+    handshakes: int = 128
+    handshakes_per_peer: int = 32
+    stranger_handshakes: int = 32
+    handshakes_per_stranger: int = 8
+    circuits: int = 256
+    circuits_per_peer: int = 64
+    stranger_circuits: int = 32
+    circuits_per_stranger: int = 8
+    stranger_idle_s: float = 90.0
+    stranger_bytes_per_s: float = 8 << 20
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """One stream of ``caller``'s. ``target`` is whom it is being connected to; ``shaking`` until it is."""
+
+    caller: PeerId
+    target: PeerId | None = None
+    shaking: bool = True
+
+
+class Seats:
+    """Reservations and streams, and the bounds on both."""
+
+    def __init__(self, limits: RelayLimits) -> None:
+        self.limits = limits
+        self.may: MayRelay = lambda peer: False
+        self._taken: set[Seat] = set()
+        self._reserved: dict[PeerId, float] = {}
+
+    @property
+    def circuits(self) -> int:
+        """How many pairs of streams are connected now."""
+        return sum(not seat.shaking for seat in self._taken)
+
+    def reserve(self, peer: PeerId, now: float) -> None:
+        """Hold a reservation for 60 s from ``now``; renewing is the same. Raises Busy when too many have asked."""
+        self._reserved = {each: until for each, until in self._reserved.items() if until > now}
+        others = [each for each in self._reserved if each != peer]
+        if len(others) >= self.limits.reservations:
+            raise Busy(f"this relay serves {len(others)} peers already")
+        if not self.may(peer) and sum(not self.may(each) for each in others) >= self.limits.stranger_reservations:
+            raise Busy(f"this relay serves {self.limits.stranger_reservations} peers already that are not members")
+        self._reserved[peer] = now + RESERVED_S
+
+    def holders(self, now: float) -> tuple[PeerId, ...]:
+        """Who has a reservation."""
+        return tuple(peer for peer, until in self._reserved.items() if until > now)
+
+    def holds(self, peer: PeerId, now: float) -> bool:
+        """Whether a peer has a reservation."""
+        return self._reserved.get(peer, 0.0) > now
+
+    def sit(self, caller: PeerId) -> Seat | None:
+        """Room for a stream that has just come, to be given back by :meth:`leave`; None when there is none."""
+        limits, known = self.limits, self.may(caller)
+        shaking = [seat for seat in self._taken if seat.shaking]
+        own = sum(seat.caller == caller for seat in shaking)
+        if len(shaking) >= limits.handshakes or own >= (
+            limits.handshakes_per_peer if known else limits.handshakes_per_stranger
+        ):
+            return None
+        if not known and sum(not self.may(seat.caller) for seat in shaking) >= limits.stranger_handshakes:
+            return None
+        seat = Seat(caller)
+        self._taken.add(seat)
+        return seat
+
+    def aim(self, seat: Seat, target: PeerId) -> bool:
+        """Whether a stream may become a circuit to ``target``; it counts as one from then on."""
+        limits = self.limits
+        circuits = [(each.caller, each.target) for each in self._taken if each.target is not None]
+        if len(circuits) >= limits.circuits:
+            return False
+        for end in (seat.caller, target):
+            most = limits.circuits_per_peer if self.may(end) else limits.circuits_per_stranger
+            if sum(end in ends for ends in circuits) >= most:
+                return False
+        if self.bounded(seat.caller, target):
+            foreign = sum(self.bounded(caller, there) for caller, there in circuits if there is not None)
+            if foreign >= limits.stranger_circuits:
+                return False
+        seat.target = target
+        return True
+
+    def leave(self, seat: Seat) -> None:
+        """The stream is over."""
+        self._taken.discard(seat)
+
+    def bounded(self, caller: PeerId, target: PeerId) -> bool:
+        """Whether what these two send each other is limited: unless both are known. Changes when one becomes so."""
+        return not (self.may(caller) and self.may(target))
