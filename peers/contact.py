@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from multiaddr import Multiaddr
 
@@ -18,6 +18,7 @@ from swarm.errors import (
     PeerError,
     Refused,
     RunEnded,
+    SwarmError,
     Unreachable,
     Violation,
 )
@@ -37,23 +38,33 @@ STANDING_TRIES, STANDING_PAUSE_S = 50, 0.2
 async def find_run(
     endpoint: Endpoint, contacts: Sequence[Multiaddr], expected: RunId | None
 ) -> tuple[PeerId, Manifest, bytes]:
-    """(contact, manifest, tokenizer) from the first contact that answers.
+    """(contact, manifest, tokenizer) from the first contact that has the run; each is asked once, whatever the number
+    of its addresses, for at most CONTACT_TIMEOUT_S.
 
-    Raises RunEnded: exit code 3, naming every address, when none does, 4 when one answers that is not what the invite
-    says; Incompatible for a manifest that this version cannot use.
+    When none has it, the error is that of one that answered, if any did: RunEnded, exit code 4, when it is not what
+    the invite says, Incompatible for a manifest that this version cannot use. Else RunEnded, exit code 3, naming every
+    address.
     """
-    silent: list[str] = []
-    for address in contacts:
-        peer = split_peer(address)[1]
+    told: SwarmError | None = None
+    for peer, addresses in by_peer(contacts).items():
         try:
             document, tokenizer = await fetch_manifest(endpoint, peer, expected, timeout_s=CONTACT_TIMEOUT_S)
-        except (Unreachable, DeadlineMissed):
-            silent.append(str(address))
-            continue
+            return peer, _parse(document), tokenizer
         except (Refused, Violation) as error:
-            raise _another_run(address, expected, error) from error
-        return peer, _parse(document), tokenizer
-    raise cannot_reach(silent)
+            told = told or _another_run(addresses, expected, error)
+        except Incompatible as error:
+            told = told or error
+        except PeerError:
+            continue
+    raise told or cannot_reach([str(address) for address in contacts])
+
+
+def by_peer(contacts: Iterable[Multiaddr]) -> dict[PeerId, list[str]]:
+    """The addresses of each peer, in the order in which they were given."""
+    found: dict[PeerId, list[str]] = {}
+    for address in contacts:
+        found.setdefault(split_peer(address)[1], []).append(str(address))
+    return found
 
 
 def cannot_reach(addresses: Sequence[str]) -> RunEnded:
@@ -75,10 +86,10 @@ def _parse(document: bytes) -> Manifest:
         raise Incompatible(error.key, error.value, error.allowed, remedy) from error
 
 
-def _another_run(address: Multiaddr, expected: RunId | None, error: PeerError) -> RunEnded:
+def _another_run(addresses: Sequence[str], expected: RunId | None, error: PeerError) -> RunEnded:
     wanted = f"the invite is to run {expected[:12]}" if expected is not None else "no run was asked for"
     return RunEnded(
-        f"{address} does not serve the run: {error.reason}",
+        f"{', '.join(addresses)} does not serve the run: {error.reason}",
         EXIT_INCOMPATIBLE,
         check=f"{wanted}; is it the right invite?",
         remedy="Ask somebody in the run for a new invite: swarm invite",

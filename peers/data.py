@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import shlex
 import shutil
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,14 +49,23 @@ def is_shard(path: Path) -> bool:
     return (path / MANIFEST_FILE).is_file()
 
 
-def shard_for(data: Path | None, tokenizer_json: bytes, manifest: Manifest, into: Path, seed: str) -> Path:
+def shard_for(
+    data: Path | None,
+    tokenizer_json: bytes,
+    manifest: Manifest,
+    into: Path,
+    seed: str,
+    *,
+    given_up: Callable[[], bool] = lambda: False,
+) -> Path:
     """The directory of the shard that a trainer of this run reads. Blocking: call it in a thread.
 
     A built shard is used where it lies, after its tokenizer is compared with the run's. Text is tokenised into the new
     directory ``into``; without ``data`` that is the built-in text, its documents in an order that depends on ``seed``
     (the peer id), so that two such trainers feed different rows at any time. Cost: about half a second per megabyte of
     text, and its tokens on disk. Raises Incompatible for another tokenizer, ConfigError for data that is missing,
-    unreadable or too little for one microbatch, StateError when the disk refuses.
+    unreadable or too little for one microbatch, StateError when the disk refuses, or when the caller has ``given_up``,
+    which is asked before each document; no shard is left then.
     """
     check_tokenizer(manifest, tokenizer_json)
     if data is not None and is_shard(data):
@@ -64,7 +74,8 @@ def shard_for(data: Path | None, tokenizer_json: bytes, manifest: Manifest, into
         _check_enough(shard, manifest, str(data))
         return data
     name = "Python's own documentation" if data is None else str(data)
-    made = build_shard(into, _shuffled_built_in(seed) if data is None else documents_of(data, DATA), tokenizer_json)
+    documents = _shuffled_built_in(seed) if data is None else documents_of(data, DATA)
+    made = build_shard(into, _unless(given_up, documents), tokenizer_json)
     try:
         _check_enough(made, manifest, name)
     except ConfigError:
@@ -113,6 +124,13 @@ def _shuffled_built_in(seed: str) -> list[str]:
         return hashlib.blake2b(document.encode("utf-8", "surrogatepass"), digest_size=16, key=key).digest()
 
     return sorted(built_in_corpus().documents, key=rank)
+
+
+def _unless(given_up: Callable[[], bool], documents: Iterable[str]) -> Iterator[str]:
+    for document in documents:
+        if given_up():
+            raise StateError("making the shard was given up")
+        yield document
 
 
 def _check_same_tokenizer(data: Path, shard: ShardManifest, tokenizer_json: bytes, keep: Path) -> None:

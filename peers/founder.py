@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence, Set
+from typing import Protocol, runtime_checkable
 
 from peers.roles import Surroundings
+from peers.waiting_room import WaitingRoom
 from swarm.errors import PeerError, RunEnded
 from swarm.ids import PartName, PeerId
 from swarm.models.init import initial_weights
@@ -14,8 +17,8 @@ from swarm.models.split import build_part, split_model
 from swarm.network.protocols import Directory
 from swarm.network.records import PeerRecord
 from swarm.optimization.calls import StepCalls
-from swarm.optimization.founding import found, gather_candidates
-from swarm.optimization.roster import Candidate
+from swarm.optimization.founding import Patience, found, gather_candidates
+from swarm.optimization.roster import Candidate, Role
 from swarm.pipeline.health import PING_TIMEOUT_S, Ping
 from swarm.schema import Empty
 from swarm.state.snapshot import Snapshot, digest, initial_snapshot
@@ -23,6 +26,13 @@ from swarm.state.transfer import StateDonor
 
 GENESIS_TIMEOUT_S = 120.0
 """A member answers the genesis when it has downloaded its part."""
+
+
+@runtime_checkable
+class _Linked(Protocol):
+    """An endpoint that knows whom it is connected with."""
+
+    async def links(self) -> Mapping[PeerId, object]: ...
 
 
 class Founder:
@@ -38,10 +48,16 @@ class Founder:
     ) -> None:
         self._around, self._directory, self._calls = around, directory, calls
         self._own_record, self._donor = own_record, donor
+        start = around.manifest.run.start_when
+        places: dict[Role, int] = {"stage": start.stage_hosts, "trainer": start.trainers}
+        self._room = WaitingRoom(places, random.Random())
 
     async def found(self, patience_s: float | None, waiting: Callable[[str], None]) -> None:
-        """Return when the genesis is decided; ``waiting`` is told who is missing. Raises RunEnded when too few peers
-        come within ``patience_s`` (None: wait for ever), which those who came are told, or a member's PeerError."""
+        """Return when the genesis is decided; ``waiting`` is told who is missing, or has not accepted it yet.
+
+        Raises RunEnded when too few peers come, or one does not accept, within ``patience_s`` each (None: wait for
+        ever), which those who came are told; a PeerError when this peer itself cannot accept.
+        """
         run = self._around.manifest.run
         snapshots = await self._around.device.run(self._initial_snapshots)
         digests: dict[PartName, str] = {}
@@ -57,30 +73,40 @@ class Founder:
                 patience_s=patience_s,
                 waiting=waiting,
             )
+            patience = Patience(clock=self._around.clock, seconds=patience_s, waiting=waiting)
+            calls, run_id = self._calls, self._around.manifest.run_id
+            await found(calls, run_id, candidates, digests, patience, timeout_s=GENESIS_TIMEOUT_S)
         except RunEnded as ended:
             watch = self._around.watch
             watch.follow([PeerId(candidate.peer) for candidate in await self._candidates()])
             await watch.tell_all(self._around.endpoint.peer, ended.reason)
             raise
-        await found(self._calls, self._around.manifest.run_id, candidates, digests, timeout_s=GENESIS_TIMEOUT_S)
         for part in digests:
             self._donor.withdraw(part)
 
     async def _candidates(self) -> Sequence[Candidate]:
-        """Everybody in the directory who waits for this run and answers, and ourselves; no more than the run asked
-        for, those that started first. A record may outlive its peer by a minute, and anybody may write one."""
-        me, run = self._around.endpoint.peer, self._around.manifest.run
+        """Ourselves, and those in the directory who wait for this run and answer; no more than the run asked for,
+        those that answered first. A record may outlive its peer by a minute, and anybody may write one."""
+        me, clock = self._around.endpoint.peer, self._around.clock
         records = await self._directory.lookup(PeerRecord)
-        waiting = {p: r for p, r in records.items() if r.status == "waiting" and r.role != "bootstrap" and p != me}
-        answers = await asyncio.gather(*(self._answers(peer, record) for peer, record in waiting.items()))
-        alive = [item for item, answered in zip(waiting.items(), answers, strict=True) if answered]
-        alive.sort(key=lambda item: (item[1].incarnation, item[0]))
-        hosts = [item for item in alive if item[1].role == "stage"][: run.start_when.stage_hosts]
-        trainers = [item for item in alive if item[1].role == "trainer"][: run.start_when.trainers]
+        waiting: dict[PeerId, Role] = {p: r.role for p, r in records.items() if r.status == "waiting" and p != me}
+        asked = self._room.to_ask(waiting, await self._connected(), clock.monotonic())
+        answers = await asyncio.gather(*(self._answers(peer, records[peer]) for peer in asked))
+        for peer, answered in zip(asked, answers, strict=True):
+            (self._room.answered if answered else self._room.silent)(peer, clock.monotonic())
+        here = {peer: records[peer] for peer in self._room.first(waiting)}
         return [
             Candidate(peer=peer, role=r.role, name=r.name, stage=r.stage, addresses=r.addresses)
-            for peer, r in [(me, self._own_record()), *hosts, *trainers]
+            for peer, r in [(me, self._own_record()), *here.items()]
         ]
+
+    async def _connected(self) -> Set[PeerId]:
+        """Whoever has a connection with us, so that calling it back reaches nobody who did not ask for it."""
+        endpoint = self._around.endpoint
+        try:
+            return set(await endpoint.links()) if isinstance(endpoint, _Linked) else set()
+        except PeerError:
+            return set()
 
     async def _answers(self, peer: PeerId, record: PeerRecord) -> bool:
         self._around.endpoint.learn(peer, record.addresses)

@@ -14,7 +14,7 @@ from peers.manifest_file import write_manifest
 from peers.presets import load_preset, preset_names
 from peers.text import Corpus, built_in_corpus, read_corpus
 from peers.tokenizer_sample import sample_texts
-from swarm.config import Manifest, parse_manifest
+from swarm.config import Manifest, new_nonce, parse_manifest
 from swarm.errors import ConfigError, Incompatible, StateError
 from swarm.models.spec import ModelConfig
 
@@ -63,7 +63,7 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
 
 
 def make_run(foundation: Foundation, document: dict[str, Any]) -> Founded:
-    """Read or train the tokenizer, and complete the manifest with it.
+    """Read or train the tokenizer, and complete the manifest with it and, where it has none, a fresh nonce.
 
     Cost: nothing with a tokenizer, else some 2 s for the built-in text. Raises Incompatible for a tokenizer that is
     not the one the file names, ConfigError as :func:`load_foundation`.
@@ -75,7 +75,9 @@ def make_run(foundation: Foundation, document: dict[str, Any]) -> Founded:
         allowed = f"the tokenizer whose sha256 begins {named[:16]}, as the RUN.toml says; this is {digest[:16]}"
         remedy = "Give that one, or remove [tokenizer] from the file to found a new run with this one."
         raise Incompatible("--tokenizer", source, allowed, remedy)
-    manifest = parse_manifest(document | {"tokenizer": {"digest": digest}}, _origin(foundation))
+    run = document.get("run", {})
+    named_run = {"run": run | {"nonce": run.get("nonce") or new_nonce()}}
+    manifest = parse_manifest(document | named_run | {"tokenizer": {"digest": digest}}, _origin(foundation))
     check_tokenizer(manifest, tokenizer)
     return Founded(manifest=manifest, tokenizer=tokenizer, tokenizer_from=source)
 

@@ -79,6 +79,7 @@ class Joining:
         while True:
             head = await self._newest(contact)
             self._around.watch.follow(())  # from here on the contact is one of many, and may leave
+            self._check_place(head)
             self._learn(head)
             name = self._choose(head)
             for donor in self._donors(head, name, contact):
@@ -108,6 +109,20 @@ class Joining:
                     logger.info("%s cannot stand in for the contact: %s", peer, error)
             raise RunEnded(f"the contact is gone, and nobody stands in for it: {gone}", EXIT_UNREACHABLE) from gone
 
+    def _check_place(self, head: CloseRecord) -> None:
+        """Raises RunEnded when it is too late to be let in, or when the record names us though we never asked."""
+        last = self._around.manifest.run.steps
+        if self._around.endpoint.peer not in head.members:
+            if head.step + 1 >= last:
+                raise RunEnded(f"the run is over but for its last step, {last}: nobody joins with that one", EXIT_ERROR)
+        elif not self._leaving.admitted.is_set():
+            raise RunEnded(
+                "this peer's identity takes part in the run already",
+                EXIT_ERROR,
+                check="does another process use the same identity, or was this peer killed a moment ago?",
+                remedy="Join from another place, or when the run has noticed that it is gone.",
+            )
+
     def _learn(self, head: CloseRecord) -> None:
         self._known = head
         for member in head.roster:
@@ -136,11 +151,12 @@ class Joining:
     def _donors(self, head: CloseRecord, name: PartName | None, contact: PeerId) -> Sequence[PeerId]:
         """Who can help: any member with decisions, a replica with a part; in an order of our own, so that those who
         join together spread."""
+        me = self._around.endpoint.peer
+        donors = list(head.members.peers if name is None else head.members.replicas(name))
+        random.Random(me).shuffle(donors)
         if name is None:
-            return (contact,)
-        replicas = list(head.members.replicas(name))
-        random.Random(self._around.endpoint.peer).shuffle(replicas)
-        return replicas
+            donors.sort(key=lambda peer: peer != contact)  # it is known to answer
+        return [peer for peer in donors if peer != me]  # a record that names us names us as a replica too
 
     async def _join(self, observer: Observer, contact: PeerId, known: CloseRecord) -> None:
         decision = await observer.start(contact, known)
@@ -158,7 +174,8 @@ class Joining:
     async def _install(self, observer: Observer, decision: Decision) -> None:
         name = self._situation.part
         if name is not None:
-            self._part = self._part or await build_empty(self._around, name)
+            if self._part is None or self._part.spec.name != name:
+                self._part = await build_empty(self._around, name)
             await download_part(self._around, decision.record, self._part, observer.donor)
         if not self._prepared:
             await self._prepare(self._part, decision.record)
@@ -167,11 +184,8 @@ class Joining:
 
     async def _ask(self, head: CloseRecord) -> None:
         """Ask the leader of the open step to be in its record's roster. A no is for this step only."""
-        around, step, last = self._around, head.step + 1, self._around.manifest.run.steps
-        if step > last:
-            raise RunEnded(
-                f"the run is over: step {last}, its last, was closed before this peer was let in", EXIT_ERROR
-            )
+        around, step = self._around, head.step + 1
+        self._check_place(head)
         me = around.endpoint.peer
         if self._leaving.asked:  # what was asked before has been decided: no record names us
             raise RunEnded("it left before it took part", self._leaving.exit_code)

@@ -162,6 +162,17 @@ class Membership:
     async def run(self) -> str:
         """Announce, be founded or join, train, and leave when the last step is closed or earlier when asked. Returns
         why it is over, in words. Raises, in an ExceptionGroup, whatever ends it earlier."""
+        try:
+            await self._live()
+        except* RunEnded:  # it never came to be, or cannot go on: others need not wait for its record to expire
+            await self._announcer.gone()
+            raise
+        await self._announcer.gone()
+        if self._member.departed:
+            return f"it left in order after step {self._member.open_step - 1}"
+        return "every step of the run is closed"
+
+    async def _live(self) -> None:
         async with asyncio.TaskGroup() as writing:  # checkpoints may outlast the steps
             self._writing = writing
             async with asyncio.TaskGroup() as group:
@@ -180,10 +191,6 @@ class Membership:
                 await StepLoop(self._member, self._desk, closing, self._parting, self._feed()).run()
                 for task in background:
                     task.cancel()
-        await self._announcer.gone()
-        if self._member.departed:
-            return f"it left in order after step {self._member.open_step - 1}"
-        return "every step of the run is closed"
 
     def leave(self, reason: str, exit_code: int) -> str:
         """Leave in order: see :meth:`peers.leaving.Leaving.ask`. :meth:`run` then ends after the step's close."""

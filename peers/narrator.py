@@ -163,7 +163,7 @@ def describe(event: Event) -> tuple[str, str] | None:
         case DaemonLost():
             return "lost", f"our own libp2p daemon (exit code {event.exit_code})"
         case PeerStopped():
-            return ("done" if event.exit_code == 0 else "ended"), event.reason
+            return ("done" if event.exit_code == 0 else "ended"), _said(event.reason)
         case _:
             return _describe_place(event) or _describe_others(event)
 
@@ -172,16 +172,16 @@ def _describe_place(event: Event) -> tuple[str, str] | None:
     """How this peer stands."""
     match event:
         case Reachability():
-            return "reachability", f"{event.how}{': ' if event.detail else ''}{event.detail}"
+            return "reachability", f"{event.how}{': ' if event.detail else ''}{_said(event.detail)}"
         case Waiting():
-            return "waiting", event.what
+            return "waiting", _said(event.what)
         case PartAssigned():
-            return "assigned", f"{_part(event.part)}, because {event.reason}"
+            return "assigned", f"{_part(event.part)}, because {_said(event.reason)}"
         case StateDownloaded():
             amount = f"{_megabytes(event.bytes_received)} MB in {event.seconds:.1f} s"
             return "synced", f"{event.part} of step {event.step}: {amount}, digest verified"
         case Draining():
-            return "draining", f"leaving in order, asked by {event.reason}"
+            return "draining", f"leaving in order, asked by {_said(event.reason)}"
         case _:
             return None
 
@@ -195,7 +195,7 @@ def _describe_others(event: Event) -> tuple[str, str] | None:
             changes = [f"{joined} joined" if joined else "", f"{left} left" if left else ""]
             return "roster", f"step {event.step}: {'; '.join(filter(None, changes)) or 'unchanged'}"
         case PeerLost():
-            return "lost", f"{event.name} ({event.peer}): {event.reason}"
+            return "lost", _said(f"{event.name} ({event.peer}): {event.reason}")
         case DigestMismatch():
             return "mismatch", f"replicas of {event.part} differ after step {event.step}"
         case _:
@@ -221,7 +221,12 @@ def _part(part: PartName | None) -> str:
 
 def _who(member: dict[str, object]) -> str:
     part = member.get("part") or member.get("role")
-    return f"{member.get('name', 'a peer')}{f' ({part})' if part else ''}"
+    return _said(f"{member.get('name', 'a peer')}{f' ({part})' if part else ''}")
+
+
+def _said(text: str) -> str:
+    """What others may have written, as one line: no line of theirs may look like one of ours."""
+    return " ".join(printable(text).split())
 
 
 def _list(addresses: tuple[str, ...]) -> str:

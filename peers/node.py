@@ -9,6 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 import uvloop
 
@@ -23,7 +26,7 @@ from peers.narration import Narration
 from peers.orders import Orders
 from peers.roles import Surroundings, open_shard
 from peers.settings import PeerSettings
-from peers.words import report_error
+from peers.words import one_line, report_error
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
 from swarm.device import DeviceThread, resolve_device
@@ -33,6 +36,8 @@ from swarm.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
     EXIT_UNREACHABLE,
+    ConfigError,
+    DeadlineMissed,
     PeerError,
     RunEnded,
     SwarmError,
@@ -52,13 +57,15 @@ from swarm.pipeline.health import Watch
 
 logger = logging.getLogger(__name__)
 
+ResultT = TypeVar("ResultT")
+
 VERDICT_PATIENCE_S = 8.0
 """How long a failed call waits for the health watch to say who is really gone, before it is reported as it is."""
 
 
 def run_peer(settings: PeerSettings) -> int:
     """Run one peer until its run is over or it has left; returns the exit code. Blocking; owns the process's event
-    loop and SIGTERM, and SIGINT when it may leave in order.
+    loop, and its signals for good: see :meth:`peers.orders.Orders.listen`.
 
     Whatever happens, the last event of ``home/events.jsonl`` says why it ended.
     """
@@ -66,11 +73,13 @@ def run_peer(settings: PeerSettings) -> int:
 
 
 async def _run_peer(settings: PeerSettings) -> int:
+    orders = Orders(settings.grace_s)
+    orders.listen()
     clock = SystemClock()
     identity = load_or_create(settings.identity)
     recorder = Recorder(settings.home / "events.jsonl", identity.peer, clock)
     events = Narration(settings, recorder, clock, peer=identity.peer)
-    node = Node(settings, identity, events, clock)
+    node = Node(settings, identity, events, clock, orders)
     reason, exit_code = f"{settings.name} was interrupted", EXIT_INTERRUPTED
     verdict: SwarmError | None = None
     try:
@@ -89,7 +98,7 @@ async def _run_peer(settings: PeerSettings) -> int:
         if verdict is not None and EXIT_OK < exit_code < EXIT_DRAINED:
             report_error(verdict)
     elif exit_code:
-        print(f"{settings.name}: {reason}", flush=True)  # noqa: T201 - the last line of a peer's log
+        print(f"{settings.name}: {one_line(reason)}", flush=True)  # noqa: T201 - the last line of a peer's log
     return exit_code
 
 
@@ -101,13 +110,28 @@ def _verdict(errors: BaseExceptionGroup[SwarmError]) -> SwarmError:
     return leaf
 
 
+def _check_stage(wish: int | None, manifest: Manifest) -> None:
+    """Raises ConfigError for a stage that the run does not have."""
+    stages = manifest.split.stages
+    if wish is not None and wish >= stages:
+        remedy = "Choose one of these, or leave it out to hold the one that is needed most."
+        raise ConfigError("--stage", wish, f"one of the run's stages, 0 to {stages - 1}", remedy)
+
+
 class Node:
     """One peer, from opening its endpoint to closing it."""
 
-    def __init__(self, settings: PeerSettings, identity: StoredIdentity, events: EventSink, clock: SystemClock) -> None:
+    def __init__(
+        self,
+        settings: PeerSettings,
+        identity: StoredIdentity,
+        events: EventSink,
+        clock: SystemClock,
+        orders: Orders,
+    ) -> None:
         self._settings, self._identity, self._events, self._clock = settings, identity, events, clock
         self._born = clock.monotonic()
-        self._orders = Orders(settings.grace_s)
+        self._orders = orders
         self._commands = NodeCommands(settings, identity.peer, clock.wall(), self._orders.by_command)
         self._membership: Membership | None = None
         self._contact: PeerId | None = None
@@ -116,13 +140,12 @@ class Node:
         """Live; returns why it is over and the exit code. Raises, in an ExceptionGroup, RunEnded or another SwarmError
         when it does not end in order."""
         settings = self._settings
-        self._orders.listen()
         device = DeviceThread(resolve_device(settings.device), threads=settings.threads)
         control = None if settings.control is None else ControlServer(settings.control, self._commands.table())
         try:
             if control is not None:
                 await control.start()
-            endpoint = await self._open_endpoint()
+            endpoint = await self._orders.unless_forced(settings.name, self._open_endpoint())
             try:
                 return await self._until_over(endpoint, device)
             finally:
@@ -190,6 +213,7 @@ class Node:
     async def _take_part(self, endpoint: LibP2PEndpoint, device: DeviceThread, watch: Watch) -> tuple[str, int]:
         """Learn what the run is, become a member, and stay one until its last step is closed or it has left."""
         manifest, tokenizer = await self._find_run(endpoint)
+        _check_stage(self._settings.stage, manifest)
         around = Surroundings(
             manifest=manifest,
             identity=self._identity.private,
@@ -204,7 +228,7 @@ class Node:
             await asyncio.to_thread(keep_run, directory, manifest, tokenizer)
         source = await self._open_data(around, tokenizer)
         endpoint.mount(ManifestService(manifest.canonical(), tokenizer))
-        await endpoint.enter(manifest.run_id)
+        await self._reaching(endpoint.enter(manifest.run_id))
         # First, so that the addresses told to others hold the relays through which they must come.
         reach = await reachability(endpoint, [] if self._contact is None else [self._contact], self._clock)
         membership = await self._become_member(around, endpoint, source)
@@ -235,15 +259,27 @@ class Node:
         self._emit_found(manifest, self._contact)
         return manifest, tokenizer
 
+    async def _reaching(self, asking: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """What a contact answers. Raises RunEnded, exit code 3, when it is gone."""
+        try:
+            return await asking
+        except (Unreachable, DeadlineMissed) as error:
+            raise cannot_reach(self._settings.bootstrap) from error
+
     async def _open_data(self, around: Surroundings, tokenizer: bytes) -> ShardSource | None:
         """A trainer's shard, made from its text where it has none. Before the run is entered: bad data is this peer's
         affair alone."""
         settings = self._settings
         if settings.role != "trainer":
             return None
-        into, seed = settings.home / "shard", self._identity.peer
-        path = await asyncio.to_thread(shard_for, settings.data, tokenizer, around.manifest, into, seed)
-        return await asyncio.to_thread(open_shard, around, path)
+        into, seed, given_up = settings.home / "shard", self._identity.peer, threading.Event()
+        try:
+            path = await asyncio.to_thread(
+                shard_for, settings.data, tokenizer, around.manifest, into, seed, given_up=given_up.is_set
+            )
+            return await asyncio.to_thread(open_shard, around, path)
+        finally:
+            given_up.set()  # cancelling does not stop a thread, and the process would wait for it
 
     async def _become_member(
         self, around: Surroundings, endpoint: LibP2PEndpoint, source: ShardSource | None
@@ -251,7 +287,7 @@ class Node:
         contact = founder = self._identity.peer
         if self._contact is not None:
             contact = self._contact
-            founder = PeerId((await ask_standing(endpoint, self._clock, contact)).founder)
+            founder = PeerId((await self._reaching(ask_standing(endpoint, self._clock, contact))).founder)
             around.watch.follow((contact,))
         membership = Membership(
             self._settings, around, endpoint.directory, contact=contact, founder=founder, source=source

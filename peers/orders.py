@@ -4,33 +4,48 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Coroutine
+from types import FrameType
+from typing import Any, TypeVar
 
-from swarm.errors import EXIT_DRAINED, EXIT_INTERRUPTED, EXIT_OK
+from peers.interrupt import SIGNALS, received
+from swarm.errors import EXIT_DRAINED, EXIT_OK, RunEnded
 
-EXIT_TERMINATED = 128 + signal.SIGTERM
+ResultT = TypeVar("ResultT")
 
 Leave = Callable[[str, int], str]
 """Begins to leave in order; see :meth:`peers.leaving.Leaving.ask`."""
 
+_NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
+
 
 class Orders:
-    """Takes orders to leave. ``grace_s`` bounds leaving in order after a signal; 0: a signal ends the peer at once, and
-    SIGINT is left to whoever started it."""
+    """Takes orders to leave. ``grace_s`` bounds leaving in order after a signal; 0: a signal ends the peer at once.
+
+    SIGHUP means the same as SIGTERM. Made inside the loop that it serves.
+    """
 
     def __init__(self, grace_s: float) -> None:
         self._grace_s = grace_s
         self._leave: Leave | None = None
-        self._told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._forced: asyncio.Future[tuple[str, int]] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._told: asyncio.Future[int] = self._loop.create_future()
+        self._forced: asyncio.Future[tuple[str, int]] = self._loop.create_future()
 
     def listen(self) -> None:
-        """Take SIGTERM from now on, and SIGINT when there is a grace."""
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._on_signal, signal.SIGTERM)
-        if self._grace_s:
-            loop.add_signal_handler(signal.SIGINT, self._on_signal, signal.SIGINT)
+        """Take SIGINT, SIGTERM and SIGHUP from now on, and for good: what comes after the loop has ended changes
+        nothing any more. A signal that is ignored stays so: whoever started this peer deals with it.
+
+        What :func:`peers.interrupt.defer` kept back counts as well.
+        """
+        # Not loop.add_signal_handler: the loop would put back the default when it closes, and a signal would then
+        # kill the process before it has noted how it ended.
+        for number in SIGNALS:
+            if signal.getsignal(number) is not signal.SIG_IGN:
+                signal.signal(number, self._on_arrival)
+        earlier = received()
+        if earlier is not None:
+            self.take(signal.Signals(earlier.number))
 
     def adopt(self, leave: Leave) -> None:
         """From now on there is something to leave in order."""
@@ -54,14 +69,40 @@ class Orders:
             return f"could not leave in order within {self._grace_s:g} s", self._told.result()
         return self._forced.result()
 
-    def _on_signal(self, number: signal.Signals) -> None:
-        by_keyboard, again = number == signal.SIGINT, self._told.done()
-        by, code = ("Ctrl-C", EXIT_INTERRUPTED) if by_keyboard else ("SIGTERM", EXIT_TERMINATED)
+    async def unless_forced(self, name: str, work: Coroutine[Any, Any, ResultT]) -> ResultT:
+        """What ``work`` gives. When the peer, called ``name``, must end before, ``work`` is cancelled, which is waited
+        for, and RunEnded raised; a result that comes all the same is returned, for the caller to clear up."""
+        working = self._loop.create_task(work)
+        told = self._loop.create_task(self.forced())
+        try:
+            await asyncio.wait({working, told}, return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                working.cancel()
+                await asyncio.wait({working})
+            if not working.cancelled():
+                return working.result()
+            reason, exit_code = told.result()
+            raise RunEnded(f"{name} {reason}", exit_code)
+        finally:
+            for task in (working, told):
+                task.cancel()
+            await asyncio.gather(working, told, return_exceptions=True)
+
+    def take(self, number: signal.Signals) -> None:
+        """Act on a signal."""
+        by, by_keyboard, again = _NAMES[number], number == signal.SIGINT, self._told.done()
+        if again and number == signal.SIGHUP:
+            return  # a terminal that closes sends it twice: nobody asked for haste
         if not self._grace_s or self._leave is None or again:
-            self._force(f"was stopped by {by}{' again' if again else ''}", code)
+            self._force(f"was stopped by {by}{' again' if again else ''}", 128 + number)
             return
-        self._told.set_result(code)
+        self._told.set_result(128 + number)
         self._leave(by, EXIT_OK if by_keyboard else EXIT_DRAINED)
+
+    def _on_arrival(self, number: int, frame: FrameType | None) -> None:
+        # In the main thread between any two of its instructions: nothing but a note for the loop, and never an error.
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.take, signal.Signals(number))
 
     def _force(self, reason: str, exit_code: int) -> None:
         if not self._forced.done():

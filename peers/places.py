@@ -7,6 +7,7 @@ being taken: a command that only reads never stands in the way of a peer that st
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import fcntl
@@ -195,13 +196,26 @@ def _take(path: Path, clock: Clock) -> Place | None:
     os.chmod(path, 0o700)
     lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        fcntl.fcntl(lock, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-        return Place(path, lock, clock)
-    except OSError as error:
-        os.close(lock)
-        if error.errno in (errno.EAGAIN, errno.EACCES):
+        # Only what the lock itself says means that it is taken: a state that cannot be written may say the same.
+        if not _lock(lock):
+            os.close(lock)
             return None
+        return Place(path, lock, clock)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.close(lock)
         raise
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether the lock is ours now; False when another process has it."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
+    return True
 
 
 def _held(lock: Path) -> bool:

@@ -18,7 +18,7 @@ from peers.run_directory import RunDirectory
 from peers.text import Corpus
 from peers.tokenizer_sample import sample_texts
 from peers.words import count
-from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, check_manifest
+from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, check_manifest, new_nonce
 from swarm.errors import ConfigError, StateError
 from swarm.models.spec import ModelConfig, SplitConfig
 
@@ -48,10 +48,11 @@ class Prepared:
     held_out: ShardManifest
 
 
-def make_manifest(shape: RunShape, tokenizer: str) -> Manifest:
+def make_manifest(shape: RunShape, tokenizer: str, nonce: str = "") -> Manifest:
     """The run manifest of a shape: the project's defaults for the rest. Raises ConfigError for what cannot run."""
     manifest = Manifest(
         run=RunConfig(
+            nonce=nonce,
             seed=shape.seed,
             steps=shape.steps,
             reproducible=shape.reproducible,
@@ -92,7 +93,7 @@ def prepare_run(shape: RunShape, corpus: Corpus, directory: RunDirectory) -> Pre
     """
     split = _split(corpus, shape)
     tokenizer_json = train_tokenizer(sample_texts(split.shards), ModelConfig().vocab_size)
-    manifest = make_manifest(shape, tokenizer_digest(tokenizer_json))
+    manifest = make_manifest(shape, tokenizer_digest(tokenizer_json), new_nonce())
     check()
     shards = []
     for trainer, documents in enumerate(split.shards):

@@ -123,6 +123,7 @@ class StageRole:
         self.part = part
         settings = StageSettings(
             run=manifest.run_id,
+            seed=manifest.run.seed,
             stage=stage,
             stages=manifest.split.stages,
             specs=specs,
@@ -159,6 +160,7 @@ class TrainerRole:
         stages = roster.stages()
         context = JourneyContext(
             run=manifest.run_id,
+            seed=manifest.run.seed,
             stages=len(stages),
             endpoint=around.endpoint,
             device=around.device,

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peers.interrupt import defer
 from peers.names import friendly_name
 from peers.narrator import labelled
 from peers.places import Place
@@ -61,9 +60,9 @@ def live(place: Place, settings: PeerSettings) -> int:
     """
     from peers.node import run_peer
 
-    if not settings.grace_s:
-        # Nobody but the node takes SIGTERM from here on; without a grace Ctrl-C means the same.
-        signal.signal(signal.SIGINT, lambda *_: os.kill(os.getpid(), signal.SIGTERM))
+    # An exception inside its event loop would be lost: a signal from here on is an order to the peer, which takes also
+    # what comes before it listens, and none cuts in until its end is noted.
+    defer()
     code = run_peer(settings)
     last = last_event(settings.home / "events.jsonl", lambda event: event.get("kind") == "PeerStopped")
     found = last_event(settings.home / "events.jsonl", lambda event: event.get("kind") == "RunFound", whole=True)

@@ -17,13 +17,18 @@ VALUE_WIDTH = 120
 
 def print_error(cause: str, *, check: str = "", next_: str = "", label: str = "error") -> None:
     """The cause on stderr and, where there are any, what to look at and what to do; no traceback, no colour."""
-    lines = [f"{label}: {cause}"]
+    lines = [f"{label}: {_flat(cause)}"]
     if check:
-        lines.append(f"  check: {check}")
+        lines.append(f"  check: {_flat(check)}")
     if next_:
-        lines.append(f"  next:  {next_}")
+        lines.append(f"  next:  {_flat(next_)}")
     sys.stderr.write("\n".join(lines) + "\n")
     sys.stderr.flush()
+
+
+def _flat(text: str) -> str:
+    """Each on a line of its own, and harmless: what another peer said may be part of it."""
+    return " ".join(printable(text).splitlines())
 
 
 def report_error(error: SwarmError) -> None:

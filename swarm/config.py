@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -38,9 +39,11 @@ class RunConfig(Section):
 
     ``reproducible`` fixes who feeds what in each step and accumulates and reduces in float64: any wiring then gives
     the very same weights, at twice the bytes of averaging. ``start_when`` says when it starts, ``steps`` when it ends.
+    ``nonce`` tells apart runs that are otherwise the same (:func:`new_nonce`); nothing that is computed depends on it.
     """
 
     name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")] = "tiny"
+    nonce: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16})?$")] = ""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     steps: Annotated[int, Field(ge=1, lt=10**9)] = 60
     reproducible: bool = False
@@ -82,6 +85,11 @@ class Manifest(Section):
     def run_id(self) -> RunId:
         """Hex sha256 of :meth:`canonical`."""
         return RunId(hashlib.sha256(self.canonical()).hexdigest())
+
+
+def new_nonce() -> str:
+    """16 random hex digits: no other run has the id of a manifest with it."""
+    return secrets.token_hex(8)
 
 
 def parse_manifest(document: dict[str, Any], origin: str) -> Manifest:

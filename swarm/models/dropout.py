@@ -13,16 +13,18 @@ import torch
 from torch import Tensor
 
 from swarm.errors import BugError
-from swarm.ids import MicrobatchId, RunId
+from swarm.ids import MicrobatchId
 
 _MASK = 0xFFFFFFFF
 _MAX_ELEMENTS = 1 << 32
 
 
-def dropout_seed(run: RunId, microbatch: MicrobatchId) -> int:
-    """The seed (63 bits) of all randomness of one microbatch. Layers are told apart further down, so the same numbers
-    fall for every cut of the model into stages."""
-    text = "\0".join((run, *map(str, microbatch)))
+def dropout_seed(seed: int, microbatch: MicrobatchId) -> int:
+    """The seed (63 bits) of all randomness of one microbatch in a run with that seed.
+
+    Layers are told apart further down, so the same numbers fall for every cut of the model into stages.
+    """
+    text = "\0".join((str(seed), *map(str, microbatch)))
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
 
 

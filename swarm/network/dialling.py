@@ -13,12 +13,17 @@ from swarm.ids import PeerId
 from swarm.network.addresses import is_relayed
 from swarm.network.attach import AttachedP2P
 from swarm.network.hints import Hints
+from swarm.network.splice import Streams
 
 HEAD_START_S = 0.3
 """For how long only the direct addresses of a relayed peer are tried: a stream stays for life on the connection that
 was there first, and two peers in one home have a better one than the relay's. Refused dials end it sooner."""
 
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+PATIENCE_S = 1.0
+"""After this long without a stream a peer is looked up while the dial goes on: most dials take a few round trips."""
+
+_LOOK_UP_S = 2.0
+"""A dial that failed is not kept from failing for longer by a directory that does not answer."""
 
 
 class Dialler:
@@ -30,28 +35,38 @@ class Dialler:
     async def open_stream(self, target: PeerId, protocol: str) -> Streams:
         """A new stream. Raises Unreachable with the first thing that went wrong; takes as long as its caller lets it.
 
-        A peer that was reached through a relay is looked up when that fails: relays die, and it takes others.
+        A peer that is not reached within a second, or not at all, is looked up once: what was told of it grows old,
+        relays die, and addresses of a home or a dead network do not answer, so that nothing would ever fail.
         """
-        problem: Unreachable | None = None
         hints = self._hints.of(target)
-        for again in (False, True):
-            if again:
+        tries: list[asyncio.Future[Streams]] = [asyncio.ensure_future(self._open(target, protocol, hints))]
+        try:
+            await asyncio.wait(tries, timeout=PATIENCE_S)
+            if not tries[0].done() or tries[0].exception() is not None:
+                tries.append(asyncio.ensure_future(self._open_anew(target, protocol, hints)))
+            return await _first_good(tries)
+        finally:
+            await _end(tries)
+
+    async def _open(self, target: PeerId, protocol: str, hints: Sequence[Multiaddr]) -> Streams:
+        problem: Unreachable | None = None
+        try:
+            await self._connect(target, hints)
+        except Unreachable as error:  # the daemon may know the peer anyway
+            problem = error
+        try:
+            return await self._p2p.open_stream(target, protocol)
+        except Unreachable as error:
+            raise problem or error from None
+
+    async def _open_anew(self, target: PeerId, protocol: str, old: Sequence[Multiaddr]) -> Streams:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LOOK_UP_S):
                 self._hints.learn(target, await self._look_up(target))
-                if self._hints.of(target) == hints:
-                    break
-                hints = self._hints.of(target)
-            try:
-                await self._connect(target, hints)
-            except Unreachable as error:  # hints grow old; the daemon may know the peer anyway
-                problem = problem or error
-            try:
-                return await self._p2p.open_stream(target, protocol)
-            except Unreachable as error:
-                problem = problem or error
-            if not any(map(is_relayed, hints)):
-                break
-        assert problem is not None  # noqa: S101 - else a stream was returned
-        raise problem
+        hints = self._hints.of(target)
+        if hints == old:
+            raise Unreachable("the directory knows no other address", peer=target)
+        return await self._open(target, protocol, hints)
 
     async def _connect(self, target: PeerId, hints: Sequence[Multiaddr]) -> None:
         direct = [address for address in hints if not is_relayed(address)]
@@ -61,3 +76,24 @@ class Dialler:
                     await self._p2p.connect(target, direct)
         if hints:
             await self._p2p.connect(target, hints)
+
+
+async def _first_good(tries: list[asyncio.Future[Streams]]) -> Streams:
+    """What the first that succeeds gives, which is taken off the list; if none does, what the first one met."""
+    pending = set(tries)
+    while pending:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for each in done:
+            if each.exception() is None:
+                tries.remove(each)
+                return each.result()
+    return tries[0].result()
+
+
+async def _end(tries: Sequence[asyncio.Future[Streams]]) -> None:
+    """End what goes on, and close the streams of those that came second."""
+    for each in tries:
+        each.cancel()
+    for left in await asyncio.gather(*tries, return_exceptions=True):
+        if not isinstance(left, BaseException):
+            left[1].close()

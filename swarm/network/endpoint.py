@@ -29,11 +29,12 @@ from swarm.network.directory import DHTDirectory, DirectoryConfig
 from swarm.network.guard import install
 from swarm.network.hints import Hints
 from swarm.network.identity import StoredIdentity
-from swarm.network.link import Meter
+from swarm.network.link import Meter, enlarge
 from swarm.network.presence import Presence
 from swarm.network.protocols import PUBLIC_PREFIX, LinkStatistics, Payload, ReplyT, Service
 from swarm.network.reachability import LinkKind
 from swarm.network.records import PeerRecord
+from swarm.network.relay_seats import MayRelay
 from swarm.network.rpc import CallerStream
 from swarm.network.rundir import RunDirectory
 from swarm.network.serving import Desk, ServeLimits, ServerStream
@@ -43,8 +44,8 @@ logger = logging.getLogger(__name__)
 
 PUBLIC_PROTOCOL = f"swarm/{PUBLIC_PREFIX.rstrip('/')}"
 _STREAMS_PER_PEER = 4
-_SOCKET_BUFFER_BYTES = 1 << 20
 _CLOSE_S = 0.5
+_MAX_CANDIDATES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,17 +196,31 @@ class LibP2PEndpoint:
             self.learn(peer, [str(address) for address in addresses])
 
     def also_at(self, addresses: Sequence[str]) -> None:
-        """Announce these as well: addresses of ours that others found and the daemon does not know of."""
+        """Announce these as well, where there is room: addresses of ours that others found and the daemon does not
+        know of. The first two ever told count."""
         self._presence.also_at(addresses)
 
     async def take_relay(self, candidates: Sequence[PeerId]) -> str:
         """Be reached through two of these, or of the peers met later, until the endpoint closes.
 
         Returns what went wrong, "" when at least one relays for us; in either case they are asked again every 10 s.
-        May be called again, to name others. Takes some seconds at most; cancelled, it goes on in the background.
+        May be called again, to name others: the last 64 named are remembered, and nobody is asked while two relay.
+        Takes 4 s at most; cancelled, it goes on in the background.
         """
-        self._candidates = tuple(dict.fromkeys((*candidates, *self._candidates)))
+        self._candidates = tuple(dict.fromkeys((*candidates, *self._candidates)))[:_MAX_CANDIDATES]
         return await self._presence.take_relay(self, lambda: (*self._candidates, *self._hints.dialable()))
+
+    def allow_relay(self, may: MayRelay) -> None:
+        """Relay without limits for the peers of which ``may(peer)`` is true, the run's members. It is asked again at
+        every use, so it must be cheap and not raise. All others, and everybody before this is called, share small
+        bounds (:class:`~swarm.network.relay_seats.RelayLimits`), so that who joins can be reached, too."""
+        self._presence.allow_relay(may)
+
+    async def retire_relay(self) -> None:
+        """Relay for nobody anew from now on, and tell those who are reached through us, who find others within
+        seconds. Connections passed on now stay until :meth:`close`. For a peer that is about to leave; takes 1 s at
+        most, never raises a PeerError, idempotent."""
+        await self._presence.retire_relay(self)
 
     async def links(self) -> Mapping[PeerId, LinkKind]:
         """How every peer that we have a connection with is connected now: one question to the daemon. Streams that
@@ -314,6 +329,8 @@ class LibP2PEndpoint:
     def _dialled(self, key: tuple[PeerId, str], dial: asyncio.Task[CallerStream]) -> None:
         del self._dials[key]
         if not dial.cancelled() and dial.exception() is None:
+            # Streams to peers that are long gone would add up over a long run.
+            self._callers = {each: stream for each, stream in self._callers.items() if stream.alive}
             self._callers[key] = dial.result()
 
     async def _dial(self, target: PeerId, protocol: str) -> CallerStream:
@@ -324,7 +341,7 @@ class LibP2PEndpoint:
                 reader, writer = await self._dialler.open_stream(target, protocol)
         except TimeoutError as error:
             raise Unreachable(f"not dialled in {self._config.dial_timeout_s:g} s", peer=target) from error
-        _enlarge(writer)
+        enlarge(writer)
         return await CallerStream.over(target, self._meter, reader, writer)
 
     async def _look_up(self, target: PeerId) -> tuple[str, ...]:
@@ -359,7 +376,7 @@ class LibP2PEndpoint:
 
     async def _serve(self, protocol: str) -> None:
         async def accept(peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            _enlarge(writer)
+            enlarge(writer)
             self._accept(peer, protocol, reader, writer)
 
         await self._p2p.serve_streams(protocol, accept)
@@ -378,11 +395,3 @@ class LibP2PEndpoint:
         del self._serving[task]
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a stream ended with a bug", exc_info=error)
-
-
-def _enlarge(writer: asyncio.StreamWriter) -> None:
-    """Larger socket buffers towards the daemon: fewer, longer reads and writes."""
-    raw = writer.get_extra_info("socket")
-    if raw is not None:
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)

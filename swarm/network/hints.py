@@ -11,9 +11,13 @@ from multiaddr import Multiaddr
 from swarm.ids import PeerId
 from swarm.network.addresses import is_loopback, is_relayed, split_peer
 
+MAX_PEERS = 4096
+MAX_PER_PEER = 16
+
 
 class Hints:
-    """The last addresses told for each peer, without their ``/p2p`` part."""
+    """The last addresses told for each peer, without their ``/p2p`` part: of the 4096 peers that were last told of or
+    asked for, at most 16 each."""
 
     def __init__(self, me: PeerId) -> None:
         self._me = me
@@ -29,11 +33,17 @@ class Hints:
                 if named == peer:
                     parsed.append(address)
         if parsed and peer != self._me:
-            self._known[peer] = tuple(parsed)
+            self._known.pop(peer, None)
+            self._known[peer] = tuple(parsed[:MAX_PER_PEER])
+            if len(self._known) > MAX_PEERS:
+                del self._known[next(iter(self._known))]
 
     def of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
         """Where to dial a peer; empty when nothing is known."""
-        return self._known.get(peer, ())
+        if (known := self._known.pop(peer, None)) is None:
+            return ()
+        self._known[peer] = known  # the last to be forgotten now
+        return known
 
     def dialable(self) -> list[PeerId]:
         """Peers that tell addresses of their own, and not only of their machine: those who could relay."""

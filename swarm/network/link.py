@@ -7,6 +7,7 @@ transport is taken over: :class:`Link` is a ``BufferedProtocol``, whose bytes la
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Protocol, cast
@@ -21,6 +22,8 @@ HIGH_WATER_BYTES = 512 << 10
 
 MAX_UNSENT_BYTES = 16 << 20
 """A peer that lets this much of our answers pile up does not read: the stream is cut."""
+
+_SOCKET_BUFFER_BYTES = 1 << 20
 
 LINGER_S = 1.0
 """How long a refused stream still swallows bytes, so that the reason reaches the other side before the end does."""
@@ -182,6 +185,14 @@ class Link(asyncio.BufferedProtocol):
     def _check_open(self) -> None:
         if self.lost is not None:
             raise Unreachable(self.lost.reason, peer=self.peer)
+
+
+def enlarge(writer: asyncio.StreamWriter) -> None:
+    """Larger socket buffers towards the daemon: fewer, longer reads and writes."""
+    raw = writer.get_extra_info("socket")
+    if raw is not None:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
 
 
 async def _read_ready(reader: asyncio.StreamReader) -> bytes | None:

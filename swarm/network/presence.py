@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 
 from multiaddr import Multiaddr
 
 from swarm.clock import Clock
+from swarm.errors import PeerError
 from swarm.ids import PeerId
-from swarm.network.addresses import is_relayed, most_useful, virtual_ips
+from swarm.network.addresses import MAX_ADDRESSES, is_loopback, is_relayed, most_useful, virtual_ips
 from swarm.network.attach import AttachedP2P
 from swarm.network.protocols import Endpoint
-from swarm.network.reachability import LinkKind, ReachService
+from swarm.network.reach_service import ReachService
+from swarm.network.reachability import WITHDRAWN, LinkKind, Withdrawn
 from swarm.network.relay import Relay
 from swarm.network.relay_lease import RelayLease
+from swarm.network.relay_seats import MayRelay
+
+_MAX_FOUND = 2
+_TELL_S = 1.0
 
 
 class Presence:
@@ -24,6 +31,7 @@ class Presence:
         """``own`` are the addresses that the daemon tells; with ``relaying`` it relays, and is relayed for."""
         self._p2p, self._clock = p2p, clock
         self._own = tuple(Multiaddr(text) for text in own)
+        self._found: tuple[Multiaddr, ...] = ()
         self._virtual = virtual_ips()
         self._relay = Relay(p2p, clock) if relaying else None
         self._lease: RelayLease | None = None
@@ -31,9 +39,14 @@ class Presence:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """At most 8, the most useful first, each with our ``/p2p`` part; other ones when relays change."""
+        """At most 8, the most useful first, each with our ``/p2p`` part; other ones when relays change. Those that
+        others found are told where there is room, after what we know ourselves and before this machine's own."""
         through = self._lease.addresses if self._lease is not None else ()
-        return tuple(str(address) for address in most_useful((*through, *self._own), self._virtual))
+        known = most_useful((*through, *self._own), self._virtual)
+        found = most_useful(self._found)[: MAX_ADDRESSES - len(known)]
+        near = [address for address in known if is_loopback(address) and not is_relayed(address)]
+        far = [address for address in known if address not in near]
+        return tuple(map(str, (*far, *found, *near)))
 
     @property
     def relays(self) -> tuple[PeerId, ...]:
@@ -44,11 +57,28 @@ class Presence:
         """Relay for others from now on, and what they ask for it with. Raises Unreachable."""
         if self._relay is not None:
             await self._relay.open()
-        return ReachService(self._p2p, self._relay, lambda: self.addresses)
+        return ReachService(self._p2p, self._relay, self._clock, lambda: self.addresses, self._withdrawn)
+
+    def allow_relay(self, may: MayRelay) -> None:
+        """See :meth:`~swarm.network.endpoint.LibP2PEndpoint.allow_relay`."""
+        if self._relay is not None:
+            self._relay.allow(may)
+
+    async def retire_relay(self, endpoint: Endpoint) -> None:
+        """See :meth:`~swarm.network.endpoint.LibP2PEndpoint.retire_relay`."""
+
+        async def tell(holder: PeerId) -> None:
+            with contextlib.suppress(PeerError):
+                await endpoint.notify(holder, WITHDRAWN, Withdrawn(), timeout_s=_TELL_S)
+
+        if self._relay is not None:
+            await asyncio.gather(*map(tell, self._relay.retire()))
 
     def also_at(self, addresses: Sequence[str]) -> None:
-        """Announce these as well."""
-        self._own = (*self._own, *(Multiaddr(text) for text in addresses))
+        """Announce these as well: at most two that we did not know, the first told."""
+        known = set(map(str, self._own))
+        new = [Multiaddr(text) for text in addresses if text not in known]
+        self._found = tuple({str(address): address for address in (*self._found, *new)}.values())[:_MAX_FOUND]
 
     async def take_relay(self, endpoint: Endpoint, candidates: Callable[[], Sequence[PeerId]]) -> str:
         """See :meth:`~swarm.network.endpoint.LibP2PEndpoint.take_relay`."""
@@ -57,8 +87,12 @@ class Presence:
         if self._lease is None:
             self._lease = RelayLease(endpoint, self._clock, candidates)
             self._keeping = asyncio.get_running_loop().create_task(self._lease.keep(), name="relay lease")
-        await self._lease.renew()
+        await self._lease.fill()
         return "" if self._lease.relays else self._lease.problem
+
+    def _withdrawn(self, relay: PeerId) -> None:
+        if self._lease is not None:
+            self._lease.withdrawn(relay)
 
     async def links(self) -> Mapping[PeerId, LinkKind]:
         """See :meth:`~swarm.network.endpoint.LibP2PEndpoint.links`."""

@@ -47,7 +47,7 @@ class Relay:
         self._p2p, self._clock = p2p, clock
         self._seats = Seats(limits or RelayLimits())
         self._tasks: set[asyncio.Task[None]] = set()
-        self._retired = False
+        self._retired = self._closed = False
         self.relayed_bytes = 0
 
     async def open(self) -> None:
@@ -77,14 +77,14 @@ class Relay:
 
     async def close(self) -> None:
         """Cut every circuit. Idempotent."""
-        self._retired = True
+        self._closed = True
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _accept(self, caller: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        seat = self._seats.sit(caller)
+        seat = None if self._closed else self._seats.sit(caller)
         if seat is None:
             writer.close()
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 
 import multiaddr
@@ -15,6 +16,7 @@ from swarm.ids import PeerId
 from swarm.network.addresses import is_loopback, is_relayed, most_useful, split_peer
 from swarm.network.protocols import Endpoint
 from swarm.network.reachability import RESERVE, AskReserve, Reserved
+from swarm.network.relay_seats import RESERVED_S
 
 WANTED = 2
 """One relay may die without cutting us off."""
@@ -25,6 +27,8 @@ RENEW_S = 10.0
 _ASK_S = 1.0
 _ADDRESSES_PER_RELAY = 3
 _TRIED_AT_ONCE = 4
+_MAX_TRIED = 12
+"""Peers asked in one go. Those who refused come last, the longest ago first: everybody has a turn."""
 
 
 class RelayLease:
@@ -36,6 +40,9 @@ class RelayLease:
         """``candidates`` gives, at any time, the peers that may be asked, the best first."""
         self._endpoint, self._clock, self._candidates, self._renew_s = endpoint, clock, candidates, renew_s
         self._held: dict[PeerId, tuple[Multiaddr, ...]] = {}
+        self._refused: dict[PeerId, float] = {}
+        self._gone: dict[PeerId, float] = {}
+        self._turn, self._hurry = asyncio.Lock(), asyncio.Event()
         self.problem = "nobody to ask"
 
     @property
@@ -51,22 +58,48 @@ class RelayLease:
     async def keep(self) -> None:
         """Renew for ever; to be cancelled."""
         while True:
-            await self._clock.sleep(self._renew_s)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._renew_s):
+                    await self._hurry.wait()
+            self._hurry.clear()
+            await self.renew()
+
+    def withdrawn(self, relay: PeerId) -> None:
+        """This peer says that it relays for us no longer. It is not asked again for a minute, so that it cannot make
+        us busy; others are, at once. Without effect when it does not relay for us."""
+        if self._held.pop(relay, None) is not None:
+            self._gone[relay] = self._clock.monotonic() + RESERVED_S
+            self._hurry.set()
+
+    async def fill(self) -> None:
+        """As :meth:`renew`, and nothing at all when there are two."""
+        if len(self._held) < WANTED:
             await self.renew()
 
     async def renew(self) -> None:
-        """Renew what we hold, drop who is gone, and ask others until there are two. Each is given a second."""
-        await self._ask(self.relays)
-        others = [peer for peer in self._candidates() if peer not in self._held and peer != self._endpoint.peer]
-        while others and len(self._held) < WANTED:
-            await self._ask(others[:_TRIED_AT_ONCE])
-            others = others[_TRIED_AT_ONCE:]
+        """Renew what we hold, drop who is gone, and ask others until there are two: at most twelve, with a second for
+        every four. Calls at one time take turns."""
+        async with self._turn:
+            await self._ask(self.relays)
+            others = self._others() if len(self._held) < WANTED else []
+            while others and len(self._held) < WANTED:
+                await self._ask(others[:_TRIED_AT_ONCE])
+                others = others[_TRIED_AT_ONCE:]
+
+    def _others(self) -> list[PeerId]:
+        now = self._clock.monotonic()
+        self._gone = {peer: until for peer, until in self._gone.items() if until > now}
+        passed_over = {*self._held, *self._gone, self._endpoint.peer}
+        found = [peer for peer in dict.fromkeys(self._candidates()) if peer not in passed_over]
+        self._refused = {peer: self._refused[peer] for peer in found if peer in self._refused}
+        return sorted(found, key=lambda peer: self._refused.get(peer, -math.inf))[:_MAX_TRIED]
 
     async def _ask(self, peers: Sequence[PeerId]) -> None:
         for peer, addresses in zip(peers, await asyncio.gather(*map(self._reserve, peers)), strict=True):
             if not addresses:
                 self._held.pop(peer, None)
-            elif peer in self._held or len(self._held) < WANTED:
+                self._refused[peer] = self._clock.monotonic()
+            elif peer in self._held or (len(self._held) < WANTED and peer not in self._gone):
                 self._held[peer] = addresses
 
     async def _reserve(self, relay: PeerId) -> tuple[Multiaddr, ...]:

@@ -19,12 +19,27 @@ from swarm.errors import DeadlineMissed, OutOfSync, Refused, StateError, Unreach
 from swarm.ids import PartName, PeerId, RunId
 from swarm.network.protocols import Endpoint
 from swarm.optimization.changes import Verify
-from swarm.optimization.observing import HASH, NEXT, START, Decided, HashRequest, NextRequest, RecordHash, StartRequest
+from swarm.optimization.observing import (
+    HASH,
+    NEXT,
+    STANDING,
+    START,
+    Decided,
+    HashRequest,
+    NextRequest,
+    RecordHash,
+    RunStanding,
+    StandingRequest,
+    StartRequest,
+)
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.records import CloseRecord, Decision, acceptance_bytes, check_acceptances
 
 PATIENCE_S = 30.0
-"""How long one question may take. A step may take longer: then it is asked again."""
+"""How long one question may take. A step may take longer: then it is asked again. So may the update of a large part
+over a thin link: then it is given twice the time."""
+ALIVE_S = 10.0
+"""How long a donor that did not answer a question may take for the simplest one."""
 
 Observe = Callable[[Decision], Awaitable[None]]
 
@@ -47,6 +62,7 @@ class Observer:
         self._context, self.donor, self._name = context, donor, name
         self._part: TrainedPart | None = None
         self._head: CloseRecord | None = None
+        self._patience_s = PATIENCE_S
 
     @property
     def head(self) -> CloseRecord:
@@ -101,8 +117,9 @@ class Observer:
     async def follow(self) -> CloseRecord:
         """Take the next step's decision, waiting for it as long as it takes, and bring our part to it.
 
-        Raises the donor's PeerError (WrongStep: we fell too far behind, start again), Violation for a record that does
-        not follow or an update of the wrong size, StateError when the update does not give what the record says.
+        Raises the donor's PeerError (WrongStep: we fell too far behind, start again; DeadlineMissed: it fell silent),
+        Violation for a record that does not follow or an update of the wrong size, StateError when the update does not
+        give what the record says.
         Cancelled, our part is at the step before or after, never between.
         """
         before = self.head
@@ -126,13 +143,22 @@ class Observer:
         while True:
             try:
                 decided, payload = await self._context.endpoint.call(
-                    self.donor, NEXT, body, Decided, timeout_s=PATIENCE_S, max_reply_bytes=expected
+                    self.donor, NEXT, body, Decided, timeout_s=self._patience_s, max_reply_bytes=expected
                 )
             except DeadlineMissed:
-                continue  # the step is not closed yet; a donor that is gone is Unreachable instead
+                await self._check_alive(step)
+                continue
             if len(payload) != expected:
                 raise Violation(f"an update of {len(payload)} bytes instead of {expected}", peer=self.donor)
             return decided, payload
+
+    async def _check_alive(self, step: int) -> None:
+        """After a question without an answer: the step is still open, or its update needs more time. Raises
+        DeadlineMissed for a donor that has fallen silent."""
+        call = self._context.endpoint.call
+        standing, _ = await call(self.donor, STANDING, StandingRequest(), RunStanding, timeout_s=ALIVE_S)
+        if standing.closed is not None and standing.closed >= step:
+            self._patience_s *= 2
 
     def _update(self, part: TrainedPart, record: CloseRecord, payload: memoryview) -> None:
         """On the device thread."""

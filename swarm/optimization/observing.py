@@ -31,7 +31,7 @@ KEPT_UPDATES = 8
 """Steps that an observer may fall behind before it has to download a newer state. Each keeps 4 bytes a parameter of
 the part in memory, and only while somebody observes it."""
 LEASE_S = 60.0
-"""An observer that has not asked, and does not wait for an answer, for so long is forgotten."""
+"""An observer that has not asked, and neither downloads nor waits for an answer, for so long is forgotten."""
 
 SnapshotOf = Callable[[], Awaitable[Snapshot | None]]
 """Our part as it is between two steps; None for a peer that holds nothing."""
@@ -123,6 +123,7 @@ class ObserverDesk:
 
     async def publish(self, decision: Decision) -> None:
         """A step was decided and swapped here. Its update is kept only when somebody observes."""
+        self._donor.tidy()
         self._expire()
         if self._decisions:  # who took part in this step has had what it needed
             for member in self._decisions[-1].record.roster:
@@ -190,6 +191,7 @@ class ObserverDesk:
         observer = self._observers.get(caller)
         if observer is None or observer.part != part:
             raise Refused("not an observer of this part: start first")
+        self._donor.release(caller, part)  # it asks for what comes after that state: so it has it
         observer.waiting += 1
         try:
             await self._wait_closed(step)
@@ -221,4 +223,8 @@ class ObserverDesk:
 
     def _expire(self) -> None:
         now = self._clock.monotonic()
-        self._observers = {peer: seen for peer, seen in self._observers.items() if seen.waiting or seen.expires > now}
+        self._observers = {
+            peer: seen
+            for peer, seen in self._observers.items()
+            if seen.waiting or seen.expires > now or self._donor.serves(peer, seen.part)
+        }

@@ -37,7 +37,7 @@ class ReceiptCheck(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class JourneyContext:
-    """What all journeys of one trainer share."""
+    """What all journeys of one trainer share. ``seed`` is the run's."""
 
     run: RunId
     stages: int
@@ -50,6 +50,7 @@ class JourneyContext:
     verify: ReceiptCheck
     deadline: AdaptiveDeadline
     suspect: Callable[[PeerId, str], None]
+    seed: int = 0
     send_timeout_s: float = 30.0
 
 
@@ -126,7 +127,7 @@ class Journey:
 
     async def _with_private_ends(self, ends: EndsCompute) -> tuple[float, int]:
         context, batch = self._context, self._batch
-        seed = dropout_seed(context.run, batch.id)
+        seed = dropout_seed(context.seed, batch.id)
         hidden, graph = await context.device.run(lambda: ends.embed(batch.inputs, seed))
         await self._send_first(hidden)
         output = await self._wait(self._mail.output)

@@ -33,12 +33,13 @@ DONE = Answer(Empty())
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSettings:
     """One replica's place and limits. ``send_timeout_s`` bounds one hand-over, ``max_under_way`` the graphs
-    and payloads held; four times as many may have sent their (hosted) targets ahead."""
+    and payloads held; four times as many may have sent their (hosted) targets ahead. ``seed`` is the run's."""
 
     run: RunId
     stage: int
     stages: int
     specs: BoundarySpecs
+    seed: int = 0
     max_queue: int = 32
     max_under_way: int = 64
     send_timeout_s: float = 30.0
@@ -310,7 +311,7 @@ class StageServer:
 
     async def _forward(self, passage: Passage, queued: float) -> None:
         started = self._context.clock.monotonic()
-        seed = dropout_seed(self._settings.run, passage.key.microbatch)
+        seed = dropout_seed(self._settings.seed, passage.key.microbatch)
         payload = passage.input
         if payload is None:
             raise BugError("a forward was queued without its input")
@@ -339,7 +340,7 @@ class StageServer:
 
     async def _forward_backward(self, passage: Passage, queued: float) -> None:
         started = self._context.clock.monotonic()
-        seed = dropout_seed(self._settings.run, passage.key.microbatch)
+        seed = dropout_seed(self._settings.seed, passage.key.microbatch)
         payload, targets = passage.input, passage.targets
         if payload is None or targets is None:
             raise BugError("a forward was queued without its input or its targets")

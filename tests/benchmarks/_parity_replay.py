@@ -116,7 +116,7 @@ class Batches:
         batch = source.take()
         if batch.id != wanted:
             raise Incoherent(f"the ledger names {wanted}, the shard gives {batch.id}")
-        return Sample(batch.id, batch.inputs, batch.targets, dropout_seed(self._run.manifest.run_id, wanted))
+        return Sample(batch.id, batch.inputs, batch.targets, dropout_seed(self._run.manifest.run.seed, wanted))
 
 
 class PlainLoop:

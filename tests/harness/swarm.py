@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -47,14 +47,17 @@ class OpenEndpoint(Endpoint, Protocol):
 
 @dataclass(slots=True)
 class EventList:
-    """A sink that keeps what it gets."""
+    """A sink that keeps what it gets, and tells ``listeners`` at once."""
 
     peer: PeerId
     events: list[Event] = field(default_factory=list)
+    listeners: list[Callable[[Event], None]] = field(default_factory=list)
 
     def emit(self, event: Event) -> None:
         """See :class:`swarm.events.EventSink`."""
         self.events.append(event)
+        for listener in self.listeners:
+            listener(event)
 
     def of(self, kind: type[EventT]) -> list[EventT]:
         """All events of a kind."""
@@ -69,11 +72,21 @@ class LocalPeer:
     endpoint: OpenEndpoint
     around: Surroundings
     founder: PeerId
+    contact: PeerId
     events: EventList
     membership: Membership | None = None
+    outcome: str | BaseException | None = None
+    task: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
-        """Take part until the run is over."""
+        """Take part until the run is over, or it has left: ``outcome`` says why."""
+        try:
+            self.outcome = await self._run()
+        except BaseException as error:
+            self.outcome = error
+            raise
+
+    async def _run(self) -> str:
         manifest = self.around.manifest
         await self.endpoint.enter(manifest.run_id)
         data = self.settings.data
@@ -81,11 +94,11 @@ class LocalPeer:
             self.settings,
             self.around,
             self.endpoint.directory,
-            contact=self.founder,
+            contact=self.contact,
             founder=self.founder,
             source=None if data is None else open_shard(self.around, data),
         )
-        await self.membership.run()
+        return await self.membership.run()
 
 
 class LocalSwarm:
@@ -126,7 +139,15 @@ class LocalSwarm:
     async def _endpoint(self, home: Path, identity: PrivateIdentity) -> OpenEndpoint:
         return self.network.endpoint(identity.peer)
 
-    async def _add(self, name: str, role: Any, number: int, founder: PeerId | None = None, **more: Any) -> PeerId:
+    async def _add(
+        self,
+        name: str,
+        role: Any,
+        number: int,
+        founder: PeerId | None = None,
+        contact: PeerId | None = None,
+        **more: Any,
+    ) -> PeerId:
         identity = PrivateIdentity(hashlib.sha256(str(number).encode()).digest())
         home = self.root / name
         home.mkdir(mode=0o700)
@@ -147,6 +168,7 @@ class LocalSwarm:
             endpoint=endpoint,
             around=around,
             founder=founder or identity.peer,
+            contact=contact or founder or identity.peer,
             events=events,
         )
         return identity.peer
@@ -159,25 +181,48 @@ class LocalSwarm:
             async with asyncio.timeout(timeout_s), asyncio.TaskGroup() as group:
                 self._group = group
                 for peer in list(self.peers.values()):
-                    group.create_task(peer.run())
+                    self._start(peer)
         finally:
             for peer in self.peers.values():
                 await peer.endpoint.close()
                 await peer.around.device.close()
 
-    async def join(self, name: str, role: Any, number: int, **settings: Any) -> LocalPeer:
-        """Start one more peer beside a run that is under way."""
-        await self._add(name, role, number, self.founder, **settings)
-        self._group.create_task(self.peers[name].run())
+    async def join(
+        self, name: str, role: Any, number: int, *, contact: str | None = None, may_fail: bool = False, **settings: Any
+    ) -> LocalPeer:
+        """Start one more peer beside a run that is under way; the same ``number`` is the same identity. One that
+        ``may_fail`` has its error as ``outcome`` and ends nothing."""
+        through = None if contact is None else self.peers[contact].endpoint.peer
+        await self._add(name, role, number, self.founder, through, **settings)
+        self._start(self.peers[name], may_fail=may_fail)
         return self.peers[name]
+
+    def kill(self, name: str) -> None:
+        """The peer is gone without a word."""
+        peer = self.peers[name]
+        assert peer.task is not None
+        self.network.kill(peer.endpoint.peer)
+        peer.task.cancel()
+
+    def _start(self, peer: LocalPeer, *, may_fail: bool = False) -> None:
+        async def live() -> None:
+            try:
+                await peer.run()
+            except Exception:
+                if not may_fail:
+                    raise
+            finally:
+                await peer.endpoint.close()
+
+        peer.task = self._group.create_task(live(), name=peer.settings.name)
 
     def events(self, kind: type[EventT]) -> list[EventT]:
         """All peers' events of a kind."""
         return [event for peer in self.peers.values() for event in peer.events.of(kind)]
 
-    def history(self) -> list[dict[str, Any]]:
-        """The founder's close records, decoded."""
-        lines = (self.root / "bootstrap" / "history.jsonl").read_text().splitlines()
+    def history(self, name: str = "bootstrap") -> list[dict[str, Any]]:
+        """A peer's close records, by default the founder's, decoded."""
+        lines = (self.root / name / "history.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]
 
 

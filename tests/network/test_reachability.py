@@ -16,24 +16,40 @@ from swarm.errors import Busy, Refused, Unreachable
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import parse_address
 from swarm.network.attach import AttachedP2P, peer_bytes
-from swarm.network.circuit import HOP, CircuitMessage, HopType, Status, decode_hop, encode_hop, read_body
+from swarm.network.circuit import (
+    HOP,
+    CircuitMessage,
+    HopType,
+    Status,
+    StopType,
+    decode_hop,
+    encode_hop,
+    encode_stop,
+    read_body,
+)
 from swarm.network.daemon import DaemonConfig, _arguments
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.identity import load_or_create
+from swarm.network.reach_service import dialback_places
 from swarm.network.reachability import (
+    DIALBACK,
     RESERVE,
+    AskDialback,
     AskReserve,
+    Dialback,
     Finding,
     How,
     Reserved,
-    dialback_places,
     judge,
     reachability,
 )
 from swarm.network.records import PeerRecord
-from swarm.network.relay import RESERVED_S, Relay, RelayLimits
+from swarm.network.relay import Relay
+from swarm.network.relay_lease import RENEW_S
+from swarm.network.relay_seats import RESERVED_S, RelayLimits, Seat
 from swarm.security.signing import PrivateIdentity
 from tests.conformance.service import Bench, Note
+from tests.harness.expect import eventually
 
 RUN = RunId("3d" * 32)
 MIB = 1 << 20
@@ -112,7 +128,7 @@ class _Clock(SystemClock):
 
 
 def relay_judges(relay: Relay, caller: PeerId, target: PeerId) -> Status:
-    return relay._judge(caller, CircuitMessage(HopType.CONNECT, peer_bytes(target)))[1]
+    return relay._judge(Seat(caller), CircuitMessage(HopType.CONNECT, peer_bytes(target)))[1]
 
 
 def test_relay_serves_those_who_asked_for_a_minute() -> None:
@@ -264,3 +280,136 @@ async def test_peers_listen_on_ipv6_and_never_on_quic_unless_told(home: Path) ->
         assert alice.addresses[0].startswith("/ip6/::1/tcp/")
         assert await send(bob, alice) == MIB
         assert (await reachability(bob, [alice.peer], SystemClock())).how == "local"
+
+
+@pytest.mark.network
+async def test_relay_closes_streams_that_say_nothing_beyond_a_few(home: Path) -> None:
+    async with opened(home, "a") as alice, opened(home, "b", alice) as bob, opened(home, "c", alice) as carol:
+        relay = alice._presence._relay
+        assert relay is not None
+        silent = [await bob._p2p.open_stream(alice.peer, HOP) for _ in range(40)]
+        most = RelayLimits().handshakes_per_stranger
+
+        def ended() -> int:
+            return sum(reader.at_eof() or reader.exception() is not None for reader, _ in silent)
+
+        reading = [asyncio.ensure_future(reader.read()) for reader, _ in silent]
+        await eventually(lambda: ended() == 40 - most, what="all but a few are closed at once")
+        assert len(relay._tasks) == most
+        relay.reserve(ME)
+        reader, writer = await carol._p2p.open_stream(alice.peer, HOP)
+        writer.write(encode_hop(CircuitMessage(HopType.CONNECT, peer_bytes(ME))))
+        answer = decode_hop(await asyncio.wait_for(read_body(reader), 5))
+        assert answer.status == Status.CONNECTION_FAILED, "an honest caller is served: nobody is there"
+        for _, each in (*silent, (reader, writer)):
+            each.close()
+        await asyncio.gather(*reading, return_exceptions=True)
+        await eventually(lambda: not relay._tasks)
+
+
+@pytest.mark.network
+async def test_relay_knows_members_by_what_the_endpoint_was_told(home: Path) -> None:
+    async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
+        relay = alice._presence._relay
+        assert relay is not None
+        for _ in range(RelayLimits().stranger_reservations):
+            relay.reserve(PrivateIdentity.generate().peer)
+        with pytest.raises(Busy, match="not members"):
+            await bob.call(alice.peer, RESERVE, AskReserve(), Reserved, timeout_s=5)
+        alice.allow_relay(lambda peer: peer == bob.peer)
+        await bob.call(alice.peer, RESERVE, AskReserve(), Reserved, timeout_s=5)
+
+
+@pytest.mark.network
+async def test_relay_that_is_about_to_leave_tells_whom_it_serves(home: Path) -> None:
+    async with (
+        opened(home, "a") as alice,
+        opened(home, "b", alice) as bob,
+        opened(home, "c", alice, bob) as carol,
+        opened(home, "d", alice, bob, **HIDDEN) as dave,
+    ):
+        await dave.take_relay([alice.peer, bob.peer])
+        assert dave.relays == (alice.peer, bob.peer)
+        dave.learn(carol.peer, carol.addresses)
+        dave._candidates = (alice.peer, bob.peer, carol.peer)
+        carol.learn(dave.peer, dave.addresses)
+        assert await send(carol, dave) == MIB
+        await alice.retire_relay()
+        await eventually(lambda: dave.relays == (bob.peer, carol.peer), deadline_s=RENEW_S / 2, what="it has another")
+        assert await send(carol, dave) == MIB, "what is passed on goes on"
+        with pytest.raises(Refused, match="about to leave"):
+            await bob.call(alice.peer, RESERVE, AskReserve(), Reserved, timeout_s=5)
+
+
+@pytest.mark.network
+async def test_dialback_is_answered_a_few_times_a_minute(home: Path) -> None:
+    async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
+
+        async def ask() -> tuple[str, ...]:
+            found, _ = await bob.call(alice.peer, DIALBACK, AskDialback(addresses=bob.addresses), Dialback, timeout_s=5)
+            return found.answered
+
+        assert [await ask() for _ in range(3)] == [bob.addresses] * 3
+        with pytest.raises(Busy, match="a moment ago"):
+            await ask()
+
+
+@pytest.mark.network
+async def test_streams_to_peers_that_are_gone_are_forgotten(home: Path) -> None:
+    async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
+        for name in "cd":
+            async with opened(home, name, alice) as passing:
+                alice.learn(passing.peer, passing.addresses)
+                assert await send(alice, passing, 1) == 1
+            await eventually(lambda: not any(stream.alive for stream in alice._callers.values()))
+        alice.learn(bob.peer, bob.addresses)
+        assert await send(alice, bob, 1) == 1
+        assert {peer for peer, _ in alice._callers} == {bob.peer}
+
+
+class _Broken:
+    """A caller's stream that breaks when it is answered."""
+
+    closed = False
+
+    def write(self, data: bytes) -> None:
+        """Lost."""
+
+    async def drain(self) -> None:
+        """Fails."""
+        raise ConnectionResetError("gone")
+
+    def close(self) -> None:
+        """Remembered."""
+        self.closed = True
+
+
+async def test_relay_whose_caller_breaks_closes_the_stream_to_whom_it_called() -> None:
+    class Daemon:
+        there = _Broken()
+
+        async def open_stream(self, peer: PeerId, protocol: str) -> tuple[asyncio.StreamReader, Any]:
+            reader, writer = asyncio.StreamReader(), self.there
+            writer.drain = lambda: asyncio.sleep(0)  # type: ignore[method-assign, assignment]
+            reader.feed_data(encode_stop(CircuitMessage(StopType.STATUS, status=Status.OK)))
+            return reader, writer
+
+    daemon, here = Daemon(), _Broken()
+    relay = Relay(cast(AttachedP2P, daemon), SystemClock())
+    relay.reserve(ME)
+    reader = asyncio.StreamReader()
+    reader.feed_data(encode_hop(CircuitMessage(HopType.CONNECT, peer_bytes(ME))))
+    await relay._accept(CONTACT, reader, cast(asyncio.StreamWriter, here))
+    await eventually(lambda: not relay._tasks)
+    assert (daemon.there.closed, here.closed) == (True, True)
+    await relay.close()
+
+
+def test_circuit_is_limited_until_both_its_ends_are_members() -> None:
+    relay = Relay(cast(AttachedP2P, None), SystemClock(), RelayLimits(stranger_bytes_per_s=7, stranger_idle_s=9))
+    limits = relay._splice(CONTACT, ME)._limits
+    assert (limits.bounded(), limits.bytes_per_s, limits.idle_s) == (True, 7, 9)
+    relay.allow(lambda peer: peer == ME)
+    assert limits.bounded()
+    relay.allow(lambda peer: peer in (ME, CONTACT))
+    assert not limits.bounded(), "also of one that was there before"

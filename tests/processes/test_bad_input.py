@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -130,6 +132,38 @@ def test_join_port_that_the_founder_has_is_taken(swarm: Swarm) -> None:
     port = swarm.invite.at[0].split("/")[4]
     result = swarm.join(swarm.invite.text(), "--listen", f"/ip4/127.0.0.1/tcp/{port}")
     _refused(result, EXIT_USAGE, f"{port} is taken by p2pd (pid ", "--listen /ip4/0.0.0.0/tcp/0")
+
+
+def test_join_stage_that_the_run_does_not_have_is_wrong_usage(swarm: Swarm) -> None:
+    result = swarm.join(swarm.invite.text(), "--role", "stage", "--stage", "9")
+    _refused(result, EXIT_USAGE, "--stage = 9", "0 to 1")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_join_told_to_stop_while_its_contact_does_not_answer_stops_at_once(
+    tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, contextlib.ExitStack() as undo:
+        address = f"/ip4/127.0.0.1/tcp/{silent.getsockname()[1]}/p2p/{PrivateIdentity(bytes(32)).peer}"
+        home = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="h-")))
+        peer = undo.enter_context(subprocess.Popen(
+            _command("join", address, "--role", "stage"), env=_environment(home), stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True,
+        ))  # fmt: skip
+        undo.callback(peer.kill)
+        silent.settimeout(LIMIT_S)
+        called, _ = silent.accept()  # the daemon dials: the endpoint is being opened
+        undo.callback(called.close)
+        peer.send_signal(number)
+        _, error = peer.communicate(timeout=LIMIT_S)
+        assert peer.returncode == code, error
+        assert "Traceback" not in error
+        assert "callback" not in error
+        state = read_state(home / "1")
+        assert state is not None
+        assert state.end is not None
+        assert (state.end.exit_code, "was stopped by" in state.end.reason) == (code, True)
+        assert not list(home.rglob("*.sock"))
 
 
 def test_founder_outlives_all_of_them(swarm: Swarm) -> None:

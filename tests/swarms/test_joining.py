@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from data_shards.build import build_shard
-from swarm.errors import PeerError
 from swarm.events import Accumulated, DigestMismatch, PeerReady, RosterChanged, StateDownloaded, StepClosed
 from tests.harness.expect import eventually
 from tests.harness.swarm import LocalPeer, LocalSwarm, _documents

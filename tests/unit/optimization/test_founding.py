@@ -12,6 +12,7 @@ from swarm.errors import OutOfSync, Refused, RunEnded
 from swarm.ids import ENDS, PartName, PeerId
 from swarm.network.protocols import Answer, Method, Request
 from swarm.optimization.calls import StepCalls
+from swarm.optimization.founding import Patience as Waits
 from swarm.optimization.founding import enough, found, gather_candidates, genesis
 from swarm.optimization.messages import Accepted, Decide, Propose
 from swarm.optimization.records import NO_RECORD, CloseRecord, acceptance_bytes
@@ -131,7 +132,7 @@ async def meet() -> tuple[StepCalls, dict[str, Newcomer]]:
 
 async def test_founding_is_decided_by_all_with_all_signatures() -> None:
     calls, newcomers = await meet()
-    record, reasons = await found(calls, RUN, CANDIDATES, DIGESTS, timeout_s=5)
+    record, reasons = await found(calls, RUN, CANDIDATES, DIGESTS, Waits(clock=Patience()), timeout_s=5)
     assert reasons == {"A": "fewest replicas (0)", "B": "asked for"}
     for newcomer in newcomers.values():
         (decision,) = newcomer.decided
@@ -139,16 +140,46 @@ async def test_founding_is_decided_by_all_with_all_signatures() -> None:
         assert decision.acceptances == {peer: sign(peer, acceptance_bytes(record)) for peer in record.members.peers}
 
 
-@pytest.mark.parametrize("peer", ["A", "F", "T"])
-async def test_founding_that_one_refuses_names_it_and_is_decided_by_nobody(peer: str) -> None:
+@pytest.mark.parametrize("peer", ["A", "T"])
+async def test_founding_waits_for_who_fails_and_asks_it_again(peer: str) -> None:
+    calls, newcomers = await meet()
+    clock, told, proposed = Patience(), [], []
+
+    def refuse_twice(record: CloseRecord) -> None:
+        proposed.append(record.hash())
+        if len(proposed) <= 2:
+            raise Refused("the disk is full")
+
+    newcomers[peer].on_propose = refuse_twice
+    record, _ = await found(
+        calls, RUN, CANDIDATES, DIGESTS, Waits(clock=clock, seconds=60, waiting=told.append), timeout_s=5
+    )
+    assert proposed == [record.hash()] * 3
+    assert told == [f"all to accept the first record, which is not accepted by {peer} ({peer}): the disk is full"] * 2
+    assert all(len(newcomer.decided) == 1 for newcomer in newcomers.values())
+
+
+async def test_founding_patience_ends_naming_who_did_not_accept() -> None:
     calls, newcomers = await meet()
 
     def refuse(record: CloseRecord) -> None:
         raise Refused("the weights do not match their digest")
 
-    newcomers[peer].on_propose = refuse
-    with pytest.raises(Refused, match=f"^{peer}: the weights"):
-        await found(calls, RUN, CANDIDATES, DIGESTS, timeout_s=5)
+    newcomers["A"].on_propose = refuse
+    with pytest.raises(RunEnded, match=r"after 3 s A \(A\): the weights"):
+        await found(calls, RUN, CANDIDATES, DIGESTS, Waits(clock=Patience(), seconds=3), timeout_s=5)
+    assert not any(newcomer.decided for newcomer in newcomers.values())
+
+
+async def test_founding_that_the_founder_refuses_is_over_at_once() -> None:
+    calls, newcomers = await meet()
+
+    def refuse(record: CloseRecord) -> None:
+        raise Refused("another record was accepted for this step")
+
+    newcomers["F"].on_propose = refuse
+    with pytest.raises(Refused, match="^F: another record"):
+        await found(calls, RUN, CANDIDATES, DIGESTS, Waits(clock=Patience()), timeout_s=5)
     assert not any(newcomer.decided for newcomer in newcomers.values())
 
 
@@ -160,5 +191,5 @@ async def test_founding_that_one_refuses_too_late_is_decided_by_the_others() -> 
 
     newcomers["A"].on_decide = refuse
     with pytest.raises(OutOfSync, match="step 0 is decided, but A: never heard of it"):
-        await found(calls, RUN, CANDIDATES, DIGESTS, timeout_s=5)
+        await found(calls, RUN, CANDIDATES, DIGESTS, Waits(clock=Patience()), timeout_s=5)
     assert {name for name, newcomer in newcomers.items() if newcomer.decided} == {"B", "F", "T"}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -9,7 +10,7 @@ from data_shards.tokenize import train_tokenizer
 from peers.contact import find_run
 from swarm.clock import SystemClock
 from swarm.config import Manifest
-from swarm.errors import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, Incompatible, RunEnded
+from swarm.errors import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, Incompatible, Refused, RunEnded
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import parse_address
 from swarm.network.manifest import ManifestService
@@ -92,3 +93,38 @@ async def test_find_run_nobody_answers_names_every_address() -> None:
     assert caught.value.exit_code == EXIT_UNREACHABLE
     assert all(address in caught.value.reason for address in addresses)
     assert "is that peer running" in caught.value.check
+
+
+class Refuser(ManifestService):
+    """A peer of another run, which counts how often it is asked."""
+
+    asked = 0
+
+    def methods(self) -> Any:
+        (method,) = super().methods()
+
+        async def refuse(request: Any) -> Any:
+            type(self).asked += 1
+            raise Refused("this is a peer of another run")
+
+        return [dataclasses.replace(method, handle=refuse)]
+
+
+async def test_find_run_asks_each_peer_once_and_goes_on_to_the_next() -> None:
+    network = SimNetwork(SystemClock())
+    other, gone, honest, asking = (PrivateIdentity(bytes([number]) * 32).peer for number in (1, 2, 3, 4))
+    endpoints = [network.endpoint(peer) for peer in (other, honest, asking)]
+    endpoints[0].mount(Refuser(_document(), TOKENIZER))
+    endpoints[1].mount(ManifestService(_document(), TOKENIZER))
+    contacts = [
+        parse_address(f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}") for peer in (other, gone, honest) for port in (7, 8, 9)
+    ]
+    try:
+        found, _, _ = await find_run(endpoints[2], contacts, None)
+        assert (found, Refuser.asked) == (honest, 1)
+        with pytest.raises(RunEnded, match="does not serve the run: this is a peer of another run") as caught:
+            await find_run(endpoints[2], contacts[:6], None)
+    finally:
+        for endpoint in endpoints:
+            await endpoint.close()
+    assert caught.value.exit_code == EXIT_INCOMPATIBLE

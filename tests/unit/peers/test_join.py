@@ -11,6 +11,7 @@ import pytest
 
 from data_shards.build import build_shard
 from data_shards.tokenize import train_tokenizer
+from peers import interrupt
 from peers.cli.app import run
 from peers.invite import Invite
 from peers.place_state import read_state
@@ -118,22 +119,31 @@ def test_join_takes_its_settings_from_the_environment(
     assert started[0].identity == tmp_path / "mine" / "identity.key"
 
 
-def test_join_without_grace_takes_ctrl_c_for_an_order_to_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    received: list[int] = []
+@pytest.fixture
+def signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in interrupt.SIGNALS}
+    interrupt.install()
+    yield
+    interrupt.install()
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
+
+@pytest.mark.parametrize("number", interrupt.SIGNALS)
+def test_join_signal_beside_the_peer_s_loop_does_not_keep_its_end_from_being_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signals: None, number: signal.Signals
+) -> None:
     def run_peer(settings: PeerSettings) -> int:
-        signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
-        os.kill(os.getpid(), signal.SIGINT)
-        return 143
+        os.kill(os.getpid(), number)
+        return 75
 
     monkeypatch.setattr("peers.node.run_peer", run_peer)
-    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    try:
-        assert run(["join", INVITE, "--grace", "0", "-q", "--home", str(tmp_path)]) == 143
-    finally:
-        signal.signal(signal.SIGINT, before[0])
-        signal.signal(signal.SIGTERM, before[1])
-    assert received == [signal.SIGTERM]
+    assert run(["join", INVITE, "-q", "--home", str(tmp_path)]) == 75
+    state = read_state(tmp_path / "1")
+    assert state is not None
+    assert state.end is not None
+    assert state.end.exit_code == 75
+    assert interrupt.received() is not None
 
 
 def test_join_bad_input_is_refused_before_anything_is_made(

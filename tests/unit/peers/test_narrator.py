@@ -252,3 +252,23 @@ def test_voice_a_reader_who_stands_still_holds_up_nobody() -> None:
     os.close(reading)
     voice.close()
     out.close()
+
+
+FORGED = "otter\nREADY         stage 0\r\n\u2028error: run this"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        RosterChanged(step=1, joined=({"name": FORGED, "role": "stage"},), left=()),
+        PeerLost(peer=PEER, name=FORGED, reason=FORGED),
+        Waiting(what=FORGED),
+        PartAssigned(part=None, reason=FORGED),
+        PeerStopped(reason=FORGED, exit_code=3),
+    ],
+)
+def test_narrator_names_of_others_forge_no_lines(event: Event) -> None:
+    heard = Heard()
+    Narrator(heard, heard, FakeClock()).emit(event)
+    assert len(heard.lines) == 1
+    assert "otter READY stage 0" in heard.lines[0]

@@ -104,6 +104,7 @@ def test_make_run_another_tokenizer_than_the_file_names_is_incompatible(tmp_path
         ("[split]\nstages = 9\n", "split.stages"),
         ("[run]\nstart_when = { stage_hosts = 1 }\n", "run.start_when.stage_hosts"),
         ("[run]\nwire = 2\n", "run.wire"),
+        ('[run]\nnonce = "1"\n', "run.nonce"),
         ("run = 3\n", "run"),
         (f'[tokenizer]\ndigest = "{"1" * 64}"\n', "--tokenizer"),
     ],
@@ -126,6 +127,27 @@ def test_founding_a_tokenizer_that_is_none_is_refused(tmp_path: Path, content: b
     foundation = _foundation(preset="tiny", tokenizer=path)
     with pytest.raises(ConfigError, match="tokenizer"):
         make_run(foundation, load_foundation(foundation))
+
+
+def test_make_run_gives_every_run_an_id_of_its_own(tmp_path: Path) -> None:
+    tokenizer = tmp_path / "some.json"
+    tokenizer.write_bytes(train_tokenizer([TEXT], 300))
+    foundation = _foundation(preset="tiny", tokenizer=tokenizer)
+    first, second = (make_run(foundation, load_foundation(foundation)).manifest for _ in range(2))
+    assert first.run_id != second.run_id
+    without = {"nonce": ""}
+    assert first.run.model_copy(update=without) == second.run.model_copy(update=without)
+
+
+@pytest.mark.parametrize(("line", "kept"), [('nonce = "00000000deadbeef"', True), ('nonce = ""', False)])
+def test_make_run_keeps_the_nonce_of_a_file(tmp_path: Path, line: str, kept: bool) -> None:
+    file, tokenizer = tmp_path / "run.toml", tmp_path / "some.json"
+    file.write_text(f"[run]\n{line}\n")
+    tokenizer.write_bytes(train_tokenizer([TEXT], 300))
+    foundation = _foundation(file=file, tokenizer=tokenizer)
+    run_ = make_run(foundation, load_foundation(foundation)).manifest.run
+    assert len(run_.nonce) == 16
+    assert (run_.nonce == "00000000deadbeef") == kept
 
 
 # --- the command -----------------------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -221,3 +222,19 @@ def test_friendly_name_is_always_the_same_and_a_peer_name() -> None:
     names = [friendly_name(f"12D3KooW{number}") for number in range(500)]
     assert all(re.fullmatch(r"[a-z0-9][a-z0-9-]{0,40}", name) for name in names)
     assert len(set(names)) > 480
+
+
+def test_take_place_whose_state_cannot_be_written_is_an_error_and_not_taken(
+    tmp_path: Path, clock: Ticking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(place: Path, state: PlaceState) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("peers.places.write_state", refuse)
+        with pytest.raises(ConfigError, match="Permission denied") as caught:
+            take_place(tmp_path, clock=clock)
+    assert caught.value.key == "home"
+    assert not (tmp_path / "2").exists()
+    with take_place(tmp_path, clock=clock) as place:
+        assert place.name == "1"

@@ -1,0 +1,531 @@
+"""Peers come, go and vanish in the middle of a run: it goes on, counts each microbatch once, and agrees bit for bit."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_shards.build import build_shard
+from peers import joining
+from swarm.errors import EXIT_DRAINED, EXIT_ERROR, EXIT_USAGE, RunEnded
+from swarm.events import (
+    DigestMismatch,
+    Event,
+    PartAssigned,
+    PeerReady,
+    RosterChanged,
+    StateDownloaded,
+    StepClosed,
+    Waiting,
+)
+from swarm.ids import PeerId
+from swarm.network.records import PeerRecord
+from swarm.optimization import observer, observing
+from swarm.optimization.lead import LeadDesk
+from swarm.optimization.records import CloseRecord
+from tests.harness.expect import eventually
+from tests.harness.swarm import LocalPeer, LocalSwarm, _documents
+
+Story = Callable[[LocalSwarm], Coroutine[Any, Any, None]]
+LONG_S = 30.0
+
+
+async def train(swarm: LocalSwarm, story: Story) -> None:
+    """Run the swarm with the story beside it, to the end of both."""
+    await swarm.open()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(swarm.run())
+        group.create_task(story(swarm))
+
+
+async def after_step(swarm: LocalSwarm, step: int) -> None:
+    """Until somebody has closed a step."""
+    await eventually(lambda: any(closed.step >= step for closed in swarm.events(StepClosed)), deadline_s=LONG_S)
+
+
+async def ready(peer: LocalPeer) -> None:
+    """Until a peer is a member."""
+    await eventually(lambda: peer.events.of(PeerReady) or peer.outcome, deadline_s=LONG_S)
+    assert peer.events.of(PeerReady), peer.outcome
+
+
+async def ended(peer: LocalPeer) -> str:
+    """Why a peer is not there any more."""
+    await eventually(lambda: peer.outcome is not None, deadline_s=LONG_S)
+    return str(peer.outcome)
+
+
+def leave(peer: LocalPeer, exit_code: int = EXIT_DRAINED) -> str:
+    """Tell a member to leave in order; what it says."""
+    assert peer.membership is not None
+    return peer.membership.leave("the test", exit_code)
+
+
+def on(peer: LocalPeer, kind: type[Event], act: Callable[[], None]) -> None:
+    """Do something the moment a peer first says this, before it does anything else."""
+    done: list[Event] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, kind) and not done:
+            done.append(event)
+            act()
+
+    peer.events.listeners.append(listen)
+
+
+def check_history(records: list[dict[str, Any]], first: int, last: int, target: int) -> None:
+    """One chain without gaps, of full steps, in which every microbatch counts once and no shard goes back."""
+    assert [record["step"] for record in records] == list(range(first, last + 1))
+    decoded = [CloseRecord.model_validate_json(json.dumps(record)) for record in records]
+    for before, after in zip(decoded, decoded[1:], strict=False):
+        assert after.previous == before.hash()
+        assert {c.microbatch.trainer for c in after.committed} <= set(before.members.trainers)
+        for trainer, cursor in before.cursors.items():
+            assert after.cursors[trainer] >= cursor
+    counted = [c.microbatch for record in decoded for c in record.committed]
+    assert len(counted) == len(set(counted)) == target * sum(record.step > 0 for record in decoded)
+    for record in decoded:
+        assert record.tokens == sum(c.tokens for c in record.committed)
+
+
+def digests(swarm: LocalSwarm) -> list[dict[str, str]]:
+    """Of every part after every step."""
+    return [record["digests"] for record in swarm.history()]
+
+
+# --- churn -------------------------------------------------------------------------------------------------------
+
+
+class Churn:
+    """What happens to a run, drawn from a seed: at every few closed steps somebody joins, leaves, or is killed while
+    it observes."""
+
+    def __init__(self, swarm: LocalSwarm, seed: int, until: int) -> None:
+        self.swarm, self.rng, self.until = swarm, random.Random(seed), until
+        self.number = 300
+        self.draining: set[str] = set()
+        self.killed: list[LocalPeer] = []
+
+    async def run(self) -> None:
+        """Until the last steps of the run, in which everything started comes to its end."""
+        step = 2
+        while step < self.until:
+            await after_step(self.swarm, step)
+            await self.rng.choice(
+                [self.join_host, self.join_host, self.join_trainer, self.leave, self.leave, self.die]
+            )()
+            step += self.rng.randint(1, 3)
+
+    async def join_host(self, **settings: Any) -> LocalPeer:
+        self.number += 1
+        stage = self.rng.choice([None, 0, 1])
+        return await self.swarm.join(
+            f"late-{self.number}", "stage", self.number, stage=stage, may_fail=True, **settings
+        )
+
+    async def join_trainer(self) -> LocalPeer:
+        self.number += 1
+        shard = self.swarm.root / f"late-shard-{self.number}"
+        build_shard(shard, _documents(self.number), self.swarm.tokenizer)
+        return await self.swarm.join(f"late-{self.number}", "trainer", self.number, data=shard, may_fail=True)
+
+    async def leave(self) -> None:
+        members = [p for name, p in self.swarm.peers.items() if p.events.of(PeerReady) and p.outcome is None]
+        able = [peer for peer in members if peer.settings.name not in self.draining | {"bootstrap"}]
+        if able:
+            peer = self.rng.choice(able)
+            self.draining.add(peer.settings.name)
+            leave(peer)
+
+    async def die(self) -> None:
+        """Vanish while observing, or by order before having taken part."""
+        peer = await (self.join_host() if self.rng.random() < 0.7 else self.join_trainer())
+        moment = self.rng.choice([PartAssigned, StateDownloaded, Waiting])
+        self.killed.append(peer)
+        on(peer, moment, lambda: self.swarm.kill(peer.settings.name))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+async def test_run_goes_on_exactly_whoever_comes_goes_and_vanishes(tmp_path: Path, seed: int) -> None:
+    steps, target = 40, 6
+    swarm = LocalSwarm(tmp_path, hosts=4, trainers=2, run={"steps": steps})
+    churn = Churn(swarm, seed, until=steps - 6)
+    await train(swarm, lambda _: churn.run())
+
+    assert not swarm.events(DigestMismatch)
+    check_history(swarm.history(), 0, steps, target)
+    truth = {record["step"]: record for record in swarm.history()}
+    moved = swarm.peers["bootstrap"].events.of(RosterChanged)
+    assert any(change.joined for change in moved)
+    assert any(change.left for change in moved)
+    named = {m["name"] for change in moved for m in change.joined}
+    assert named.isdisjoint(peer.settings.name for peer in churn.killed)
+    for name, peer in swarm.peers.items():
+        if peer.events.of(PeerReady):
+            own = swarm.history(name)
+            assert own == [truth[record["step"]] for record in own], name
+            assert [record["step"] for record in own] == list(range(own[0]["step"], own[-1]["step"] + 1))
+            assert isinstance(peer.outcome, str), (name, peer.outcome)
+    assert all(peer.task is not None and peer.task.done() for peer in swarm.peers.values())
+
+
+async def test_stage_hosts_that_come_and_go_change_nothing_but_the_speed(tmp_path: Path) -> None:
+    """Reproducible: the same weights, bit for bit, after every step."""
+
+    def swarm_in(folder: str) -> LocalSwarm:
+        root = tmp_path / folder
+        root.mkdir()
+        return LocalSwarm(root, hosts=4, trainers=2, run={"steps": 30, "reproducible": True})
+
+    async def story(swarm: LocalSwarm) -> None:
+        churn = Churn(swarm, 5, until=24)
+        for step in range(2, 24, 2):
+            await after_step(swarm, step)
+            if step % 4:
+                await churn.join_host()
+            else:
+                hosts = [p for p in swarm.peers.values() if p.settings.role == "stage" and p.events.of(PeerReady)]
+                leave(churn.rng.choice([p for p in hosts if p.outcome is None]))
+
+    async def nothing(swarm: LocalSwarm) -> None:
+        return
+
+    quiet, lively = swarm_in("quiet"), swarm_in("lively")
+    await train(quiet, nothing)
+    await train(lively, story)
+    assert any(change.joined for change in lively.events(RosterChanged))
+    assert any(change.left for change in lively.events(RosterChanged))
+    assert digests(lively) == digests(quiet)
+    assert [r["loss_sum"] for r in lively.history()] == [r["loss_sum"] for r in quiet.history()]
+
+
+# --- who leaves --------------------------------------------------------------------------------------------------
+
+
+async def test_trainer_that_comes_back_continues_where_its_shard_was_left(tmp_path: Path) -> None:
+    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 60})
+    shard = tmp_path / "late"
+    build_shard(shard, _documents(7), swarm.tokenizer)
+    trainers: list[LocalPeer] = []
+
+    async def story(swarm: LocalSwarm) -> None:
+        await after_step(swarm, 2)
+        for name in ("first", "again"):
+            peer = await swarm.join(name, "trainer", 301, data=shard)
+            trainers.append(peer)
+            await ready(peer)
+            began = peer.events.of(PeerReady)[0].step
+            await after_step(swarm, began + 4)
+            leave(peer)
+            assert "left in order" in await ended(peer)
+
+    await train(swarm, story)
+    check_history(swarm.history(), 0, 60, 6)
+    fed = [
+        (m["microbatch"][2], m["microbatch"][3])
+        for record in swarm.history()
+        for m in record["committed"]
+        if m["microbatch"][0] == trainers[0].endpoint.peer
+    ]
+    assert fed == sorted(fed)
+    assert len(fed) > 2
+    assert trainers[1].events.of(PeerReady)[0].step > trainers[0].events.of(StepClosed)[-1].step
+
+
+async def test_bootstrap_leaves_and_others_join_through_whoever_is_left(tmp_path: Path) -> None:
+    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 40})
+
+    async def story(swarm: LocalSwarm) -> None:
+        await after_step(swarm, 2)
+        observing = await swarm.join("observing", "stage", 300, stage=0)  # through the bootstrap, while it leaves
+        leave(swarm.peers["bootstrap"])
+        assert "left in order" in await ended(swarm.peers["bootstrap"])
+        await ready(observing)
+        await ready(await swarm.join("later", "stage", 301, contact="host-0"))
+        records = await swarm.peers["host-0"].endpoint.directory.lookup(PeerRecord)
+        assert records[swarm.peers["bootstrap"].endpoint.peer].status == "gone"
+
+    await train(swarm, story)
+    check_history(swarm.history("host-0"), 0, 40, 6)
+    assert swarm.peers["bootstrap"].membership is not None
+    assert swarm.peers["bootstrap"].membership.exit_code == EXIT_DRAINED
+
+
+async def test_member_that_leads_the_step_with_which_it_leaves_closes_it_first(tmp_path: Path) -> None:
+    swarm = LocalSwarm(tmp_path, hosts=4, trainers=1, run={"steps": 40})
+    led: list[tuple[str, int]] = []
+
+    def leave_as_leader(peer: LocalPeer) -> Callable[[Event], None]:
+        def listen(event: Event) -> None:
+            if isinstance(event, StepClosed) and not led and 2 < event.step < 35:
+                assert peer.membership is not None
+                if peer.membership.roster.leader(event.step + 1) == peer.endpoint.peer:
+                    led.append((peer.settings.name, event.step + 1))
+                    leave(peer)
+
+        return listen
+
+    async def story(swarm: LocalSwarm) -> None:
+        for name in ("host-0", "host-1", "host-2", "host-3"):
+            swarm.peers[name].events.listeners.append(leave_as_leader(swarm.peers[name]))
+        await eventually(lambda: led, deadline_s=LONG_S)
+        assert "left in order" in await ended(swarm.peers[led[0][0]])
+
+    await train(swarm, story)
+    name, step = led[0]
+    last = swarm.peers[name].events.of(StepClosed)[-1]
+    assert (last.step, last.leader) == (step, swarm.peers[name].endpoint.peer)
+    left = [c for c in swarm.peers["bootstrap"].events.of(RosterChanged) if c.left]
+    assert [(c.step, [m["name"] for m in c.left]) for c in left] == [(step, [name])]
+    check_history(swarm.history(), 0, 40, 6)
+
+
+async def test_last_of_a_kind_is_told_why_it_cannot_leave_and_goes_when_another_has_joined(tmp_path: Path) -> None:
+    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 40})
+
+    def waits_for(name: str) -> str:
+        membership = swarm.peers[name].membership
+        assert membership is not None
+        return membership.situation.waiting_for
+
+    async def story(swarm: LocalSwarm) -> None:
+        await after_step(swarm, 2)
+        trainer = swarm.peers["trainer-0"]
+        hosts = [
+            p for p in (swarm.peers["host-0"], swarm.peers["host-1"]) if p.events.of(PeerReady)[0].part == "stage-0"
+        ]
+        for peer in (trainer, *hosts):
+            assert "draining" in leave(peer)
+        await eventually(lambda: "only replica of ends" in waits_for("trainer-0"))
+        await eventually(lambda: "only replica of stage-0" in waits_for(hosts[0].settings.name))
+        await swarm.join("relief", "stage", 300, stage=0)
+        assert "left in order" in await ended(hosts[0])
+
+    await train(swarm, story)
+    check_history(swarm.history(), 0, 40, 6)
+    assert swarm.peers["trainer-0"].outcome == "every step of the run is closed"
+    assert swarm.peers["trainer-0"].membership is not None
+    assert swarm.peers["trainer-0"].membership.exit_code == 0
+
+
+async def test_only_one_of_two_replicas_that_want_to_leave_at_once_goes(tmp_path: Path) -> None:
+    swarm = LocalSwarm(tmp_path, hosts=3, trainers=1, run={"steps": 20})
+    pair: list[LocalPeer] = []
+
+    async def story(swarm: LocalSwarm) -> None:
+        await after_step(swarm, 2)
+        hosts = [peer for peer in swarm.peers.values() if peer.settings.role == "stage"]
+        pair.extend(peer for peer in hosts if peer.events.of(PeerReady)[0].part == "stage-0")
+        for peer in pair:
+            leave(peer)
+
+    await train(swarm, story)
+    assert sorted(str(peer.outcome)[:4] for peer in pair) == ["ever", "it l"]
+    stayed = next(peer for peer in pair if str(peer.outcome).startswith("every"))
+    assert any("only replica of stage-0" in event.what for event in stayed.events.of(Waiting))
+
+
+# --- who comes too late, twice, or for what is not there ---------------------------------------------------------
+
+
+async def test_peer_that_comes_in_the_last_step_is_told_that_it_is_too_late(tmp_path: Path) -> None:
+    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 8})
+    late: list[LocalPeer] = []
+
+    async def story(swarm: LocalSwarm) -> None:
+        for number, step in enumerate((6, 7)):
+            await after_step(swarm, step)
+            late.append(await swarm.join(f"late-{number}", "stage", 300 + number, may_fail=True))
+
+    await train(swarm, story)
+    check_history(swarm.history(), 0, 8, 6)
+    for peer in late[1:]:
+        ended_by = _leaf(peer.outcome)
+        assert isinstance(ended_by, RunEnded), ended_by
+        assert not peer.events.of(PeerReady)
+
+
+async def test_peer_that_wishes_for_a_stage_that_is_not_is_told_so(tmp_path: Path) -> None:
+    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 12})
+
+    async def story(swarm: LocalSwarm) -> None:
+        await after_step(swarm, 2)
+        peer = await swarm.join("lost", "stage", 300, stage=9, may_fail=True)
+        await ended(peer)
+        error = _leaf(peer.outcome)
+        assert isinstance(error, RunEnded)
+        assert (str(error), error.exit_code) == ("there is no stage 9: the run's are 0 to 1", EXIT_USAGE)
+        records = await swarm.peers["host-0"].endpoint.directory.lookup(PeerRecord)
+        assert peer.endpoint.peer not in records or records[peer.endpoint.peer].status == "gone"
+
+    await train(swarm, story)
+
+
+async def test_identity_that_takes_part_already_is_not_let_in_again(tmp_path: Path) -> None:
+    """Its process was killed, and it is started again before anybody has noticed."""
+    swarm = LocalSwarm(tmp_path, hosts=4, trainers=1, run={"steps": 1000})
+    again: list[LocalPeer] = []
+
+    async def story(swarm: LocalSwarm) -> None:
+        await after_step(swarm, 3)
+        swarm.kill("host-1")
+        await asyncio.sleep(0)
+        again.append(await swarm.join("again", "stage", 101, may_fail=True))
+        await ended(again[0])
+        raise RunEnded("seen enough", EXIT_ERROR)
+
+    with pytest.raises(BaseExceptionGroup):
+        await train(swarm, story)
+    error = _leaf(again[0].outcome)
+    assert isinstance(error, RunEnded)
+    assert "takes part in the run already" in str(error)
+
+
+async def test_order_to_leave_while_it_observes_ends_a_joiner_at_once_and_the_run_does_not_notice(
+    tmp_path: Path,
+) -> None:
+    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 20})
+
+    async def story(swarm: LocalSwarm) -> None:
+        await after_step(swarm, 2)
+        peer = await swarm.join("fickle", "stage", 300, may_fail=True)
+        on(peer, PartAssigned, lambda: None if leave(peer) else None)
+        await ended(peer)
+        error = _leaf(peer.outcome)
+        assert isinstance(error, RunEnded)
+        assert (str(error), error.exit_code) == ("it left before it took part", EXIT_DRAINED)
+
+    await train(swarm, story)
+    check_history(swarm.history(), 0, 20, 6)
+    assert not any(change.joined for change in swarm.peers["bootstrap"].events.of(RosterChanged))
+
+
+async def test_joiner_that_dies_right_after_it_became_a_member_is_named_by_all(tmp_path: Path) -> None:
+    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 1000})
+    verdicts: list[PeerId] = []
+    await swarm.open()
+    others = list(swarm.peers)
+
+    async def quietly(peer: LocalPeer) -> None:
+        with contextlib.suppress(BaseExceptionGroup):  # its calls fail once a member is dead
+            await peer.run()
+
+    async def watch(name: str) -> None:
+        verdicts.append((await swarm.peers[name].around.watch.run())[0])
+
+    async with asyncio.TaskGroup() as group:
+        swarm._group = group
+        tasks = [group.create_task(quietly(swarm.peers[name])) for name in others]
+        await after_step(swarm, 2)
+        newcomer = await swarm.join("short", "stage", 300, may_fail=True)
+        on(newcomer, PeerReady, lambda: swarm.kill("short"))
+        await eventually(lambda: newcomer.outcome is not None, deadline_s=LONG_S)
+        async with asyncio.timeout(LONG_S), asyncio.TaskGroup() as watching:
+            for name in others:
+                watching.create_task(watch(name))
+        for task in tasks:
+            task.cancel()
+    for peer in swarm.peers.values():
+        await peer.endpoint.close()
+        await peer.around.device.close()
+    assert verdicts == [newcomer.endpoint.peer] * len(others)
+
+
+# --- what happens to an observer is its own affair ---------------------------------------------------------------
+
+
+async def test_joiner_that_dies_between_asking_and_the_close_is_not_let_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 20})
+    asked: list[PeerId] = []
+    honest = LeadDesk.asking
+
+    def asking(desk: LeadDesk) -> tuple[PeerId, ...]:
+        """The step begins to close: just now it dies."""
+        found = honest(desk)
+        if found and not asked:
+            asked.extend(found)
+            swarm.kill("short")
+        return found
+
+    monkeypatch.setattr(LeadDesk, "asking", asking)
+
+    async def story(swarm: LocalSwarm) -> None:
+        await after_step(swarm, 2)
+        await swarm.join("short", "stage", 300, may_fail=True)
+
+    await train(swarm, story)
+    assert asked == [swarm.peers["short"].endpoint.peer], "the fault did not fire"
+    check_history(swarm.history(), 0, 20, 6)
+    assert not swarm.peers["bootstrap"].events.of(RosterChanged)
+
+
+async def test_observer_that_is_cut_off_holds_nobody_up(tmp_path: Path) -> None:
+    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 25})
+
+    async def story(swarm: LocalSwarm) -> None:
+        await after_step(swarm, 2)
+        peer = await swarm.join("lost", "stage", 300, may_fail=True)
+        on(peer, Waiting, lambda: cut_off(swarm, peer))
+        await after_step(swarm, 25)
+        swarm.kill("lost")
+
+    await train(swarm, story)
+    check_history(swarm.history(), 0, 25, 6)
+    assert swarm.peers["lost"].events.of(Waiting), "the fault did not fire"
+    assert max(closed.seconds for closed in swarm.peers["bootstrap"].events.of(StepClosed)) < 5.0
+
+
+async def test_observer_that_was_cut_off_for_long_starts_over_and_its_history_is_one_chain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(observer, "PATIENCE_S", 0.3)
+    monkeypatch.setattr(observer, "ALIVE_S", 0.3)
+    monkeypatch.setattr(joining, "ASK_TIMEOUT_S", 0.3)
+    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 80})
+    cut: list[int] = []
+
+    async def story(swarm: LocalSwarm) -> None:
+        await after_step(swarm, 2)
+        peer = await swarm.join("back", "stage", 300, stage=0)
+
+        def lose() -> None:
+            cut.append(max(closed.step for closed in swarm.events(StepClosed)))
+            cut_off(swarm, peer, "host")
+
+        on(peer, Waiting, lose)
+        await eventually(lambda: cut, deadline_s=LONG_S)
+        await after_step(swarm, cut[0] + observing.KEPT_UPDATES + 2)
+        cut_off(swarm, peer, "host", mend=True)
+        await ready(peer)
+
+    await train(swarm, story)
+    check_history(swarm.history(), 0, 80, 6)
+    own, truth = swarm.history("back"), swarm.history()
+    assert own[0]["step"] > cut[0] + observing.KEPT_UPDATES
+    assert own == truth[own[0]["step"] :]
+    assert len(swarm.peers["back"].events.of(StateDownloaded)) == 2
+
+
+def cut_off(swarm: LocalSwarm, peer: LocalPeer, names: str = "", *, mend: bool = False) -> None:
+    """Nothing passes any more between this peer and those whose names begin so; or all does again."""
+    me = peer.endpoint.peer
+    change = swarm.network.mend if mend else swarm.network.cut
+    for name, other in swarm.peers.items():
+        if other is not peer and name.startswith(names):
+            change(me, other.endpoint.peer)
+            change(other.endpoint.peer, me)
+
+
+def _leaf(outcome: object) -> object:
+    while isinstance(outcome, BaseExceptionGroup):
+        outcome = outcome.exceptions[0]
+    return outcome

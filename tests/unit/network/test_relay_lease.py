@@ -1,0 +1,110 @@
+"""Which relays a peer asks, how many at a time, and what it does when one withdraws."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, cast
+
+from swarm.clock import SystemClock
+from swarm.errors import Refused
+from swarm.ids import PeerId
+from swarm.network.protocols import Endpoint
+from swarm.network.reachability import RESERVE, Reserved
+from swarm.network.relay_lease import RelayLease
+from swarm.network.relay_seats import RESERVED_S
+from swarm.security.signing import PrivateIdentity
+from tests.harness.expect import eventually
+
+ME, *PEERS = [PrivateIdentity.generate().peer for _ in range(31)]
+
+
+class _Clock(SystemClock):
+    now = 100.0
+
+    def monotonic(self) -> float:
+        """Where the test has set it."""
+        return self.now
+
+
+class _Endpoint:
+    """Peers in ``willing`` relay, the others refuse."""
+
+    peer = ME
+
+    def __init__(self, *willing: PeerId) -> None:
+        self.willing, self.asked = set(willing), list[PeerId]()
+
+    async def call(self, target: PeerId, method: str, *args: Any, **kwargs: Any) -> tuple[Reserved, memoryview]:
+        """A reservation."""
+        assert method == RESERVE
+        self.asked.append(target)
+        if target not in self.willing:
+            raise Refused("this peer relays for nobody")
+        return Reserved(seconds=RESERVED_S, addresses=(f"/ip4/10.0.0.1/tcp/1/p2p/{target}",)), memoryview(b"")
+
+
+def lease_of(endpoint: _Endpoint, clock: _Clock | None = None) -> RelayLease:
+    return RelayLease(cast(Endpoint, endpoint), clock or _Clock(), lambda: PEERS)
+
+
+async def test_lease_asks_twelve_in_one_go_and_those_who_refused_last_of_all() -> None:
+    endpoint, clock = _Endpoint(PEERS[28]), _Clock()
+    lease = lease_of(endpoint, clock)
+    await lease.renew()
+    assert endpoint.asked == PEERS[:12]
+    clock.now += 10
+    await lease.renew()
+    assert endpoint.asked == PEERS[:24]
+    clock.now += 10
+    await lease.fill()
+    assert endpoint.asked == [*PEERS, *PEERS[:6]]
+    assert lease.relays == (PEERS[28],)
+
+
+async def test_lease_that_has_two_asks_nobody_more() -> None:
+    endpoint = _Endpoint(*PEERS)
+    lease = lease_of(endpoint)
+    await asyncio.gather(lease.fill(), lease.fill())
+    assert lease.relays == tuple(PEERS[:2])
+    endpoint.asked.clear()
+    await lease.fill()
+    assert endpoint.asked == []
+
+
+async def test_lease_replaces_a_relay_that_withdraws_at_once_and_leaves_it_alone() -> None:
+    endpoint, clock = _Endpoint(*PEERS[:3]), _Clock()
+    lease = lease_of(endpoint, clock)
+    await lease.renew()
+    keeping = asyncio.ensure_future(lease.keep())
+    try:
+        lease.withdrawn(PEERS[7])  # no relay of ours: nothing happens
+        assert lease.relays == tuple(PEERS[:2])
+        lease.withdrawn(PEERS[0])
+        assert [str(address).split("/p2p/")[1] for address in lease.addresses] == [f"{PEERS[1]}/p2p-circuit"]
+        await eventually(lambda: lease.relays == (PEERS[1], PEERS[2]))
+        lease.withdrawn(PEERS[2])
+        endpoint.asked.clear()
+        await eventually(lambda: len(endpoint.asked) == 13, what="the one that is left and twelve others")
+        assert PEERS[0] not in endpoint.asked, "it could make us ask for ever"
+        clock.now += RESERVED_S
+        await lease.renew()
+        assert set(lease.relays) == {PEERS[1], PEERS[0]}
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def test_relay_that_withdraws_while_it_is_asked_is_not_taken() -> None:
+    endpoint = _Endpoint(*PEERS[:2])
+    lease = lease_of(endpoint)
+    await lease.renew()
+    ask = endpoint.call
+
+    async def withdrawing(target: PeerId, *args: Any, **kwargs: Any) -> tuple[Reserved, memoryview]:
+        if target == PEERS[0]:
+            lease.withdrawn(target)
+        return await ask(target, *args, **kwargs)
+
+    endpoint.call = withdrawing  # type: ignore[method-assign]
+    await lease.renew()
+    assert lease.relays == (PEERS[1],)

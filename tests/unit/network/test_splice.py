@@ -1,0 +1,123 @@
+"""Two streams joined: what ends them, and how fast a bounded one is."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from swarm.clock import SystemClock
+from swarm.network.splice import Pace, Splice, SpliceLimits, Streams
+
+KIB = 1 << 10
+
+
+class _Clock(SystemClock):
+    """Sleeps end when the test has moved the time far enough."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.sleeping: list[tuple[float, asyncio.Future[None]]] = []
+
+    def monotonic(self) -> float:
+        """Where the test has set it."""
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        """Until the test says so."""
+        woken = asyncio.get_running_loop().create_future()
+        self.sleeping.append((self.now + seconds, woken))
+        await woken
+
+    async def move(self, seconds: float) -> None:
+        """Let time pass, and whoever wakes up go on."""
+        self.now += seconds
+        for until, woken in self.sleeping:
+            if until <= self.now and not woken.done():
+                woken.set_result(None)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def pair() -> AsyncIterator[tuple[Streams, Streams]]:
+    ours, theirs = socket.socketpair()
+    here = await asyncio.open_connection(sock=ours)
+    there = await asyncio.open_connection(sock=theirs)
+    try:
+        yield here, there
+    finally:
+        for _, writer in (here, there):
+            writer.close()
+            await writer.wait_closed()
+
+
+@asynccontextmanager
+async def spliced(clock: _Clock, *, bounded: bool) -> AsyncIterator[tuple[Streams, Streams, asyncio.Task[None]]]:
+    """The outer ends of two streams whose inner ends are joined."""
+    limits = SpliceLimits(bounded=lambda: bounded, bytes_per_s=10 * KIB, idle_s=90)
+    splice = Splice(limits, clock, lambda size: None)
+    async with pair() as (left, inner_left), pair() as (right, inner_right):
+        task = asyncio.ensure_future(splice.run(inner_left, inner_right))
+        try:
+            yield left, right, task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+async def say(source: Streams, target: Streams, text: bytes) -> None:
+    source[1].write(text)
+    assert await asyncio.wait_for(target[0].readexactly(len(text)), 5) == text
+
+
+async def test_splice_passes_bytes_both_ways_until_both_have_ended() -> None:
+    async with spliced(_Clock(), bounded=True) as (left, right, task):
+        await say(left, right, b"hello")
+        await say(right, left, b"well")
+        left[1].write_eof()
+        assert await right[0].read() == b""
+        await say(right, left, b"one more thing")
+        right[1].write_eof()
+        await asyncio.wait_for(task, 5)
+
+
+async def test_splice_of_strangers_ends_when_nothing_is_said_and_that_of_members_does_not() -> None:
+    for bounded in (True, False):
+        clock = _Clock()
+        async with spliced(clock, bounded=bounded) as (left, right, task):
+            await clock.move(80)
+            await say(left, right, b"still here")
+            await clock.move(80)
+            assert not task.done()
+            await clock.move(10)
+            await clock.move(90)
+            assert task.done() == bounded
+            if bounded:
+                with pytest.raises(TimeoutError, match="90 s"):
+                    task.result()
+
+
+async def test_splice_of_strangers_passes_on_no_more_than_its_rate() -> None:
+    clock = _Clock()
+    async with spliced(clock, bounded=True) as (left, right, _):
+        await say(left, right, bytes(19 * KIB))  # it saves up 20 KiB in two seconds
+        await say(left, right, bytes(6 * KIB))
+        left[1].write(b"later")
+        waiting = asyncio.ensure_future(right[0].readexactly(5))
+        await clock.move(0.4)
+        assert not waiting.done()
+        await clock.move(0.2)
+        assert await asyncio.wait_for(waiting, 5) == b"later"
+
+
+def test_pace_waits_for_what_is_beyond_the_burst() -> None:
+    pace = Pace(100.0, now=50.0)
+    assert pace.wait_s(200, now=50.0) == 0
+    assert pace.wait_s(50, now=50.0) == pytest.approx(0.5)
+    assert pace.wait_s(100, now=50.5) == pytest.approx(1.0)
+    assert pace.wait_s(200, now=1000.0) == 0, "no more than the burst is saved up"
+    assert pace.wait_s(1, now=1000.0) > 0

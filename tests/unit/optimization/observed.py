@@ -1,0 +1,251 @@
+"""A run that others observe: a real part, real digests and updates, a donor, a contact, and whatever one wants to lie
+about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from swarm.ids import PartName, PeerId, stage_part
+from swarm.models.init import initial_weights
+from swarm.models.spec import ModelConfig, SplitConfig
+from swarm.models.split import split_model
+from swarm.network.protocols import Answer, Endpoint, Method, Request
+from swarm.optimization.founding import genesis
+from swarm.optimization.observer import Observer, ObserverContext
+from swarm.optimization.observing import ObserverDesk
+from swarm.optimization.part import TrainedPart
+from swarm.optimization.records import CloseRecord, Decision, acceptance_bytes
+from swarm.optimization.roster import Member, Roster
+from swarm.optimization.schedules import OptimizerConfig
+from swarm.schema import Message
+from swarm.sim.network import SimEndpoint, SimNetwork
+from swarm.state.snapshot import Snapshot, digest, initial_snapshot
+from swarm.state.transfer import StateDonor, Wanted, download
+from tests.unit.optimization.world import RUN, InlineDevice, sign, verify
+
+MODEL = ModelConfig(vocab_size=300, dim=16, layers=2, heads=2, context=8)
+STAGE = stage_part(0)
+DONOR, CONTACT, OTHER, JOINER = (PeerId(name) for name in ("D", "C", "E", "J"))
+
+
+def listed(peer: str, role: Any = "stage", part: str | None = STAGE) -> Member:
+    """A member without addresses."""
+    return Member(peer=peer, role=role, name=peer.lower(), part=part, addresses=())
+
+
+ROSTER = Roster([listed(DONOR), listed(OTHER), listed(CONTACT, "trainer", "ends")])
+
+
+class HandClock:
+    """Time that goes on when told; whoever sleeps so long wakes."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
+
+    def monotonic(self) -> float:
+        """See :class:`swarm.clock.Clock`."""
+        return self.now
+
+    def wall(self) -> float:
+        """See :class:`swarm.clock.Clock`."""
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        """Until :meth:`advance` has gone so far."""
+        waker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sleepers.append((self.now + seconds, waker))
+        await waker
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, and those who woke do what they do."""
+        self.now += seconds
+        for due, waker in self._sleepers:
+            if due <= self.now and not waker.done():
+                waker.set_result(None)
+        self._sleepers = [(due, waker) for due, waker in self._sleepers if not waker.done()]
+        await turns()
+
+
+async def turns(count: int = 50) -> None:
+    """Let everybody go on as far as they can."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def fresh_part() -> TrainedPart:
+    """The stage, at its initial weights."""
+    part = empty_part()
+    part.install(initial_snapshot(STAGE, part.layout, initial_weights(MODEL, 0)))
+    return part
+
+
+def empty_part() -> TrainedPart:
+    """The stage, without weights."""
+    spec = next(spec for spec in split_model(MODEL, SplitConfig(stages=2)) if spec.name == STAGE)
+    return TrainedPart(spec, MODEL, OptimizerConfig())
+
+
+class Run:
+    """The members' side: closes steps, one after the other, with made-up gradients."""
+
+    def __init__(self, steps: int = 0) -> None:
+        self.part = fresh_part()
+        self.decisions = [signed(genesis(RUN, ROSTER, self._digests(digest(self.part.snapshot()))))]
+        for _ in range(steps):
+            self.close()
+
+    @property
+    def head(self) -> CloseRecord:
+        """The newest record."""
+        return self.decisions[-1].record
+
+    def close(self, roster: Roster | None = None, before: CloseRecord | None = None) -> Decision:
+        """The decision of the next step; ``roster`` is who takes part from then on."""
+        before = before or self.head
+        step = before.step + 1
+        mean = torch.randn(self.part.layout.elements, generator=torch.Generator().manual_seed(step)) / 10
+        found = self.part.prepare(mean, lr=0.01, clip=0.5, step=step)
+        self.part.swap()
+        record = CloseRecord(
+            run=RUN,
+            step=step,
+            committed=(),
+            tokens=1,
+            loss_sum=1.0,
+            grad_norm=1.0,
+            clip=0.5,
+            lr=0.01,
+            digests=self._digests(found),
+            cursors={},
+            roster=(roster or before.members).members,
+            previous=before.hash(),
+        )
+        self.decisions.append(signed(record, before.members.peers, mean))
+        return self.decisions[-1]
+
+    def _digests(self, of_stage: str) -> dict[PartName, str]:
+        return {STAGE: of_stage, PartName("stage-1"): "0" * 64, PartName("ends"): "1" * 64}
+
+
+def signed(record: CloseRecord, peers: Sequence[PeerId] = ROSTER.peers, mean: torch.Tensor | None = None) -> Decision:
+    """A decision that these peers accepted."""
+    return Decision(record, {peer: sign(peer, acceptance_bytes(record)) for peer in peers}, mean)
+
+
+class Bench:
+    """Who serves the run to an observer, over a network in memory and in a time of its own."""
+
+    def __init__(self, run: Run, *, downloads: int = 4) -> None:
+        self.run, self.clock = run, HandClock()
+        self.network = SimNetwork(self.clock)
+        self.twists: dict[str, Callable[[Message, Answer], Answer]] = {}
+        self.donor = StateDonor(self.clock, max_downloads=downloads)
+        self.desk = ObserverDesk(CONTACT, self.donor, self._snapshot, lambda: "peers", self.clock)
+        self.contact = ObserverDesk(CONTACT, StateDonor(self.clock), _holds_nothing, lambda: "", self.clock)
+        self.told: list[int] = []
+        self.endpoints: dict[PeerId, SimEndpoint] = {}
+
+    async def open(self) -> None:
+        """Everybody is on the network, and has published what was decided so far."""
+        await self.on_network(DONOR, self.desk, self.donor)
+        await self.on_network(CONTACT, self.contact)
+        await self.on_network(JOINER)
+        for decision in self.run.decisions:
+            await self.publish(decision)
+
+    async def on_network(self, peer: PeerId, *services: Any) -> SimEndpoint:
+        """One more peer, with these services, each answer of which may be twisted."""
+        endpoint = self.endpoints[peer] = self.network.endpoint(peer)
+        await endpoint.enter(RUN)
+        for service in services:
+            endpoint.mount(_Twisted(service, self.twists if peer == DONOR else {}))
+        return endpoint
+
+    async def publish(self, decision: Decision) -> None:
+        """The donor and the contact have decided and swapped."""
+        for desk in (self.desk, self.contact):
+            await desk.publish(decision)
+
+    async def close(self, roster: Roster | None = None) -> Decision:
+        """One more step of the run."""
+        decision = self.run.close(roster)
+        await self.publish(decision)
+        return decision
+
+    def observer(self, donor: PeerId = DONOR, part: PartName | None = STAGE, me: PeerId = JOINER) -> Observer:
+        """A peer that wants to join."""
+
+        async def observe(decision: Decision) -> None:
+            self.told.append(decision.record.step)
+
+        context = ObserverContext(
+            run=RUN,
+            endpoint=self.endpoints[me],
+            device=InlineDevice(),  # type: ignore[arg-type]
+            verify=verify,
+            observe=observe,
+        )
+        return Observer(context, donor, part)
+
+    async def installed(self, observer: Observer, me: PeerId = JOINER) -> TrainedPart:
+        """Start, download, and begin to follow."""
+        decision = await observer.start(CONTACT)
+        part = await fetch(self.endpoints[me], decision.record)
+        await observer.begin(decision, part)
+        return part
+
+    @property
+    def kept(self) -> list[int]:
+        """Steps whose update the donor keeps in memory."""
+        return [decision.record.step for decision in self.desk._decisions if decision.mean is not None]
+
+    @property
+    def states(self) -> int:
+        """States that the donor keeps in memory for others."""
+        return len(self.donor._leases)
+
+    async def _snapshot(self) -> Snapshot:
+        return self.run.part.snapshot()
+
+
+async def fetch(endpoint: Endpoint, record: CloseRecord, donor: PeerId = DONOR) -> TrainedPart:
+    """The part, downloaded and verified."""
+    part = empty_part()
+    wanted = Wanted(part=STAGE, step=record.step, digest=record.digests[STAGE], layout=part.layout)
+
+    async def inline(work: Callable[..., str], *args: Any) -> str:
+        return work(*args)
+
+    part.install(await download(endpoint, donor, wanted, chunk_timeout_s=10.0, run=inline))
+    return part
+
+
+async def _holds_nothing() -> None:
+    return None
+
+
+class _Twisted:
+    """A service whose answers may be changed on their way out; a twist may raise a PeerError instead."""
+
+    def __init__(self, service: Any, twists: dict[str, Callable[[Message, Answer], Answer]]) -> None:
+        self._service, self._twists = service, twists
+
+    def methods(self) -> list[Method]:
+        """All methods, twisted."""
+        return [
+            Method(name=method.name, request=method.request, handle=self._handler(method), admit=method.admit)
+            for method in self._service.methods()
+        ]
+
+    def _handler(self, method: Method) -> Callable[[Request], Any]:
+        async def handle(request: Request) -> Answer:
+            answer = await method.handle(request)
+            twist = self._twists.get(method.name)
+            return answer if twist is None else twist(request.body, answer)
+
+        return handle

@@ -1,0 +1,183 @@
+"""What a step's leader grants to those who ask to join or to leave, and what it tells the others."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from swarm.clock import SystemClock
+from swarm.errors import Busy, PeerError, Refused, Violation, WrongStep
+from swarm.ids import PeerId
+from swarm.network.protocols import Request
+from swarm.optimization import lead
+from swarm.optimization.calls import StepCalls
+from swarm.optimization.changes import Admission, Departure
+from swarm.optimization.lead import LeadDesk
+from swarm.optimization.observing import ObserverDesk
+from swarm.optimization.presence import absent
+from swarm.optimization.roster import Roster
+from swarm.sim.network import SimNetwork
+from swarm.state.transfer import StateDonor
+from tests.harness.expect import eventually
+from tests.unit.optimization import test_changes
+from tests.unit.optimization.test_changes import BEFORE, ROSTER, STEP, admission, departure, member
+from tests.unit.optimization.world import RULES as WORLD_RULES
+from tests.unit.optimization.world import RUN, verify
+
+RULES = replace(WORLD_RULES, steps=9, stages=2, parts=test_changes.PARTS, max_members=9)
+LEADER, *REST = ROSTER.succession(STEP)
+
+
+async def _open(step: int) -> None:
+    return None
+
+
+def desk(me: PeerId = LEADER, *, step: int = STEP, **rules: Any) -> LeadDesk:
+    opened = LeadDesk(replace(RULES, **rules), me, _open, verify)
+    opened.open_step(step, ROSTER, BEFORE)
+    return opened
+
+
+async def tell(opened: LeadDesk, body: Admission | Departure, caller: str | None = None) -> None:
+    method = next(m for m in opened.methods() if m.request is type(body))
+    asks = caller or (body.member.peer if isinstance(body, Admission) else body.peer)
+    await method.handle(Request(PeerId(asks), body, memoryview(b""), 1e9))
+
+
+async def test_leader_puts_those_who_asked_into_the_roster_and_out_of_it() -> None:
+    opened = desk()
+    for body in (admission(member("C")), departure("A1"), departure("F"), admission(member("C")), departure("A1")):
+        await tell(opened, body)
+    changes, roster = opened.settle(())
+    assert roster.peers == ("A2", "B1", "B2", "C", "T1", "T2")
+    assert ([j.member.peer for j in changes.joins], [d.peer for d in changes.leaves]) == (["C"], ["A1", "F"])
+
+
+REFUSED: list[tuple[str, Any, str | None, type[PeerError], str]] = [
+    ("for another", admission(member("C")), "A1", Refused, "asks for itself only"),
+    ("another out", departure("A1"), "A2", Refused, "asks for itself only"),
+    ("forged", admission(member("C"), signer="X"), None, Violation, "forged"),
+    ("a stranger leaves", departure("X"), None, Refused, "members that may now"),
+    ("a member joins", admission(member("A1")), None, Refused, "in the roster already"),
+    ("a part that is not", admission(member("C", part="stage-7")), None, Refused, "does not hold stage-7"),
+    ("after another record", admission(member("C"), previous="9" * 64), None, Violation, "forged"),
+    ("too early", admission(member("C"), step=STEP + 2), None, WrongStep, "far from open"),
+    ("too late", admission(member("C"), step=STEP - 1), None, WrongStep, "step 4 is closed"),
+]
+
+
+@pytest.mark.parametrize(("body", "caller", "error", "words"), [r[1:] for r in REFUSED], ids=[r[0] for r in REFUSED])
+async def test_leader_refuses_with_the_reason_and_grants_nothing(
+    body: Any, caller: str | None, error: type[PeerError], words: str
+) -> None:
+    opened = desk()
+    with pytest.raises(error, match=words):
+        await tell(opened, body, caller)
+    assert opened.settle(())[1].members == ROSTER.members
+
+
+async def test_leader_that_has_settled_the_roster_says_that_it_is_too_late() -> None:
+    later = next(step for step in range(STEP + 1, 99) if ROSTER.leader(step) == LEADER)
+    opened = desk(steps=100)
+    opened.settle(())
+    for body in (admission(member("C")), departure("A1")):
+        with pytest.raises(WrongStep, match="too late for this step"):
+            await tell(opened, body)
+    opened.open_step(later, ROSTER, "cd" * 32)
+    await tell(opened, admission(member("C"), step=later, previous="cd" * 32))
+    assert "C" in opened.settle(())[1]
+
+
+async def test_leader_of_the_last_step_lets_nobody_in_or_out() -> None:
+    opened = desk(ROSTER.leader(9), step=9)
+    for body in (admission(member("C"), step=9), departure("A1", step=9)):
+        with pytest.raises(WrongStep, match="last step"):
+            await tell(opened, body)
+
+
+async def test_peer_that_does_not_lead_the_step_says_who_does() -> None:
+    for body in (admission(member("C")), departure("A1")):
+        with pytest.raises(Refused, match=f"{LEADER} leads step 5"):
+            await tell(desk(REST[0]), body)
+
+
+async def test_second_replica_that_wants_to_leave_is_told_why_it_cannot() -> None:
+    opened = desk()
+    await tell(opened, departure("B2"))
+    with pytest.raises(Refused, match="only replica of stage-1: another must join first"):
+        await tell(opened, departure("B1"))
+    await tell(opened, admission(member("C", part="stage-1")))
+    with pytest.raises(Refused, match="only replica of stage-1"):  # it takes the step's result from who stays
+        await tell(opened, departure("B1"))
+    assert {"B1", "C"} <= set(opened.settle(())[1].peers)
+
+
+async def test_full_run_refuses_newcomers_and_keeps_its_word_to_those_it_has_taken() -> None:
+    opened = desk(max_members=len(ROSTER) + 1)
+    await tell(opened, admission(member("C")))
+    with pytest.raises(Refused, match="the run is full"):
+        await tell(opened, admission(member("E")))
+    await tell(opened, admission(member("C")))  # its answer was lost
+    assert "C" in opened.settle(())[1]
+
+
+async def test_more_newcomers_than_one_record_takes_are_asked_to_come_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lead, "MAX_CHANGES", 2)
+    opened = desk(max_members=100)
+    for peer in ("C", "E"):
+        await tell(opened, admission(member(peer)))
+    with pytest.raises(Busy, match="2 peers join in this step already"):
+        await tell(opened, admission(member("G")))
+    await tell(opened, admission(member("E")))
+
+
+async def test_newcomer_that_does_not_answer_any_more_is_not_let_in() -> None:
+    opened = desk()
+    for peer in ("C", "E"):
+        await tell(opened, admission(member(peer)))
+    assert set(opened.asking()) == {"C", "E"}
+    assert opened.settle({PeerId("C")})[1].peers == tuple(sorted([*ROSTER.peers, "E"]))
+
+
+async def test_absent_are_those_that_died_or_fell_silent_and_nobody_waits_for_them() -> None:
+    network = SimNetwork(SystemClock())
+    there, dead, silent, me = (PeerId(name) for name in ("C", "E", "G", "L"))
+    for peer in (there, dead, silent, me):
+        endpoint = network.endpoint(peer)
+        await endpoint.enter(RUN)
+        donor = StateDonor(network.clock)
+        endpoint.mount(ObserverDesk(me, donor, _nothing, lambda: "", network.clock))
+    network.kill(dead)
+    network.cut(me, silent)
+    mine = network.find(me)
+    assert mine is not None
+    with absent(StepCalls(mine), (there, dead, silent)) as missing:
+        assert missing == {there, dead, silent}
+        await eventually(lambda: there not in missing)
+        assert missing == {dead, silent}
+    for peer in (there, silent, me):
+        network.kill(peer)
+
+
+async def _nothing() -> None:
+    return None
+
+
+async def test_request_for_the_step_that_opens_next_waits_for_it() -> None:
+    opened_next = asyncio.Event()
+
+    async def wait_open(step: int) -> None:
+        await opened_next.wait()
+
+    early = LeadDesk(RULES, LEADER, wait_open, verify)
+    early.open_step(STEP - 1, Roster(ROSTER.members[1:]), "ee" * 32)
+    asking = asyncio.create_task(tell(early, admission(member("C"))))
+    await asyncio.sleep(0)
+    assert not asking.done()
+    early.open_step(STEP, ROSTER, BEFORE)
+    opened_next.set()
+    await asking
+    assert early.asking() == ("C",)

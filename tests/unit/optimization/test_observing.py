@@ -1,0 +1,201 @@
+"""What a member does for observers: it keeps what they need, no more, no longer, and waits for none of them."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, WrongStep
+from swarm.ids import ENDS, PeerId, stage_part
+from swarm.optimization.observing import (
+    HASH,
+    KEPT_UPDATES,
+    LEASE_S,
+    MAX_OBSERVERS,
+    NEXT,
+    STANDING,
+    START,
+    Decided,
+    HashRequest,
+    NextRequest,
+    RecordHash,
+    RunStanding,
+    StandingRequest,
+    StartRequest,
+)
+from swarm.optimization.roster import Roster
+from swarm.schema import Message
+from swarm.state.transfer import CHUNK, ChunkRequest
+from tests.unit.optimization.observed import DONOR, JOINER, ROSTER, STAGE, Bench, Run, listed, turns
+
+START_STAGE = StartRequest(part=STAGE)
+
+
+async def bench_at(steps: int, **settings: int) -> Bench:
+    bench = Bench(Run(steps), **settings)
+    await bench.open()
+    return bench
+
+
+async def ask(
+    bench: Bench, method: str, body: Message, reply: type[Message], me: PeerId = JOINER
+) -> tuple[Message, int]:
+    answer, payload = await bench.endpoints[me].call(
+        DONOR, method, body, reply, timeout_s=30.0, max_reply_bytes=1 << 24
+    )
+    return answer, len(payload)
+
+
+async def start(bench: Bench, me: PeerId = JOINER) -> int:
+    """Begin to observe; the step of the state that is kept for us."""
+    decided, _ = await ask(bench, START, START_STAGE, Decided, me)
+    assert isinstance(decided, Decided)
+    return decided.record.step
+
+
+async def test_updates_are_kept_only_while_somebody_observes_and_forgotten_at_once() -> None:
+    bench = await bench_at(3)
+    assert bench.kept == []
+    assert await start(bench) == 3
+    for _ in range(3):
+        await bench.close()
+    assert bench.kept == [4, 5, 6]
+    await bench.close(Roster([*ROSTER.members, listed(JOINER)]))
+    assert bench.kept == [4, 5, 6, 7], "it needs the update of the very step that makes it a member"
+    await bench.close()
+    assert bench.kept == [], "a member gets its results like everybody else"
+
+
+async def test_slow_observer_makes_the_donor_keep_no_more_than_a_few_updates() -> None:
+    bench = await bench_at(0)
+    await start(bench)
+    for _ in range(3 * KEPT_UPDATES):
+        await bench.close()
+    assert len(bench.kept) == KEPT_UPDATES
+    with pytest.raises(WrongStep, match="not kept here any more"):
+        await ask(bench, NEXT, NextRequest(part=STAGE, step=1), Decided)
+
+
+async def test_observer_that_falls_silent_is_forgotten_with_all_that_was_kept_for_it() -> None:
+    bench = await bench_at(1)
+    await start(bench)
+    await bench.close()
+    assert (bench.kept, bench.states) == ([2], 1)
+    await bench.clock.advance(LEASE_S + 1)
+    await bench.close()
+    assert (bench.kept, bench.states) == ([], 0)
+    with pytest.raises(Refused, match="start first"):
+        await ask(bench, NEXT, NextRequest(part=STAGE, step=3), Decided)
+
+
+async def test_observer_that_waits_for_a_long_step_is_not_forgotten() -> None:
+    """A question takes at most half a minute; a step may take many."""
+    bench = await bench_at(1)
+    await start(bench)
+    for _ in range(6):
+        asking = asyncio.create_task(ask(bench, NEXT, NextRequest(part=STAGE, step=2), Decided))
+        await turns()
+        await bench.clock.advance(31.0)
+        with pytest.raises(DeadlineMissed):
+            await asking
+    asking = asyncio.create_task(ask(bench, NEXT, NextRequest(part=STAGE, step=2), Decided))
+    await turns()
+    await bench.close()
+    assert (await asking)[1] == 4 * bench.run.part.layout.elements
+
+
+async def test_observer_that_downloads_for_long_finds_the_updates_since_then() -> None:
+    bench = await bench_at(1)
+    step = await start(bench)
+    for offset in range(0, 4000, 1000):  # a chunk every 50 s, a step as well
+        body = ChunkRequest(part=STAGE, step=step, offset=offset, length=1000)
+        assert (await ask(bench, CHUNK, body, Message))[1] == 1000
+        await bench.clock.advance(LEASE_S - 10)
+        await bench.close()
+    assert bench.kept == [2, 3, 4, 5]
+    for step in bench.kept:
+        assert (await ask(bench, NEXT, NextRequest(part=STAGE, step=step), Decided))[1] > 0
+
+
+async def test_state_is_dropped_as_soon_as_the_observer_asks_for_what_comes_after_it() -> None:
+    bench = await bench_at(1)
+    await bench.installed(bench.observer())
+    assert bench.states == 1
+    await bench.close()
+    await ask(bench, NEXT, NextRequest(part=STAGE, step=2), Decided)
+    assert bench.states == 0
+
+
+async def test_more_observers_than_there_are_places_are_told_to_come_later() -> None:
+    bench = await bench_at(1, downloads=MAX_OBSERVERS)
+    peers = [PeerId(f"P{index}") for index in range(MAX_OBSERVERS + 1)]
+    for peer in peers:
+        await bench.on_network(peer)
+    for peer in peers[:-1]:
+        await start(bench, peer)
+    with pytest.raises(Busy, match=f"{MAX_OBSERVERS} peers are joining"):
+        await start(bench, peers[-1])
+    assert await start(bench, peers[0]) == 1, "who has a place keeps it"
+    assert (await ask(bench, START, StartRequest(part=None), Decided, peers[-1]))[1] == 0, "decisions cost nothing"
+    await bench.clock.advance(LEASE_S + 1)
+    assert await start(bench, peers[-1]) == 1
+
+
+async def test_observer_that_gets_no_state_takes_no_place() -> None:
+    bench = await bench_at(1, downloads=1)
+    first, second = PeerId("P1"), PeerId("P2")
+    for peer in (first, second):
+        await bench.on_network(peer)
+    await start(bench, first)
+    with pytest.raises(Busy, match="downloads are under way"):
+        await start(bench, second)
+    for part in (stage_part(1), ENDS):
+        with pytest.raises(Refused, match="not held here"):
+            await ask(bench, START, StartRequest(part=part), Decided, second)
+    with pytest.raises(Refused, match="start first"):
+        await ask(bench, NEXT, NextRequest(part=STAGE, step=2), Decided, second)
+    await bench.clock.advance(LEASE_S + 1)
+    await bench.close()
+    assert bench.kept == []
+
+
+async def test_observers_that_wait_or_die_hold_nobody_up() -> None:
+    bench = await bench_at(0)
+    peers = [PeerId(f"P{index}") for index in range(4)]
+    waiting = []
+    for peer in peers:
+        await bench.on_network(peer)
+        await start(bench, peer)
+        waiting.append(asyncio.create_task(ask(bench, NEXT, NextRequest(part=STAGE, step=1), Decided, peer)))
+    await turns()
+    bench.network.kill(peers[0])
+    bench.network.cut(DONOR, peers[1])  # it will never get its answer
+    await turns()
+    await bench.close()
+    await turns()
+    assert [task.done() for task in waiting] == [True, False, True, True]
+    assert isinstance(waiting[0].exception(), PeerError)
+    for _ in range(20):
+        await bench.close()
+    await bench.clock.advance(31.0)
+    assert isinstance(waiting[1].exception(), DeadlineMissed)
+
+
+async def test_desk_waits_for_the_next_step_only_and_knows_the_newest() -> None:
+    bench = Bench(Run(2))
+    await bench.on_network(DONOR, bench.desk, bench.donor)
+    await bench.on_network(JOINER)
+    with pytest.raises(Refused, match="not started"):
+        await start(bench)
+    standing, _ = await ask(bench, STANDING, StandingRequest(), RunStanding)
+    assert (standing.closed, standing.waiting_for) == (None, "peers")  # type: ignore[attr-defined]
+    waiting = asyncio.create_task(ask(bench, HASH, HashRequest(step=0), RecordHash))
+    for step in (1, 5):
+        with pytest.raises(WrongStep, match="far from closed"):
+            await ask(bench, HASH, HashRequest(step=step), RecordHash)
+    for decision in bench.run.decisions:
+        await bench.publish(decision)
+    assert (await waiting)[0].digest == bench.run.decisions[0].record.hash()  # type: ignore[attr-defined]
+    standing, _ = await ask(bench, STANDING, StandingRequest(), RunStanding)
+    assert (standing.closed, standing.waiting_for) == (2, "")  # type: ignore[attr-defined]

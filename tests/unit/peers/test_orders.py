@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+import uvloop
+
+from peers import interrupt
+from peers.orders import Orders
+from swarm.errors import EXIT_DRAINED, EXIT_OK, RunEnded
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in interrupt.SIGNALS}
+    interrupt.install()
+    yield
+    interrupt.install()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def _told(
+    grace_s: float, *numbers: signal.Signals, adopt: bool
+) -> tuple[list[tuple[str, int]], tuple[str, int] | None]:
+    """What leaving in order was begun with, and what the peer is ended with, if it is."""
+    asked: list[tuple[str, int]] = []
+
+    def leave(reason: str, code: int) -> str:
+        asked.append((reason, code))
+        return ""
+
+    async def main() -> tuple[str, int] | None:
+        orders = Orders(grace_s)
+        orders.listen()
+        if adopt:
+            orders.adopt(leave)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+            await asyncio.sleep(0)
+        forced = asyncio.ensure_future(orders.forced())
+        await asyncio.wait({forced}, timeout=0.01)
+        if forced.done():
+            return forced.result()
+        forced.cancel()
+        return None
+
+    return asked, uvloop.run(main())
+
+
+@pytest.mark.parametrize("number", interrupt.SIGNALS)
+def test_orders_signal_before_there_is_something_to_leave_ends_at_once(number: signal.Signals) -> None:
+    asked, forced = _told(60, number, adopt=False)
+    assert asked == []
+    assert forced is not None
+    assert forced[1] == 128 + number
+
+
+@pytest.mark.parametrize("number", interrupt.SIGNALS)
+def test_orders_without_grace_a_signal_ends_at_once(number: signal.Signals) -> None:
+    asked, forced = _told(0, number, adopt=True)
+    assert asked == []
+    assert forced is not None
+    assert forced[1] == 128 + number
+
+
+def test_orders_signal_begins_to_leave_in_order() -> None:
+    assert _told(60, signal.SIGINT, adopt=True) == ([("Ctrl-C", EXIT_OK)], None)
+    assert _told(60, signal.SIGTERM, adopt=True) == ([("SIGTERM", EXIT_DRAINED)], None)
+    assert _told(60, signal.SIGHUP, signal.SIGHUP, adopt=True) == ([("SIGHUP", EXIT_DRAINED)], None)
+
+
+def test_orders_second_signal_ends_at_once() -> None:
+    _, forced = _told(60, signal.SIGINT, signal.SIGINT, adopt=True)
+    assert forced == ("was stopped by Ctrl-C again", 130)
+
+
+def test_orders_take_what_came_before_they_listened() -> None:
+    interrupt.defer()
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert _told(60, adopt=False)[1] == ("was stopped by SIGTERM", 143)
+
+
+def test_orders_leave_an_ignored_signal_ignored() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert _told(60, signal.SIGINT, adopt=False) == ([], None)
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@pytest.mark.parametrize("number", interrupt.SIGNALS)
+def test_orders_signal_after_the_loop_has_ended_changes_nothing(number: signal.Signals) -> None:
+    _told(60, adopt=False)
+    os.kill(os.getpid(), number)
+    assert interrupt.received() is None
+
+
+async def test_unless_forced_gives_the_result() -> None:
+    orders = Orders(60)
+
+    async def work() -> int:
+        return 7
+
+    assert await orders.unless_forced("s0", work()) == 7
+    assert len(asyncio.all_tasks()) == 1
+
+
+async def test_unless_forced_ends_the_work_when_told_and_waits_for_it() -> None:
+    orders, cleared = Orders(60), []
+
+    async def work() -> None:
+        orders.by_command("swarm drain")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            cleared.append(True)
+
+    with pytest.raises(RunEnded, match="^s0 was told to leave before it took part") as caught:
+        await orders.unless_forced("s0", work())
+    assert (caught.value.exit_code, cleared) == (EXIT_OK, [True])
+
+
+async def test_unless_forced_gives_a_result_that_comes_all_the_same() -> None:
+    orders = Orders(60)
+
+    async def work() -> int:
+        orders.take(signal.SIGTERM)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return 7
+        return 0
+
+    assert await orders.unless_forced("s0", work()) == 7
+    assert await orders.forced() == ("was stopped by SIGTERM", 143)
+
+
+async def test_unless_forced_passes_an_error_on() -> None:
+    async def work() -> None:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        await Orders(60).unless_forced("s0", work())
