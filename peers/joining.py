@@ -46,6 +46,18 @@ Prepare = Callable[[TrainedPart | None, CloseRecord], Awaitable[None]]
 """Our part has the state of this record for the first time: be ready to take work with it."""
 
 
+async def insist_on_being_reached(around: Surroundings, through: Sequence[PeerId]) -> None:
+    """Who is named in a roster must be there for everybody in it. Raises RunEnded when nobody can call this peer."""
+    problem = await around.be_reachable(through)
+    if problem:
+        raise RunEnded(
+            f"others cannot call this peer: {problem}",
+            EXIT_UNREACHABLE,
+            check="can they reach a port of this machine? (swarm join --port N, opened in the firewall)",
+            remedy="Open a port, or let a peer relay for this one (--relay auto, here and there).",
+        )
+
+
 class Joining:
     """One peer's way into a running run. ``prepare`` is called once, before anybody can send us work."""
 
@@ -81,6 +93,7 @@ class Joining:
             self._around.watch.follow(())  # from here on the contact is one of many, and may leave
             self._check_place(head)
             self._learn(head)
+            await insist_on_being_reached(self._around, head.members.peers)
             name = self._choose(head)
             for donor in self._donors(head, name, contact):
                 try:

@@ -17,7 +17,7 @@ from peers.announcer import Announcer
 from peers.checkpoints import CheckpointWriter, run_directory_of
 from peers.contact import ask_standing
 from peers.founder import Founder
-from peers.joining import Joining
+from peers.joining import Joining, insist_on_being_reached
 from peers.leaving import Leaving
 from peers.roles import Role, StageRole, Surroundings, TrainerRole, build_empty, download_part
 from peers.settings import PeerSettings
@@ -33,6 +33,7 @@ from swarm.events import PeerReady
 from swarm.ids import PartName, PeerId, stage_of
 from swarm.models.split import split_model
 from swarm.network.protocols import MAX_BODY_BYTES, Directory
+from swarm.network.records import PeerRecord
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.history import History
 from swarm.optimization.lead import LeadDesk
@@ -207,6 +208,7 @@ class Membership:
             founder = Founder(self._around, self._directory, self._calls, self._announcer.record, self._donor)
             await founder.found(self._settings.patience_s, self.situation.wait_for)
             return
+        await self._be_reached()
         while not self._member.is_member:
             standing = await ask_standing(self._around.endpoint, self._around.clock, self._contact)
             if standing.closed is not None and not self._installed.is_set():
@@ -220,6 +222,16 @@ class Membership:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WAITING_S):
                     await self._member.wait_member()
+
+    async def _be_reached(self) -> None:
+        """Before anybody counts on us. Whoever is in the directory may relay for us."""
+        if await self._around.be_reachable((self._contact,)):
+            records: dict[PeerId, PeerRecord] = {}
+            with contextlib.suppress(PeerError):
+                records = await self._directory.lookup(PeerRecord)
+            for peer, record in records.items():
+                self._around.endpoint.learn(peer, record.addresses)
+            await insist_on_being_reached(self._around, tuple(records))
 
     def _waiting_for(self) -> str:
         return self.situation.waiting_for

@@ -103,7 +103,7 @@ class Narrator:
             run = Path(kept.path).parents[2]
             self._voice.say(labelled("kept", f"{kept.part} of step {kept.step} in {run}"))
             command = f"{command_name()} sample {shlex.quote(str(run))}"
-            self._voice.say(labelled("", f"with all parts of a step there: {command} --prompt \"The\""))
+            self._voice.say(labelled("", f'with all parts of a step there: {command} --prompt "The"'))
 
     # --- events that need memory ---------------------------------------------------------------------------------
 

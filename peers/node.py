@@ -7,10 +7,11 @@ it does is its role (``peers.roles``). :func:`run_peer` is what the CLI and the 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import os
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 import uvloop
@@ -51,7 +52,7 @@ from swarm.network.addresses import parse_address
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.identity import StoredIdentity, load_or_create
 from swarm.network.manifest import ManifestService
-from swarm.network.reachability import reachability
+from swarm.network.reachability import Reach, find_relay, reachability
 from swarm.optimization.calls import first_leaf
 from swarm.pipeline.health import Watch
 
@@ -135,6 +136,8 @@ class Node:
         self._commands = NodeCommands(settings, identity.peer, clock.wall(), self._orders.by_command)
         self._membership: Membership | None = None
         self._contact: PeerId | None = None
+        self._reach: Reach | None = None
+        self._retiring: asyncio.Future[None] | None = None
 
     async def run(self) -> tuple[str, int]:
         """Live; returns why it is over and the exit code. Raises, in an ExceptionGroup, RunEnded or another SwarmError
@@ -222,6 +225,7 @@ class Node:
             events=self._events,
             clock=self._clock,
             watch=watch,
+            be_reachable=functools.partial(self._be_reachable, endpoint),
         )
         if self._settings.run_directory is not None:
             directory = run_directory_of(self._settings.run_directory, manifest)
@@ -230,7 +234,8 @@ class Node:
         endpoint.mount(ManifestService(manifest.canonical(), tokenizer))
         await self._reaching(endpoint.enter(manifest.run_id))
         # First, so that the addresses told to others hold the relays through which they must come.
-        reach = await reachability(endpoint, [] if self._contact is None else [self._contact], self._clock)
+        asked = [] if self._contact is None else [self._contact]
+        self._reach = reach = await reachability(endpoint, asked, self._clock)
         membership = await self._become_member(around, endpoint, source)
         self._emit_started(endpoint)
         membership.situation.reached(reach.how, reach.detail, reach.addresses)
@@ -245,6 +250,21 @@ class Node:
             watch.suspect_all(str(error))
             await self._clock.sleep(VERDICT_PATIENCE_S)
             raise RunEnded(membership.describe(error), EXIT_UNREACHABLE) from error
+
+    async def _be_reachable(self, endpoint: LibP2PEndpoint, through: Sequence[PeerId]) -> str:
+        """See :class:`peers.roles.Surroundings`. A founder has nobody to ask, and is called by whoever comes."""
+        reach, membership = self._reach, self._membership
+        if reach is None or membership is None or self._contact is None or not reach.nobody_can_call:
+            return ""
+        self._reach = found = await find_relay(endpoint, reach, through)
+        membership.situation.reached(found.how, found.detail, found.addresses)
+        return found.detail if found.nobody_can_call else ""
+
+    def _leave(self, endpoint: LibP2PEndpoint, membership: Membership, reason: str, exit_code: int) -> str:
+        """In order; whoever is reached through us shall be reached through others before we go."""
+        if self._retiring is None:
+            self._retiring = asyncio.ensure_future(endpoint.retire_relay())
+        return membership.leave(reason, exit_code)
 
     async def _find_run(self, endpoint: LibP2PEndpoint) -> tuple[Manifest, bytes]:
         """The run's manifest and tokenizer: the founder reads them from its files, everybody else asks a contact."""
@@ -294,7 +314,8 @@ class Node:
         )
         self._membership = membership
         self._commands.adopt(around.manifest, endpoint, membership)
-        self._orders.adopt(membership.leave)
+        self._orders.adopt(functools.partial(self._leave, endpoint, membership))
+        endpoint.allow_relay(lambda peer: peer in membership.roster)
         return membership
 
     def _name_of(self, peer: PeerId) -> str:

@@ -6,6 +6,7 @@ A role is built when the genesis record says which part this peer holds, and fol
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,9 +41,14 @@ BUSY_PAUSE_S = 0.2
 """Seconds before a busy donor is asked again."""
 
 
+async def _reachable(through: Sequence[PeerId]) -> str:
+    return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What every role of a peer works with."""
+    """What every role of a peer works with. ``be_reachable`` sees to it that others can call this peer, through some of
+    those given where it must be; what is in the way, "" when nothing is."""
 
     manifest: Manifest
     identity: PrivateIdentity
@@ -51,6 +57,7 @@ class Surroundings:
     events: EventSink
     clock: Clock
     watch: Watch
+    be_reachable: Callable[[Sequence[PeerId]], Awaitable[str]] = _reachable
 
     def boundary(self) -> BoundarySpecs:
         """What crosses a stage boundary in this run."""

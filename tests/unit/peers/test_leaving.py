@@ -1,0 +1,180 @@
+"""A peer that was told to leave: it asks every leader until a record lets it go, and says what it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from peers.leaving import Leaving
+from peers.situation import Situation
+from swarm.errors import EXIT_DRAINED, EXIT_OK, PeerError, Refused, RunEnded, Unreachable, WrongStep
+from swarm.events import Draining, Waiting
+from swarm.ids import PeerId
+from swarm.optimization.changes import ChangeRules, Changes, Departure, Moment
+from swarm.optimization.messages import Propose
+from swarm.optimization.records import CloseRecord, acceptance_bytes
+from swarm.optimization.roster import Roster
+from swarm.planning.deadlines import AdaptiveDeadline
+from tests.harness.expect import eventually
+from tests.harness.swarm import EventList
+from tests.unit.optimization.world import (
+    GENESIS,
+    ROSTER,
+    RULES,
+    RUN,
+    A,
+    Bench,
+    apply,
+    decide,
+    reconcile,
+    record,
+    sign,
+    verify,
+)
+
+WITHOUT_ME = Roster([member for member in ROSTER.members if member.peer != A])
+
+
+class Calls:
+    """Keeps what leaders are asked; each answer is taken from ``answers``, yes when there are none left."""
+
+    me = A
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[PeerId, Departure]] = []
+        self.answers: list[PeerError] = []
+
+    async def ask(self, peer: PeerId, method: str, body: Departure, reply: Any, *, timeout_s: float) -> None:
+        assert method == "lead/1/leave"
+        assert 0 < timeout_s < 1000
+        self.asked.append((peer, body))
+        if self.answers:
+            raise self.answers.pop(0)
+
+
+class Identity:
+    """Signs as the tests' members do."""
+
+    def sign(self, data: bytes) -> bytes:
+        return sign(A, data)
+
+
+class Home:
+    """A member that may leave, and everything around it."""
+
+    def __init__(self, *, founded: bool = True) -> None:
+        self.bench, self.calls, self.events = Bench(A, founded=founded), Calls(), EventList(A)
+        self.situation = Situation(self.events)
+        self.leaving = Leaving(
+            RUN,
+            self.bench.member,
+            self.calls,  # type: ignore[arg-type]
+            Identity(),  # type: ignore[arg-type]
+            self.situation,
+            AdaptiveDeadline(floor_s=1.0, ceiling_s=9.0),
+        )
+
+    async def close(self, before: CloseRecord = GENESIS, *, leave: Departure | None = None) -> CloseRecord:
+        """The open step is closed, with or without us in what follows."""
+        step = before.step + 1
+        changes = Changes() if leave is None else Changes(leaves=(leave,))
+        closed = record(before, roster=ROSTER.members if leave is None else WITHOUT_ME.members)
+        for body in (reconcile(step), apply(step), Propose(record=closed, changes=changes)):
+            await self.bench.ask(body)
+        decision = decide(closed)
+        signed = {peer: sign(peer, acceptance_bytes(closed)) for peer in ROSTER.peers}
+        await self.bench.ask(decision.model_copy(update={"acceptances": signed}))
+        return closed
+
+    async def asked(self, times: int) -> Departure:
+        await eventually(lambda: len(self.calls.asked) >= times)
+        return self.calls.asked[times - 1][1]
+
+
+async def test_member_that_is_told_to_leave_asks_the_leader_of_the_open_step_and_goes_with_its_record() -> None:
+    home = Home()
+    going = asyncio.create_task(home.leaving.run())
+    assert home.leaving.ask("SIGTERM", EXIT_DRAINED) == "draining: it leaves when step 1 is closed"
+    request = await home.asked(1)
+    assert home.calls.asked[0][0] == ROSTER.leader(1)
+    ChangeRules(RUN, RULES.parts, 9, verify).check_departure(Moment(1, ROSTER, GENESIS.hash()), request)
+    assert home.situation.waiting_for == "step 1 to close"
+    await home.close(leave=request)
+    await going
+    assert home.bench.member.departed
+    assert len(home.calls.asked) == 1
+
+
+async def test_member_that_cannot_be_spared_says_why_and_asks_again_with_every_step() -> None:
+    home = Home()
+    home.calls.answers = [Refused("it holds the only replica"), WrongStep("it is too late"), Unreachable("gone")]
+    going = asyncio.create_task(home.leaving.run())
+    home.leaving.ask("swarm drain", EXIT_OK)
+    await home.asked(1)
+    closed = await home.close()
+    home.bench.replenish()
+    await home.asked(2)
+    closed = await home.close(closed)
+    home.bench.replenish()
+    third = await home.asked(3)
+    assert [body.step for _, body in home.calls.asked] == [1, 2, 3]
+    assert third.step == closed.step + 1
+    await eventually(lambda: home.situation.waiting_for == "gone")
+    said = [event.what for event in home.events.of(Waiting)]
+    assert said == ["it holds the only replica", "the next step: it is too late", "gone"]
+    assert home.leaving.ask("again", EXIT_OK) == "draining: gone"
+    going.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await going
+
+
+async def test_member_that_is_never_let_go_stays_to_the_end_of_the_run() -> None:
+    home = Home()
+    home.calls.answers = [Refused("no")] * RULES.steps
+    going = asyncio.create_task(home.leaving.run())
+    home.leaving.ask("swarm drain", EXIT_OK)
+    closed = GENESIS
+    for step in range(1, RULES.steps + 1):
+        await home.asked(step)
+        closed = await home.close(closed)
+        home.bench.replenish()
+    await going
+    assert not home.bench.member.departed
+    assert home.bench.member.over
+
+
+async def test_peer_that_is_told_to_leave_before_it_took_part_ends_at_once() -> None:
+    home = Home(founded=False)
+    home.leaving.ask("SIGTERM", EXIT_DRAINED)
+    with pytest.raises(RunEnded, match="left before it took part") as error:
+        await home.leaving.run()
+    assert error.value.exit_code == EXIT_DRAINED
+    assert home.calls.asked == []
+
+
+async def test_peer_that_a_record_may_name_already_waits_for_that_record() -> None:
+    home = Home(founded=False)
+    home.leaving.admitted.set()
+    home.leaving.ask("SIGTERM", EXIT_DRAINED)
+    going = asyncio.create_task(home.leaving.run())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not going.done()
+    await home.bench.ask(Propose(record=GENESIS))
+    await home.bench.ask(decide(GENESIS))
+    request = await home.asked(1)
+    await home.close(leave=request)
+    await going
+
+
+def test_order_that_is_repeated_changes_nothing() -> None:
+    async def story() -> None:
+        home = Home()
+        home.leaving.ask("SIGTERM", EXIT_DRAINED)
+        home.leaving.ask("swarm drain", EXIT_OK)
+        assert home.leaving.exit_code == EXIT_DRAINED
+        assert [event.reason for event in home.events.of(Draining)] == ["SIGTERM"]
+
+    asyncio.run(story())
