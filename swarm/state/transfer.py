@@ -207,9 +207,9 @@ async def download(
     """Fetch a part's state from one donor; what is returned has the wanted digest.
 
     ``chunk_timeout_s`` bounds each call, ``progress`` is told of every chunk, ``run`` keeps hashing off the event loop.
-    Raises the donor's PeerError (Busy, WrongStep, Refused: ask another), Unreachable or DeadlineMissed, Violation for an
-    answer of the wrong size, and StateError when all arrived and the digest is wrong. Cancelled or failed, it leaves no
-    task behind.
+    Raises the donor's PeerError (Busy, WrongStep, Refused: ask another), Unreachable or DeadlineMissed, Violation for
+    an answer of the wrong size, and StateError when all arrived and the digest is wrong. Cancelled or failed, it leaves
+    no task behind.
     """
     await _agree(endpoint, donor, wanted, chunk_timeout_s)
     params, exp_avg, exp_avg_sq = (torch.empty(wanted.layout.elements, dtype=torch.float32) for _ in range(3))

@@ -53,7 +53,7 @@ from tests.harness.expect import eventually
 
 RUN = RunId("3d" * 32)
 MIB = 1 << 20
-ME, CONTACT = PrivateIdentity.generate().peer, PrivateIdentity.generate().peer
+ME, CONTACT = (PrivateIdentity(bytes([n]) * 32).peer for n in (5, 6))
 
 
 def at(place: str, peer: PeerId = ME) -> str:

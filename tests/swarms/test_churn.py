@@ -175,6 +175,8 @@ async def test_run_goes_on_exactly_whoever_comes_goes_and_vanishes(tmp_path: Pat
             assert own == [truth[record["step"]] for record in own], name
             assert [record["step"] for record in own] == list(range(own[0]["step"], own[-1]["step"] + 1))
             assert isinstance(peer.outcome, str), (name, peer.outcome)
+        elif peer not in churn.killed:
+            assert "nobody joins with that one" in str(_leaf(peer.outcome)), (name, peer.outcome)
     assert all(peer.task is not None and peer.task.done() for peer in swarm.peers.values())
 
 

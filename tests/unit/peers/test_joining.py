@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,6 +74,7 @@ class World:
         self.leaving = SimpleNamespace(asked=False, exit_code=0, admitted=_Flag())
         self.member = SimpleNamespace(head=None, is_member=False, observe=None)
         self.prepared = 0
+        self.unreachable = ""
         run = SimpleNamespace(steps=steps)
         split = SimpleNamespace(stages=2, ends="private")
         self.around = SimpleNamespace(
@@ -84,6 +85,7 @@ class World:
             events=self.events,
             clock=self.clock,
             watch=SimpleNamespace(follow=lambda roster: None),
+            be_reachable=self._be_reachable,
         )
         settings = SimpleNamespace(role="stage", stage=stage, name="j")
         monkeypatch.setattr(joining, "Observer", self._observer)
@@ -102,6 +104,9 @@ class World:
 
     def _observer(self, context: ObserverContext, donor: PeerId, name: str | None) -> Scripted:
         return Scripted(self, donor, name)
+
+    async def _be_reachable(self, through: Sequence[PeerId]) -> str:
+        return self.unreachable
 
     async def _build(self, around: Any, name: str) -> Any:
         return SimpleNamespace(spec=SimpleNamespace(name=name))
@@ -260,6 +265,14 @@ async def test_joiner_that_wishes_for_a_stage_that_is_not_is_a_wrong_usage(monke
     with pytest.raises(RunEnded, match="there is no stage 7") as error:
         await world.joining.run(CONTACT)
     assert error.value.exit_code == EXIT_USAGE
+
+
+async def test_joiner_that_nobody_can_call_is_told_so_before_it_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.unreachable = "behind a router, and no relay"
+    with pytest.raises(RunEnded, match="behind a router"):
+        await world.joining.run(CONTACT)
+    assert (world.downloads, world.admissions) == ([], [])
 
 
 async def test_joiner_whose_contact_does_not_answer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
