@@ -66,7 +66,9 @@ def _only(found: Sequence[PlaceInfo], command: str, meant: str) -> PlaceInfo:
         return found[0]
     titles = {place.title for place in found}
     # A name that two peers share would not choose between them; a place always does.
-    example = found[0].title if len(titles) == len(found) and " " not in found[0].title else found[0].name
+    distinct = len(titles) == len(found) and " " not in found[0].title
+    # Nobody should drain the first of a list because a line was there to paste.
+    example = "NAME" if command == "drain" else found[0].title if distinct else found[0].name
     raise Complaint(f"there are {len(found)} peers here{meant}", check="; ".join(place.described for place in found),
                     next_=f"{command_name()} {command} --peer {example}", exit_code=EXIT_USAGE)  # fmt: skip
 

@@ -72,7 +72,7 @@ def cannot_reach(addresses: Sequence[str]) -> RunEnded:
     return RunEnded(
         f"cannot reach {', '.join(addresses)}",
         EXIT_UNREACHABLE,
-        check="is that peer running, and can this machine reach it?",
+        check="is that peer running, or is the run over? Can this machine reach it?",
         remedy="Ask somebody in the run for a new invite: swarm invite",
     )
 

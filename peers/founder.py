@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Protocol, runtime_checkable
@@ -24,6 +25,7 @@ from swarm.schema import Empty
 from swarm.state.snapshot import Snapshot, digest, initial_snapshot
 from swarm.state.transfer import StateDonor
 
+GIVE_UP_S = 2.0
 GENESIS_TIMEOUT_S = 120.0
 """A member answers the genesis when it has downloaded its part."""
 
@@ -77,12 +79,18 @@ class Founder:
             calls, run_id = self._calls, self._around.manifest.run_id
             await found(calls, run_id, candidates, digests, patience, timeout_s=GENESIS_TIMEOUT_S)
         except RunEnded as ended:
-            watch = self._around.watch
-            watch.follow([PeerId(candidate.peer) for candidate in await self._candidates()])
-            await watch.tell_all(self._around.endpoint.peer, ended.reason)
+            await self.give_up(ended.reason)
             raise
         for part in digests:
             self._donor.withdraw(part)
+
+    async def give_up(self, reason: str) -> None:
+        """Tell those who wait that the run will not start. A courtesy: takes at most GIVE_UP_S."""
+        watch = self._around.watch
+        with contextlib.suppress(TimeoutError, PeerError):
+            async with asyncio.timeout(GIVE_UP_S):
+                watch.follow([PeerId(candidate.peer) for candidate in await self._candidates()])
+                await watch.tell_all(self._around.endpoint.peer, reason)
 
     async def _candidates(self) -> Sequence[Candidate]:
         """Ourselves, and those in the directory who wait for this run and answer; no more than the run asked for,

@@ -48,7 +48,7 @@ class Leaving:
             self._asked.set()
         if self._situation.waiting_for:
             return f"draining: {self._situation.waiting_for}"
-        return f"draining: it leaves when step {self._member.open_step} is closed"
+        return f"asked to leave; step {self._member.open_step} is the first with which it may"
 
     async def run(self) -> None:
         """Wait to be asked, then ask. Raises RunEnded when there is nothing to leave in order."""

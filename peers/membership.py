@@ -205,8 +205,7 @@ class Membership:
     async def _begin(self) -> None:
         """Be in the roster, in one of three ways: found the run, be in its genesis, or join it in progress."""
         if self._founds:
-            founder = Founder(self._around, self._directory, self._calls, self._announcer.record, self._donor)
-            await founder.found(self._settings.patience_s, self.situation.wait_for)
+            await self._found()
             return
         await self._be_reached()
         while not self._member.is_member:
@@ -222,6 +221,15 @@ class Membership:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WAITING_S):
                     await self._member.wait_member()
+
+    async def _found(self) -> None:
+        founder = Founder(self._around, self._directory, self._calls, self._announcer.record, self._donor)
+        try:
+            await founder.found(self._settings.patience_s, self.situation.wait_for)
+        except asyncio.CancelledError:
+            await founder.give_up("its founder left before the run started")
+            raise
+        await self._around.be_reachable(self._member.roster.peers)  # now there is somebody to ask
 
     async def _be_reached(self) -> None:
         """Before anybody counts on us. Whoever is in the directory may relay for us."""
@@ -300,7 +308,8 @@ class Membership:
         self._learn(roster)
         own = roster[around.endpoint.peer].part
         part = None
-        self.situation.assigned(None if own is None else PartName(own), "in the run's first roster")
+        reason = "the run starts with it" if own is not None else f"a {self._settings.role} holds none"
+        self.situation.assigned(None if own is None else PartName(own), reason)
         if own is not None:
             part = await build_empty(around, PartName(own))
             await download_part(around, record, part, donor)

@@ -110,7 +110,7 @@ class Narrator:
     def _invite(self, invite: str) -> None:
         join = f"{command_name()} join {invite}"
         self._voice.say(f"{labelled('invite', 'for whoever shall take part:')}\n{invite}")
-        self._voice.say(f"To hold a stage, in another terminal or on another machine:\n{join} --role auto")
+        self._voice.say(f"To hold a stage, in another terminal or on another machine:\n{join} --role stage")
         self._voice.say(
             "To train, with your own text (without --data: on what comes with Python):\n"
             f"{join} --role trainer --data TEXT"

@@ -254,7 +254,12 @@ class Node:
     async def _be_reachable(self, endpoint: LibP2PEndpoint, through: Sequence[PeerId]) -> str:
         """See :class:`peers.roles.Surroundings`. A founder has nobody to ask, and is called by whoever comes."""
         reach, membership = self._reach, self._membership
-        if reach is None or membership is None or self._contact is None or not reach.nobody_can_call:
+        if reach is None or membership is None or not reach.nobody_can_call:
+            return ""
+        if self._contact is None:
+            others = [peer for peer in through if peer != endpoint.peer]
+            self._reach = reach = await reachability(endpoint, others[:3], self._clock)
+            membership.situation.reached(reach.how, reach.detail, reach.addresses)
             return ""
         self._reach = found = await find_relay(endpoint, reach, through)
         membership.situation.reached(found.how, found.detail, found.addresses)

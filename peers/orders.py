@@ -64,7 +64,9 @@ class Orders:
         orders: set[asyncio.Future[Any]] = {self._told, self._forced}
         await asyncio.wait(orders, return_when=asyncio.FIRST_COMPLETED)
         if not self._forced.done():
-            await asyncio.wait({self._forced}, timeout=self._grace_s)
+            # A person who pressed Ctrl-C sees what is waited for, and can press it again; a supervisor cannot.
+            by_keyboard = self._told.result() == 128 + signal.SIGINT
+            await asyncio.wait({self._forced}, timeout=None if by_keyboard else self._grace_s)
         if not self._forced.done():
             return f"could not leave in order within {self._grace_s:g} s", self._told.result()
         return self._forced.result()

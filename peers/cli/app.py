@@ -26,7 +26,7 @@ from swarm.errors import EXIT_ERROR, EXIT_OK, BugError, SwarmError
 # The first line of a paragraph that is not to be filled is a backspace alone: click's sign for it.
 _EPILOG = """\b
 Exit codes:
-  0    done
+  0    done, or left in order
   1    error; what happened and what to do is on stderr
   2    wrong usage or setting
   3    a peer failed or cannot be reached

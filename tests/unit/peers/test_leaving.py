@@ -96,7 +96,7 @@ class Home:
 async def test_member_that_is_told_to_leave_asks_the_leader_of_the_open_step_and_goes_with_its_record() -> None:
     home = Home()
     going = asyncio.create_task(home.leaving.run())
-    assert home.leaving.ask("SIGTERM", EXIT_DRAINED) == "draining: it leaves when step 1 is closed"
+    assert home.leaving.ask("SIGTERM", EXIT_DRAINED) == "asked to leave; step 1 is the first with which it may"
     request = await home.asked(1)
     assert home.calls.asked[0][0] == ROSTER.leader(1)
     ChangeRules(RUN, RULES.parts, 9, verify).check_departure(Moment(1, ROSTER, GENESIS.hash()), request)

@@ -172,7 +172,7 @@ def test_narrator_invite_stands_alone_on_its_line_with_what_to_paste() -> None:
     heard = Heard()
     Narrator(heard, heard, FakeClock(), founder=True).emit(Invited(invite="swarm1:abc"))
     assert "swarm1:abc" in heard.lines
-    assert any(line.endswith("join swarm1:abc --role auto") for line in heard.lines)
+    assert any(line.endswith("join swarm1:abc --role stage") for line in heard.lines)
     assert any(line.endswith("join swarm1:abc --role trainer --data TEXT") for line in heard.lines)
 
 
