@@ -91,7 +91,7 @@ def _row(seen: Seen) -> tuple[str, ...]:
         "-" if standing.loss is None else f"{standing.loss:.3f}",
         "-" if standing.tokens_per_s is None else amount(standing.tokens_per_s),
         str(standing.members),
-        standing.reachability.partition(" (")[0],
+        standing.reachability.partition(":")[0].partition(" (")[0],
     )
 
 

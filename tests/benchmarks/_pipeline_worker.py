@@ -27,7 +27,7 @@ class Worker:
         self.hello = hello
 
     @classmethod
-    async def start(cls, module: str, *arguments: str) -> Worker:
+    async def start(cls, module: str, *arguments: str, within_s: float = _START_S) -> Worker:
         """Raises RuntimeError when it ends before it is ready, TimeoutError when it takes too long. Cancelled, it
         leaves no process."""
         process = await asyncio.create_subprocess_exec(
@@ -37,7 +37,7 @@ class Worker:
         )  # fmt: skip
         worker = cls(process, {})
         try:
-            worker.hello = await worker._hear(_START_S)
+            worker.hello = await worker._hear(within_s)
         except BaseException:
             await worker.stop()
             raise

@@ -33,6 +33,7 @@ WARMUP_S = {"small": 3.0, "medium": 6.0}
 """Longer than a journey takes: a pipeline that still fills brings home less than it computes."""
 
 WINDOW_S = {"small": 7.0, "medium": 10.0}
+_STARTS, _STARTED_S = 5, 45.0
 _MODULE = "tests.benchmarks._pipeline_"
 
 Figures = dict[str, float]
@@ -253,15 +254,26 @@ def _family(worker: Worker, *, daemon: bool) -> list[int]:
     return [pid for pid in pids if (psutil.Process(pid).name() == "p2pd") == daemon]
 
 
+async def _started(module: str, arguments: Sequence[str]) -> Worker:
+    """A worker that is ready. A server of hivemind now and then hangs where it forks its runtime (threads of torch hold
+    a lock then): it is started anew, which costs it nothing in the windows, and said."""
+    from tests.benchmarks._pipeline_worker import Worker
+
+    for attempt in range(_STARTS):
+        try:
+            return await Worker.start(module, *arguments, within_s=_STARTED_S)
+        except TimeoutError:
+            print(f"{module} {' '.join(arguments[:2])}: hung at start {attempt + 1}", file=sys.stderr, flush=True)
+    raise TimeoutError(f"{module} did not start in {_STARTS} times {_STARTED_S:g} s")
+
+
 @contextlib.asynccontextmanager
 async def _workers() -> AsyncIterator[Any]:
     """A function that starts a worker; all are stopped in the end."""
-    from tests.benchmarks._pipeline_worker import Worker
-
     async with contextlib.AsyncExitStack() as stack:
 
         async def start(kind: str, *arguments: str) -> Worker:
-            worker = await Worker.start(_MODULE + kind, *arguments)
+            worker = await _started(_MODULE + kind, arguments)
             stack.push_async_callback(worker.stop)
             return worker
 

@@ -234,7 +234,8 @@ def test_commands_with_several_peers_ask_which(
     shown = capsys.readouterr()
     assert shown.out == ""
     assert f"brave-otter (place 1, pid {otter.pid}); keen-mole (place gpu, pid {mole.pid})" in shown.err
-    assert f"{command} --peer brave-otter" in shown.err
+    example = "NAME" if command == "drain" else "brave-otter"
+    assert f"{command} --peer {example}" in shown.err
     assert run([command, "--peer", "12D3KooWLbT7"]) == 2
     assert "that '12D3KooWLbT7' could mean" in capsys.readouterr().err
     assert run(["invite", "--peer", "gpu"]) == 0
