@@ -1,8 +1,8 @@
 """Our client of the daemon: hivemind's ``P2P``, attached to a daemon that we started, with its sockets where we want
 them.
 
-This and :mod:`swarm.network.directory` are the only files that import hivemind (its import takes seconds, torch
-included).
+This, :mod:`swarm.network.daemon_client`, and those of the directory are the only files that import hivemind (its import
+takes seconds, torch included).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from multiaddr import Multiaddr
 
 from swarm.errors import PeerError, Unreachable
 from swarm.ids import PeerId
+from swarm.network.daemon_client import GONE, DaemonClient
 from swarm.network.lean import spare_init
 
 spare_init()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit, at hivemind's import
     from hivemind.p2p import P2P
-    from hivemind.p2p.p2p_daemon_bindings import p2pclient
     from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerID
     from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, read_pbmsg_safe, write_pbmsg
     from hivemind.proto import p2pd_pb2
@@ -45,6 +45,10 @@ _ACCEPT_S = 10.0
 _MAX_REASON = 400
 
 
+class DaemonGone(Unreachable):
+    """Our own daemon does not answer: no fault of the peer that was to be reached."""
+
+
 class AttachedP2P(P2P):  # type: ignore[misc]
     """A ``P2P`` without a child: ``DHTNode`` runs on it, and raw streams are opened and served through it.
 
@@ -58,25 +62,39 @@ class AttachedP2P(P2P):  # type: ignore[misc]
         self.namespace = ""
         self._control = ""
         self._protocols: dict[str, StreamHandler] = {}
+        self._unary: dict[str, Any] = {}
         self._server: asyncio.Server | None = None
 
     @classmethod
     async def attach(cls, control: Path, client: Path) -> AttachedP2P:
         """Connect to the daemon behind ``control``; it will reach us through ``client``. Raises Unreachable."""
         self = cls()
-        self._alive = True
+        self._alive = True  # read by hivemind's is_alive()
         self._control = str(control)
         self._daemon_listen_maddr = HivemindMultiaddr(f"/unix{control}")
         self._client_listen_maddr = HivemindMultiaddr(f"/unix{client}")
         try:
             with _as_unreachable(PeerId("")):
-                self._client = await p2pclient.Client.create(self._daemon_listen_maddr, self._client_listen_maddr)
-                await self._ping_daemon()
+                await self._connect_client()
                 self._server = await asyncio.start_unix_server(self._accept, path=str(client))
         except BaseException:
             await self.detach()
             raise
         return self
+
+    async def reattach(self) -> None:
+        """Attach to the daemon that took the place of one that died, behind the same socket, and serve there all that
+        was served: raw streams and hivemind's own calls. Raises Unreachable; may be called again then."""
+        if self._client is not None:
+            self._unary |= self._client.handlers  # kept here: an attempt that fails leaves a client without them
+            await self._client.end()
+        with _as_unreachable(PeerId("")):
+            await self._connect_client()
+            for protocol in self._protocols:
+                await self._register(protocol)
+            for name, handler in self._unary.items():
+                if name not in self._client.handlers:
+                    await self._client.add_unary_handler(name, handler)
 
     async def addresses(self) -> tuple[str, ...]:
         """Where others can reach us, as the daemon believes now, each with ``/p2p/<peer>``. Raises Unreachable."""
@@ -107,6 +125,9 @@ class AttachedP2P(P2P):  # type: ignore[misc]
     async def serve_streams(self, protocol: str, handler: StreamHandler) -> None:
         """Give every incoming stream of a protocol to ``handler``, with its authenticated peer. Raises Unreachable."""
         self._protocols[protocol] = handler
+        await self._register(protocol)
+
+    async def _register(self, protocol: str) -> None:
         body = p2pd_pb2.StreamHandlerRequest(
             addr=self._client_listen_maddr.to_bytes(), proto=[protocol], balanced=False
         )
@@ -117,19 +138,16 @@ class AttachedP2P(P2P):  # type: ignore[misc]
     def fail_pending(self) -> None:
         """Fail what waits for a daemon that is gone; hivemind would wait for ever."""
         if self._client is not None:
-            for pending in list(self._client.control._pending_calls.values()):
-                if not pending.done():
-                    pending.set_exception(P2PDaemonError("the libp2p daemon is gone"))
+            self._client.fail_pending()
 
     async def detach(self) -> None:
         """Close the sockets. Idempotent; the daemon goes on."""
         self.fail_pending()
-        control = self._client.control if self._client is not None else None
-        tasks = [control._read_task, control._write_task] if control is not None else []
         if self._server is not None:
             self._server.close()
         self._terminate()
-        await asyncio.gather(*(task for task in tasks if task is not None), return_exceptions=True)
+        if self._client is not None:
+            await self._client.end()
 
     async def add_protobuf_handler(self, name: str, *args: Any, **kwargs: Any) -> None:
         """hivemind's, under our namespace."""
@@ -137,26 +155,45 @@ class AttachedP2P(P2P):  # type: ignore[misc]
 
     async def remove_protobuf_handler(self, name: str, **kwargs: Any) -> None:
         """hivemind's, under our namespace."""
+        self._unary.pop(self.namespace + name, None)
         await super().remove_protobuf_handler(self.namespace + name, **kwargs)
 
     async def call_protobuf_handler(self, peer_id: PeerID, name: str, *args: Any, **kwargs: Any) -> Any:
-        """hivemind's, under our namespace."""
+        """hivemind's, under our namespace; fails at once where hivemind would wait for a daemon that is gone."""
+        if self._client is None or not self._client.alive:
+            raise P2PDaemonError(GONE)
         return await super().call_protobuf_handler(peer_id, self.namespace + name, *args, **kwargs)
 
+    async def _connect_client(self) -> None:
+        client = DaemonClient(self._daemon_listen_maddr)
+        await client.attach(self._client_listen_maddr)
+        self._client = client
+        await self._ping_daemon()
+
     async def _ask(self, peer: PeerId, request: Any) -> tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]:
-        """One request to the daemon on a connection of its own, which is closed unless it succeeds."""
+        """One request to the daemon on a connection of its own, which is closed unless it succeeds. Raises Unreachable;
+        DaemonGone when it is not the peer but the daemon that does not answer."""
         with _as_unreachable(peer):
-            reader, writer = await asyncio.open_unix_connection(self._control)
+            reader, writer = await self._open_control(peer)
             try:
-                await write_pbmsg(writer, request)
                 response = p2pd_pb2.Response()
-                await read_pbmsg_safe(reader, response)
+                try:
+                    await write_pbmsg(writer, request)
+                    await read_pbmsg_safe(reader, response)
+                except (OSError, EOFError) as error:
+                    raise DaemonGone(f"our libp2p daemon is gone ({type(error).__name__})", peer=peer) from error
                 if response.type == p2pd_pb2.Response.ERROR:
                     raise Unreachable(_plain(response.error.msg), peer=peer)
             except BaseException:
                 writer.close()
                 raise
             return response, reader, writer
+
+    async def _open_control(self, peer: PeerId) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        try:
+            return await asyncio.open_unix_connection(self._control)
+        except (FileNotFoundError, ConnectionError) as error:
+            raise DaemonGone(f"our libp2p daemon is gone ({type(error).__name__})", peer=peer) from error
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """The daemon hands us a stream that another peer opened. asyncio keeps this task."""

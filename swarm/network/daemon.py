@@ -94,7 +94,7 @@ class Daemon:
                     await daemon._wait_ready()
             except TimeoutError as error:
                 await daemon.stop()
-                raise Unreachable(f"p2pd was not ready in {config.startup_timeout_s:g} s; {daemon._tail()}") from error
+                raise Unreachable(f"p2pd was not ready in {config.startup_timeout_s:g} s; {daemon.tail()}") from error
             except BaseException:
                 await daemon.stop()
                 raise
@@ -139,9 +139,10 @@ class Daemon:
         finally:
             ready.cancel()
         if not self._ready.is_set():
-            raise Unreachable(f"p2pd ended with exit code {await self.wait()}; {self._tail()}")
+            raise Unreachable(f"p2pd ended with exit code {await self.wait()}; {self.tail()}")
 
-    def _tail(self) -> str:
+    def tail(self) -> str:
+        """The last that it printed, in words."""
         return f"it said: {' | '.join(self._lines)[-800:] or 'nothing'}"
 
     async def _read_output(self) -> None:

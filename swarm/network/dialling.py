@@ -11,7 +11,7 @@ from multiaddr import Multiaddr
 from swarm.errors import Unreachable
 from swarm.ids import PeerId
 from swarm.network.addresses import is_relayed
-from swarm.network.attach import AttachedP2P
+from swarm.network.attach import AttachedP2P, DaemonGone
 from swarm.network.hints import Hints
 from swarm.network.splice import Streams
 
@@ -33,7 +33,8 @@ class Dialler:
         self._p2p, self._hints, self._look_up = p2p, hints, look_up
 
     async def open_stream(self, target: PeerId, protocol: str) -> Streams:
-        """A new stream. Raises Unreachable with the first thing that went wrong; takes as long as its caller lets it.
+        """A new stream. Raises Unreachable with the first thing that went wrong, DaemonGone when our own daemon has
+        died; takes as long as its caller lets it.
 
         A peer that is not reached within a second, or not at all, is looked up once: what was told of it grows old,
         relays die, and addresses of a home or a dead network do not answer, so that nothing would ever fail.
@@ -42,20 +43,31 @@ class Dialler:
         tries: list[asyncio.Future[Streams]] = [asyncio.ensure_future(self._open(target, protocol, hints))]
         try:
             await asyncio.wait(tries, timeout=PATIENCE_S)
-            if not tries[0].done() or tries[0].exception() is not None:
+            failed = tries[0].exception() if tries[0].done() else None
+            if isinstance(failed, DaemonGone):
+                raise failed
+            if not tries[0].done() or failed is not None:
                 tries.append(asyncio.ensure_future(self._open_anew(target, protocol, hints)))
             return await _first_good(tries)
         finally:
             await _end(tries)
 
+    async def connect(self, target: PeerId) -> None:
+        """Have a connection, where anything is known of the peer: nothing is looked up. Raises Unreachable."""
+        await self._connect(target, self._hints.of(target))
+
     async def _open(self, target: PeerId, protocol: str, hints: Sequence[Multiaddr]) -> Streams:
         problem: Unreachable | None = None
         try:
             await self._connect(target, hints)
+        except DaemonGone:
+            raise
         except Unreachable as error:  # the daemon may know the peer anyway
             problem = error
         try:
             return await self._p2p.open_stream(target, protocol)
+        except DaemonGone:
+            raise
         except Unreachable as error:
             raise problem or error from None
 

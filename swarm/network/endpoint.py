@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
-import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,30 +18,32 @@ from multiaddr import Multiaddr
 
 from swarm.clock import Clock
 from swarm.errors import BugError, DeadlineMissed, Unreachable
+from swarm.events import EventSink, NullSink
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import LOOPBACK, split_peer
 from swarm.network.attach import LINK_ERRORS, AttachedP2P
-from swarm.network.daemon import Daemon, DaemonConfig
+from swarm.network.daemon import DaemonConfig
 from swarm.network.dialling import Dialler
 from swarm.network.directory import DHTDirectory, DirectoryConfig
 from swarm.network.guard import install
 from swarm.network.hints import Hints
 from swarm.network.identity import StoredIdentity
-from swarm.network.link import Meter, enlarge
+from swarm.network.incoming import Incoming
+from swarm.network.link import Meter
+from swarm.network.outgoing import Outgoing
 from swarm.network.presence import Presence
 from swarm.network.protocols import PUBLIC_PREFIX, LinkStatistics, Payload, ReplyT, Service
 from swarm.network.reachability import LinkKind
 from swarm.network.records import PeerRecord
+from swarm.network.recovery import Recovery
 from swarm.network.relay_seats import MayRelay
-from swarm.network.rpc import CallerStream
+from swarm.network.restarts import RestartLimits
 from swarm.network.rundir import RunDirectory
-from swarm.network.serving import Desk, ServeLimits, ServerStream
+from swarm.network.serving import Desk, ServeLimits
+from swarm.network.supervisor import Mending, Supervisor
 from swarm.schema import Message, Record
 
-logger = logging.getLogger(__name__)
-
 PUBLIC_PROTOCOL = f"swarm/{PUBLIC_PREFIX.rstrip('/')}"
-_STREAMS_PER_PEER = 4
 _CLOSE_S = 0.5
 _MAX_CANDIDATES = 64
 
@@ -55,7 +55,7 @@ class EndpointConfig:
     ``listen`` and ``announce`` addresses have no ``/p2p`` part, ``bootstrap`` addresses end in one. ``kinds`` are the
     record types of the directory. With ``relay`` "auto" it relays for others, and others relay for it when nobody can
     dial it; "off" does neither. ``behind_nat`` says that nobody can, so that it need not be found out. ``port_map``
-    lets the daemon ask the router to forward a port.
+    lets the daemon ask the router to forward a port. ``restarts`` says how often a daemon that dies is replaced.
     """
 
     run_dir: Path
@@ -69,6 +69,7 @@ class EndpointConfig:
     dial_timeout_s: float = 10.0
     limits: ServeLimits = field(default_factory=ServeLimits)
     kinds: Sequence[type[Record]] = (PeerRecord,)
+    restarts: RestartLimits = field(default_factory=RestartLimits)
 
 
 class LibP2PEndpoint:
@@ -80,22 +81,23 @@ class LibP2PEndpoint:
         self._desk = Desk(config.limits)
         self._hints = Hints(identity.peer)
         self._candidates: tuple[PeerId, ...] = ()
-        self._callers: dict[tuple[PeerId, str], CallerStream] = {}
-        self._dials: dict[tuple[PeerId, str], asyncio.Task[CallerStream]] = {}
-        self._serving: dict[asyncio.Task[None], tuple[PeerId, str]] = {}
+        self._incoming = Incoming(self._desk, clock, self._meter, PUBLIC_PROTOCOL)
         self._run: RunId | None = None
         self._directory: DHTDirectory | None = None
         self._closing: asyncio.Task[None] | None = None
-        self._daemon: Daemon
+        self._supervisor: Supervisor
+        self._outgoing: Outgoing
         self._p2p: AttachedP2P
         self._presence: Presence
         self._dialler: Dialler
-        self._watch: asyncio.Task[None]
         self._directory_files: RunDirectory
 
     @classmethod
-    async def open(cls, config: EndpointConfig, identity: StoredIdentity, clock: Clock) -> LibP2PEndpoint:
-        """Start a daemon and attach to it; public methods can be called and served from then on.
+    async def open(
+        cls, config: EndpointConfig, identity: StoredIdentity, clock: Clock, events: EventSink | None = None
+    ) -> LibP2PEndpoint:
+        """Start a daemon and attach to it; public methods can be called and served from then on. From then on a daemon
+        that dies is replaced, and ``events`` gets a DaemonLost and a DaemonRestarted.
 
         Raises ConfigError (a directory in use, an address that cannot be listened on), Unreachable when the daemon
         does not come up. Whatever happens, nothing is left behind.
@@ -106,31 +108,47 @@ class LibP2PEndpoint:
         self._directory_files = files = RunDirectory(config.run_dir)
         async with contextlib.AsyncExitStack() as undo:
             undo.callback(files.close)
-            self._daemon = await Daemon.start(
-                DaemonConfig(
-                    key_file=identity.path.absolute(),
-                    control=files.control,
-                    listen=config.listen,
-                    announce=config.announce,
-                    bootstrap=config.bootstrap,
-                    port_map=config.port_map,
-                    startup_timeout_s=config.startup_timeout_s,
-                )
-            )
-            undo.push_async_callback(self._daemon.stop)
+            daemon = self._daemon_config(files.control)
+            self._supervisor = await Supervisor.start(daemon, clock, config.restarts)
+            undo.push_async_callback(self._supervisor.close)
+            files.note_daemon(self._supervisor.pid)
             try:
                 async with asyncio.timeout(config.startup_timeout_s):
                     self._p2p = await AttachedP2P.attach(files.control, files.client)
                     undo.push_async_callback(self._p2p.detach)
-                    own, relaying = await self._p2p.addresses(), config.relay == "auto"
-                    self._dialler = Dialler(self._p2p, self._hints, self._look_up)
-                    self._presence = Presence(self._p2p, own, clock, relaying=relaying)
-                    await self._serve(PUBLIC_PROTOCOL)
+                    await self._come_up()
             except TimeoutError as error:
                 raise Unreachable(f"the libp2p daemon did not answer in {config.startup_timeout_s:g} s") from error
+            await self._supervisor.watch(self._p2p, self._mending(), events or NullSink())
             undo.pop_all()
-        self._watch = asyncio.get_running_loop().create_task(self._watch_daemon(), name="p2pd watch")
         return self
+
+    def _daemon_config(self, control: Path) -> DaemonConfig:
+        config = self._config
+        return DaemonConfig(
+            key_file=self._identity.path.absolute(),
+            control=control,
+            listen=config.listen,
+            announce=config.announce,
+            bootstrap=config.bootstrap,
+            port_map=config.port_map,
+            startup_timeout_s=config.startup_timeout_s,
+        )
+
+    async def _come_up(self) -> None:
+        """All that stands on the daemon, once there is a client of it."""
+        config, p2p = self._config, self._p2p
+        self._dialler = Dialler(p2p, self._hints, self._look_up)
+        self._presence = Presence(p2p, await p2p.addresses(), self._clock, relaying=config.relay == "auto")
+        self._outgoing = Outgoing(
+            self.peer, self._dialler, self._supervisor, self._incoming, self._meter, config.dial_timeout_s
+        )
+        self._outgoing.on_lost = self._presence.stream_lost
+        await self._incoming.serve(p2p, PUBLIC_PROTOCOL)
+
+    def _mending(self) -> Mending:
+        recovery = Recovery(self._presence, self._hints, self._dialler, self._dealt_with, self._announce_again)
+        return Mending(lost=self._lose, started=self._directory_files.note_daemon, restored=recovery.run)
 
     @property
     def peer(self) -> PeerId:
@@ -162,8 +180,8 @@ class LibP2PEndpoint:
 
     @property
     def daemon_pid(self) -> int:
-        """The daemon's process id."""
-        return self._daemon.pid
+        """The process id of the daemon that runs, or ran last: a new one after each restart."""
+        return self._supervisor.pid
 
     async def enter(self, run: RunId) -> None:
         """Serve and call under this run's protocols, and join its directory. Once per endpoint.
@@ -173,17 +191,22 @@ class LibP2PEndpoint:
         if self._run is not None:
             raise BugError("an endpoint enters one run")
         self._run = run
+        await self._supervisor.serving()
         self._p2p.namespace = f"swarm/directory/1/{run[:32]}/"
-        await self._dial_bootstrap()
+        await self._outgoing.connect_any({split_peer(address)[1] for address in self._config.bootstrap})
         self.mount(await self._presence.serve())
         for name in ("control", "tensors"):
-            await self._serve(f"swarm/{name}/1/{run[:32]}")
+            await self._incoming.serve(self._p2p, f"swarm/{name}/1/{run[:32]}")
         config = DirectoryConfig(run=run, kinds=self._config.kinds, bootstrap=self._config.bootstrap)
         self._directory = await DHTDirectory.open(self._p2p, config, self._identity.private, self._clock)
 
     def mount(self, service: Service) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`."""
         self._desk.mount(service)
+
+    def unmount(self, service: Service) -> None:
+        """See :class:`~swarm.network.protocols.Endpoint`."""
+        self._desk.unmount(service)
 
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`. Addresses that cannot be read or name another peer are
@@ -248,7 +271,7 @@ class LibP2PEndpoint:
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline):
-                stream = await self._stream(target, protocol)
+                stream = await self._outgoing.stream(target, protocol)
                 return await stream.call(
                     method, body, reply, deadline=deadline, payload=payload, max_reply_bytes=max_reply_bytes
                 )
@@ -260,7 +283,7 @@ class LibP2PEndpoint:
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline):
-                stream = await self._stream(target, self._protocol(method, False))
+                stream = await self._outgoing.stream(target, self._protocol(method, False))
                 await stream.notify(method, body, deadline=deadline)
         except TimeoutError as error:
             raise DeadlineMissed(f"{method} could not be sent in {timeout_s:g} s", peer=target) from error
@@ -269,9 +292,9 @@ class LibP2PEndpoint:
         """See :class:`~swarm.network.protocols.Endpoint`. The directory's own traffic is not counted."""
         return self._meter.statistics()
 
-    async def wait_daemon(self) -> int:
-        """Until the daemon has ended, by itself or in :meth:`close`: its exit code."""
-        return await self._daemon.wait()
+    async def wait_daemon(self) -> str:
+        """Until there is no daemon any more and will be none: why it was not started again, "" after :meth:`close`."""
+        return await self._supervisor.wait_over()
 
     async def close(self) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`. Ends within 2 s; finished even when cancelled."""
@@ -280,13 +303,8 @@ class LibP2PEndpoint:
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        self._watch.cancel()
-        tasks = [self._watch, *self._serving, *self._dials.values()]
-        for task in tasks:
-            task.cancel()
-        for caller in self._callers.values():
-            caller.close()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._supervisor.halt()
+        await asyncio.gather(self._outgoing.close(), self._incoming.close())
         await self._presence.close()
         if self._directory is not None:
             self._directory.lose()
@@ -294,15 +312,33 @@ class LibP2PEndpoint:
                 async with asyncio.timeout(_CLOSE_S):
                     await self._directory.close()
         await self._p2p.detach()
-        await self._daemon.stop()
+        if self._directory is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._directory.ended()
+        await self._supervisor.close()
         self._directory_files.close()
 
-    async def _watch_daemon(self) -> None:
+    def _lose(self) -> None:
         """A daemon that dies takes its streams with it at once; what hivemind waits for must be failed by hand."""
-        await self._daemon.wait()
         if self._directory is not None:
             self._directory.lose()
-        self._p2p.fail_pending()
+
+    async def _announce_again(self) -> Mapping[PeerId, PeerRecord]:
+        """Our records, with the addresses of now; then those of others."""
+        if self._directory is None:
+            return {}
+        await self._directory.resume(self._refreshed)
+        return await self._records()
+
+    def _refreshed(self, record: Record) -> Record:
+        return record.model_copy(update={"addresses": self.addresses}) if isinstance(record, PeerRecord) else record
+
+    def _dealt_with(self) -> tuple[PeerId, ...]:
+        """Bootstrap peers, and those with whom there are, or lately were, streams."""
+        bootstrap = (split_peer(address)[1] for address in self._config.bootstrap)
+        peers = dict.fromkeys((*bootstrap, *self._outgoing.peers, *self._incoming.recent))
+        return tuple(peer for peer in peers if peer != self.peer)
 
     def _protocol(self, method: str, large: bool) -> str:
         if method.startswith(PUBLIC_PREFIX):
@@ -311,87 +347,14 @@ class LibP2PEndpoint:
             raise BugError(f"{method} was called before the endpoint entered a run")
         return f"swarm/{'tensors' if large else 'control'}/1/{self._run[:32]}"
 
-    async def _stream(self, target: PeerId, protocol: str) -> CallerStream:
-        """The pair's stream, dialled when there is none; concurrent calls share one dial, which outlives a caller that
-        gives up."""
-        if self._closing is not None:
-            raise Unreachable("this endpoint is closed", peer=target)
-        key = (target, protocol)
-        stream = self._callers.get(key)
-        if stream is not None and stream.alive:
-            return stream
-        dial = self._dials.get(key)
-        if dial is None:
-            dial = self._dials[key] = asyncio.get_running_loop().create_task(self._dial(target, protocol), name="dial")
-            dial.add_done_callback(lambda done: self._dialled(key, done))
-        return await asyncio.shield(dial)
-
-    def _dialled(self, key: tuple[PeerId, str], dial: asyncio.Task[CallerStream]) -> None:
-        del self._dials[key]
-        if not dial.cancelled() and dial.exception() is None:
-            # Streams to peers that are long gone would add up over a long run.
-            self._callers = {each: stream for each, stream in self._callers.items() if stream.alive}
-            self._callers[key] = dial.result()
-
-    async def _dial(self, target: PeerId, protocol: str) -> CallerStream:
-        if target == self.peer:
-            return await self._dial_self(protocol)
-        try:
-            async with asyncio.timeout(self._config.dial_timeout_s):
-                reader, writer = await self._dialler.open_stream(target, protocol)
-        except TimeoutError as error:
-            raise Unreachable(f"not dialled in {self._config.dial_timeout_s:g} s", peer=target) from error
-        enlarge(writer)
-        return await CallerStream.over(target, self._meter, reader, writer)
-
     async def _look_up(self, target: PeerId) -> tuple[str, ...]:
         """The addresses in a peer's record; none when the directory has no record of it, or no records of peers."""
-        if self._directory is None or PeerRecord not in self._config.kinds:
-            return ()
-        with contextlib.suppress(Unreachable):
-            record = (await self._directory.lookup(PeerRecord)).get(target)
-            return record.addresses if record is not None else ()
-        return ()
+        record = (await self._records()).get(target)
+        return record.addresses if record is not None else ()
 
-    async def _dial_self(self, protocol: str) -> CallerStream:
-        ours, theirs = socket.socketpair()
-        self._accept(self.peer, protocol, *await asyncio.open_connection(sock=theirs))
-        return await CallerStream.over(self.peer, self._meter, *await asyncio.open_connection(sock=ours))
-
-    async def _dial_bootstrap(self) -> None:
-        peers = {split_peer(address)[1] for address in self._config.bootstrap} - {self.peer}
-        if not peers:
-            return
-        dials = [self._dial_hints(peer) for peer in sorted(peers)]
-        failures = [error for error in await asyncio.gather(*dials, return_exceptions=True) if error is not None]
-        if len(failures) == len(peers):
-            raise Unreachable(f"none of {len(peers)} bootstrap peers can be dialled: {failures[0]}")
-
-    async def _dial_hints(self, peer: PeerId) -> None:
-        try:
-            async with asyncio.timeout(self._config.dial_timeout_s):
-                await self._p2p.connect(peer, self._hints.of(peer))
-        except TimeoutError as error:
-            raise Unreachable(f"not dialled in {self._config.dial_timeout_s:g} s", peer=peer) from error
-
-    async def _serve(self, protocol: str) -> None:
-        async def accept(peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            enlarge(writer)
-            self._accept(peer, protocol, reader, writer)
-
-        await self._p2p.serve_streams(protocol, accept)
-
-    def _accept(self, peer: PeerId, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a stream. A peer has few of each kind: the oldest gives way, it is what a dial after a break left."""
-        same = [task for task, key in self._serving.items() if key == (peer, protocol)]
-        if len(same) >= _STREAMS_PER_PEER:
-            same[0].cancel()
-        stream = ServerStream(peer, self._desk, self._clock, self._meter, protocol == PUBLIC_PROTOCOL)
-        task = asyncio.get_running_loop().create_task(stream.serve(reader, writer), name=f"serve {protocol[:16]}")
-        self._serving[task] = (peer, protocol)
-        task.add_done_callback(self._served)
-
-    def _served(self, task: asyncio.Task[None]) -> None:
-        del self._serving[task]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            logger.error("a stream ended with a bug", exc_info=error)
+    async def _records(self) -> Mapping[PeerId, PeerRecord]:
+        """The records of all peers; none when the directory cannot be asked, or has no records of peers."""
+        if self._directory is not None and PeerRecord in self._config.kinds:
+            with contextlib.suppress(Unreachable):
+                return await self._directory.lookup(PeerRecord)
+        return {}

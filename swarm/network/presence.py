@@ -48,6 +48,21 @@ class Presence:
         far = [address for address in known if address not in near]
         return tuple(map(str, (*far, *found, *near)))
 
+    async def tell_own(self) -> None:
+        """Tell the addresses that the daemon tells now: another one serves. Raises Unreachable."""
+        self._own = tuple(Multiaddr(text) for text in await self._p2p.addresses())
+
+    async def renew(self) -> None:
+        """Have our relays' reservations made good at once: a relay serves who is connected with it. Those that others
+        have with us hold. Never raises a PeerError."""
+        if self._lease is not None:
+            await self._lease.renew()
+
+    def stream_lost(self, peer: PeerId) -> None:
+        """A stream of ours to this peer broke."""
+        if self._lease is not None:
+            self._lease.shaken(peer)
+
     @property
     def relays(self) -> tuple[PeerId, ...]:
         """Who relays for us now."""

@@ -104,6 +104,9 @@ class Endpoint(Protocol):
     def mount(self, service: Service) -> None:
         """Serve a service from now on. Raises BugError when a method name is taken."""
 
+    def unmount(self, service: Service) -> None:
+        """Serve it no more. What it was asked before is still answered."""
+
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Remember where a peer may be dialled. Costs nothing until a call needs it."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import multiaddr
@@ -25,6 +26,8 @@ RENEW_S = 10.0
 """How often reservations are renewed; a relay that is gone is replaced as soon."""
 
 _ASK_S = 1.0
+ASKED_AFTER_S = (1.0, 5.5)
+"""A daemon is replaced within a second; whoever dialled meanwhile is kept by libp2p from dialling again for 5 s."""
 _ADDRESSES_PER_RELAY = 3
 _TRIED_AT_ONCE = 4
 _MAX_TRIED = 12
@@ -43,6 +46,8 @@ class RelayLease:
         self._refused: dict[PeerId, float] = {}
         self._gone: dict[PeerId, float] = {}
         self._turn, self._hurry = asyncio.Lock(), asyncio.Event()
+        self._returning: set[PeerId] = set()
+        self._after_s, self._soon, self._shaken = ASKED_AFTER_S, deque[float](), False
         self.problem = "nobody to ask"
 
     @property
@@ -58,17 +63,32 @@ class RelayLease:
     async def keep(self) -> None:
         """Renew for ever; to be cancelled."""
         while True:
+            if not self._soon and not self._shaken:
+                self._returning.clear()
+            pause_s = self._soon.popleft() if self._soon else self._renew_s
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._renew_s):
+                async with asyncio.timeout(pause_s):
                     await self._hurry.wait()
             self._hurry.clear()
-            await self.renew()
+            if self._shaken:
+                self._shaken, self._soon = False, deque(self._after_s)
+            else:
+                await self.renew()
 
     def withdrawn(self, relay: PeerId) -> None:
         """This peer says that it relays for us no longer. It is not asked again for a minute, so that it cannot make
         us busy; others are, at once. Without effect when it does not relay for us."""
         if self._held.pop(relay, None) is not None:
             self._gone[relay] = self._clock.monotonic() + RESERVED_S
+            self._shaken = False
+            self._hurry.set()
+
+    def shaken(self, relay: PeerId) -> None:
+        """A stream to this peer broke. If it relays for us, its connection with us may be gone and with it the way to
+        us, so it is asked soon, and once more: its daemon may be starting anew. Without effect for others."""
+        if relay in self._held:
+            self._returning.add(relay)
+            self._shaken = True
             self._hurry.set()
 
     async def fill(self) -> None:
@@ -92,7 +112,8 @@ class RelayLease:
         passed_over = {*self._held, *self._gone, self._endpoint.peer}
         found = [peer for peer in dict.fromkeys(self._candidates()) if peer not in passed_over]
         self._refused = {peer: self._refused[peer] for peer in found if peer in self._refused}
-        return sorted(found, key=lambda peer: self._refused.get(peer, -math.inf))[:_MAX_TRIED]
+        found.sort(key=lambda peer: (peer not in self._returning, self._refused.get(peer, -math.inf)))
+        return found[:_MAX_TRIED]
 
     async def _ask(self, peers: Sequence[PeerId]) -> None:
         for peer, addresses in zip(peers, await asyncio.gather(*map(self._reserve, peers)), strict=True):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -40,8 +41,9 @@ class _Pending:
 class CallerStream:
     """Our calls to one peer over one stream. Implements :class:`~swarm.network.link.StreamOwner`."""
 
-    def __init__(self, peer: PeerId, meter: Meter) -> None:
-        self._peer = peer
+    def __init__(self, peer: PeerId, meter: Meter, lost: Callable[[PeerId], None] | None = None) -> None:
+        """``lost`` is told once that the stream is over."""
+        self._peer, self._lost = peer, lost
         self._pending: dict[int, _Pending] = {}
         self._ids = itertools.count(1)
         self._last = 0
@@ -49,10 +51,16 @@ class CallerStream:
 
     @classmethod
     async def over(
-        cls, peer: PeerId, meter: Meter, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        cls,
+        peer: PeerId,
+        meter: Meter,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        lost: Callable[[PeerId], None] | None = None,
     ) -> CallerStream:
         """Take an open stream over."""
-        stream = cls(peer, meter)
+        stream = cls(peer, meter, lost)
         await stream._link.take_over(reader, writer)
         return stream
 
@@ -167,6 +175,8 @@ class CallerStream:
             if not pending.answered.done():
                 pending.answered.set_exception(type(reason)(reason.reason, peer=self._peer))
                 pending.answered.exception()  # retrieved: its caller may just have been cancelled
+        if self._lost is not None:
+            self._lost(self._peer)
 
     def _on_error(self, call: int, content: bytes | bytearray) -> None:
         error = unpack_error(content, self._peer)

@@ -1,4 +1,5 @@
-"""What only the real network has: daemons that die, streams full of garbage, runs that must not meet."""
+"""What only the real network has: streams full of garbage, runs that must not meet, sockets in a directory. Daemons
+that die: test_supervision.py."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ import asyncio
 import hashlib
 import json
 import os
-import signal
 import stat
 import subprocess
 import sys
@@ -113,27 +113,6 @@ async def _enter_and_close(config: EndpointConfig, key: Path) -> None:
         await endpoint.close()
 
 
-async def test_daemon_killed_ends_every_call_and_is_told(home: Path) -> None:
-    async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
-        bench = Bench()
-        bob.mount(bench)
-        asking = asyncio.ensure_future(alice.call(bob.peer, "test/1/hang", Note(), Note, timeout_s=60))
-        await asyncio.wait_for(bench.started.wait(), 5)
-        watching = asyncio.ensure_future(alice.wait_daemon())
-        os.kill(alice.daemon_pid, signal.SIGKILL)
-        assert await asyncio.wait_for(watching, 5) == -signal.SIGKILL
-        with pytest.raises(Unreachable):
-            await asyncio.wait_for(asking, 5)
-        await asyncio.wait_for(bench.cancelled.wait(), 5)
-        with pytest.raises(Unreachable):
-            await echo(alice, bob)
-        record = PeerRecord(role="trainer", name="a", incarnation=1, status="ready", step=0)
-        with pytest.raises(Unreachable):
-            await alice.directory.announce(record, ttl_s=10)
-        with pytest.raises(Unreachable):
-            await alice.directory.lookup(PeerRecord)
-
-
 PARENT = textwrap.dedent(
     """
     import asyncio, sys
@@ -205,7 +184,7 @@ async def test_newcomer_fetches_the_manifest_before_it_enters(home: Path) -> Non
             await fetch_manifest(newcomer, host.peer, OTHER_RUN)
         with pytest.raises(BugError, match="before the endpoint entered"):
             await echo(newcomer, host)
-        stream = await newcomer._stream(host.peer, PUBLIC_PROTOCOL)
+        stream = await newcomer._outgoing.stream(host.peer, PUBLIC_PROTOCOL)
         deadline = asyncio.get_running_loop().time() + 5
         with pytest.raises(Refused, match="no method"):
             await stream.call("test/1/echo", Note(), Note, deadline=deadline)
@@ -223,7 +202,7 @@ async def test_stream_refused_is_closed_though_its_caller_goes_on(home: Path) ->
         reader, writer = await bob._p2p.open_stream(alice.peer, f"swarm/control/1/{RUN[:32]}")
         writer.write(bytes(HEADER_BYTES))
         await asyncio.wait_for(reader.read(-1), 10)
-        await eventually(lambda: not alice._serving)
+        await eventually(lambda: not alice._incoming.open)
         writer.close()
 
 
@@ -264,12 +243,12 @@ async def test_stream_half_written_is_forgotten_at_its_end(home: Path) -> None:
             bob.call(alice.peer, "test/1/hang-upload", Note(number=MIB), Note, timeout_s=60, payload=payload)
         )
         await asyncio.wait_for(bench.started.wait(), 5)
-        for caller in bob._callers.values():
+        for caller in bob._outgoing._callers.values():
             caller.close()
         with pytest.raises(Unreachable):
             await asking
         await asyncio.wait_for(bench.cancelled.wait(), 5)
-        await eventually(lambda: not alice._serving)
+        await eventually(lambda: not alice._incoming.open)
         assert not alice._desk._usage
 
 

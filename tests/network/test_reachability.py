@@ -361,10 +361,10 @@ async def test_streams_to_peers_that_are_gone_are_forgotten(home: Path) -> None:
             async with opened(home, name, alice) as passing:
                 alice.learn(passing.peer, passing.addresses)
                 assert await send(alice, passing, 1) == 1
-            await eventually(lambda: not any(stream.alive for stream in alice._callers.values()))
+            await eventually(lambda: not alice._outgoing.alive)
         alice.learn(bob.peer, bob.addresses)
         assert await send(alice, bob, 1) == 1
-        assert {peer for peer, _ in alice._callers} == {bob.peer}
+        assert set(alice._outgoing.peers) == {bob.peer}
 
 
 class _Broken:

@@ -42,7 +42,7 @@ async def test_daemon_that_prints_endless_lines_is_drained_and_gets_ready() -> N
         async with asyncio.timeout(10):
             await daemon._wait_ready()
         assert daemon.running
-        assert "a: b" in daemon._tail()
+        assert "a: b" in daemon.tail()
         await daemon.stop()
         assert not daemon.running
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any, cast
 
 from swarm.clock import SystemClock
@@ -33,12 +34,14 @@ class _Endpoint:
 
     def __init__(self, *willing: PeerId) -> None:
         self.willing, self.asked = set(willing), list[PeerId]()
+        self.refusals = Counter[PeerId]()
 
     async def call(self, target: PeerId, method: str, *args: Any, **kwargs: Any) -> tuple[Reserved, memoryview]:
         """A reservation."""
         assert method == RESERVE
         self.asked.append(target)
-        if target not in self.willing:
+        self.refusals[target] -= 1
+        if self.refusals[target] >= 0 or target not in self.willing:
             raise Refused("this peer relays for nobody")
         return Reserved(seconds=RESERVED_S, addresses=(f"/ip4/10.0.0.1/tcp/1/p2p/{target}",)), memoryview(b"")
 
@@ -89,6 +92,25 @@ async def test_lease_replaces_a_relay_that_withdraws_at_once_and_leaves_it_alone
         clock.now += RESERVED_S
         await lease.renew()
         assert set(lease.relays) == {PEERS[1], PEERS[0]}
+    finally:
+        keeping.cancel()
+        await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def test_lease_asks_a_relay_to_which_a_stream_broke_soon_and_once_more() -> None:
+    endpoint = _Endpoint(*PEERS[:2])
+    lease = lease_of(endpoint)
+    lease._after_s = (0.001, 0.001)
+    await lease.renew()
+    keeping = asyncio.ensure_future(lease.keep())
+    try:
+        endpoint.asked.clear()
+        endpoint.refusals[PEERS[0]] = 2  # all that it is asked at first
+        lease.shaken(PEERS[7])  # no relay of ours: nothing happens
+        lease.shaken(PEERS[0])
+        assert lease.relays == tuple(PEERS[:2]), "it may only be starting anew"
+        await eventually(lambda: lease.relays == (PEERS[1], PEERS[0]))
+        assert endpoint.asked.count(PEERS[0]) == 3
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)

@@ -14,7 +14,8 @@ from swarm.network.bodies import Envelope, pack_request
 from swarm.network.framing import Kind, encode_frame
 from swarm.network.link import Meter
 from swarm.network.protocols import Answer, Method, Request
-from swarm.network.serving import Desk, ServeLimits, ServerStream
+from swarm.network.server_stream import ServerStream
+from swarm.network.serving import Desk, ServeLimits
 from swarm.schema import Message
 from tests.harness.expect import eventually
 
