@@ -103,3 +103,4 @@ def _set_threads(threads: int) -> None:
     import torch
 
     torch.set_num_threads(threads)
+    torch.get_num_threads()  # a thread that was not asked once would take the number that another sets last

@@ -3,15 +3,18 @@ sockets.
 
 Bodies are encoded and decoded, requests admitted, handlers run, errors translated and records checked by the very
 code the real endpoint uses; bytes are counted as its frames would be. Time is the given clock's, so a virtual one
-makes a virtual network. Given up: a violation does not close the pair's other calls, and chunks are not simulated one
-by one (``delay`` sees whole messages).
+makes a virtual network. A handler runs in the context of the peer that mounted it, so a loop that tells peers apart
+by context (:mod:`swarm.sim.world`) can stop one. Given up: a violation does not close the pair's other calls, and
+chunks are not simulated one by one (links see whole messages).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+import contextvars
+import functools
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,24 +24,17 @@ from swarm.ids import PeerId, RunId
 from swarm.network.bodies import decode, pack_error, pack_request, unpack, unpack_error, unpack_request
 from swarm.network.framing import wire_bytes
 from swarm.network.link import Meter
-from swarm.network.protocols import PUBLIC_PREFIX, LinkStatistics, Payload, RecordT, ReplyT, Request, Service
+from swarm.network.protocols import PUBLIC_PREFIX, LinkStatistics, Payload, ReplyT, Request, Service
 from swarm.network.records import (
-    MAX_TTL_S,
     PeerRecord,
     decode_record,
-    encode_record,
-    key_name,
     lifetime_problem,
 )
 from swarm.network.serving import Admitted, Desk, ServeLimits, handle
 from swarm.schema import Message, Record
-
-Delay = Callable[[PeerId, PeerId, int], float]
-"""(from, to, bytes) -> seconds that a message takes."""
-
-
-def _no_delay(source: PeerId, target: PeerId, size: int) -> float:
-    return 0.0
+from swarm.sim.directory import SimDirectory
+from swarm.sim.links import Traffic
+from swarm.sim.wires import Delay, Wires
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,58 +46,61 @@ class _Entry:
     body: bytes
 
 
-class SimNetwork:
+class SimNetwork(Wires):
     """All peers of one simulated world, the links between them and the directory they share."""
 
     def __init__(
         self,
         clock: Clock,
         *,
-        delay: Delay = _no_delay,
+        delay: Delay | None = None,
+        traffic: Traffic | None = None,
         limits: ServeLimits | None = None,
         kinds: Sequence[type[Record]] = (PeerRecord,),
     ) -> None:
-        self.clock = clock
+        super().__init__(clock, traffic, *([delay] if delay else []))
         self.kinds = {kind.kind: kind for kind in kinds}
-        self.delay = delay
         self._limits = limits or ServeLimits()
         self._peers: dict[PeerId, SimEndpoint] = {}
-        self._cut: set[tuple[PeerId, PeerId]] = set()
+        self._twins: set[SimEndpoint] = set()
         self._records: dict[str, dict[PeerId, _Entry]] = {}
 
-    def endpoint(self, name: str) -> SimEndpoint:
-        """A new peer. A name may be used again after its peer has closed (the same identity restarted)."""
+    def endpoint(self, name: str, *, twin: bool = False) -> SimEndpoint:
+        """A new peer. A name may be used again after its peer has closed (the same identity restarted); as a ``twin``
+        also before: calls to the peer then reach the newer of the two, and both may call."""
         peer = PeerId(name)
-        if peer in self._peers:
+        older = self._peers.get(peer)
+        if older is not None and not twin:
             raise BugError(f"{name} is on this network already")
+        if older is not None:
+            self._twins.add(older)
         endpoint = self._peers[peer] = SimEndpoint(peer, self, Desk(self._limits))
         return endpoint
 
     def kill(self, peer: PeerId) -> None:
-        """The peer is gone without a word: its calls and the calls to it fail at once with Unreachable."""
+        """The peer is gone without a word: its calls and the calls to it fail at once with Unreachable. Of twins the
+        newer one dies."""
         gone = self._peers.pop(peer, None)
         if gone is not None:
             gone.die()
 
-    def cut(self, source: PeerId, target: PeerId) -> None:
-        """From now on nothing from ``source`` reaches ``target``: calls over that way, also those that wait for their
-        answer, run into their deadline, as when packets are dropped. One direction; call twice for both."""
-        self._cut.add((source, target))
+    def leave(self, endpoint: SimEndpoint) -> None:
+        """This very endpoint is gone, and only it: of twins the older is called again."""
+        if self._peers.get(endpoint.peer) is endpoint:
+            self.kill(endpoint.peer)
+            for older in [twin for twin in self._twins if twin.peer == endpoint.peer]:
+                self._twins.discard(older)
+                self._peers[older.peer] = older
+        elif endpoint in self._twins:
+            self._twins.discard(endpoint)
+            endpoint.die()
 
-    def mend(self, source: PeerId, target: PeerId) -> None:
-        """Undo :meth:`cut`."""
-        self._cut.discard((source, target))
-
-    async def carry(self, source: PeerId, target: PeerId, size: int) -> None:
-        """Let a message travel. Never returns over a cut link: the deadline ends it."""
-        seconds = self.delay(source, target, size)
-        if seconds > 0:
-            await self.clock.sleep(seconds)
-        if (source, target) in self._cut:
-            await asyncio.get_running_loop().create_future()
+    def is_open(self, endpoint: SimEndpoint) -> bool:
+        """Whether it may still call."""
+        return self._peers.get(endpoint.peer) is endpoint or endpoint in self._twins
 
     def find(self, peer: PeerId) -> SimEndpoint | None:
-        """The living peer of that name."""
+        """The living peer of that name, the newer of twins."""
         return self._peers.get(peer)
 
     def store(self, key: str, owner: PeerId, signer: PeerId, expiry: float, body: bytes) -> bool:
@@ -125,46 +124,24 @@ class SimNetwork:
         return alive
 
 
-class SimDirectory:
-    """Implements :class:`~swarm.network.protocols.Directory` for one peer in one run."""
-
-    def __init__(self, network: SimNetwork, owner: PeerId, run: RunId) -> None:
-        self._network, self._owner, self._run = network, owner, run
-        self._expiry: dict[str, float] = {}
-
-    async def announce(self, record: Record, *, ttl_s: float) -> None:
-        """See :class:`~swarm.network.protocols.Directory`."""
-        key = self._key(type(record))
-        if not 0 < ttl_s <= MAX_TTL_S:
-            raise BugError(f"a record's ttl_s is within (0, {MAX_TTL_S:g}], not {ttl_s!r}")
-        expiry = max(self._network.clock.wall() + ttl_s, self._expiry.get(key, 0.0) + 1e-3)
-        if not self._network.store(key, self._owner, self._owner, expiry, encode_record(record)):
-            raise Unreachable("no node of the directory stored our record")
-        self._expiry[key] = expiry
-
-    async def lookup(self, kind: type[RecordT]) -> dict[PeerId, RecordT]:
-        """See :class:`~swarm.network.protocols.Directory`."""
-        entries = self._network.records(self._key(kind))
-        return {owner: decode_record(kind, entry.body) for owner, entry in entries.items()}
-
-    def _key(self, kind: type[Record]) -> str:
-        if self._network.find(self._owner) is None:
-            raise Unreachable("this endpoint is closed")
-        if self._network.kinds.get(kind.kind) is not kind:
-            raise BugError(f"{kind.__name__} is not a record of this run's directory")
-        return key_name(self._run, kind)
-
-
 @dataclass(eq=False)
 class SimEndpoint:
-    """Implements :class:`~swarm.network.protocols.Endpoint`. Made by :meth:`SimNetwork.endpoint`."""
+    """Implements :class:`~swarm.network.protocols.Endpoint`. Made by :meth:`SimNetwork.endpoint`.
+
+    ``stopped`` is set while no code of this peer runs: whoever cancels one of its handlers does not wait for it.
+    ``skew_s`` is how far this peer's wall clock is ahead of everybody's: it shows in the records it announces.
+    """
 
     peer: PeerId
     network: SimNetwork
     desk: Desk
     run: RunId | None = None
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
     meter: Meter = field(default_factory=Meter)
+    skew_s: float = 0.0
+    _asked: dict[asyncio.Task[tuple[bytes, Payload]], None] = field(default_factory=dict)
+    _context: contextvars.Context = field(default_factory=contextvars.copy_context)
     _directory: SimDirectory | None = None
 
     @property
@@ -184,11 +161,16 @@ class SimEndpoint:
         if self.run is not None:
             raise BugError("an endpoint enters one run")
         self.run = run
-        self._directory = SimDirectory(self.network, self.peer, run)
+        self._directory = SimDirectory(self, run)
 
     def mount(self, service: Service) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`."""
+        self._context = contextvars.copy_context()
         self.desk.mount(service)
+
+    def unmount(self, service: Service) -> None:
+        """See :class:`~swarm.network.protocols.Endpoint`."""
+        self.desk.unmount(service)
 
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`. In memory everyone can be dialled."""
@@ -227,7 +209,7 @@ class SimEndpoint:
 
     def _server(self, target: PeerId, method: str) -> SimEndpoint:
         server = self.network.find(target)
-        if self.network.find(self.peer) is not self:
+        if not self.network.is_open(self):
             raise Unreachable("this endpoint is closed", peer=target)
         public = method.startswith(PUBLIC_PREFIX)
         if not public and self.run is None:
@@ -242,12 +224,13 @@ class SimEndpoint:
 
     async def close(self) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`."""
-        if self.network.find(self.peer) is self:
-            self.network.kill(self.peer)
+        self.network.leave(self)
 
     def die(self) -> None:
-        """Wake every call that runs here or waits for us."""
+        """Wake every call that waits for us, and end those that run for us elsewhere."""
         self.gone.set()
+        for serving in tuple(self._asked):
+            serving.cancel()
 
     async def _until(
         self, exchange: Coroutine[Any, Any, tuple[bytes, bytearray]], server: SimEndpoint, timeout_s: float, method: str
@@ -256,7 +239,7 @@ class SimEndpoint:
         create = asyncio.get_running_loop().create_task
         running = create(exchange)
         timer = create(self.network.clock.sleep(timeout_s))
-        deaths = [create(side.gone.wait()) for side in {self, server}]
+        deaths = [create(side.gone.wait()) for side in dict.fromkeys((self, server))]
         others = [timer, *deaths]
         try:
             await asyncio.wait([running, *others], return_when=asyncio.FIRST_COMPLETED)
@@ -273,23 +256,51 @@ class SimEndpoint:
     async def _exchange(
         self, server: SimEndpoint, request: bytes, payload: Payload, deadline: float
     ) -> tuple[bytes, bytearray]:
-        """Request there, answer or error back."""
+        """Request there, answer or error back. From its admission on the request is the server's: it is on its way
+        whatever becomes of us, ends with us when we die, and a stopped server does not hold up who gives it up."""
         size = memoryview(payload).nbytes
         try:
             admitted = server._admit(self.peer, request, size)
         except PeerError as error:
             await self._travel(self, server, wire_bytes(len(request)))  # a refused payload stays where it is
             raise await self._fail(server, error) from error
+        create = asyncio.get_running_loop().create_task
+        copy = self.network.received(self.peer, server.peer, payload)
+        work = server._serve(self, admitted, (wire_bytes(len(request), size), copy, deadline))
+        serving = create(work, context=server._context.copy())
+        self._asked[serving] = None
+        release = functools.partial(server.desk.release, self.peer, admitted)
+        serving.add_done_callback(lambda _: release(), context=server._context)  # also when it never began
+        serving.add_done_callback(self._answered)
         try:
-            await self._travel(self, server, wire_bytes(len(request), size))
-            copy = memoryview(bytearray(payload))
-            body, answer = await handle(admitted, Request(self.peer, admitted.body, copy, deadline))
-            await self._travel(server, self, wire_bytes(len(body), memoryview(answer.payload).nbytes))
-            return body, bytearray(answer.payload)
-        except PeerError as error:
-            raise await self._fail(server, error) from error
+            await asyncio.wait([serving])
+            body, answer = serving.result()
+            return body, self.network.received(server.peer, self.peer, answer)
         finally:
-            server.desk.release(self.peer, admitted)
+            if serving.cancel():
+                stopped = create(server.stopped.wait())
+                try:
+                    await asyncio.wait([serving, stopped], return_when=asyncio.FIRST_COMPLETED)
+                finally:
+                    stopped.cancel()
+
+    def _answered(self, serving: asyncio.Task[tuple[bytes, Payload]]) -> None:
+        self._asked.pop(serving, None)
+        if not serving.cancelled():
+            serving.exception()  # its caller has it, or is gone
+
+    async def _serve(
+        self, caller: SimEndpoint, admitted: Admitted, sent: tuple[int, bytearray, float]
+    ) -> tuple[bytes, Payload]:
+        """Run a handler as this peer, whoever called."""
+        wire, payload, deadline = sent
+        try:
+            await self._travel(caller, self, wire)
+            body, answer = await handle(admitted, Request(caller.peer, admitted.body, memoryview(payload), deadline))
+            await self._travel(self, caller, wire_bytes(len(body), memoryview(answer.payload).nbytes))
+            return body, answer.payload
+        except PeerError as error:
+            raise await caller._fail(self, error) from error
 
     def _admit(self, caller: PeerId, request: bytes, payload_bytes: int) -> Admitted:
         """What a server does with a request's first frame."""

@@ -4,6 +4,7 @@ import asyncio
 import sys
 import threading
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import pytest_asyncio
@@ -38,6 +39,15 @@ async def test_device_runs_in_order_on_one_thread_of_its_own(device: DeviceThrea
     assert len({task.result() for task in tasks}) == 1
     assert await device.run(torch.get_num_threads) == 1
     assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL_S)
+
+
+async def test_device_keeps_its_number_of_threads_whatever_another_thread_sets() -> None:
+    device = DeviceThread(torch.device("cpu"), threads=2)
+    await device.run(bool)
+    with ThreadPoolExecutor(1) as other:
+        other.submit(torch.set_num_threads, 1).result()
+    assert await device.run(torch.get_num_threads) == 2
+    await device.close()
 
 
 async def test_device_exception_comes_out_and_the_thread_goes_on(device: DeviceThread) -> None:

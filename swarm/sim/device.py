@@ -1,0 +1,144 @@
+"""Devices for pretend worlds: work done in the loop, and work that takes a stated time without burning a core.
+
+Both stand where a :class:`swarm.device.DeviceThread` does: callables run one at a time, first in first out. The numbers
+are real, of a model so small that they cost nothing; what they would cost on a real device is slept on the clock.
+On shared cores a dead replica would free its core for the others, so capacity can be measured no other way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+
+from swarm.clock import Clock
+from swarm.errors import BugError, ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Device(Protocol):
+    """What roles see of :class:`swarm.device.DeviceThread`."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where modules and their inputs belong."""
+
+    async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``fn`` after everything asked for before."""
+
+    async def close(self) -> None:
+        """End it."""
+
+
+class InlineDevice:
+    """Runs callables in the event loop, so that a world under a virtual clock repeats itself. Without threads."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._line, self._closed = device, asyncio.Lock(), False
+
+    @property
+    def torch_device(self) -> torch.device:
+        """See :class:`Device`."""
+        return self._device
+
+    async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """See :meth:`swarm.device.DeviceThread.run`. Blocks the loop for as long as ``fn`` takes."""
+        async with self._line:
+            if self._closed:
+                raise RuntimeError("cannot run anything on a closed device")
+            return fn(*args, **kwargs)
+
+    async def close(self) -> None:
+        """See :meth:`swarm.device.DeviceThread.close`."""
+        self._closed = True
+
+
+class SimulatedDevice:
+    """A device on which work takes ``slowness`` times as long as it says.
+
+    What a callable states with :meth:`spend` is slept while the next one waits in line; what it really took (nothing,
+    under a virtual clock) is stretched too. Cancelled, work that has begun still occupies the device to its end.
+    """
+
+    def __init__(self, inner: Device, clock: Clock) -> None:
+        self._inner, self._clock = inner, clock
+        self._line, self._owed = asyncio.Lock(), 0.0
+        self._resting: set[asyncio.Task[None]] = set()
+        self.slowness = 1.0
+        self.busy_s = 0.0
+
+    @property
+    def torch_device(self) -> torch.device:
+        """See :class:`Device`."""
+        return self._inner.torch_device
+
+    def spend(self, seconds: float) -> None:
+        """The callable that is running takes so long on this device. From within the callable only."""
+        self._owed += seconds
+
+    async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """See :meth:`swarm.device.DeviceThread.run`; ``busy_s`` counts the seconds of the clock that it takes."""
+        await self._line.acquire()
+        work = asyncio.ensure_future(self._occupy(fn, args, kwargs))
+        self._resting.add(work)  # type: ignore[arg-type]
+        work.add_done_callback(self._free)
+        return await asyncio.shield(work)
+
+    async def _occupy(self, fn: Callable[..., T], args: Any, kwargs: Any) -> T:
+        began, self._owed = self._clock.monotonic(), 0.0
+        try:
+            return await self._inner.run(fn, *args, **kwargs)
+        finally:
+            took = self._clock.monotonic() - began
+            rest = self._owed + (self.slowness - 1.0) * (took + self._owed)
+            self.busy_s += took + max(0.0, rest)
+            if rest > 0:
+                await self._clock.sleep(rest)
+
+    def _free(self, work: asyncio.Future[Any]) -> None:
+        self._resting.discard(work)
+        self._line.release()
+        if not work.cancelled():
+            work.exception()  # whoever asked has it, or is gone
+
+    async def close(self) -> None:
+        """See :meth:`swarm.device.DeviceThread.close`."""
+        for work in tuple(self._resting):
+            work.cancel()
+        await asyncio.gather(*self._resting, return_exceptions=True)
+        await self._inner.close()
+
+
+class Paced:
+    """A stage's or the ends' part whose methods take stated seconds of a simulated device; what is composed of them,
+    as a recomputation, takes their sum.
+
+    Wrap what a :class:`~swarm.pipeline.compute.StageCompute` is given: ``seconds`` are by method name, as ``{"forward":
+    0.1, "forward_loss": 0.1, "backward": 0.2}``; everything else is the part's own, cost free. Raises ConfigError for a
+    name that the part does not have.
+    """
+
+    def __init__(self, part: Any, device: SimulatedDevice, seconds: Mapping[str, float]) -> None:
+        for name, cost in seconds.items():
+            if not callable(getattr(part, name, None)):
+                raise ConfigError("seconds", name, f"a method of {type(part).__name__}", "Correct the name.")
+            if cost < 0:
+                raise BugError(f"{name} cannot take {cost} s")
+        self._part, self._paced_on, self._seconds = part, device, dict(seconds)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._part, name)
+        cost = self._seconds.get(name)
+        if cost is None:
+            return value
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self._paced_on.spend(cost)
+            return value(*args, **kwargs)
+
+        return timed

@@ -1,0 +1,98 @@
+"""The links between peers in memory, and what can be wrong with them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from swarm.clock import Clock
+from swarm.errors import Unreachable
+from swarm.ids import PeerId
+from swarm.network.protocols import Payload
+from swarm.sim.links import LinkShape, Traffic
+
+Delay = Callable[[PeerId, PeerId, int], float]
+"""(from, to, bytes) -> seconds that a message takes."""
+
+
+def _no_delay(source: PeerId, target: PeerId, size: int) -> float:
+    return 0.0
+
+
+class Wires:
+    """Carries messages as ``traffic`` describes, whose names of peers are ``names`` (by default their ids); ``delay``
+    is added. Commands take effect at once, also on what is under way."""
+
+    def __init__(self, clock: Clock, traffic: Traffic | None, delay: Delay = _no_delay) -> None:
+        self.clock, self.traffic, self.delay = clock, traffic or Traffic(), delay
+        self.names: dict[PeerId, str] = {}
+        self._held: set[PeerId] = set()
+        self._spoilt: dict[tuple[PeerId, PeerId], int] = {}
+        self._changed = asyncio.Event()
+
+    def cut(self, source: PeerId, target: PeerId) -> None:
+        """From now on nothing from ``source`` reaches ``target``: calls over that way, also those that wait for their
+        answer, run into their deadline, as when packets are dropped; what is still wanted when the link is mended
+        arrives then. One direction; call twice for both."""
+        self.traffic.cut((self._named(source),), (self._named(target),), both=False)
+
+    def mend(self, source: PeerId, target: PeerId) -> None:
+        """Undo :meth:`cut`, and slowness, in both directions."""
+        self.traffic.heal((self._named(source),), (self._named(target),))
+        self._wake()
+
+    def heal(self) -> None:
+        """Mend all links."""
+        self.traffic.heal()
+        self._wake()
+
+    def slow(self, source: PeerId, target: PeerId, shape: LinkShape, *, both: bool = True) -> None:
+        """The link has another shape from now on."""
+        self.traffic.slow(self._named(source), self._named(target), shape, both=both)
+
+    def hold(self, peer: PeerId) -> None:
+        """Nothing reaches the peer or leaves it until :meth:`release`: as others see a process that was stopped."""
+        self._held.add(peer)
+
+    def release(self, peer: PeerId) -> None:
+        """What was held travels on."""
+        self._held.discard(peer)
+        self._wake()
+
+    def spoil(self, source: PeerId, target: PeerId, messages: int = 1) -> None:
+        """The next payloads in this direction arrive with one bit flipped (the top exponent bit of a float32 in the
+        middle), as from a machine with bad memory: the transport itself would notice."""
+        self._spoilt[source, target] = self._spoilt.get((source, target), 0) + messages
+
+    def spoils_left(self, source: PeerId, target: PeerId) -> int:
+        """How many payloads are still to be spoilt."""
+        return self._spoilt.get((source, target), 0)
+
+    def received(self, source: PeerId, target: PeerId, payload: Payload) -> bytearray:
+        """The receiver's own copy of a payload."""
+        copy = bytearray(payload)
+        left = self._spoilt.get((source, target), 0)
+        if copy and left:
+            self._spoilt[source, target] = left - 1
+            copy[min(len(copy) - 1, len(copy) // 8 * 4 + 3)] ^= 0x40
+        return copy
+
+    async def carry(self, source: PeerId, target: PeerId, size: int) -> None:
+        """Let a message travel. Waits while the link is cut or a side is held: a deadline may end it. Raises
+        Unreachable when the link resets the connection. Cancel freely."""
+        names = self._named(source), self._named(target)
+        fate = self.traffic.fate(*names, size, self.clock.monotonic())
+        seconds = fate.seconds + self.delay(source, target, size)
+        if seconds > 0:
+            await self.clock.sleep(seconds)
+        if fate.reset:
+            raise Unreachable("the stream broke", peer=target)
+        while self.traffic.is_cut(*names) or source in self._held or target in self._held:
+            await self._changed.wait()
+
+    def _named(self, peer: PeerId) -> str:
+        return self.names.get(peer, peer)
+
+    def _wake(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,126 @@
+"""Simulated devices: stated time passes, nothing else changes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from swarm.clock import SystemClock
+from swarm.device import DeviceThread
+from swarm.errors import ConfigError
+from swarm.sim.device import InlineDevice, Paced, SimulatedDevice
+from swarm.sim.world import LoopClock, run_world
+
+CPU = torch.device("cpu")
+
+
+class Part:
+    """Something with a stage's kind of methods."""
+
+    name = "stage"
+
+    def forward(self, payload: bytes, *, first: bool) -> tuple[bytes, bool]:
+        return payload[::-1], first
+
+    def settle(self) -> str:
+        return "settled"
+
+
+def virtual() -> SimulatedDevice:
+    return SimulatedDevice(InlineDevice(CPU), LoopClock())
+
+
+def test_paced_compute_takes_its_time_one_after_the_other_and_gives_real_bytes() -> None:
+    async def main() -> tuple[Any, float, float]:
+        device = virtual()
+        part = Paced(Part(), device, {"forward": 0.25})
+        results = await asyncio.gather(*(device.run(part.forward, b"abc", first=True) for _ in range(4)))
+        assert part.settle() == "settled"
+        assert part.name == "stage"
+        await device.run(part.settle)
+        return results, asyncio.get_running_loop().time(), device.busy_s
+
+    results, took, busy = run_world(main())
+    assert results == [(b"cba", True)] * 4
+    assert took == busy == 1.0
+
+
+def test_slow_device_stretches_what_is_stated() -> None:
+    async def main() -> float:
+        device = virtual()
+        device.slowness = 3.0
+        await device.run(device.spend, 0.5)
+        return asyncio.get_running_loop().time()
+
+    assert run_world(main()) == 1.5
+
+
+def test_cancelled_work_occupies_the_device_to_its_end() -> None:
+    async def main() -> float:
+        device = virtual()
+        first = asyncio.create_task(device.run(device.spend, 1.0))
+        await asyncio.sleep(0.1)
+        first.cancel()
+        await device.run(device.spend, 1.0)
+        return asyncio.get_running_loop().time()
+
+    assert run_world(main()) == 2.0
+
+
+def test_cancelled_in_line_is_dropped() -> None:
+    async def main() -> float:
+        device = virtual()
+        first = asyncio.create_task(device.run(device.spend, 1.0))
+        await asyncio.sleep(0.1)
+        second = asyncio.create_task(device.run(device.spend, 5.0))
+        await asyncio.sleep(0.1)
+        second.cancel()
+        await device.run(device.spend, 1.0)
+        await first
+        return asyncio.get_running_loop().time()
+
+    assert run_world(main()) == 2.0
+
+
+def test_errors_come_out_and_the_device_goes_on() -> None:
+    async def main() -> int:
+        device = virtual()
+        with pytest.raises(ZeroDivisionError):
+            await device.run(lambda: 1 // 0)
+        return await device.run(lambda: 7)
+
+    assert run_world(main()) == 7
+
+
+def test_closed_device_ends_what_runs_and_takes_no_more() -> None:
+    async def main() -> None:
+        device = virtual()
+        running = asyncio.create_task(device.run(device.spend, 100.0))
+        await asyncio.sleep(1.0)
+        await device.close()
+        assert asyncio.get_running_loop().time() == 1.0
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        with pytest.raises(RuntimeError):
+            await device.run(lambda: None)
+
+    run_world(main())
+
+
+def test_unknown_method_is_refused() -> None:
+    with pytest.raises(ConfigError, match="forwards"):
+        Paced(Part(), virtual(), {"forwards": 1.0})
+
+
+async def test_on_a_real_thread_the_time_is_slept_not_burnt() -> None:
+    device = SimulatedDevice(DeviceThread(CPU), SystemClock())
+    part = Paced(Part(), device, {"forward": 0.2})
+    began, burnt = time.monotonic(), time.process_time()
+    assert await device.run(part.forward, b"ab", first=False) == (b"ba", False)
+    assert time.monotonic() - began >= 0.2
+    assert time.process_time() - burnt < 0.15
+    await device.close()
