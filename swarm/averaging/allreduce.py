@@ -204,6 +204,7 @@ class AllReduce:
         inbox = self._inbox_of(message)
         inbox.admit_member(request.caller, message.plan)
         inbox.agree(request.caller, message.result)
+        await inbox.wait_signed(message.result)
         return Answer(Empty())
 
     async def _abort(self, request: Request) -> Answer:

@@ -123,13 +123,20 @@ class Exchange:
         self.output.store(chunk, raw(np.ascontiguousarray(result, dtype="<f4")))
 
     async def _agree(self, digest: str) -> None:
-        """Sign the result off: it counts once all members said they hold the same. Costs K-1 small calls."""
+        """Sign the result off: it counts once all members said they hold the same. Costs K-1 small calls.
+
+        A member answers when it has signed, too: until then a call to it is open, and its death is known at once.
+        """
         self._inbox.agree(self._me, digest)
         message = Agreement.of(self._plan, result=digest)
         async with asyncio.TaskGroup() as tasks:
             for peer in self._others:
-                tasks.create_task(self._ask(peer, AGREE, message))
+                tasks.create_task(self._sign_with(peer, message))
         await self._inbox.wait_agreements()
+
+    async def _sign_with(self, peer: PeerId, message: Agreement) -> None:
+        await self._ask(peer, AGREE, message)
+        self._inbox.agree(peer, message.result)
 
     async def _ask(
         self, peer: PeerId, method: str, message: RoundMessage, payload: Payload = b"", max_reply_bytes: int = 0

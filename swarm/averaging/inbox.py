@@ -105,6 +105,13 @@ class Inbox:
         self._held.subtract(self._senders)
         self._wake(("result", chunk.index))
 
+    async def wait_signed(self, result: str) -> None:
+        """Until we signed the same result ourselves. Raises Refused when the round fails meanwhile or ours differs."""
+        await self._wait("agreement", lambda: self.me in self.agreements)
+        self._refuse_if_void()
+        if self.agreements[self.me] != result:
+            raise Refused(f"round {self.plan.key} has another result here: members hold different results")
+
     async def wait_agreements(self) -> None:
         """Until every member agreed or the round failed. Raises RoundFailed, also when the results differ."""
         await self._wait("agreement", lambda: len(self.agreements) == len(self.plan.members))

@@ -315,3 +315,34 @@ def test_round_repeated_as_a_new_attempt_without_the_dead_member_succeeds() -> N
         assert torch.equal(results[0].tensor, (sums[P0] + sums[P1]) / 2)
 
     in_virtual_time(scene())
+
+
+def test_member_dead_after_it_took_all_signatures_and_gave_none_is_known_at_once() -> None:
+    async def scene() -> None:
+        network, sums = Network(), whole_numbers(PLAN)
+        services = await serve_members(network, PLAN.members)
+        honest, takers, taken = network.endpoints[P2].handler(AGREE), {P0, P1}, asyncio.Event()
+
+        async def take(request: Any) -> Answer:
+            answer = await honest(request)
+            takers.discard(request.caller)
+            if not takers:
+                taken.set()
+            return answer
+
+        async def die_before_signing(caller: PeerId, target: PeerId, name: str, body: Any) -> None:
+            if caller == P2 and name == AGREE:
+                await taken.wait()
+                await asyncio.sleep(1)
+                network.kill(P2)
+
+        network.endpoints[P2].replace_handler(AGREE, take)
+        network.hook = die_before_signing
+        jobs = [asyncio.ensure_future(services[peer].reduce(PLAN, sums[peer])) for peer in PLAN.members]
+        await network.wait_dead(P2)
+        jobs[2].cancel()
+        outcomes = await asyncio.gather(*jobs, return_exceptions=True)
+        assert asyncio.get_running_loop().time() < 5, "the dead member was waited for until the deadline"
+        assert len({type(outcome) for outcome in outcomes[:2]}) == 1, outcomes
+
+    in_virtual_time(scene())

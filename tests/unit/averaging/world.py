@@ -24,6 +24,7 @@ from swarm.ids import PeerId, RunId, stage_part
 from swarm.network.protocols import Answer, LinkStatistics, Payload, ReplyT, Request, Service
 from swarm.schema import Message
 from swarm.sim.network import SimEndpoint, SimNetwork
+from swarm.sim.world import LoopClock as LoopClock
 
 T = TypeVar("T")
 Hook = Callable[[PeerId, PeerId, str, Any], Awaitable[None]]
@@ -63,26 +64,13 @@ def in_virtual_time(work: Coroutine[Any, Any, T]) -> T:
         try:
             return await work
         finally:
-            for _ in range(20):
+            for _ in range(50):
                 await asyncio.sleep(0)
             left = asyncio.all_tasks() - {asyncio.current_task()}
             assert not left, left
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(watched())
-
-
-class LoopClock:
-    """The loop's own time."""
-
-    def monotonic(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    def wall(self) -> float:
-        return 1_700_000_000.0 + self.monotonic()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 async def inline(fn: Callable[..., Any], /, *args: Any) -> Any:
