@@ -57,14 +57,19 @@ class ReadingOrder:
         """The cursor that follows."""
         return (epoch, position + 1) if position + 1 < self.microbatches else (epoch + 1, 0)
 
-    def check(self, cursor: tuple[int, int]) -> None:
-        """Raise ConfigError unless the cursor names a microbatch of this shard."""
+    def at(self, cursor: tuple[int, int]) -> tuple[int, int]:
+        """The same place, written as the beginning of an epoch where it is the end of one."""
         epoch, position = cursor
-        if epoch < 0 or not 0 <= position < self.microbatches:
+        return (epoch + 1, 0) if position == self.microbatches else cursor
+
+    def check(self, cursor: tuple[int, int]) -> None:
+        """Raise ConfigError unless the cursor names a microbatch of this shard, or the place behind an epoch's last."""
+        epoch, position = cursor
+        if epoch < 0 or not 0 <= position <= self.microbatches:
             raise ConfigError(
                 "cursor",
                 cursor,
-                f"(epoch >= 0, 0 <= position < {self.microbatches})",
+                f"(epoch >= 0, 0 <= position <= {self.microbatches})",
                 f"It was written for another shard, context or microbatch size than shard {self.digest[:16]} has now.",
             )
 

@@ -68,7 +68,7 @@ class ShardSource(Private):
     def seek(self, cursor: tuple[int, int]) -> None:
         """Continue from there. Raises ConfigError outside the shard; the cursor then stays where it was."""
         self._order.check(cursor)
-        self._cursor = cursor
+        self._cursor = self._order.at(cursor)
 
     def take(self) -> ShardBatch:
         """The microbatch at the cursor, which then moves on. Cost: some 100 µs, and the pages of its rows."""

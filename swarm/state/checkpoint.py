@@ -1,81 +1,84 @@
-"""Checkpoints on disk: per step one directory with a safetensors file for every part, and ``record.json`` last.
+"""The tensors of a checkpoint: a part written to its file, read back, and verified to the last bit.
 
-A file is written beside its final name, synced, and renamed, so a name that exists is whole; a step counts as soon as
-its ``record.json`` is there. Synchronous, for a worker thread: costs a hash and one pass over the disk.
+Which files there are, and the record that says what they must be, is ``checkpoint_files.py``; its names that users of
+checkpoints need are here as well. Blocking, for a worker thread.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
-import secrets
-from collections.abc import Callable, Mapping
+import io
+import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
-from pydantic import ValidationError
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+import torch
 from torch import Tensor
 
 from swarm.errors import StateError
 from swarm.ids import PartName
-from swarm.schema import Count, DigestField, PartField, Section
+from swarm.state.checkpoint_disk import write_whole
+from swarm.state.checkpoint_files import (
+    REMEDY,
+    CheckpointManifest,
+    HeldStep,
+    PartHeader,
+    check_header,
+    flaw,
+    held,
+    latest,
+    part_path,
+    read_header,
+    read_manifest,
+    refused_by_disk,
+    step_directory,
+    steps,
+    write_manifest,
+)
 from swarm.state.snapshot import Snapshot, from_tensors, to_tensors
 
-RECORD = "record.json"
-_STEP = re.compile(r"step-(\d{8,})")
-_REMEDY = "Remove that step's directory to fall back to the step before, or copy the file from another peer."
+__all__ = [
+    "CheckpointManifest",
+    "HeldStep",
+    "flaw",
+    "held",
+    "latest",
+    "load_file",
+    "load_part",
+    "load_weights",
+    "part_path",
+    "read_manifest",
+    "step_directory",
+    "steps",
+    "verify_part",
+    "write_manifest",
+    "write_part",
+]
+
+_ALIGNMENT = 8
 
 
-class CheckpointManifest(Section):
-    """``record.json``: a step's parts by digest. ``detail`` is the writer's own JSON (the close record)."""
+def write_part(root: Path, snapshot: Snapshot, meta: Mapping[str, str], *, expected_digest: str | None = None) -> Path:
+    """Store a part; returns its file. ``meta`` (the run) goes into the file's metadata under its own keys.
 
-    run: DigestField
-    step: Count
-    parts: dict[PartField, DigestField]
-    detail: dict[str, Any] = {}
-
-
-def step_directory(root: Path, step: int) -> Path:
-    """Where a step lies under a checkpoint root."""
-    return root / f"step-{step:08d}"
-
-
-def write_part(root: Path, snapshot: Snapshot, meta: Mapping[str, str]) -> Path:
-    """Store a part; returns its file. ``meta`` (run, peer …) goes into the file's metadata under its own keys.
-
-    Replaces a file of the same part and step. Raises StateError when the disk refuses; nothing is left behind then.
+    Replaces a file of the same part and step, all at once. Raises StateError when the state has not the expected
+    digest, and when the disk refuses; nothing is left behind then, and the file that was there stays. Costs a hash and
+    one pass over the disk; no copy of the state is made.
     """
+    path = part_path(root, snapshot.step, snapshot.part)
     tensors, metadata = to_tensors(snapshot)
-    path = _part_path(root, snapshot.step, snapshot.part)
-    _write(path, lambda temporary: save_file(tensors, temporary, metadata={**meta, **metadata}))
-    return path
-
-
-def write_manifest(root: Path, manifest: CheckpointManifest) -> Path:
-    """Declare a step complete, once all its parts are there. Raises StateError when one is missing or torn."""
-    for part in manifest.parts:
-        _check_file(_part_path(root, manifest.step, PartName(part)))
-    path = step_directory(root, manifest.step) / RECORD
-    text = manifest.model_dump_json(indent=1)
-    _write(path, lambda temporary: temporary.write_text(text + "\n", encoding="utf-8"))
-    return path
-
-
-def read_manifest(root: Path, step: int) -> CheckpointManifest:
-    """A step's manifest. Raises StateError when it is missing or unreadable."""
-    path = step_directory(root, step) / RECORD
+    if expected_digest is not None and metadata["digest"] != expected_digest:
+        raise StateError(
+            f"{path}: this peer's {snapshot.part} has digest {metadata['digest'][:12]}…, the record says "
+            f"{expected_digest[:12]}…: it was not written. Restart this peer, so that it downloads its part anew."
+        )
+    own = {"part": str(snapshot.part), "step": str(snapshot.step)}
+    pieces: list[bytes | memoryview] = [_header(tensors, {**meta, **own, **metadata})]
+    pieces += [memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy().data) for tensor in tensors.values()]
     try:
-        manifest = CheckpointManifest.model_validate_json(path.read_bytes())
+        write_whole(path, pieces)
     except OSError as error:
-        raise StateError(f"{path}: {error.strerror}. The step was not completed. {_REMEDY}") from error
-    except ValidationError as error:
-        raise StateError(f"{path}: {error.errors(include_url=False)[0]['msg']}. {_REMEDY}") from error
-    if manifest.step != step:
-        raise StateError(f"{path}: it says step {manifest.step}. {_REMEDY}")
-    return manifest
+        raise refused_by_disk(path, error) from error
+    return path
 
 
 def load_part(root: Path, step: int, part: PartName, *, expected_digest: str | None = None) -> Snapshot:
@@ -83,19 +86,28 @@ def load_part(root: Path, step: int, part: PartName, *, expected_digest: str | N
 
     Raises StateError naming file, cause and what to do. Costs twice the part's memory for a moment.
     """
-    path = _part_path(root, step, part)
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = dict(file.metadata() or {})
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-        snapshot = from_tensors(tensors, metadata)
-    except (OSError, SafetensorError, StateError) as error:
-        raise StateError(f"{path}: {error}. {_REMEDY}") from error
+    path = part_path(root, step, part)
+    snapshot, digest = load_file(path)
     if (snapshot.part, snapshot.step) != (part, step):
-        raise StateError(f"{path}: it holds {snapshot.part} after step {snapshot.step}. {_REMEDY}")
-    if expected_digest is not None and metadata["digest"] != expected_digest:
-        raise StateError(f"{path}: digest {metadata['digest'][:12]}… is not {expected_digest[:12]}…. {_REMEDY}")
+        raise StateError(f"{path}: it holds {snapshot.part} after step {snapshot.step}. {REMEDY}")
+    if expected_digest is not None and digest != expected_digest:
+        raise StateError(f"{path}: digest {digest[:12]}… is not {expected_digest[:12]}…. {REMEDY}")
     return snapshot
+
+
+def load_file(path: Path) -> tuple[Snapshot, str]:
+    """(state, digest) of a part's file, whatever part it is; the state has that digest. Raises StateError, also when
+    the disk fails while it is read. Read, not mapped: a failing disk is then an error and not the end of the process.
+    """
+    header = read_header(path)
+    try:
+        tensors = dict(_tensors(path, header))
+        snapshot = from_tensors(tensors, header.metadata)
+    except OSError as error:
+        raise StateError(f"{path}: {error.strerror}. {REMEDY}") from error
+    except (StateError, LookupError, TypeError, ValueError, RuntimeError) as error:
+        raise StateError(f"{path}: {error}. {REMEDY}") from error
+    return snapshot, header.metadata["digest"]
 
 
 def load_weights(root: Path, step: int) -> dict[str, Tensor]:
@@ -106,61 +118,51 @@ def load_weights(root: Path, step: int) -> dict[str, Tensor]:
     return weights
 
 
-def steps(root: Path) -> tuple[int, ...]:
-    """All steps with a directory, complete or not, ascending; empty without a root."""
-    if not root.is_dir():
-        return ()
-    matches = (_STEP.fullmatch(entry.name) for entry in root.iterdir() if entry.is_dir())
-    return tuple(sorted(int(match[1]) for match in matches if match))
+def verify_part(root: Path, record: CheckpointManifest, part: PartName) -> int:
+    """Check every byte of a part against the record; returns how many there are. Raises StateError naming the file."""
+    expected = record.parts[part]
+    header = check_header(part_path(root, record.step, part), record, part, expected)
+    load_part(root, record.step, part, expected_digest=expected)
+    return header.size
 
 
-def flaw(root: Path, step: int) -> str | None:
-    """Why a step cannot be loaded, or None. Finds missing and torn files, cheaply; loading finds altered bytes."""
-    try:
-        for part in read_manifest(root, step).parts:
-            _check_file(_part_path(root, step, PartName(part)))
-    except StateError as error:
-        return str(error)
-    return None
+def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """Of a safetensors file: its length, then JSON, padded so that the tensors begin at a multiple of eight."""
+    entries: dict[str, object] = {"__metadata__": dict(metadata)}
+    begins = 0
+    for name, tensor in tensors.items():
+        ends = begins + 4 * tensor.numel()
+        entries[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [begins, ends]}
+        begins = ends
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % _ALIGNMENT)
+    return len(text).to_bytes(8, "little") + text
 
 
-def latest(root: Path) -> int | None:
-    """The newest step without a :func:`flaw`, or None."""
-    return next((step for step in reversed(steps(root)) if flaw(root, step) is None), None)
+def _tensors(path: Path, header: PartHeader) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the file; sizes are checked before anything is allocated. Raises StateError and OSError."""
+    with path.open("rb", buffering=0) as file:
+        for name, entry in header.header.items():
+            if name == "__metadata__":
+                continue
+            begins, ends = map(int, entry["data_offsets"])
+            shape = [int(side) for side in entry["shape"]]
+            size = 4 * torch.Size(shape).numel()
+            if (
+                entry["dtype"] != "F32"
+                or not 0 <= begins <= ends <= header.size - header.begins
+                or ends - begins != size
+            ):
+                raise StateError(f"{name}: {entry['dtype']} {shape} in bytes {begins} to {ends}")
+            data = bytearray(size)
+            _read_whole(file, header.begins + begins, memoryview(data))
+            yield name, torch.frombuffer(data, dtype=torch.float32).view(shape) if size else torch.zeros(shape)
 
 
-def _part_path(root: Path, step: int, part: PartName) -> Path:
-    return step_directory(root, step) / f"{part}.safetensors"
-
-
-def _check_file(path: Path) -> None:
-    """Opening compares the header with the file's length, so it finds a torn file."""
-    try:
-        with safe_open(path, framework="pt"):
-            pass
-    except (OSError, SafetensorError) as error:
-        raise StateError(f"{path}: {error}. {_REMEDY}") from error
-
-
-def _write(path: Path, write: Callable[[Path], object]) -> None:
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write(temporary)
-        _sync(temporary)
-        os.replace(temporary, path)
-        _sync(path.parent)
-        _sync(path.parent.parent)
-    except (OSError, SafetensorError) as error:
-        raise StateError(f"{path}: {error}. Free some space, or choose another directory for checkpoints.") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _read_whole(file: io.FileIO, offset: int, into: memoryview) -> None:
+    file.seek(offset)
+    while into:
+        got = file.readinto(into)
+        if not got:
+            raise StateError("it ends too early")
+        into = into[got:]

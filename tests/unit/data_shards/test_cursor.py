@@ -45,7 +45,14 @@ def test_order_after_last_position_is_next_epoch() -> None:
     assert order.after(0, 1) == (1, 0)
 
 
-@pytest.mark.parametrize("cursor", [(-1, 0), (0, -1), (0, 2), (3, 99)])
+def test_order_place_behind_an_epoch_is_the_beginning_of_the_next() -> None:
+    order = ReadingOrder("d" * 64, 20, 8)
+    order.check((0, 2))
+    assert order.at((0, 2)) == (1, 0)
+    assert order.at((0, 1)) == (0, 1)
+
+
+@pytest.mark.parametrize("cursor", [(-1, 0), (0, -1), (0, 3), (3, 99)])
 def test_order_cursor_outside_the_shard_is_refused(cursor: tuple[int, int]) -> None:
     with pytest.raises(ConfigError, match="cursor"):
         ReadingOrder("d" * 64, 20, 8).check(cursor)

@@ -52,7 +52,7 @@ def test_source_seek_outside_stays_where_it_was(shard_path: Path) -> None:
     source = _source(shard_path)
     source.take()
     with pytest.raises(ConfigError, match="cursor"):
-        source.seek((0, source.microbatches_per_epoch))
+        source.seek((0, source.microbatches_per_epoch + 1))
     assert source.cursor == (0, 1)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -30,3 +31,27 @@ def snapshot(*, step: int = 0, part: PartName = STAGE, layout: FlatLayout = LAYO
 def changed(**fields: Any) -> Snapshot:
     """:func:`snapshot` with other fields."""
     return dataclasses.replace(snapshot(), **fields)
+
+
+async def inline(work: Callable[..., Any], *args: Any) -> Any:
+    """Runs on the loop what else runs in a thread."""
+    return work(*args)
+
+
+class StillClock:
+    """Time that moves when told, and when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        """See :class:`swarm.clock.Clock`."""
+        return self.now
+
+    def wall(self) -> float:
+        """See :class:`swarm.clock.Clock`."""
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        """See :class:`swarm.clock.Clock`."""
+        self.now += seconds

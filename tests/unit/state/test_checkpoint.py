@@ -14,12 +14,15 @@ from swarm.models.layout import FlatLayout
 from swarm.state.checkpoint import (
     CheckpointManifest,
     flaw,
+    held,
     latest,
     load_part,
     load_weights,
+    part_path,
     read_manifest,
     step_directory,
     steps,
+    verify_part,
     write_manifest,
     write_part,
 )
@@ -111,11 +114,54 @@ def test_checkpoint_written_twice_replaces_the_file(tmp_path: Path) -> None:
     assert digest(load_part(tmp_path, 0, stage_part(0))) == digest(snapshot(seed=2))
 
 
-def test_checkpoint_manifest_for_missing_parts_is_refused(tmp_path: Path) -> None:
-    manifest = CheckpointManifest(run=RUN, step=0, parts={"stage-0": digest(snapshot())})
-    with pytest.raises(StateError, match=r"stage-0\.safetensors"):
-        write_manifest(tmp_path, manifest)
+def test_checkpoint_of_one_part_says_what_it_lacks(tmp_path: Path) -> None:
+    parts = {"stage-0": digest(snapshot()), "stage-1": "1" * 64}
+    write_manifest(tmp_path, CheckpointManifest(run=RUN, step=0, parts=parts))
     assert latest(tmp_path) is None
+    path = write_part(tmp_path, snapshot(), {"run": RUN})
+    found = held(tmp_path, 0)
+    assert (found.parts, found.missing, found.complete) == ({"stage-0": path.stat().st_size}, ("stage-1",), False)
+    assert "stage-1.safetensors: it is not there" in (flaw(tmp_path, 0) or "")
+    assert latest(tmp_path) is None
+
+
+def test_checkpoint_of_another_history_takes_the_place_of_a_step_and_is_never_mixed_with_it(tmp_path: Path) -> None:
+    write_step(tmp_path, 4)
+    new = [snapshot(step=4, seed=9), snapshot(step=4, seed=9, part=stage_part(1), layout=OTHER)]
+    parts = {part.part: digest(part) for part in new}
+    write_manifest(tmp_path, CheckpointManifest(run=RUN, step=4, parts=parts))
+    assert held(tmp_path, 4).parts == {}
+    write_part(tmp_path, new[0], {"run": RUN})
+    assert "digest" in (flaw(tmp_path, 4) or "")
+    write_part(tmp_path, new[1], {"run": RUN})
+    assert latest(tmp_path) == 4
+    assert torch.equal(load_weights(tmp_path, 4)["c"], new[1].weights["c"])
+
+
+def test_checkpoint_file_of_another_run_does_not_count(tmp_path: Path) -> None:
+    write_step(tmp_path, 1)
+    write_part(tmp_path, snapshot(step=1), {"run": "cd" * 32})
+    assert "it is of run cdcdcdcdcdcd" in (flaw(tmp_path, 1) or "")
+
+
+def test_checkpoint_state_that_is_not_the_record_s_is_not_written(tmp_path: Path) -> None:
+    write_step(tmp_path, 1)
+    with pytest.raises(StateError, match="the record says 000000000000"):
+        write_part(tmp_path, snapshot(step=1, seed=3), {"run": RUN}, expected_digest="0" * 64)
+    assert latest(tmp_path) == 1
+
+
+def test_verify_part_reads_every_byte_and_says_how_many(tmp_path: Path) -> None:
+    write_step(tmp_path, 1)
+    path = part_path(tmp_path, 1, stage_part(0))
+    record = read_manifest(tmp_path, 1)
+    assert verify_part(tmp_path, record, stage_part(0)) == path.stat().st_size
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert flaw(tmp_path, 1) is None, "the header cannot show it"
+    with pytest.raises(StateError, match=r"stage-0\.safetensors: the content does not match"):
+        verify_part(tmp_path, record, stage_part(0))
 
 
 def test_checkpoint_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:

@@ -18,18 +18,17 @@ def test_snapshot_survives_its_bytes() -> None:
     assert digest(after) == digest(before)
 
 
-def test_digest_sees_every_field() -> None:
+def test_digest_sees_every_field_but_the_step() -> None:
     renamed = FlatLayout.from_shapes([("x", (3, 5)), ("b", (7,))])
     reshaped = FlatLayout.from_shapes([("a", (5, 3)), ("b", (7,))])
     others = [
         changed(part=ENDS),
-        changed(step=1),
         changed(layout=renamed),
         changed(layout=reshaped),
         *(changed(**{name: getattr(snapshot(), name) + 1e-7}) for name in ("params", "exp_avg", "exp_avg_sq")),
     ]
     assert len({digest(other) for other in [snapshot(), *others]}) == len(others) + 1
-    assert digest(snapshot()) == digest(snapshot())
+    assert digest(snapshot()) == digest(snapshot()) == digest(changed(step=1)), "a step may be given up"
 
 
 def test_digest_is_what_it_always_was() -> None:
@@ -37,7 +36,7 @@ def test_digest_is_what_it_always_was() -> None:
     weights = {"a": torch.tensor([[1.0, -2.0], [0.5, 3.25]])}
     assert (
         digest(initial_snapshot(stage_part(0), layout, weights))
-        == "4a0ce39f9c66f83d5397f99e62dc89050ab163223058cb4ea830c9277e018a45"
+        == "8bafa7ef87fe7b9c2cec0b43f632e925338aa51b3eb62a1eed6ffc2cb53aa950"
     )
 
 

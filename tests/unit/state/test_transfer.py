@@ -1,236 +1,194 @@
+"""What a donor hands out, to whom, for how long and how fast."""
+
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
-from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, StateError, Violation, WrongStep
+from swarm.errors import Busy, Refused, Violation, WrongStep
 from swarm.ids import PeerId, stage_part
-from swarm.models.layout import FlatLayout
 from swarm.network.protocols import Answer, Request
-from swarm.schema import Empty
-from swarm.state import transfer
+from swarm.state import chunks
+from swarm.state.chunks import hashes_of, root_of
+from swarm.state.donation import BURST_BYTES, Donation
 from swarm.state.snapshot import Snapshot, digest
-from swarm.state.transfer import (
-    CHUNK,
-    DESCRIBE,
-    ChunkRequest,
-    DescribeRequest,
-    Description,
-    StateDonor,
-    Wanted,
-    download,
-)
-from tests.unit.state.states import LAYOUT, snapshot
+from swarm.state.transfer import CHUNK, DESCRIBE, ChunkRequest, DescribeRequest, Description, StateDonor
+from tests.unit.state.states import LAYOUT, StillClock, inline, snapshot
 
-DONOR, ME = PeerId("donor"), PeerId("me")
-BIG = FlatLayout.from_shapes([("a", (40, 33))])
+ME, OTHER = PeerId("me"), PeerId("other")
+SIZE = 12 * LAYOUT.elements
 
 
-class StillClock:
-    """Time that moves when told."""
-
-    now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-class Line:
-    """The caller's side of an endpoint, wired straight to a donor. ``twist`` may change or replace an answer."""
-
-    def __init__(self, donor: StateDonor, me: PeerId = ME) -> None:
-        self._methods = {method.name: method for method in donor.methods()}
-        self._me = me
-        self.twist: Callable[[str, Answer], Awaitable[Answer]] | None = None
-        self.lengths: list[int] = []
-        self.open = 0
-
-    async def call(self, target, method, body, reply, *, timeout_s, payload=b"", max_reply_bytes=0):
-        assert target == DONOR
-        assert not payload
-        served = self._methods[method]
-        decoded = served.request.model_validate(body.to_wire())
-        self.open += 1
-        try:
-            answer = await served.handle(Request(self._me, decoded, memoryview(b""), timeout_s))
-            if self.twist is not None:
-                answer = await self.twist(method, answer)
-            await asyncio.sleep(0)
-        finally:
-            self.open -= 1
-        self.lengths.append(len(answer.payload))
-        return reply.model_validate(answer.body.to_wire()), memoryview(bytearray(answer.payload))
-
-
-def donor_of(*snapshots: Snapshot, **settings) -> tuple[StateDonor, StillClock]:
+def donor_of(*snapshots: Snapshot, **settings: Any) -> tuple[StateDonor, StillClock]:
     clock = StillClock()
-    donor = StateDonor(clock, **settings)
+    donor = StateDonor(clock, run=inline, **settings)
     for offered in snapshots:
         donor.offer(offered, digest(offered))
     return donor, clock
 
 
-def wanted(state: Snapshot, **changes) -> Wanted:
-    fields = {"part": state.part, "step": state.step, "digest": digest(state), "layout": state.layout}
-    return Wanted(**(fields | changes))
+async def ask(donor: StateDonor, method: str, body: Any, me: PeerId = ME) -> Answer:
+    served = {method.name: method for method in donor.methods()}[method]
+    return await served.handle(Request(me, served.request.model_validate(body.to_wire()), memoryview(b""), 1.0))
 
 
-async def test_download_gives_the_donors_state_in_bounded_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transfer, "CHUNK_BYTES", 1000)
-    state = snapshot(step=3, layout=BIG)
+async def describe(donor: StateDonor, step: int | None = None, me: PeerId = ME) -> Description:
+    answer = await ask(donor, DESCRIBE, DescribeRequest(part="stage-0", step=step), me)
+    assert isinstance(answer.body, Description)
+    return answer.body
+
+
+async def fetch(donor: StateDonor, step: int, chunk: int, me: PeerId = ME) -> bytes:
+    return bytes((await ask(donor, CHUNK, ChunkRequest(part="stage-0", step=step, chunk=chunk), me)).payload)
+
+
+async def test_donor_hands_out_the_state_chunk_by_chunk_with_hashes_that_give_the_digest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", 50)
+    state = snapshot(step=3)
     donor, _ = donor_of(state)
-    line = Line(donor)
-    found = await download(line, DONOR, wanted(state), chunk_timeout_s=1.0)
-    assert digest(found) == digest(state)
-    assert max(line.lengths) == 1000
-    assert sum(line.lengths) == 12 * BIG.elements
+    answer = await ask(donor, DESCRIBE, DescribeRequest(part=state.part, step=3))
+    hashes = bytes(answer.payload)
+    assert len(hashes) == 32 * 3 * 3, "128 bytes a vector are three chunks of it"
+    assert root_of(state.part, LAYOUT, hashes) == digest(state)
+    found = b"".join([await fetch(donor, 3, chunk) for chunk in range(9)])
+    assert found == b"".join(map(bytes, state.buffers()))
     assert donor.downloads == 0
 
 
-async def test_download_of_another_step_or_part_is_refused_by_the_donor() -> None:
-    state = snapshot(step=3)
-    line = Line(donor_of(state)[0])
+async def test_donor_that_has_another_step_or_part_says_so() -> None:
+    donor, _ = donor_of(snapshot(step=3))
     with pytest.raises(WrongStep, match="step 3"):
-        await download(line, DONOR, wanted(state, step=2), chunk_timeout_s=1.0)
+        await describe(donor, 2)
     with pytest.raises(Refused, match="not held"):
-        await download(line, DONOR, wanted(state, part=stage_part(9)), chunk_timeout_s=1.0)
-
-
-@pytest.mark.parametrize("change", [{"digest": "00" * 32}, {"layout": BIG}])
-async def test_download_from_a_donor_that_has_something_else_ends_before_the_first_chunk(change: dict) -> None:
-    state = snapshot()
-    line = Line(donor_of(state)[0])
-    with pytest.raises(Violation, match="another digest or size"):
-        await download(line, DONOR, wanted(state, **change), chunk_timeout_s=1.0)
-    assert line.lengths == [0]
-
-
-async def test_download_of_altered_bytes_installs_nothing() -> None:
-    state = snapshot()
-    line = Line(donor_of(state)[0])
-
-    async def flip(method: str, answer: Answer) -> Answer:
-        altered = bytearray(answer.payload)
-        if altered:
-            altered[0] ^= 1
-        return Answer(answer.body, altered)
-
-    line.twist = flip
-    with pytest.raises(StateError, match="Try another donor"):
-        await download(line, DONOR, wanted(state), chunk_timeout_s=1.0)
-
-
-@pytest.mark.parametrize("failure", ["short", "lost"])
-async def test_download_that_fails_raises_one_error_and_leaves_no_call(failure: str, monkeypatch) -> None:
-    monkeypatch.setattr(transfer, "CHUNK_BYTES", 500)
-    state = snapshot(layout=BIG)
-    line = Line(donor_of(state)[0])
-
-    async def fail(method: str, answer: Answer) -> Answer:
-        if method == CHUNK and len(line.lengths) > 5:
-            if failure == "lost":
-                raise DeadlineMissed("no answer", peer=DONOR)
-            return Answer(answer.body, answer.payload[:-1])
-        return answer
-
-    line.twist = fail
-    expected: type[PeerError] = Violation if failure == "short" else DeadlineMissed
-    with pytest.raises(expected):
-        await download(line, DONOR, wanted(state), chunk_timeout_s=1.0)
-    assert line.open == 0
-
-
-async def test_download_cancelled_leaves_no_call() -> None:
-    state = snapshot()
-    line = Line(donor_of(state)[0])
-    stuck = asyncio.Event()
-
-    async def hang(method: str, answer: Answer) -> Answer:
-        if method == CHUNK:
-            stuck.set()
-            await asyncio.Event().wait()
-        return answer
-
-    line.twist = hang
-    task = asyncio.create_task(download(line, DONOR, wanted(state), chunk_timeout_s=1.0))
-    await stuck.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert line.open == 0
+        await ask(donor, DESCRIBE, DescribeRequest(part=stage_part(9), step=None))
 
 
 async def test_donor_keeps_a_described_state_while_it_moves_on() -> None:
     old = snapshot(step=1)
     donor, clock = donor_of(old, lease_s=10.0)
-    line = Line(donor)
-    ask = DescribeRequest(part=old.part, step=None)
-    described, _ = await line.call(DONOR, DESCRIBE, ask, Description, timeout_s=1.0)
+    assert (await describe(donor)).step == 1
     donor.offer(snapshot(step=2, seed=2), "ff" * 32)
-    assert described.step == 1
-    chunk = ChunkRequest(part=old.part, step=1, offset=4 * LAYOUT.elements, length=64)
     for _ in range(3):
         clock.now += 9.0
-        _, payload = await line.call(DONOR, CHUNK, chunk, Empty, timeout_s=1.0, max_reply_bytes=64)
-        assert bytes(payload) == bytes(old.buffers()[1][:64])
+        assert await fetch(donor, 1, 1) == bytes(old.buffers()[1])
     clock.now += 10.0
     with pytest.raises(WrongStep, match="describe it first"):
-        await line.call(DONOR, CHUNK, chunk, Empty, timeout_s=1.0)
-    described, _ = await line.call(DONOR, DESCRIBE, ask, Description, timeout_s=1.0)
-    assert described.step == 2
+        await fetch(donor, 1, 1)
+    assert (await describe(donor)).step == 2
+
+
+async def test_donor_keeps_one_copy_of_a_state_and_of_its_hashes_for_all_who_want_it() -> None:
+    made: list[Any] = []
+
+    async def counted(work: Any, *args: Any) -> Any:
+        made.append(work)
+        return work(*args)
+
+    state = snapshot(step=4)
+    donor = StateDonor(StillClock(), run=counted)
+    for caller in (ME, OTHER):
+        donor.pin(caller, snapshot(step=4), digest(state))
+        await describe(donor, 4, caller)
+    assert made == [hashes_of]
+    first, second = (lease.held.snapshot for lease in donor._leases.values())
+    assert first is second
+    assert donor.pinned(state.part, 4) is first
+    assert donor.pinned(state.part, 5) is None
+    donor.release(ME, state.part)
+    assert donor.pinned(state.part, 4) is first
+    donor.release(OTHER, state.part)
+    assert donor.pinned(state.part, 4) is None
+
+
+async def test_donor_whose_caller_hangs_up_while_hashes_are_made_makes_them_for_the_next() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(work: Any, *args: Any) -> Any:
+        begun.set()
+        await go_on.wait()
+        return work(*args)
+
+    donor = StateDonor(StillClock(), run=slow)
+    donor.offer(snapshot(step=4), digest(snapshot(step=4)))
+    first = asyncio.create_task(describe(donor, 4))
+    await begun.wait()
+    second = asyncio.create_task(describe(donor, 4, OTHER))
+    first.cancel()
+    go_on.set()
+    assert (await second).step == 4
+    assert first.cancelled()
 
 
 async def test_donor_with_enough_downloads_is_busy_until_one_ends() -> None:
     state = snapshot()
     donor, clock = donor_of(state, max_downloads=2, lease_s=10.0)
-    lines = [Line(donor, PeerId(name)) for name in "abc"]
-    ask = DescribeRequest(part=state.part, step=0)
-    for line in lines[:2]:
-        await line.call(DONOR, DESCRIBE, ask, Description, timeout_s=1.0)
+    callers = [PeerId(name) for name in "abc"]
+    for caller in callers[:2]:
+        await describe(donor, 0, caller)
     with pytest.raises(Busy):
-        await lines[2].call(DONOR, DESCRIBE, ask, Description, timeout_s=1.0)
-    await download(lines[0], DONOR, wanted(state), chunk_timeout_s=1.0)
-    await lines[2].call(DONOR, DESCRIBE, ask, Description, timeout_s=1.0)
+        await describe(donor, 0, callers[2])
+    for chunk in range(3):
+        await fetch(donor, 0, chunk, callers[0])
+    await describe(donor, 0, callers[2])
     assert donor.downloads == 2
     clock.now += 11.0
     assert donor.downloads == 0
     donor.withdraw(state.part)
     with pytest.raises(Refused):
-        await lines[0].call(DONOR, DESCRIBE, ask, Description, timeout_s=1.0)
+        await describe(donor, 0, callers[0])
 
 
 async def test_donor_withdrawn_part_is_kept_for_unfinished_downloads_only() -> None:
     state = snapshot()
-    donor, clock = donor_of(state)
-    done, half = Line(donor), Line(donor, PeerId("peer-2"))
-    await download(done, DONOR, wanted(state), chunk_timeout_s=1.0)
-    await half.call(DONOR, DESCRIBE, DescribeRequest(part=state.part, step=0), Description, timeout_s=1.0)
+    donor, _ = donor_of(state)
+    for caller in (ME, OTHER):
+        await describe(donor, 0, caller)
+    for chunk in range(3):
+        await fetch(donor, 0, chunk)
     donor.withdraw(state.part)
-    ask = ChunkRequest(part=state.part, step=0, offset=0, length=4)
-    await half.call(DONOR, CHUNK, ask, Empty, timeout_s=1.0, max_reply_bytes=4)
+    assert await fetch(donor, 0, 0, OTHER) == bytes(state.buffers()[0])
     with pytest.raises(WrongStep):
-        await done.call(DONOR, CHUNK, ask, Empty, timeout_s=1.0, max_reply_bytes=4)
+        await fetch(donor, 0, 0)
 
 
-@pytest.mark.parametrize(("offset", "length"), [(4 * 32 - 4, 8), (12 * 32, 4), (12 * 32 - 4, 8), (2**52, 4)])
-async def test_donor_chunk_outside_a_vector_is_a_violation(offset: int, length: int) -> None:
-    assert LAYOUT.elements == 32
-    state = snapshot()
-    line = Line(donor_of(state)[0])
-    await line.call(DONOR, DESCRIBE, DescribeRequest(part=state.part, step=0), Description, timeout_s=1.0)
-    with pytest.raises(Violation):
-        await line.call(
-            DONOR,
-            CHUNK,
-            ChunkRequest(part=state.part, step=0, offset=offset, length=length),
-            Empty,
-            timeout_s=1.0,
-        )
+@pytest.mark.parametrize("chunk", [3, 4, 2**52])
+async def test_donor_asked_for_a_chunk_that_is_not_says_violation(chunk: int) -> None:
+    donor, _ = donor_of(snapshot())
+    await describe(donor, 0)
+    with pytest.raises(Violation, match="of 3"):
+        await fetch(donor, 0, chunk)
+
+
+async def test_donor_gives_a_burst_at_once_and_then_no_more_than_its_rate() -> None:
+    donor, clock = donor_of(snapshot(), donation=Donation(most=SIZE / 3 / 2.0))
+    donor.step_closed()
+    donor._donation.give(BURST_BYTES, 0.0)
+    await describe(donor, 0)
+    for chunk in range(3):
+        await fetch(donor, 0, chunk)
+        assert clock.now == pytest.approx(2.0 * (chunk + 1))
+
+
+async def test_donor_whose_caller_hangs_up_while_it_waits_has_given_nothing() -> None:
+    donor, clock = donor_of(snapshot(), donation=Donation(most=SIZE))
+    donor.step_closed()
+    donor._donation.give(BURST_BYTES, 0.0)
+    waiting = asyncio.Event()
+
+    async def never(seconds: float) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    await describe(donor, 0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(clock, "sleep", never, raising=False)
+        asking = asyncio.create_task(fetch(donor, 0, 0))
+        await waiting.wait()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+    await fetch(donor, 0, 0)
+    assert clock.now == pytest.approx(1 / 3)

@@ -1,0 +1,127 @@
+"""Files that are whole or not there: written beside their name, synced, renamed, and their directory synced as well.
+
+Every call to the file system goes through ``os`` here, so that a test can end the world at each of them. Blocking.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+Piece = bytes | memoryview
+
+_NOT_HERE = (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+"""What a file system says that cannot reserve space."""
+_MOST_AT_ONCE = 1 << 30
+"""The kernel writes less than 2 GiB in one call."""
+
+
+def write_whole(path: Path, pieces: Sequence[Piece]) -> None:
+    """Have ``path`` hold these bytes, and be on the disk, when this returns; makes the directories it lies in.
+
+    Whenever the process dies, or the power fails, ``path`` holds what it held before or all of this. Raises OSError
+    (no space, a failing disk) with what was there untouched and nothing left behind; space is reserved first, so that
+    a disk without enough says so before hours of writing. Cost: one pass over the disk and three syncs.
+    """
+    make_directory(path.parent)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        _write(temporary, pieces)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+    sync_directory(path.parent)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and those above it; each is on the disk when this returns. Raises OSError."""
+    missing = [path]
+    while not missing[-1].parent.is_dir() and missing[-1].parent != missing[-1]:
+        missing.append(missing[-1].parent)
+    for directory in reversed(missing):
+        try:
+            os.mkdir(directory)
+        except FileExistsError:
+            if not directory.is_dir():
+                raise
+        else:
+            sync_directory(directory.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Have the names in a directory on the disk. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def alone(path: Path, *, wait: bool) -> Iterator[bool]:
+    """Whether ``path`` is ours to write while this is open; with ``wait`` it is in the end, whoever has it now.
+
+    The claim is a lock of the kernel's and ends with its owner, however that dies: what its owner left half written is
+    swept here. Raises OSError when the disk refuses.
+    """
+    make_directory(path.parent)
+    lock = path.with_name(f".{path.name}.lock")
+    descriptor = _locked(lock, wait)
+    try:
+        if descriptor is not None:
+            for left in path.parent.glob(f".{path.name}.*.tmp"):
+                with contextlib.suppress(OSError):
+                    os.unlink(left)
+        yield descriptor is not None
+    finally:
+        if descriptor is not None:
+            with contextlib.suppress(OSError):
+                os.unlink(lock)
+            os.close(descriptor)
+
+
+def _locked(path: Path, wait: bool) -> int | None:
+    """A descriptor that holds the lock, None when another has it. Whoever had it took the file away when he was done:
+    a lock on a file without that name keeps nobody out, so then it is taken anew."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+                    return descriptor
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+
+
+def _write(path: Path, pieces: Sequence[Piece]) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    try:
+        _reserve(descriptor, sum(len(piece) for piece in pieces))
+        for piece in pieces:
+            rest = memoryview(piece).cast("B")
+            while rest:
+                rest = rest[os.write(descriptor, rest[:_MOST_AT_ONCE]) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    try:
+        os.posix_fallocate(descriptor, 0, max(1, size))
+    except OSError as error:
+        if error.errno not in _NOT_HERE:
+            raise

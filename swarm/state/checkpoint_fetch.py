@@ -1,0 +1,135 @@
+"""Fetching one part's file of a checkpoint from whoever has it: resumed, verified, renamed into place."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from swarm.errors import Busy, PeerError, StateError
+from swarm.ids import PartName
+from swarm.state.checkpoint import load_file
+from swarm.state.checkpoint_disk import make_directory, sync_directory
+from swarm.state.checkpoint_donors import Donor, WantedFile
+from swarm.state.checkpoint_files import part_path, refused_by_disk
+from swarm.state.checkpoint_shelf import PIECE_BYTES
+
+logger = logging.getLogger(__name__)
+
+WINDOW = 4
+"""Pieces asked for at once."""
+MAX_TRIES = 3
+"""How often in a row one donor may fail before it is left out."""
+
+Progress = Callable[[PartName, int, int], None]
+"""Told (part, bytes that are here, bytes in all)."""
+
+
+async def fetch_part(
+    root: Path, wanted: WantedFile, donors: Sequence[tuple[Donor, int]], *, max_bytes: int, progress: Progress
+) -> Path:
+    """Have a part's file in place; ``donors`` are asked in turn, each with the bytes that it says the file has.
+
+    What came before a failure, of this call or an earlier one, stays beside the file's name and is not fetched again.
+    The file gets its name when every byte is verified: one that fails is thrown away, and so is who alone sent it.
+    Raises StateError when the disk refuses, or when nobody has a good one: it says who failed and how. Cancelled, it
+    leaves what came.
+    """
+    path = part_path(root, wanted.step, wanted.part)
+    begun = path.with_name(f".{path.name}.{wanted.digest[:16]}.pull")
+    failures: dict[str, str] = {}
+    tries: dict[str, int] = {}
+    authors = {"an earlier call"}
+    left = [(donor, size) for donor, size in donors if size <= max_bytes]
+    while left:
+        donor, size = left[0]
+        try:
+            authors = (set() if await asyncio.to_thread(_begin, begun, size) else authors) | {donor.name}
+            await _fill(begun, wanted, donor, size, progress)
+            await asyncio.to_thread(_finish, begun, path, wanted)
+        except Busy as busy:
+            failures[donor.name], left = busy.reason, _after(left, donor, tries)
+        except PeerError as error:
+            logger.warning("%s of step %d from %s: %s", wanted.part, wanted.step, donor.name, error)
+            failures[donor.name], left = error.reason, _after(left, donor, tries)
+        except _Rotten as error:
+            logger.warning("%s of step %d from %s: %s", wanted.part, wanted.step, donor.name, error)
+            failures[donor.name] = str(error)
+            left = left[1:] if authors == {donor.name} else left
+        except OSError as error:
+            raise refused_by_disk(path, error) from error
+        else:
+            return path
+    told = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
+    raise StateError(
+        f"nobody has a good {wanted.part} of step {wanted.step}: {told or 'all are larger than the model'}"
+    )
+
+
+class _Rotten(Exception):
+    """What came is not what was wanted."""
+
+
+def _after(left: list[tuple[Donor, int]], donor: Donor, tries: dict[str, int]) -> list[tuple[Donor, int]]:
+    """The others first; a donor that failed too often is left out."""
+    tries[donor.name] = tries.get(donor.name, 0) + 1
+    return [*left[1:], *(left[:1] if tries[donor.name] < MAX_TRIES else [])]
+
+
+def _begin(begun: Path, size: int) -> bool:
+    """Have the file that is filled; whether nothing is in it yet."""
+    make_directory(begun.parent)
+    with begun.open("ab") as file:
+        length = file.tell()
+        if length > size:
+            file.truncate(0)
+        return length > size or not length
+
+
+async def _fill(begun: Path, wanted: WantedFile, donor: Donor, size: int, progress: Progress) -> None:
+    """Append what is missing, piece by piece, in order; a few are under way at once."""
+    with begun.open("ab") as file:
+        asked = done = file.tell()
+        progress(wanted.part, done, size)
+        under_way: list[asyncio.Task[bytes | memoryview]] = []
+        try:
+            while done < size:
+                while asked < size and len(under_way) < WINDOW:
+                    length = min(PIECE_BYTES, size - asked)
+                    under_way.append(asyncio.create_task(_piece(donor, wanted, asked, length)))
+                    asked += length
+                data = await under_way[0]
+                del under_way[0]
+                await asyncio.to_thread(file.write, data)
+                done += len(data)
+                progress(wanted.part, done, size)
+        finally:
+            for task in under_way:
+                task.cancel()
+            await asyncio.gather(*under_way, return_exceptions=True)
+
+
+async def _piece(donor: Donor, wanted: WantedFile, offset: int, length: int) -> bytes | memoryview:
+    return await donor.read(wanted, offset, length)
+
+
+def _finish(begun: Path, path: Path, wanted: WantedFile) -> None:
+    """Verify, sync, rename. Raises _Rotten, with the file gone, when it is not what was wanted; OSError."""
+    try:
+        snapshot, digest = load_file(begun)
+        if (snapshot.part, snapshot.step, digest) != (wanted.part, wanted.step, wanted.digest):
+            raise StateError(f"it is {snapshot.part} after step {snapshot.step} with another digest")
+    except StateError as error:
+        with contextlib.suppress(OSError):
+            begun.unlink()
+        raise _Rotten(f"what came fails verification ({error})") from error
+    descriptor = os.open(begun, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    os.replace(begun, path)
+    sync_directory(path.parent)

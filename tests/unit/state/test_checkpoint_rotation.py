@@ -1,0 +1,77 @@
+"""Which checkpoints stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.ids import PartName
+from swarm.state.checkpoint import CheckpointManifest, latest, steps, write_manifest, write_part
+from swarm.state.checkpoint_files import HeldStep, step_directory
+from swarm.state.checkpoint_rotation import rotate, superseded
+from swarm.state.snapshot import digest
+from tests.unit.state.states import snapshot
+
+RUN = "ab" * 32
+RECORD = CheckpointManifest(run=RUN, step=0, parts={})
+
+
+def a_step(step: int, state: str) -> HeldStep:
+    """``complete``, ``part`` (another is on another machine), or ``torn``."""
+    parts = {} if state == "torn" else {PartName("stage-0"): 7}
+    missing = (PartName("stage-1"),) if state == "part" else ()
+    troubles = ("torn",) if state == "torn" else ()
+    return HeldStep(step=step, record=RECORD, parts=parts, missing=missing, troubles=troubles)
+
+
+def those(states: str) -> list[HeldStep]:
+    names = {"c": "complete", "p": "part", "t": "torn"}
+    return [a_step(10 * number, names[letter]) for number, letter in enumerate(states)]
+
+
+@pytest.mark.parametrize(
+    ("states", "kept", "gone"),
+    [
+        ("ccccc", None, []),
+        ("ccccc", 2, [10, 20]),
+        ("ppppp", 2, [10, 20]),
+        ("cccpp", 2, []),
+        ("ccppp", 2, [20]),
+        ("cctt", 1, []),
+        ("cttc", 1, [10, 20]),
+        ("cctpcpt", 1, [10, 20, 30]),
+        ("tttt", 1, []),
+        ("", 1, []),
+    ],
+)
+def test_superseded_keeps_the_newest(states: str, kept: int | None, gone: list[int]) -> None:
+    assert superseded(those(states), kept) == gone
+
+
+@given(states=st.text("cpt", max_size=12), kept=st.integers(1, 4))
+def test_superseded_never_takes_the_last_good_one(states: str, kept: int) -> None:
+    there = those(states)
+    left = [one for one in there if one.step not in superseded(there, kept)]
+    complete = [one.step for one in there if one.complete]
+    good = [one.step for one in there if one.parts]
+    assert [one.step for one in left if one.complete][-kept:] == complete[-kept:]
+    assert [one.step for one in left if one.parts][-kept:] == good[-kept:]
+    assert [one.step for one in left if one.step > max(good, default=-1)] == [
+        one.step for one in there if one.step > max(good, default=-1)
+    ]
+    assert superseded(left, kept) == []
+
+
+def test_rotate_deletes_directories_and_keeps_what_can_be_loaded(tmp_path: Path) -> None:
+    for step in (0, 1, 2, 3, 4):
+        part = snapshot(step=step)
+        write_manifest(tmp_path, CheckpointManifest(run=RUN, step=step, parts={part.part: digest(part)}))
+        write_part(tmp_path, part, {"run": RUN})
+    (step_directory(tmp_path, 4) / "stage-0.safetensors").write_bytes(b"torn")
+    assert rotate(tmp_path, None) == []
+    assert rotate(tmp_path, 2) == [1]
+    assert steps(tmp_path) == (0, 2, 3, 4)
+    assert latest(tmp_path) == 3
