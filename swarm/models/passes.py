@@ -104,6 +104,13 @@ def run_backward(graph: Graph, grad_output: Tensor | None) -> tuple[Tensor | Non
     return (found[0] if head else None), gradients
 
 
+def rehearse() -> None:
+    """A backward of one number. The first of a process makes torch import some five hundred modules, half a second of a
+    processor: better before others wait for this one. Not before a fork: autograd's threads do not survive it."""
+    number = torch.ones(1, requires_grad=True)
+    run_backward(Graph(2 * number, number, {}), torch.ones(1))
+
+
 def _named(module: nn.Module, prefix: str) -> dict[str, nn.Parameter]:
     return {name: parameter for name, parameter in module.named_parameters() if name.startswith(prefix)}
 

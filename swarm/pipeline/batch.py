@@ -53,5 +53,9 @@ class BatchSource(Protocol):
     def cursor(self) -> tuple[int, int]:
         """(epoch, position) of the microbatch that ``take`` would return."""
 
+    @property
+    def microbatches_per_epoch(self) -> int:
+        """Positions of one epoch."""
+
     def seek(self, cursor: tuple[int, int]) -> None:
         """Continue from there. Raises ConfigError outside the shard."""

@@ -6,6 +6,7 @@ Payloads are wire bytes; B is the microbatch size, T the context, D the model wi
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,7 +14,7 @@ import torch
 
 from swarm.compression.codec import Codec
 from swarm.compression.dense import INT32
-from swarm.errors import BugError, PeerError, Violation
+from swarm.errors import BugError, PeerError, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
 from swarm.models.spec import TensorSpec
 from swarm.network.protocols import Payload
@@ -25,6 +26,10 @@ Gradients = Any
 
 class StagePart(Protocol):
     """The trained part of a stage; implemented by ``optimization.part``."""
+
+    @property
+    def step(self) -> int:
+        """The closed step whose parameters it holds: the one after it is open."""
 
     def forward(self, x: torch.Tensor, *, seed: int, graph: bool = True) -> tuple[torch.Tensor, Graph]:
         """(B, T, D) or, hosted first stage, (B, T) int64 → (B, T, D) and what backward needs."""
@@ -38,9 +43,20 @@ class StagePart(Protocol):
     def accumulate(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
         """Add to the open step, once. Raises Violation for non-finite gradients, before anything is added."""
 
+    def reverse(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
+        """Take the same gradients out of the open step again."""
+
+    @property
+    def microbatches(self) -> frozenset[MicrobatchId]:
+        """What is in the open step."""
+
 
 class EndsPart(Protocol):
     """The private ends on a trainer; implemented by ``optimization.part``."""
+
+    @property
+    def step(self) -> int:
+        """As for a stage."""
 
     def embed(self, tokens: torch.Tensor, *, seed: int) -> tuple[torch.Tensor, Graph]:
         """(B, T) int64 → (B, T, D)."""
@@ -52,6 +68,13 @@ class EndsPart(Protocol):
         """Gradients of the embedding."""
 
     def accumulate(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
+        """As for a stage."""
+
+    def reverse(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
+        """As for a stage."""
+
+    @property
+    def microbatches(self) -> frozenset[MicrobatchId]:
         """As for a stage."""
 
 
@@ -75,8 +98,34 @@ class BoundarySpecs:
         return INT32.wire_bytes(self.tokens)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Material:
+    """What a stage's contribution is computed from, wire-encoded: the stage's input, and the gradient of its output
+    or, hosted last stage, the targets. ``seed`` is that of the microbatch's dropout; ``first``: the first stage."""
+
+    step: int
+    microbatch: MicrobatchId
+    seed: int
+    first: bool
+    input: Payload
+    gradient: Payload | None = None
+    targets: Payload | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contributed:
+    """What came of it: the input's gradient, wire-encoded (None for token ids); a hosted last stage's loss."""
+
+    gradient: memoryview | None
+    loss_sum: float = 0.0
+    tokens: int = 0
+
+
 class StageCompute:
-    """One replica's work on one microbatch, from payload to payload."""
+    """One replica's work on one microbatch, from payload to payload.
+
+    Computing again what was computed before gives the same bits: same input, same seed, same parameters.
+    """
 
     def __init__(self, part: StagePart, specs: BoundarySpecs, device: torch.device) -> None:
         self.part, self._specs, self._device = part, specs, device
@@ -90,36 +139,77 @@ class StageCompute:
             return INT32.decode(payload, self._specs.tokens).to(self._device)
         return self._activation(payload)
 
+    def held(self) -> frozenset[MicrobatchId]:
+        """The microbatches in the open step."""
+        return self.part.microbatches
+
     def forward(self, payload: Payload, seed: int, *, first: bool) -> tuple[memoryview, Graph]:
         """Input bytes → output bytes and the graph."""
         output, graph = self.part.forward(self._input(payload, first), seed=seed)
         return self._specs.codec.encode(output), graph
 
-    def backward(self, graph: Graph, payload: Payload, microbatch: MicrobatchId, sender: PeerId) -> memoryview | None:
-        """Output-gradient bytes → input-gradient bytes; the microbatch is in the open step afterwards.
+    def output(self, payload: Payload, seed: int, *, first: bool) -> memoryview:
+        """Input bytes → output bytes again, without a graph."""
+        return self._specs.codec.encode(self.part.forward(self._input(payload, first), seed=seed, graph=False)[0])
 
-        Raises Violation, having added nothing, for a non-finite gradient or one that the norm gate refuses.
+    def contribute(self, material: Material, graph: Graph | None, sender: PeerId | None) -> Contributed:
+        """Both directions, or the way back only where there is a ``graph``; the microbatch is in the open step
+        afterwards, once, whether it was before or not.
+
+        Raises Violation, having added nothing, for a non-finite gradient or one of ``sender`` that the norm gate
+        refuses, and WrongStep when the step has been closed meanwhile.
         """
-        gradient = self._activation(payload)
-        refusal = self._gate.check(sender, float(torch.linalg.vector_norm(gradient.float())))
-        if refusal is not None:
-            raise Violation(refusal, peer=sender)
+        _check_step(self.part, material.step)
+        if sender is not None and material.gradient is not None:
+            norm = float(torch.linalg.vector_norm(self._activation(material.gradient).float()))
+            refusal = self._gate.check(sender, norm)
+            if refusal is not None:
+                raise Violation(refusal, peer=sender)
+        result, gradients = self._backward(material, graph)
+        if material.microbatch not in self.part.microbatches:
+            _accumulate(self.part, material.microbatch, gradients)
+        return result
+
+    def gradient(self, material: Material) -> memoryview | None:
+        """The input's gradient again; nothing is added."""
+        return self._backward(material, None)[0].gradient
+
+    def reverse(self, material: Material) -> None:
+        """Take the microbatch out of the open step, if it is there. Exact in float64."""
+        _check_step(self.part, material.step)
+        if material.microbatch in self.part.microbatches:
+            _change(self.part.reverse, material.microbatch, self._backward(material, None)[1])
+
+    def _backward(self, material: Material, graph: Graph | None) -> tuple[Contributed, Gradients]:
+        loss_sum, tokens, gradient = 0.0, 0, None
+        if material.targets is not None:
+            labels = INT32.decode(material.targets, self._specs.tokens).to(self._device)
+            inputs = self._input(material.input, material.first)
+            loss_sum, tokens, graph = self.part.forward_loss(inputs, labels, seed=material.seed)
+            _check_loss(loss_sum)
+        elif material.gradient is not None:
+            gradient = self._activation(material.gradient)
+            if graph is None:
+                _, graph = self.part.forward(self._input(material.input, material.first), seed=material.seed)
+        else:
+            raise BugError("a backward was asked for without a gradient or targets")
         grad_input, gradients = self.part.backward(graph, gradient)
         encoded = None if grad_input is None else self._specs.codec.encode(grad_input)
-        _accumulate(self.part, microbatch, gradients)
-        return encoded
+        return Contributed(encoded, loss_sum, tokens), gradients
 
-    def forward_backward(
-        self, payload: Payload, targets: Payload, seed: int, microbatch: MicrobatchId, *, first: bool
-    ) -> tuple[memoryview | None, float, int]:
-        """Hosted last stage: both directions at once. Returns input-gradient bytes, loss sum, targets counted."""
-        labels = INT32.decode(targets, self._specs.tokens).to(self._device)
-        loss_sum, tokens, graph = self.part.forward_loss(self._input(payload, first), labels, seed=seed)
-        _check_loss(loss_sum)
-        grad_input, gradients = self.part.backward(graph, None)
-        encoded = None if grad_input is None else self._specs.codec.encode(grad_input)
-        _accumulate(self.part, microbatch, gradients)
-        return encoded, loss_sum, tokens
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndsMaterial:
+    """What the private ends' contribution is computed from: tokens and targets, (B, T) int64, and, wire-encoded, the
+    last stage's output and the gradient of the first stage's input."""
+
+    step: int
+    microbatch: MicrobatchId
+    seed: int
+    tokens: torch.Tensor
+    targets: torch.Tensor
+    output: Payload
+    gradient: Payload
 
 
 class EndsCompute:
@@ -127,6 +217,10 @@ class EndsCompute:
 
     def __init__(self, part: EndsPart, specs: BoundarySpecs, device: torch.device) -> None:
         self.part, self._specs, self._device = part, specs, device
+
+    def held(self) -> frozenset[MicrobatchId]:
+        """The microbatches in the ends' open step."""
+        return self.part.microbatches
 
     def embed(self, tokens: torch.Tensor, seed: int) -> tuple[memoryview, Graph]:
         """Token ids → activation bytes for the first stage."""
@@ -140,11 +234,35 @@ class EndsCompute:
         _check_loss(loss_sum)
         return loss_sum, tokens, self._specs.codec.encode(grad_hidden), gradients
 
-    def finish(self, graph: Graph, payload: Payload, head_gradients: Gradients, microbatch: MicrobatchId) -> None:
-        """Input gradient from the first stage → the microbatch is in the ends' open step."""
+    def finish(
+        self, graph: Graph, payload: Payload, head_gradients: Gradients, place: tuple[int, MicrobatchId]
+    ) -> None:
+        """Input gradient from the first stage → the microbatch is in the ends' open step, once, whether it was before
+        or not; ``place`` is (step, microbatch). Raises WrongStep when that step has been closed meanwhile."""
+        step, microbatch = place
+        _check_step(self.part, step)
         gradient = self._specs.codec.decode(payload, self._specs.activation, check_finite=True).to(self._device)
         embedding_gradients = self.part.embed_backward(graph, gradient)
-        _accumulate(self.part, microbatch, [*embedding_gradients, *head_gradients])
+        if microbatch not in self.part.microbatches:
+            _accumulate(self.part, microbatch, [*embedding_gradients, *head_gradients])
+
+    def replay(self, material: EndsMaterial) -> None:
+        """Add a microbatch from what was retained, if it is not in the open step."""
+        _check_step(self.part, material.step)
+        if material.microbatch not in self.part.microbatches:
+            _accumulate(self.part, material.microbatch, self._gradients(material))
+
+    def reverse(self, material: EndsMaterial) -> None:
+        """Take it out again, if it is there."""
+        _check_step(self.part, material.step)
+        if material.microbatch in self.part.microbatches:
+            _change(self.part.reverse, material.microbatch, self._gradients(material))
+
+    def _gradients(self, material: EndsMaterial) -> Gradients:
+        graph = self.embed(material.tokens, material.seed)[1]
+        head = self.loss(material.output, material.targets)[3]
+        decoded = self._specs.codec.decode(material.gradient, self._specs.activation, check_finite=True)
+        return [*self.part.embed_backward(graph, decoded.to(self._device)), *head]
 
 
 def _check_loss(loss_sum: float) -> None:
@@ -152,13 +270,21 @@ def _check_loss(loss_sum: float) -> None:
         raise Violation(f"the loss is {loss_sum}")
 
 
-def _accumulate(part: StagePart | EndsPart, microbatch: MicrobatchId, gradients: Gradients) -> None:
-    """The last thing that is done for a microbatch, so that whatever failed before has added nothing.
+def _check_step(part: StagePart | EndsPart, step: int) -> None:
+    """Work that waited in line behind the swap would else be added to the next step."""
+    if part.step + 1 != step:
+        raise WrongStep(f"step {step} is not open any more, step {part.step + 1} is")
 
-    A sum that broke off half-way cannot be mended: BugError, which ends the replica.
-    """
+
+def _accumulate(part: StagePart | EndsPart, microbatch: MicrobatchId, gradients: Gradients) -> None:
+    """The last thing that is done for a microbatch, so that whatever failed before has added nothing."""
+    _change(part.accumulate, microbatch, gradients)
+
+
+def _change(change: Callable[[MicrobatchId, Gradients], None], microbatch: MicrobatchId, gradients: Gradients) -> None:
+    """Change the open step's sum. One that broke off half-way cannot be mended: BugError, which ends the replica."""
     try:
-        part.accumulate(microbatch, gradients)
+        change(microbatch, gradients)
     except (PeerError, BugError):
         raise
     except Exception as error:

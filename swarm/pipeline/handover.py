@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from swarm.errors import PeerError, Refused
 from swarm.ids import JourneyKey, PeerId
 from swarm.network.protocols import Payload
+from swarm.pipeline.insistence import insist
 from swarm.pipeline.messages import (
     Backward,
     Blocked,
@@ -19,7 +20,6 @@ from swarm.pipeline.messages import (
     Output,
 )
 from swarm.pipeline.passage import Passage
-from swarm.pipeline.patience import insist
 from swarm.schema import Empty
 from swarm.security.receipts import receipt_bytes
 
@@ -35,6 +35,7 @@ class Handover:
 
     def __init__(self, settings: StageSettings, context: StageContext) -> None:
         self._settings, self._context = settings, context
+        self._unheard: dict[PeerId, int] = {}
 
     async def pass_forward(self, passage: Passage, output: Payload) -> None:
         """The output, to the next stage or home. Under way, the passage may be sent along another route."""
@@ -42,7 +43,7 @@ class Handover:
         fields: dict[str, Any] = {"step": key.step, "microbatch": key.microbatch, "attempt": key.attempt}
         try:
             if self._settings.last:
-                await self._hand_back(key.microbatch.trainer, "trainer/1/output", Output(**fields), output)
+                await self._home(key, "trainer/1/output", Output(**fields), output)
                 passage.output = None
             else:
                 await self._send(route[hop], "pipeline/1/forward", Forward(**fields, route=route, hop=hop), output)
@@ -53,17 +54,25 @@ class Handover:
         """The input's gradient, to the stage before or home; nothing where the input was token ids."""
         key, route, hop = passage.key, passage.route, self._settings.stage - 1
         fields: dict[str, Any] = {"step": key.step, "microbatch": key.microbatch, "attempt": key.attempt}
+        if gradient is None:
+            return
+        if self._settings.first:
+            await self._home(key, "trainer/1/gradient", InputGradient(**fields), gradient)
+            return
         try:
-            if gradient is None:
-                return
-            if self._settings.first:
-                trainer, body = key.microbatch.trainer, InputGradient(**fields)
-                await self._hand_back(trainer, "trainer/1/gradient", body, gradient)
-            else:
-                upstream = Backward(**fields, route=route, hop=hop)
-                await self._hand_back(route[hop], "pipeline/1/backward", upstream, gradient)
+            upstream = Backward(**fields, route=route, hop=hop)
+            await self._hand_back(route[hop], "pipeline/1/backward", upstream, gradient)
         except PeerError as error:
-            await self.report_blocked(key, route, max(hop, 0), "backward", error)
+            await self.report_blocked(key, route, hop, "backward", error)
+
+    async def _home(self, key: JourneyKey, method: str, body: JourneyMessage, payload: Payload) -> None:
+        """To the trainer, whom nobody needs to tell that it cannot be reached: its deadlines deal with it."""
+        try:
+            await self._hand_back(key.microbatch.trainer, method, body, payload)
+        except Refused as refused:
+            logger.debug("trainer %s no longer waits for this microbatch: %s", key.microbatch.trainer, refused)
+        except PeerError as error:
+            logger.warning("trainer %s does not take %s: %s", key.microbatch.trainer, method, error)
 
     async def _hand_back(self, target: PeerId, method: str, body: JourneyMessage, payload: Payload) -> None:
         """Only this peer can take it, so a busy one is asked again."""
@@ -78,40 +87,50 @@ class Handover:
             target, method, body, Empty, timeout_s=self._settings.send_timeout_s, payload=payload
         )
 
-    async def report(self, passage: Passage, direction: Direction, queued: float, computed: float, **loss: Any) -> None:
-        """A hop is done. ``queued`` and ``computed`` in seconds; a backward's report carries the receipt."""
+    async def report_forward(self, passage: Passage, took: tuple[float, float] | None) -> None:
+        """A hop on the way out is done. ``took`` is (queued, computed) in seconds, None when this was told before."""
+        await self._report(passage, "forward", took)
+
+    async def report_backward(self, passage: Passage, took: tuple[float, float] | None) -> None:
+        """A contribution was added: with the receipt, and where the loss is computed the loss."""
         key, stage = passage.key, self._settings.stage
-        receipt = b""
-        if direction == "backward":
-            receipt = self._context.sign(receipt_bytes(self._settings.run, key.step, key.microbatch, stage))
+        receipt = self._context.sign(receipt_bytes(self._settings.run, key.step, key.microbatch, stage))
+        loss = {"loss_sum": passage.loss_sum, "tokens": passage.tokens}
+        await self._report(passage, "backward", took, receipt=receipt, **loss)
+
+    async def _report(
+        self, passage: Passage, direction: Direction, took: tuple[float, float] | None, **contributed: Any
+    ) -> None:
+        key = passage.key
+        queued, computed = took or (0.0, 0.0)
         report = HopReport(
             step=key.step,
             microbatch=key.microbatch,
             attempt=key.attempt,
-            hop=stage,
+            hop=self._settings.stage,
             direction=direction,
             queued_s=max(0.0, queued),
-            compute_s=computed,
-            receipt=receipt,
-            **loss,
+            compute_s=max(0.0, computed),
+            again=took is None,
+            **contributed,
         )
         try:
             await self._context.endpoint.notify(
                 key.microbatch.trainer, "trainer/1/hop", report, timeout_s=self._settings.send_timeout_s
             )
         except PeerError as error:
-            logger.warning("cannot tell trainer %s: %s", key.microbatch.trainer, error)
+            self._cannot_tell(key.microbatch.trainer, key.step, error)
 
     async def report_blocked(
         self, key: JourneyKey, route: tuple[PeerId, ...], hop: int, direction: Direction, error: PeerError
     ) -> None:
         """A hop can not be done. Says which attempt that was: another may be under way by now."""
-        peer = route[hop] if hop < len(route) else key.microbatch.trainer
+        peer = route[hop] if 0 <= hop < len(route) else key.microbatch.trainer
         blocked = Blocked(
             step=key.step,
             microbatch=key.microbatch,
             attempt=key.attempt,
-            hop=min(hop, self._settings.stages - 1),
+            hop=max(0, min(hop, self._settings.stages - 1)),
             direction=direction,
             peer=peer,
             code=error.code,
@@ -126,4 +145,10 @@ class Handover:
         except Refused as refused:
             logger.debug("trainer %s no longer waits for this microbatch: %s", trainer, refused)
         except PeerError as error:
+            self._cannot_tell(trainer, body.step, error)
+
+    def _cannot_tell(self, trainer: PeerId, step: int, error: PeerError) -> None:
+        """Said once a step of each trainer: one that is gone is told nothing of any of its microbatches."""
+        if self._unheard.get(trainer, -1) < step:
+            self._unheard[trainer] = step
             logger.warning("cannot tell trainer %s: %s", trainer, error)

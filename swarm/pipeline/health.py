@@ -1,60 +1,117 @@
-"""Who is alive. In this version a peer that is gone ends the run, so a verdict needs evidence, not a rumour.
+"""Who is there. A verdict needs evidence, not a rumour, and is taken back when the peer answers again.
 
-:class:`Health` decides (pure); :class:`Watch` pings. Every peer watches the next few peers of a ring over the roster
-(cost O(k) pings a second, whatever the size) and whoever a failed call made it suspect. A loss is told to all, and
-everybody who is told pings for himself before he believes it.
+:class:`Health` decides (pure); :class:`Watch` asks. Every peer asks the next few peers of a ring over the roster once a
+second (cost O(k) questions a second, whatever the size), and whoever a failed call made it suspect at once and quickly.
+Those that are gone are asked too, and the next of the ring in their place: who is cut off finds out from how many.
+A loss is told to all, and everybody who is told asks for himself before he believes it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
-from collections.abc import Sequence
-from typing import Annotated
-
-from pydantic import StringConstraints
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from swarm.clock import Clock
-from swarm.errors import PeerError
+from swarm.errors import Busy, PeerError
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer, Endpoint, Method, Request
-from swarm.schema import Empty, Message, PeerIdField
+from swarm.pipeline.beats import Beat, Heard, Lost, Ping, Standing, Twin
+from swarm.schema import Empty
 
 WATCHED_PEERS = 3
 PING_EVERY_S = 1.0
-PING_TIMEOUT_S = 2.0
+PING_TIMEOUT_S = 1.5
+PROBE_EVERY_S = 0.25
 MISSES_TO_LOSE = 3
-"""Three misses in a row: a peer whose connections are reset is named within about 3 s, one that has fallen silent
-within about 7 s (a ping starts every second, or when the one before has timed out). A stall below 4 s is forgiven."""
+SHORTEST_LOSS_S = 1.5
+"""Three misses in a row, over one and a half seconds at least, make a loss: a peer whose connections are refused is
+lost within some two seconds and a half, one that has fallen silent within about six. A daemon that is started anew,
+half a second, is forgiven, and so is a stall of four."""
+WITNESSES = 2
+"""So many others who each found that out for themselves make one miss of ours enough: so all who must agree on a loss
+learn of it at about the same time, and none on hearsay alone."""
+ANEW_S = 2.0
+"""How long another life must answer in a member's name before it is believed that the member was started anew: a second
+peer with its identity, while the first lives, finds out before and ends (:meth:`Watch.twin`)."""
+TWIN_S = 1.5
+"""How long a living twin is listened for: it asks whom it watches every second."""
+STRANGER_BEATS = 5
+"""A member that says that often in a row that it does not take part has been started anew, or cut off."""
 
 
-class Ping(Message):
-    """Are you there?"""
+@dataclass(slots=True)
+class _Listening:
+    """For another life than this one."""
+
+    incarnation: int
+    there: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Lost(Message):
-    """The sender believes that a peer is gone."""
-
-    peer: PeerIdField
-    reason: Annotated[str, StringConstraints(max_length=400)]
+@dataclass(slots=True)
+class _Record:
+    misses: int = 0
+    since: float = 0.0
+    incarnation: int | None = None
+    anew: float | None = None
+    strange: int = 0
+    witnesses: set[PeerId] = field(default_factory=set)
 
 
 class Health:
-    """Counts consecutive misses. Pure."""
+    """What is known of each peer. Pure; times are seconds of one clock."""
 
     def __init__(self) -> None:
-        self._misses: dict[PeerId, int] = {}
+        self._records: dict[PeerId, _Record] = {}
+        self.missing: set[PeerId] = set()
+        """Who has not answered the last time."""
 
-    def answered(self, peer: PeerId) -> None:
-        """The peer is there."""
-        self._misses.pop(peer, None)
+    def forget(self, peers: Iterable[PeerId]) -> None:
+        """They left the roster: what comes under their name later is somebody new."""
+        for peer in peers:
+            self._records.pop(peer, None)
+            self.missing.discard(peer)
 
-    def missed(self, peer: PeerId, reason: str) -> str | None:
-        """One miss more. Returns the reason for calling the peer lost, or None while it may still come back."""
-        self._misses[peer] = self._misses.get(peer, 0) + 1
-        if self._misses[peer] >= MISSES_TO_LOSE:
-            return f"no answer to {self._misses[peer]} pings in a row: {reason}"
+    def answered(
+        self, peer: PeerId, standing: Standing | None = None, now: float = 0.0, *, judged: bool = True
+    ) -> str | None:
+        """The peer is there. Returns the reason for calling it lost all the same: it is not who was in the roster, or,
+        ``judged`` by one who takes part, does not take part."""
+        record = self._records.setdefault(peer, _Record())
+        record.misses = 0
+        record.witnesses.clear()
+        self.missing.discard(peer)
+        if standing is None:
+            return None
+        if record.incarnation is None:
+            record.incarnation = standing.incarnation
+        if record.incarnation != standing.incarnation:
+            record.anew = now if record.anew is None else record.anew
+            return "it was started anew" if now - record.anew >= ANEW_S else None
+        record.anew = None
+        record.strange = 0 if standing.member or not judged else record.strange + 1
+        if record.strange >= STRANGER_BEATS:
+            return "it does not take part any more"
         return None
+
+    def missed(self, peer: PeerId, reason: str, now: float) -> str | None:
+        """One miss more. Returns the reason for calling the peer lost, or None while it may still come back."""
+        record = self._records.setdefault(peer, _Record())
+        record.since = now if record.misses == 0 else record.since
+        record.misses += 1
+        self.missing.add(peer)
+        if record.misses >= MISSES_TO_LOSE and now - record.since >= SHORTEST_LOSS_S:
+            return f"no answer to {record.misses} pings in a row: {reason}"
+        if len(record.witnesses) >= WITNESSES:
+            return f"no answer to {record.misses} pings in a row, nor to {len(record.witnesses)} others: {reason}"
+        return None
+
+    def told(self, peer: PeerId, witness: PeerId) -> None:
+        """Another calls the peer lost. That counts until it answers us, and only together with a miss."""
+        self._records.setdefault(peer, _Record()).witnesses.add(witness)
 
 
 def watched(me: PeerId, roster: Sequence[PeerId], count: int = WATCHED_PEERS) -> tuple[PeerId, ...]:
@@ -68,91 +125,205 @@ def watched(me: PeerId, roster: Sequence[PeerId], count: int = WATCHED_PEERS) ->
 
 
 class Watch:
-    """The ``health/1`` service and the pinging. ``run`` returns (peer, reason) of the first peer that is lost.
+    """The ``health/1`` service and the asking. ``run`` asks until cancelled; :attr:`gone` is what it believes.
 
-    A peer that leaves says so and why; what it says about another is checked, what it says about itself is believed.
+    ``stand`` gives our own standing, ``news`` is told of every change: ``lost(peer, reason)``, ``back(peer)``, and
+    ``ahead(peer, step)`` of a member whose open step is beyond ours, in our ``lineage`` or the run's.
+    A peer that leaves says so and why; what it says
+    about another is checked, what it says about itself is believed.
     """
 
-    def __init__(self, endpoint: Endpoint, clock: Clock) -> None:
+    def __init__(self, endpoint: Endpoint, clock: Clock, *, incarnation: int = 1) -> None:
         self._endpoint, self._clock = endpoint, clock
+        self.incarnation = incarnation
         self._health = Health()
         self._roster: tuple[PeerId, ...] = ()
-        self._suspects: dict[PeerId, str] = {}
-        self._left: dict[PeerId, Lost] = {}
-        self._wake = asyncio.Event()
+        self._gone: dict[PeerId, str] = {}
+        self._rumours: dict[PeerId, str] = {}
+        self._probes: dict[PeerId, asyncio.Task[None]] = {}
+        self._group: asyncio.TaskGroup | None = None
+        self._changed = asyncio.Condition()
+        self._version = 0
+        self._listening: dict[PeerId, _Listening] = {}
+        self.stand: Callable[[], tuple[int, bool]] = lambda: (0, True)
+        self.lineage: Callable[[], int] = lambda: 0
+        self.lost: Callable[[PeerId, str], None] = lambda peer, reason: None
+        self.back: Callable[[PeerId], None] = lambda peer: None
+        self.ahead: Callable[[PeerId, int], None] = lambda peer, step: None
 
     def methods(self) -> list[Method]:
         """See :class:`~swarm.network.protocols.Service`."""
         return [
             Method(name="health/1/ping", request=Ping, handle=self._on_ping),
+            Method(name="health/1/beat", request=Beat, handle=self._on_beat),
             Method(name="health/1/lost", request=Lost, handle=self._on_lost),
+            Method(name="health/1/heard", request=Heard, handle=self._on_heard),
         ]
 
+    # --- what is believed ----------------------------------------------------------------------------------------
+
+    @property
+    def gone(self) -> Mapping[PeerId, str]:
+        """Peers of the roster that do not answer, with the reason."""
+        return MappingProxyType(self._gone)
+
+    @property
+    def doubted(self) -> Collection[PeerId]:
+        """Peers that did not answer the last time they were asked, gone or not."""
+        return self._health.missing
+
+    def changed(self) -> Coroutine[None, None, None]:
+        """Awaited, it returns when somebody is gone, or back, that was not when this was called."""
+        return self._wait_changed(self._version)
+
+    async def _wait_changed(self, version: int) -> None:
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._version != version)
+
+    async def check(self, peers: Collection[PeerId], reason: str) -> None:
+        """Ask these at once; return when each has answered or is gone: some seconds at the most."""
+        probes = [self._probe(peer, reason) for peer in peers if peer in self._roster]
+        running = [probe for probe in probes if probe is not None]
+        if running:
+            await asyncio.wait(running)
+
     def follow(self, roster: Sequence[PeerId]) -> None:
-        """Watch this roster from now on; an empty one stops the watching. What was held against anyone is forgotten."""
-        self._roster = tuple(peer for peer in roster if peer != self._endpoint.peer)
-        self._health = Health()
-        self._suspects.clear()
-        self._left.clear()
+        """Watch this roster from now on; an empty one stops the watching. What is believed of those that stay in it is
+        kept."""
+        before, others = set(self._roster), tuple(peer for peer in roster if peer != self._endpoint.peer)
+        if others == self._roster:
+            return
+        self._roster = others
+        left = before - set(self._roster)
+        self._health.forget(left)
+        for peer in left:
+            self._gone.pop(peer, None)
+            self._rumours.pop(peer, None)
+            probe = self._probes.pop(peer, None)
+            if probe is not None:
+                probe.cancel()
+        self._tell()
 
     def suspect(self, peer: PeerId, reason: str) -> None:
-        """Ping this peer too, at once."""
-        if peer in self._roster:
-            self._suspects.setdefault(peer, reason)
-            self._wake.set()
+        """Ask this peer too, at once."""
+        self._probe(peer, reason)
 
-    def suspect_all(self, reason: str) -> None:
-        """Something failed and nobody knows who: ping everybody."""
-        for peer in self._roster:
-            self.suspect(peer, reason)
+    # --- asking --------------------------------------------------------------------------------------------------
 
-    async def run(self) -> tuple[PeerId, str]:
-        """Ping until somebody is lost, tell the others, return who and why. Cancel to stop."""
+    async def run(self) -> None:
+        """Ask until cancelled."""
+        async with self._asking():
+            while True:
+                me = self._endpoint.peer
+                there = [peer for peer in self._roster if peer not in self._gone]  # who watched the next is gone, too
+                for peer in {*watched(me, (me, *there)), *self._gone}:
+                    self._ask_once(peer)
+                await self._clock.sleep(PING_EVERY_S)
+
+    @contextlib.asynccontextmanager
+    async def _asking(self) -> AsyncIterator[None]:
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            try:
+                yield
+            finally:
+                self._group = None
+                for probe in self._probes.values():
+                    probe.cancel()
+
+    def _ask_once(self, peer: PeerId) -> None:
+        if self._group is not None and peer not in self._probes:
+            self._start(peer, self._look(peer))
+
+    def _probe(self, peer: PeerId, reason: str) -> asyncio.Task[None] | None:
+        """Ask until it answers or is lost; nothing to do for one that is lost already."""
+        if peer not in self._roster or self._group is None or peer in self._gone:
+            return None
+        running = self._probes.get(peer)
+        return running if running is not None else self._start(peer, self._look(peer))
+
+    def _start(self, peer: PeerId, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        assert self._group is not None  # noqa: S101 - checked by both callers
+        task = self._probes[peer] = self._group.create_task(work)
+        task.add_done_callback(lambda done: self._ended(peer, done))
+        return task
+
+    def _ended(self, peer: PeerId, done: asyncio.Task[None]) -> None:
+        if self._probes.get(peer) is done:
+            del self._probes[peer]
+
+    async def _look(self, peer: PeerId) -> None:
+        """Ask; after a miss quickly again, until it answers or is lost."""
         while True:
             began = self._clock.monotonic()
-            self._wake.clear()  # first, so that a suspicion that comes while we ping is not slept through
-            me = self._endpoint.peer
-            targets = [*self._suspects, *watched(me, (me, *self._roster))]
-            asked = [peer for peer in dict.fromkeys(targets) if peer not in self._left and peer in self._roster]
-            verdicts = await asyncio.gather(*(self._ping(peer) for peer in asked))
-            lost = next(((p, v) for p, v in zip(asked, verdicts, strict=True) if v is not None), None) or self._leaver()
-            if lost is not None and lost[0] in self._roster:
-                await self.tell_all(*lost)
-                return lost
             try:
-                async with asyncio.timeout(max(0.0, PING_EVERY_S - (self._clock.monotonic() - began))):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
+                standing, _ = await self._endpoint.call(
+                    peer, "health/1/beat", Beat(incarnation=self.incarnation), Standing, timeout_s=PING_TIMEOUT_S
+                )
+            except PeerError as error:
+                verdict = self._health.missed(peer, f"{error.code}, {error.reason}", self._clock.monotonic())
+                if verdict is not None or peer in self._gone:
+                    return await self._lose(peer, verdict or self._gone[peer])
+            else:
+                return await self._heard(peer, standing)
+            await self._clock.sleep(max(0.0, PROBE_EVERY_S - (self._clock.monotonic() - began)))
 
-    def _leaver(self) -> tuple[PeerId, str] | None:
-        """A peer that left on its own account, or because of another that answers us or has left as well."""
-        for leaver, message in self._left.items():
-            if message.peer == leaver:
-                return leaver, message.reason
-        for leaver, message in self._left.items():
-            if message.peer not in self._suspects or message.peer in self._left:
-                return leaver, f"it left, saying that {message.peer} is gone: {message.reason}"
-        return None
+    async def _heard(self, peer: PeerId, standing: Standing) -> None:
+        verdict = self._health.answered(peer, standing, self._clock.monotonic(), judged=self.stand()[1])
+        rumour = self._rumours.pop(peer, None)
+        if verdict is None and not standing.member and self.stand()[1]:
+            # Another has seen what we see for the first time: it is not who was in the roster. Nor is it later on:
+            # who was lost is back when it says that it takes part.
+            verdict = rumour or self._gone.get(peer)
+        if verdict is not None:
+            return await self._lose(peer, verdict)
+        if self._gone.pop(peer, None) is not None:
+            self._tell()
+            self.back(peer)
+        if standing.member and standing.step > self.stand()[0] and standing.lineage in (0, self.lineage()):
+            self.ahead(peer, standing.step)
 
-    async def _ping(self, peer: PeerId) -> str | None:
+    async def _lose(self, peer: PeerId, reason: str) -> None:
+        if peer in self._gone or peer not in self._roster:
+            return
+        self._gone[peer] = reason
+        self._tell()
+        self.lost(peer, reason)
+        await self.tell_all(peer, reason)
+
+    def _tell(self) -> None:
+        self._version += 1
+        if self._group is not None:
+            self._group.create_task(self._wake())
+
+    async def _wake(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def twin(self, roster: Sequence[PeerId]) -> bool:
+        """Whether another process with our identity, which takes part in this roster, asks others in our name. Takes
+        at most some TWIN_S. That nobody heard one is no proof that there is none."""
+        asked = watched(self._endpoint.peer, roster, 2 * WATCHED_PEERS)  # of those that it watches some may be gone
+        return any(await asyncio.gather(*map(self._hears_twin, asked)))
+
+    async def _hears_twin(self, peer: PeerId) -> bool:
+        body, timeout_s = Heard(incarnation=self.incarnation), TWIN_S + PING_TIMEOUT_S
         try:
-            await self._endpoint.call(peer, "health/1/ping", Ping(), Empty, timeout_s=PING_TIMEOUT_S)
-        except PeerError as error:
-            self._suspects.setdefault(peer, error.reason)
-            return self._health.missed(peer, f"{error.code}, {error.reason}")
-        self._health.answered(peer)
-        self._suspects.pop(peer, None)
-        return None
+            answer, _ = await self._endpoint.call(peer, "health/1/heard", body, Twin, timeout_s=timeout_s)
+        except PeerError:
+            return False
+        return answer.there
+
+    # --- telling -------------------------------------------------------------------------------------------------
 
     async def tell_all(self, lost: PeerId, reason: str) -> None:
         """Tell the roster that a peer is gone, or (our own id) that we are leaving; not those that may be gone as
         well, who would only keep us waiting. Never raises a PeerError."""
         message = Lost(peer=lost, reason=reason[:400])
-        others = [peer for peer in self._roster if peer != lost and peer not in self._suspects]
-        await asyncio.gather(*(self._tell(peer, message) for peer in others))
+        others = [peer for peer in self._roster if peer != lost and peer not in self._gone]
+        await asyncio.gather(*(self._tell_one(peer, message) for peer in others))
 
-    async def _tell(self, peer: PeerId, message: Lost) -> None:
+    async def _tell_one(self, peer: PeerId, message: Lost) -> None:
         try:
             await self._endpoint.call(peer, "health/1/lost", message, Empty, timeout_s=PING_TIMEOUT_S)
         except PeerError:
@@ -161,10 +332,39 @@ class Watch:
     async def _on_ping(self, request: Request) -> Answer:
         return Answer(Empty())
 
+    async def _on_beat(self, request: Request) -> Answer:
+        body: Beat = request.body
+        asked = self._listening.get(request.caller)
+        if asked is not None and body.incarnation not in (0, asked.incarnation):
+            asked.there.set()
+        step, member = self.stand()
+        return Answer(Standing(step=step, member=member, incarnation=self.incarnation, lineage=self.lineage()))
+
+    async def _on_heard(self, request: Request) -> Answer:
+        """Listen for another life of the caller, of whom one question at a time is answered."""
+        body: Heard = request.body
+        if request.caller in self._listening or request.caller not in self._roster:
+            raise Busy("it is being listened for, or nobody of that name takes part")
+        asked = self._listening[request.caller] = _Listening(body.incarnation)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TWIN_S):
+                    await asked.there.wait()
+        finally:
+            del self._listening[request.caller]
+        return Answer(Twin(there=asked.there.is_set()))
+
     async def _on_lost(self, request: Request) -> Answer:
         body: Lost = request.body
-        if request.caller in self._roster:
-            self._left[request.caller] = body
+        if request.caller not in self._roster or body.peer not in self._roster:
+            return Answer(Empty())
+        if body.peer == request.caller:
+            if request.caller not in self._gone:
+                self._gone[request.caller] = body.reason
+                self._tell()
+                self.lost(request.caller, body.reason)
+        else:
+            self._rumours[PeerId(body.peer)] = body.reason
+            self._health.told(PeerId(body.peer), request.caller)
             self.suspect(PeerId(body.peer), body.reason)
-            self._wake.set()
         return Answer(Empty())

@@ -1,31 +1,37 @@
 """One microbatch's way: out through one replica of every stage, loss, and back along the same replicas.
 
-Read :meth:`Journey.travel` first.
+Read :meth:`Journey.travel` first. ``repair.py`` says what happens when a replica fails or is late.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from swarm.clock import Clock
 from swarm.compression.dense import INT32
 from swarm.device import DeviceThread
-from swarm.errors import Busy, DeadlineMissed, PeerError, Refused
-from swarm.events import EventSink, HopMoved
+from swarm.errors import Refused, SwarmError, Violation
+from swarm.events import EventSink
 from swarm.ids import JourneyKey, PeerId, RunId
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Endpoint, Payload
-from swarm.pipeline.batch import Batch
+from swarm.pipeline.blame import Poisoned
 from swarm.pipeline.compute import EndsCompute
-from swarm.pipeline.messages import Backward, Blocked, Forward, HopReport, Resend, Targets
-from swarm.pipeline.patience import Patience, insist
+from swarm.pipeline.itinerary import Receipt
+from swarm.pipeline.kept import Kept
+from swarm.pipeline.messages import Blocked, HopReport
+from swarm.pipeline.pace import Pace
+from swarm.pipeline.repair import Escort, Repair
+from swarm.pipeline.silence import Silence
 from swarm.pipeline.wiring import Wiring
-from swarm.planning.deadlines import AdaptiveDeadline
-from swarm.schema import Empty, Message
 from swarm.security.receipts import receipt_bytes
+
+LOOK_EVERY_S = 1.0
+"""How often a journey asks who is believed to be gone, when nothing else happens."""
 
 
 class ReceiptCheck(Protocol):
@@ -35,9 +41,16 @@ class ReceiptCheck(Protocol):
         """Whether ``signature`` over ``data`` is ``peer``'s."""
 
 
+def nobody() -> Collection[PeerId]:
+    """Nobody is believed to be gone."""
+    return ()
+
+
 @dataclass(slots=True, kw_only=True)
 class JourneyContext:
-    """What all journeys of one trainer share. ``seed`` is the run's."""
+    """What all journeys of one trainer share. ``suspect`` asks the health watch to look at a peer; ``gone`` are those
+    whom it believes to be gone: they are chosen for nothing; ``doubted``, who has not answered it the last time, only
+    where nobody else is left. ``seed`` is the run's, ``target`` how many microbatches a step has."""
 
     run: RunId
     stages: int
@@ -48,9 +61,13 @@ class JourneyContext:
     events: EventSink
     clock: Clock
     verify: ReceiptCheck
-    deadline: AdaptiveDeadline
     suspect: Callable[[PeerId, str], None]
+    gone: Callable[[], Collection[PeerId]] = nobody
+    doubted: Callable[[], Collection[PeerId]] = nobody
+    pace: Pace = field(default_factory=Pace)
+    silence: Silence = field(default_factory=Silence)
     seed: int = 0
+    target: int = 0
     send_timeout_s: float = 30.0
 
 
@@ -69,250 +86,226 @@ class FinishedJourney:
     compute_s: dict[int, float]
 
 
-@dataclass(slots=True)
-class _Mail:
-    """What replicas sent about this journey."""
-
-    output: asyncio.Future[Payload]
-    gradient: asyncio.Future[Payload]
-    receipts_complete: asyncio.Future[None]
-    blocked: asyncio.Queue[Blocked] = field(default_factory=asyncio.Queue)
-    forwarded: set[int] = field(default_factory=set)
-    receipts: dict[int, bytes] = field(default_factory=dict)
-    loss_sum: float = 0.0
-    tokens: int = 0
-    queued_s: float = 0.0
-    compute_s: dict[int, float] = field(default_factory=dict)
-
-
 class Journey:
     """A journey belongs to one (step, parameter version) for life; its trainer alone decides its route."""
 
-    def __init__(self, context: JourneyContext, batch: Batch, step: int) -> None:
-        loop = asyncio.get_running_loop()
-        self._context, self._batch, self._step = context, batch, step
-        self._attempt = 0
-        self._patience: dict[int, Patience] = {}
+    def __init__(self, context: JourneyContext, kept: Kept, route: tuple[PeerId, ...], escort: Escort) -> None:
+        self._context, self._kept = context, kept
+        self._step, self._batch = kept.step, kept.batch
         self._started = context.clock.monotonic()
-        self.route = tuple(context.wiring.choose(stage)[0] for stage in range(context.stages))
-        self._mail = _Mail(loop.create_future(), loop.create_future(), loop.create_future())
+        self._wake = asyncio.Event()
+        self._repair = Repair(context, (kept.step, kept.batch.id), route, escort, self._wake.set)
+        self._way, self._cargo = self._repair.way, self._repair.cargo
+        self._output: Payload | None = None
+        self._queued_s = 0.0
+        self._compute_s: dict[int, float] = {}
 
     @property
     def key(self) -> JourneyKey:
         """The current attempt."""
-        return JourneyKey(self._step, self._batch.id, self._attempt)
+        return JourneyKey(self._step, self._batch.id, self._way.attempt)
+
+    @property
+    def route(self) -> tuple[PeerId, ...]:
+        """One replica per stage, as it is now."""
+        return self._way.route
 
     async def travel(self) -> FinishedJourney:
-        """Go all the way. Raises PeerError when no replica could take a hop or a deadline was missed.
+        """Go all the way, whoever fails on it; wait while a stage has nobody.
 
-        Cancelling abandons the microbatch: replicas forget it when the step closes.
+        Raises Poisoned when it is the microbatch's own fault, WrongStep when the step was closed meanwhile. Cancelling
+        abandons the microbatch: replicas forget it when the step closes.
         """
-        if self._context.ends is not None:
-            loss_sum, tokens = await self._with_private_ends(self._context.ends)
-        else:
-            loss_sum, tokens = await self._with_hosted_ends()
-        seconds = self._context.clock.monotonic() - self._started
-        self._context.deadline.observe(seconds)
-        receipts = tuple(self._mail.receipts[stage] for stage in range(self._context.stages))
+        try:
+            if self._context.ends is not None:
+                loss_sum, tokens = await self._with_private_ends(self._context.ends)
+            else:
+                loss_sum, tokens = await self._with_hosted_ends()
+        finally:
+            self._repair.close()
+        self._kept.route = self.route
         return FinishedJourney(
             key=self.key,
             route=self.route,
             tokens=tokens,
             loss_sum=loss_sum,
-            receipts=receipts,
-            seconds=seconds,
-            queued_s=self._mail.queued_s,
-            compute_s=self._mail.compute_s,
+            receipts=tuple(hop.receipts[hop.replica].signature for hop in self._way.hops),
+            seconds=self._context.clock.monotonic() - self._started,
+            queued_s=self._queued_s,
+            compute_s=self._compute_s,
         )
 
     async def _with_private_ends(self, ends: EndsCompute) -> tuple[float, int]:
-        context, batch = self._context, self._batch
-        seed = dropout_seed(context.seed, batch.id)
-        hidden, graph = await context.device.run(lambda: ends.embed(batch.inputs, seed))
-        await self._send_first(hidden)
-        output = await self._wait(self._mail.output)
-        loss_sum, tokens, gradient, head = await context.device.run(lambda: ends.loss(output, batch.targets))
-        await self._send_last(gradient)
-        returned = await self._wait(self._mail.gradient)
-        await self._wait(self._mail.receipts_complete)
-        await context.device.run(lambda: ends.finish(graph, returned, head, batch.id))
+        batch = self._batch
+        seed = dropout_seed(self._context.seed, batch.id)
+        self._cargo.first, graph = await self._on_device(lambda: ends.embed(batch.inputs, seed))
+        self._repair.set_out()
+        loss_sum, tokens, gradient, head = await self._loss(ends)
+        self._cargo.gradient = self._kept.loss_gradient = gradient
+        self._repair.turn_back()
+        await self._until(lambda: self._way.complete)
+        returned = self._kept.gradient
+        assert returned is not None  # noqa: S101 - home is set with it
+        place = (self._step, batch.id)
+        await self._on_device(lambda: ends.finish(graph, returned, head, place))
         return loss_sum, tokens
 
+    async def _loss(self, ends: EndsCompute) -> tuple[float, int, memoryview, Any]:
+        """Wait for the output. One of which no finite loss can be had is computed by another replica."""
+        last = self._way.last
+        while True:
+            await self._until(lambda: self._output is not None)
+            output, self._output = self._output, None
+            assert output is not None  # noqa: S101 - awaited
+            try:
+                result: tuple[float, int, memoryview, Any] = await self._context.device.run(
+                    ends.loss, output, self._batch.targets
+                )
+            except Violation as error:
+                self._repair.failed(last, error)
+                continue
+            except SwarmError:
+                raise
+            except Exception as error:  # as for a replica: one microbatch
+                raise Poisoned(f"the loss cannot be computed: {type(error).__name__}: {error}") from error
+            self._kept.output = output
+            self._repair.blame.answered(last, self._way.hops[last].replica)
+            return result
+
     async def _with_hosted_ends(self) -> tuple[float, int]:
-        await self._send_first(INT32.encode(self._batch.inputs))
-        await self._wait(self._mail.receipts_complete)
-        return self._mail.loss_sum, self._mail.tokens
+        self._cargo.first = INT32.encode(self._batch.inputs)
+        self._cargo.targets = INT32.encode(self._batch.targets)
+        self._repair.set_out()
+        await self._until(lambda: self._way.complete)
+        hop = self._way.hops[-1]
+        return hop.receipts[hop.replica].loss_sum, hop.receipts[hop.replica].tokens
 
-    # --- sending -------------------------------------------------------------------------------------------------
+    async def _on_device(self, work: Callable[[], Any]) -> Any:
+        try:
+            return await self._context.device.run(work)
+        except Violation as error:
+            raise Poisoned(f"the trainer's own part: {error.reason}") from error
+        except SwarmError:
+            raise
+        except Exception as error:  # as for a replica: one microbatch
+            raise Poisoned(f"the trainer's own part: {type(error).__name__}: {error}") from error
 
-    def _fields(self) -> dict[str, Any]:
-        return {"step": self._step, "microbatch": self._batch.id, "attempt": self._attempt}
-
-    async def _call(self, peer: PeerId, method: str, body: Message, payload: Payload = b"") -> None:
-        await self._context.endpoint.call(
-            peer, method, body, Empty, timeout_s=self._context.send_timeout_s, payload=payload
-        )
-
-    async def _insist(self, peer: PeerId, method: str, body: Message, payload: Payload) -> None:
-        send_timeout_s = self._context.send_timeout_s
-        await insist(lambda: self._call(peer, method, body, payload), self._context.clock, within_s=send_timeout_s)
-
-    async def _send_first(self, payload: Payload) -> None:
-        tried: set[PeerId] = set()
-        async with _Deadline(self, self._context.deadline.seconds()):
-            while True:
-                body = Forward(**self._fields(), route=self.route, hop=0)
-                try:
-                    await self._call(self.route[0], "pipeline/1/forward", body, payload)
-                    break
-                except Busy as busy:
-                    await self._reroute(0, busy, tried)
-            if self._context.ends is None:
-                await self._send_targets()
-
-    async def _send_targets(self) -> None:
-        """Hosted ends: the last stage keeps the targets until the microbatch gets there. Busy is waited for."""
-        last = self._context.stages - 1
-        body = Targets(**self._fields(), route=self.route)
-        payload = INT32.encode(self._batch.targets)
-        await self._insist(self.route[last], "pipeline/1/targets", body, payload)
-
-    async def _send_last(self, gradient: Payload) -> None:
-        last = self._context.stages - 1
-        body = Backward(**self._fields(), route=self.route, hop=last)
-        await self._insist(self.route[last], "pipeline/1/backward", body, gradient)
-
-    # --- waiting and rerouting -----------------------------------------------------------------------------------
-
-    async def _wait(self, future: asyncio.Future[Any]) -> Any:
-        """Wait for mail, meanwhile moving hops that were blocked. Raises DeadlineMissed naming who is late."""
-        tried: dict[int, set[PeerId]] = {}
-        async with _Deadline(self, self._context.deadline.seconds()):
-            while not future.done():
-                blocked = asyncio.ensure_future(self._mail.blocked.get())
-                try:
-                    await asyncio.wait({future, blocked}, return_when=asyncio.FIRST_COMPLETED)
-                    if blocked.done() and not future.done():
-                        await self._unblock(blocked.result(), tried)
-                finally:
-                    blocked.cancel()
-            return future.result()
-
-    async def _unblock(self, blocked: Blocked, tried: dict[int, set[PeerId]]) -> None:
-        error = PeerError.from_code(blocked.code, blocked.reason, blocked.peer)
-        if blocked.attempt != self._attempt:
-            return
-        if blocked.code in ("unreachable", "deadline"):
-            self._context.suspect(PeerId(blocked.peer), blocked.reason)
-        elsewhere = blocked.code in ("busy", "unreachable", "deadline")
-        if blocked.direction == "backward" or blocked.hop == 0 or not elsewhere:
-            raise error
-        await self._reroute(blocked.hop, error, tried.setdefault(blocked.hop, set()))
-        resend = Resend(**self._fields(), route=self.route, hop=blocked.hop)
-        await self._call(self.route[blocked.hop - 1], "pipeline/1/resend", resend)
-        if self._context.ends is None and blocked.hop == self._context.stages - 1:
-            await self._send_targets()
-
-    async def _reroute(self, hop: int, error: PeerError, tried: set[PeerId]) -> None:
-        """Choose another replica for a stage; when all were tried, wait (longer each time) and start over."""
-        old = self.route[hop]
-        tried.add(old)
-        if tried >= set(self._context.wiring.replicas(hop)):
-            tried.clear()
-            patience = self._patience.setdefault(hop, Patience(self._context.wiring.typical_seconds(hop)))
-            await self._context.clock.sleep(patience.pause_s())
-        new, _ = self._context.wiring.choose(hop, exclude=tried)
-        self.route = (*self.route[:hop], new, *self.route[hop + 1 :])
-        self._attempt += 1
-        self._mail.forwarded -= set(range(hop, self._context.stages))
-        if new == old:
-            return
-        moved = HopMoved(
-            step=self._step,
-            microbatch=self._batch.id,
-            stage=hop,
-            old=old,
-            new=new,
-            reason=f"{error.code}: {error.reason}",
-        )
-        self._context.events.emit(moved)
-
-    def late(self) -> str:
-        """Who has not answered, for the error of a missed deadline: on the way out the stages that have not computed
-        it yet, on the way back those without a receipt."""
-        stages, mail = range(self._context.stages), self._mail
-        waiting = [s for s in stages if s not in mail.forwarded and s not in mail.receipts]
-        waiting = waiting or [s for s in stages if s not in mail.receipts]
-        missing = ", ".join(f"stage {s} ({self.route[s]})" for s in waiting)
-        return f"microbatch {self._batch.id} of step {self._step} waits for {missing or 'its gradient'}"
+    async def _until(self, done: Callable[[], bool]) -> None:
+        """Wait for mail, meanwhile repairing what breaks."""
+        while not done():
+            self._wake.clear()
+            due_s = self._repair.look()
+            if done():
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S if due_s is None else min(due_s, LOOK_EVERY_S)):
+                    await self._wake.wait()
 
     # --- mail ----------------------------------------------------------------------------------------------------
 
+    def look_again(self) -> None:
+        """Something was found out that concerns all journeys."""
+        self._wake.set()
+
+    def lost(self, peer: PeerId, reason: str) -> None:
+        """A replica is gone. Of what is complete its receipt counts: the step's closing makes up for what died."""
+        if not self._way.complete:
+            self._repair.lost(peer, reason)
+            self._wake.set()
+
     def deliver_output(self, caller: PeerId, attempt: int, payload: Payload) -> None:
-        """The last stage's output arrived. Raises Refused when it is stale or from a stranger."""
-        self._check_mail(caller, attempt, self.route[-1])
-        if not self._mail.output.done():
-            self._mail.output.set_result(payload)
+        """The last stage's output arrived; one is enough, whoever of those that were asked sends it. Raises Refused for
+        one that was never asked."""
+        last = self._way.last
+        self._check_sender(caller, attempt, last)
+        if self._way.back or self._output is not None:
+            return
+        self._observe(last, caller)
+        if self._way.forwarded(last, caller):
+            self._output = payload
+            self._wake.set()
 
     def deliver_gradient(self, caller: PeerId, attempt: int, payload: Payload) -> None:
         """The first stage's input gradient arrived."""
-        self._check_mail(caller, attempt, self.route[0])
-        if not self._mail.gradient.done():
-            self._mail.gradient.set_result(payload)
+        self._check_sender(caller, attempt, 0)
+        if not self._way.back or self._way.home:
+            return
+        self._kept.gradient = payload
+        self._way.home = True
+        if self._way.done(0):
+            self._way.hops[0].due = None
+        self._wake.set()
 
     def deliver_report(self, caller: PeerId, report: HopReport) -> None:
-        """A hop is done: feed wiring, and keep its receipt. Raises Refused for a forged receipt or a stale one.
+        """A hop is done: feed wiring and pace, and keep its receipt. Raises Refused for a forged receipt, and from one
+        that was never asked."""
+        self._check_sender(caller, report.attempt, report.hop)
+        if report.direction == "backward":
+            expected = receipt_bytes(self._context.run, self._step, self._batch.id, report.hop)
+            if not self._context.verify(caller, expected, report.receipt):
+                raise Refused("the receipt's signature does not verify")
+        self._measure(caller, report)
+        if report.direction == "forward":
+            self._on_forwarded(caller, report.hop)
+        else:
+            receipt = Receipt(report.receipt, report.loss_sum, report.tokens)
+            self._on_contributed(caller, report.hop, receipt)
+        self._wake.set()
 
-        A forward stays done when a later hop is moved, so its report may be of an earlier attempt.
-        """
-        if report.hop >= self._context.stages or self.route[report.hop] != caller:
-            raise Refused("not on the route of this microbatch")
-        if report.attempt > self._attempt or (report.direction == "backward" and report.attempt != self._attempt):
-            raise Refused(f"attempt {report.attempt}: attempt {self._attempt} is awaited")
+    def _measure(self, caller: PeerId, report: HopReport) -> None:
+        if report.again:
+            return
         longest = self._context.clock.monotonic() - self._started  # a replica may claim anything
         queued_s, compute_s = min(report.queued_s, longest), min(report.compute_s, longest)
-        self._context.wiring.observe(report.hop, caller, queued_s + compute_s)
-        self._mail.queued_s += queued_s
-        self._mail.compute_s[report.hop] = self._mail.compute_s.get(report.hop, 0.0) + compute_s
-        if report.direction == "forward":
-            self._mail.forwarded.add(report.hop)
+        self._context.wiring.observe(report.hop, caller, compute_s)
+        self._queued_s += queued_s
+        self._compute_s[report.hop] = self._compute_s.get(report.hop, 0.0) + compute_s
+
+    def _on_forwarded(self, caller: PeerId, at: int) -> None:
+        if at == self._way.last:  # what counts is its output
             return
-        expected = receipt_bytes(self._context.run, self._step, self._batch.id, report.hop)
-        if not self._context.verify(caller, expected, report.receipt):
-            raise Refused("the receipt's signature does not verify")
-        self._mail.receipts[report.hop] = report.receipt
-        if report.hop == self._context.stages - 1:
-            self._mail.loss_sum, self._mail.tokens = report.loss_sum, report.tokens
-        if len(self._mail.receipts) == self._context.stages and not self._mail.receipts_complete.done():
-            self._mail.receipts_complete.set_result(None)
+        self._observe(at, caller)
+        if self._way.forwarded(at, caller):
+            self._repair.blame.answered(at, caller)
+            self._repair.awaits(at + 1, "forward")
+
+    def _on_contributed(self, caller: PeerId, at: int, receipt: Receipt) -> None:
+        if self._context.ends is not None and not self._way.back:
+            raise Refused("there is no gradient yet of which this could be a contribution")
+        hosted_turn = self._context.ends is None and at == self._way.last and not self._way.back
+        self._observe(at, caller)
+        if not self._way.contributed(at, caller, receipt):
+            return
+        self._repair.blame.answered(at, caller)
+        if hosted_turn:
+            self._repair.turn_back()
+        before = at - 1
+        if before >= 0 and self._way.back and self._way.hops[before].due is None:
+            self._repair.awaits(before, "backward")
+
+    def _observe(self, at: int, caller: PeerId) -> None:
+        """How long the hop took, also where another was asked meanwhile: that was too short a time, then."""
+        heard = self._way.heard_of(at, caller, self._context.clock.monotonic())
+        if heard is not None:
+            self._context.pace.observe(caller, *heard)
 
     def deliver_blocked(self, caller: PeerId, blocked: Blocked) -> None:
-        """A replica could not compute the microbatch or pass it on. Raises Refused when it is stale, or about a hop
-        that is not the sender's own or the next on its way."""
-        sender = blocked.hop - 1 if blocked.direction == "forward" else blocked.hop + 1
-        if caller not in (self.route[s] for s in (blocked.hop, sender) if 0 <= s < self._context.stages):
+        """A replica could not compute the microbatch, or not pass it on. Raises Refused from one that was never asked
+        about that hop or one beside it."""
+        if blocked.hop > self._way.last or blocked.attempt > self._way.attempt:
+            raise Refused("no such hop, or attempt, of this microbatch")
+        near = (blocked.hop - 1, blocked.hop, blocked.hop + 1)
+        if not any(self._way.ever_named(at, caller) for at in near):
             raise Refused("not on the route of this microbatch")
-        if blocked.attempt != self._attempt:
-            raise Refused(f"attempt {blocked.attempt}: attempt {self._attempt} is awaited")
-        self._mail.blocked.put_nowait(blocked)
+        self._context.silence.heard(caller, self._context.clock.monotonic())
+        own = self._way.ever_named(blocked.hop, caller)
+        if blocked.code in ("violation", "failed") and blocked.peer == caller and not own:
+            raise Refused("a replica speaks for its own stage")
+        self._repair.blocked(caller, blocked)
 
-    def _check_mail(self, caller: PeerId, attempt: int, expected: PeerId) -> None:
-        if caller != expected or attempt != self._attempt:
-            raise Refused(f"attempt {attempt} from {caller}: attempt {self._attempt} from {expected} is awaited")
-
-
-class _Deadline:
-    """``asyncio.timeout`` that ends in a DeadlineMissed naming the journey's missing hops."""
-
-    def __init__(self, journey: Journey, seconds: float) -> None:
-        self._journey, self._seconds = journey, seconds
-        self._timeout = asyncio.timeout(seconds)
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(self, *details: Any) -> None:
-        try:
-            await self._timeout.__aexit__(*details)
-        except TimeoutError as error:
-            raise DeadlineMissed(f"{self._journey.late()} for more than {self._seconds:.1f} s") from error
+    def _check_sender(self, caller: PeerId, attempt: int, at: int) -> None:
+        if not self._way.ever_named(at, caller):
+            raise Refused(f"{caller} is not on the route of this microbatch")
+        if attempt > self._way.attempt:
+            raise Refused(f"attempt {attempt}: attempt {self._way.attempt} is awaited")
+        self._context.silence.heard(caller, self._context.clock.monotonic())

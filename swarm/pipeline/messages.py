@@ -18,6 +18,8 @@ Attempt = Annotated[int, Field(ge=0, lt=1 << 16)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Direction = Literal["forward", "backward"]
 Route = Annotated[tuple[PeerIdField, ...], Field(min_length=1, max_length=1024)]
+What = Literal["output", "gradient"]
+TrainerWhat = Literal["output", "gradient", "targets"]
 
 
 class JourneyMessage(Message):
@@ -60,6 +62,49 @@ class Resend(JourneyMessage):
     hop: StageField
 
 
+class Adopt(JourneyMessage):
+    """A trainer asks a replica to take stage ``hop`` over, on the way back: it fetches its input and the gradient of
+    its output from its neighbours on the route, for at most ``within_s`` seconds, computes, adds its contribution and
+    passes the input's gradient on. Where that was done before, it only tells and passes on again."""
+
+    route: Route
+    hop: StageField
+    within_s: Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
+
+
+class Drop(JourneyMessage):
+    """A trainer tells a replica that another does the work of this and all earlier attempts."""
+
+    hop: StageField
+
+
+class Recall(Message):
+    """A neighbour on the route, or the trainer, asks stage ``hop`` for what it sent: its output, or the gradient of
+    its input. The answer's payload is the tensor, wire-encoded."""
+
+    step: Count
+    microbatch: MicrobatchId
+    route: Route
+    hop: StageField
+    what: What
+
+
+class TrainerRecall(Message):
+    """The first stage asks a trainer for what it sends there (``output``), the last one for the gradient of its
+    output, or for hosted ``targets``."""
+
+    step: Count
+    microbatch: MicrobatchId
+    route: Route
+    what: TrainerWhat
+
+
+class Attend(Message):
+    """Answer after ``seconds``; a trainer that waits for the answer learns at once when the connection breaks."""
+
+    seconds: Annotated[float, Field(gt=0, le=120, allow_inf_nan=False)]
+
+
 class Output(JourneyMessage):
     """The last stage's output, back to the trainer."""
 
@@ -69,7 +114,8 @@ class InputGradient(JourneyMessage):
 
 
 class HopReport(JourneyMessage):
-    """A replica tells the trainer that a hop is done, and what it took. ``receipt`` signs a backward contribution."""
+    """A replica tells the trainer that a hop is done, and what it took. ``receipt`` signs a backward contribution;
+    ``again`` says that it was told before, and measures nothing."""
 
     hop: StageField
     direction: Direction
@@ -78,6 +124,7 @@ class HopReport(JourneyMessage):
     receipt: Annotated[bytes, Field(max_length=64)] = b""
     loss_sum: Finite = 0.0
     tokens: Count = 0
+    again: bool = False
 
 
 class Blocked(JourneyMessage):

@@ -1,20 +1,26 @@
-"""What a replica keeps of one microbatch, from its admission until the step is closed."""
+"""What a replica keeps of microbatches, from their admission until the step is closed."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from swarm.errors import Refused
 from swarm.ids import JourneyKey, MicrobatchId, PeerId
 from swarm.network.protocols import Payload
 from swarm.pipeline.compute import Graph
+from swarm.pipeline.messages import JourneyMessage
+from swarm.pipeline.retention import Retained, Retention, payload_bytes
 
 
 @dataclass(slots=True, eq=False)
 class Passage:
-    """One microbatch at one replica.
+    """One microbatch at one replica. Implements :class:`~swarm.pipeline.retention.Retained`.
 
-    ``forward_attempt`` is that of the admitted forward; ``begun`` says that its payload came, until ``expires`` it
-    still may. Payloads and graph are kept for as long as somebody may ask for them and no longer.
+    ``forward_attempt`` is that of the admitted forward; ``begun`` says that its payload came, until ``expires`` it, or
+    a gradient's, still may. ``input``, ``targets`` and ``gradient`` (of the output) are what the replica received: from
+    them it can compute everything again. ``graph`` and ``output`` spare that between forward and backward. ``adopting``
+    and ``queued_back`` say that the contribution is being prepared, ``in_use`` how many are computing with it.
     """
 
     key: JourneyKey
@@ -29,17 +35,105 @@ class Passage:
     forward_attempt: int = -1
     expires: float = 0.0
     begun: bool = False
+    queued_back: bool = False
+    adopting: bool = False
+    in_use: int = 0
     accumulated: bool = False
+    loss_sum: float = 0.0
+    tokens: int = 0
 
     @property
     def index(self) -> tuple[int, MicrobatchId]:
         """What it is found by."""
         return self.key.step, self.key.microbatch
 
+    @property
+    def retained_bytes(self) -> int:
+        """See :class:`~swarm.pipeline.retention.Retained`."""
+        return payload_bytes(self.input, self.targets, self.gradient)
+
+    @property
+    def complete(self) -> bool:
+        """See :class:`~swarm.pipeline.retention.Retained`."""
+        return self.accumulated
+
     def under_way(self, now: float) -> bool:
-        """Whether it takes up one of the replica's places."""
-        return not self.accumulated and (self.begun or now < self.expires)
+        """Whether it takes up one of the replica's places: it is worked on, holds a tensor or may soon. Targets that
+        came ahead are counted apart."""
+        holds = self.input is not None or self.gradient is not None
+        return not self.accumulated and (self.begun or self.adopting or holds or now < self.expires)
 
     def clear(self) -> None:
         """Let go of everything large."""
         self.input = self.targets = self.output = self.graph = self.gradient = None
+
+
+class Passages:
+    """All passages of one replica, by (step, microbatch), and the budget for what they retain."""
+
+    def __init__(self, budget_bytes: int, dropped: Callable[[Passage, int], None]) -> None:
+        self._known: dict[tuple[int, MicrobatchId], Passage] = {}
+
+        def tell(retained: Retained, size: int) -> None:
+            if isinstance(retained, Passage):
+                dropped(retained, size)
+
+        self.retention = Retention(budget_bytes, tell)
+
+    def __iter__(self) -> Iterator[Passage]:
+        return iter(self._known.values())
+
+    def __len__(self) -> int:
+        return len(self._known)
+
+    def find(self, step: int, microbatch: MicrobatchId) -> Passage | None:
+        """The passage, if there is one."""
+        return self._known.get((step, microbatch))
+
+    def current(self, passage: Passage) -> bool:
+        """Whether it is still wanted: its step is open and it was not given up."""
+        return self._known.get(passage.index) is passage
+
+    def under_way(self, now: float) -> int:
+        """How many places are taken."""
+        return sum(passage.under_way(now) for passage in self._known.values())
+
+    def note(self, body: JourneyMessage, route: tuple[str, ...]) -> Passage:
+        """The passage, made where there is none; a higher attempt brings its route. Raises Refused for an attempt that
+        was superseded, or that leads elsewhere than it did: only a new attempt changes a route."""
+        peers = tuple(PeerId(peer) for peer in route)
+        passage = self.find(body.step, body.microbatch)
+        if passage is None:
+            passage = self._known[body.step, body.microbatch] = Passage(body.key, peers)
+        self.check(passage, body, peers)
+        passage.key, passage.route = body.key, peers
+        return passage
+
+    @staticmethod
+    def check(passage: Passage, body: JourneyMessage, route: tuple[str, ...]) -> None:
+        """Raises Refused as :meth:`note` does."""
+        if body.attempt < passage.key.attempt:
+            raise Refused(f"attempt {body.attempt} was superseded by {passage.key.attempt}")
+        if body.attempt == passage.key.attempt and route != passage.route:
+            raise Refused("this attempt leads elsewhere than it did before")
+
+    def place(self, step: int, microbatch: MicrobatchId, route: tuple[PeerId, ...]) -> Passage:
+        """The passage of a microbatch that is assigned to this replica, along that route whatever was known."""
+        passage = self.find(step, microbatch)
+        if passage is None:
+            passage = self._known[step, microbatch] = Passage(JourneyKey(step, microbatch, 0), route)
+        passage.route = route
+        return passage
+
+    def drop(self, passage: Passage) -> None:
+        """Forget a microbatch altogether."""
+        passage.clear()
+        self.retention.forget(passage)
+        if self.current(passage):
+            del self._known[passage.index]
+
+    def drop_before(self, step: int) -> None:
+        """Forget what belongs to closed steps. What is being computed of them ends without effect."""
+        for passage in [passage for passage in self if passage.key.step < step]:
+            self.retention.forget(passage)
+            del self._known[passage.index]

@@ -6,38 +6,56 @@ Read :meth:`Trainer.feed` first.
 from __future__ import annotations
 
 import asyncio
+import logging
 import statistics
 from collections import deque
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Collection, Coroutine, Sequence
+from typing import Any, Protocol
 
-from swarm.errors import Refused, Violation
-from swarm.events import JourneyCompleted, JourneyStarted
+from swarm.errors import PeerError, Refused, Violation, WrongStep
+from swarm.events import JourneyCompleted, JourneySetAside, JourneyStarted
 from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import Answer, Method, Request
+from swarm.pipeline.attendance import Attendance
 from swarm.pipeline.batch import BatchSource
+from swarm.pipeline.blame import Poisoned
+from swarm.pipeline.ends import TrainerEnds
 from swarm.pipeline.flight import journeys_in_flight
 from swarm.pipeline.journey import FinishedJourney, Journey, JourneyContext
-from swarm.pipeline.messages import Blocked, HopReport, InputGradient, JourneyMessage, Output
+from swarm.pipeline.kept import Kept
+from swarm.pipeline.messages import Blocked, HopReport, InputGradient, JourneyMessage, Output, TrainerRecall
+from swarm.pipeline.repair import Escort, choose_route
+from swarm.pipeline.retention import RETENTION_BYTES
+from swarm.pipeline.settle import Assigned, settle
+from swarm.pipeline.taken import Taken
 from swarm.schema import Empty
 
+logger = logging.getLogger(__name__)
 DONE = Answer(Empty())
 
 
 class StepLeader(Protocol):
-    """The step's leader as a trainer sees it; implemented by ``optimization``."""
+    """The step's leader as a trainer sees it; implemented by ``optimization``. It retries by itself: a PeerError from
+    ``complete`` or ``set_aside`` means that the microbatch does not count."""
 
     async def lease(self, step: int, wanted: int) -> int:
         """Ask for quota: how many microbatches of ``step`` this trainer may start now; 0 means the rest is leased."""
 
     async def complete(self, journey: FinishedJourney) -> None:
-        """Report a finished journey; returns when leader and successor acknowledged it. Raises a PeerError."""
+        """Report a finished journey; returns when leader and successor acknowledged it."""
+
+    async def set_aside(self, step: int, microbatch: MicrobatchId, reason: str) -> None:
+        """Report a microbatch that cannot be computed; its quota is free again."""
+
+    async def wait_quota(self, step: int) -> None:
+        """Returns when asking for quota again makes sense."""
 
 
 class Trainer:
-    """The ``trainer/1`` service and the feeding loop of one trainer."""
+    """The ``trainer/1`` service and the feeding loop of one trainer. ``retention_bytes`` is the budget for the tensors
+    retained of the open step's microbatches."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - said in full where a node is put together
         self,
         context: JourneyContext,
         source: BatchSource,
@@ -46,6 +64,7 @@ class Trainer:
         replicas: Sequence[int],
         trainers: int,
         max_in_flight: int | None = None,
+        retention_bytes: int = RETENTION_BYTES,
     ) -> None:
         self._context, self._source = context, source
         self._activation_bytes = activation_bytes
@@ -53,13 +72,14 @@ class Trainer:
         self._trainers = trainers
         self._max_in_flight = max_in_flight
         self._journeys: dict[tuple[int, MicrobatchId], Journey] = {}
+        self._tasks: dict[tuple[int, MicrobatchId], asyncio.Task[None]] = {}
+        self._outcomes: dict[tuple[int, MicrobatchId], FinishedJourney | Poisoned] = {}
+        self._changed = asyncio.Event()
+        self._taken = Taken()
+        self._step = 0
+        self._ends = TrainerEnds(context, source, activation_bytes=activation_bytes, retention_bytes=retention_bytes)
         self._round_trips: deque[float] = deque(maxlen=32)
         self._compute_s: dict[int, deque[float]] = {stage: deque(maxlen=32) for stage in self._replicas}
-
-    @property
-    def cursor(self) -> tuple[int, int]:
-        """(epoch, position) of the next microbatch of our shard."""
-        return self._source.cursor
 
     def methods(self) -> list[Method]:
         """See :class:`~swarm.network.protocols.Service`."""
@@ -70,64 +90,193 @@ class Trainer:
             ),
             Method(name="trainer/1/hop", request=HopReport, handle=self._on_report),
             Method(name="trainer/1/blocked", request=Blocked, handle=self._on_blocked),
+            Method(name="trainer/1/recall", request=TrainerRecall, handle=self._ends.answer),
         ]
 
-    def rewire(self, stages: Sequence[Sequence[PeerId]], trainers: int) -> None:
-        """The replicas of each stage, and how many trainers feed them, from the next step on. Between two steps only:
-        no journey is under way."""
+    # --- steps ---------------------------------------------------------------------------------------------------
+
+    @property
+    def cursor(self) -> tuple[int, int]:
+        """(epoch, position) of the next microbatch of our shard."""
+        return self._source.cursor
+
+    def open_step(
+        self, step: int, stages: Sequence[Sequence[PeerId]], trainers: int, cursor: tuple[int, int] | None
+    ) -> None:
+        """Work on ``step`` from now on, among these replicas of each stage and as one of so many trainers.
+
+        Journeys of older steps are cancelled at once and what was retained of them is forgotten. Continues our shard at
+        ``cursor`` where that is given and another than ours; raises ConfigError when it is outside the shard.
+        """
+        self._step = step
+        for index in [index for index in self._tasks if index[0] < step]:
+            self._tasks[index].cancel()
+        self._outcomes = {index: outcome for index, outcome in self._outcomes.items() if index[0] >= step}
+        self._taken.drop_before(step)
         self._replicas = {stage: len(replicas) for stage, replicas in enumerate(stages)}
         self._trainers = trainers
         self._context.wiring.follow(stages)
+        everybody = {peer for replicas in stages for peer in replicas}
+        self._context.pace.follow(everybody)
+        self._context.silence.follow(everybody)
+        try:
+            if cursor is not None and cursor != self._source.cursor:
+                self._source.seek(cursor)
+        finally:
+            self._ends.open_step(step)
 
-    def seek(self, cursor: tuple[int, int]) -> None:
-        """Continue our shard there: where a record says that it was left. Raises ConfigError outside the shard."""
-        self._source.seek(cursor)
+    def started(self, step: int) -> tuple[MicrobatchId, ...]:
+        """The microbatches taken in the step, in that order, those set aside as well, but for those not kept."""
+        return self._taken.started(step)
+
+    def keep(self, step: int, count: int) -> None:
+        """Only the first ``count`` microbatches started count, or are set aside. Of the others nothing is reported any
+        more, and our shard goes back to the first of them: whoever takes from it takes them again. Their journeys go
+        on, each microbatch makes but one in a step: taken again in this one, what came of it is reported. What the ends
+        added of them is else for :meth:`settle` to reverse."""
+        left = self._taken.keep(step, count)
+        for microbatch in left:
+            task = self._tasks.get((step, microbatch))
+            if task is not None and (step, microbatch) in self._outcomes:
+                task.cancel()
+        if left:
+            self._source.seek((left[0].epoch, left[0].position))
+
+    def cursor_after(self, step: int, committed: Collection[MicrobatchId]) -> tuple[int, int]:
+        """(epoch, position) from which our shard continues when the step closes with these microbatches: the first one
+        that was taken and is neither committed nor set aside, else the next one."""
+        return self._taken.first_left(step, committed) or self._source.cursor
+
+    async def settle(self, step: int, assigned: Assigned) -> None:
+        """Have exactly the ``assigned`` microbatches, all of them ours, in the private ends' open step. See
+        :func:`~swarm.pipeline.settle.settle`. Raises WrongStep when ``step`` is not open here."""
+        ends = self._context.ends
+        if ends is not None and step != ends.part.step + 1:
+            raise WrongStep(f"step {step} is not open here, step {ends.part.step + 1} is")
+        await settle(self._ends, step, assigned)
+
+    def lost(self, peer: PeerId, reason: str) -> None:
+        """A replica is gone: every journey through it is repaired now, without waiting for its deadlines."""
+        self._context.suspect(peer, reason)
+        self._context.silence.lost(peer)
+        for journey in list(self._journeys.values()):
+            journey.lost(peer, reason)
 
     # --- feeding -------------------------------------------------------------------------------------------------
 
     async def feed(self, step: int, leader: StepLeader) -> None:
-        """Work on ``step`` until the leader has no quota left and our own journeys are home.
+        """Work on ``step`` for as long as the leader has quota, or may have some again: until cancelled, or until
+        another step is opened. Journeys under way are then cancelled.
 
-        Raises what a journey raises (in an ExceptionGroup); journeys in flight are then cancelled.
+        No single journey ends it, whatever becomes of it; a bug does, and what ``leader`` raises and is no PeerError.
         """
-        running: set[asyncio.Task[None]] = set()
-        granted, exhausted = 0, False
+        changed = self._changed
         async with asyncio.TaskGroup() as group:
-            while not exhausted or running:
-                room = self._in_flight_limit() - len(running)
-                if not granted and not exhausted and room > 0:
-                    granted = await leader.lease(step, room)
-                    exhausted = granted == 0
-                while granted and room > 0:
-                    granted, room = granted - 1, room - 1
-                    running.add(group.create_task(self._journey(step, leader)))
-                if running:
-                    _, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+            attendance = Attendance(self._context.endpoint, self._context.clock, group, self.lost)
+            escort = Escort(attendance.need, lambda work: _beside(group, work), self._warn)
+            while step >= self._step:
+                changed.clear()
+                room = self._in_flight_limit() - self._under_way(step)
+                if room <= 0:
+                    await changed.wait()
+                    continue
+                granted = await leader.lease(step, room)
+                for _ in range(granted if step >= self._step else 0):
+                    self._start(group, Kept(step, self._source.take()), leader, escort)
+                if granted <= 0:
+                    await leader.wait_quota(step)
+            attendance.close()
 
-    async def _journey(self, step: int, leader: StepLeader) -> None:
-        batch = self._source.take()
-        journey = Journey(self._context, batch, step)
-        index = (step, batch.id)
-        self._journeys[index] = journey
-        self._context.events.emit(JourneyStarted(step=step, microbatch=batch.id, route=journey.route))
+    def _under_way(self, step: int) -> int:
+        """Journeys; not what is only being reported, to one who may have stalled."""
+        return sum(index[0] == step and index not in self._outcomes for index in self._tasks)
+
+    def _warn(self) -> None:
+        for journey in list(self._journeys.values()):
+            journey.look_again()
+
+    def _start(self, group: asyncio.TaskGroup, kept: Kept, leader: StepLeader, escort: Escort) -> None:
+        """Send a microbatch on its way, and report what comes of it. One that was left is on its way or at its end
+        already."""
+        index = (kept.step, kept.batch.id)
+        self._taken.add(*index)
+        if index in self._outcomes:
+            task = group.create_task(self._report(index, leader))
+        elif index in self._tasks:
+            return
+        else:
+            self._ends.keep(kept)
+            task = group.create_task(self._journey(kept, leader, escort))
+        self._tasks[index] = task
+
+        def ended(done: asyncio.Task[None]) -> None:
+            self._changed.set()
+            if self._tasks.get(index) is done:
+                del self._tasks[index]
+
+        task.add_done_callback(ended)
+
+    async def _journey(self, kept: Kept, leader: StepLeader, escort: Escort) -> None:
+        index = (kept.step, kept.batch.id)
+        try:
+            outcome = await self._travel(kept, escort)
+        except PeerError as error:  # the step was closed
+            logger.warning("step %d, microbatch %s does not count: %s", *index, error)
+            return
+        self._outcomes[index] = outcome
+        self._changed.set()
+        if self._taken.counts(*index):
+            await self._report(index, leader)
+
+    async def _travel(self, kept: Kept, escort: Escort) -> FinishedJourney | Poisoned:
+        """One microbatch's journey. Raises WrongStep when the step was closed meanwhile."""
+        index = step, microbatch = kept.step, kept.batch.id
+        route = await choose_route(self._context)
+        self._context.events.emit(JourneyStarted(step=step, microbatch=microbatch, route=route))
+        journey = self._journeys[index] = Journey(self._context, kept, route, escort)
         try:
             finished = await journey.travel()
+        except Poisoned as poison:
+            return poison
         finally:
-            del self._journeys[index]
+            if self._journeys.get(index) is journey:
+                del self._journeys[index]
+        self._ends.came_home(kept)
         self._round_trips.append(max(0.0, finished.seconds - finished.queued_s))
         for stage, seconds in finished.compute_s.items():
             self._compute_s[stage].append(seconds)
+        return finished
+
+    async def _report(self, index: tuple[int, MicrobatchId], leader: StepLeader) -> None:
+        """Tell the leader what came of a microbatch."""
+        outcome = self._outcomes[index]
+        try:
+            if isinstance(outcome, Poisoned):
+                await self._set_aside(*index, str(outcome)[:400], leader)
+            else:
+                await self._complete(outcome, leader)
+        except PeerError as error:  # the step was closed, or the leader does not count it: it is not committed
+            logger.warning("step %d, microbatch %s does not count: %s", *index, error)
+
+    async def _complete(self, finished: FinishedJourney, leader: StepLeader) -> None:
         await leader.complete(finished)
         self._context.events.emit(
             JourneyCompleted(
-                step=step,
-                microbatch=batch.id,
+                step=finished.key.step,
+                microbatch=finished.key.microbatch,
                 tokens=finished.tokens,
                 loss_sum=finished.loss_sum,
                 route=finished.route,
                 seconds=finished.seconds,
             )
         )
+
+    async def _set_aside(self, step: int, microbatch: MicrobatchId, reason: str, leader: StepLeader) -> None:
+        """It is nobody's fault but its own: go on with the next."""
+        logger.warning("step %d, microbatch %s is set aside: %s", step, microbatch, reason)
+        self._taken.set_aside(step, microbatch)
+        self._context.events.emit(JourneySetAside(step=step, microbatch=microbatch, reason=reason))
+        await leader.set_aside(step, microbatch, reason)
 
     def _in_flight_limit(self) -> int:
         if self._max_in_flight is not None:
@@ -164,3 +313,11 @@ class Trainer:
     async def _on_blocked(self, request: Request) -> Answer:
         self._find(request.body).deliver_blocked(request.caller, request.body)
         return DONE
+
+
+def _beside(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
+    """Do something small in the group; nothing any more when that is ending."""
+    try:
+        group.create_task(work)
+    except RuntimeError:
+        work.close()

@@ -3,6 +3,9 @@
 Interleaved weighted round-robin: every replica has a key, the cumulative time this trainer expects to have kept it
 busy; the smallest key is chosen and grows by that replica's average. So a replica twice as fast is chosen twice as
 often, and one that slows down is chosen less from the next hop on. Pure but for the seeded tie-break.
+
+A replica that failed is left out for a while, twice as long each time, and then tried with one microbatch: success
+ends its parole. ``now`` is monotonic seconds.
 """
 
 from __future__ import annotations
@@ -19,19 +22,32 @@ FIRST_GUESS_S = 1e-3
 """Expected seconds of a replica that was never measured, when no other replica of its stage was either: small enough
 that every replica is tried once before the first measurement decides anything."""
 
+FIRST_LEAVE_S = 1.0
+LONGEST_LEAVE_S = 60.0
+
 
 @dataclass(slots=True)
 class _Replica:
     key: float = 0.0
     average_s: float | None = None
+    leave_s: float = 0.0
+    left_out_until: float = 0.0
+    soonest: float = 0.0
+    tried: bool = False
+
+    @property
+    def on_parole(self) -> bool:
+        return self.leave_s > 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatistics:
-    """What wiring knows of one replica: its key and its moving average, both in seconds."""
+    """What wiring knows of one replica: its key and its moving average, both in seconds, and whether it is on
+    parole."""
 
     busy_s: float
     average_s: float | None
+    on_parole: bool = False
 
 
 class Wiring:
@@ -46,14 +62,14 @@ class Wiring:
                 self.add(stage, peer)
 
     def replicas(self, stage: int) -> tuple[PeerId, ...]:
-        """The replicas of a stage that may be chosen."""
+        """The replicas of a stage, those on parole included."""
         return tuple(self._stages[stage])
 
     def add(self, stage: int, peer: PeerId) -> None:
         """A replica appeared. It starts level with the least busy one, so that it is not flooded."""
         known = self._stages[stage]
         if peer not in known:
-            known[peer] = _Replica(key=min((replica.key for replica in known.values()), default=0.0))
+            known[peer] = _Replica(key=self._lowest(stage))
 
     def remove(self, stage: int, peer: PeerId) -> None:
         """A replica is gone."""
@@ -67,25 +83,59 @@ class Wiring:
             for peer in peers:
                 self.add(stage, peer)
 
-    def choose(self, stage: int, exclude: Collection[PeerId] = ()) -> tuple[PeerId, str]:
-        """(replica, reason) for the next hop at a stage. Raises Refused when nobody is left. O(replicas)."""
+    def choose(self, stage: int, exclude: Collection[PeerId] = (), *, now: float = 0.0) -> tuple[PeerId, str]:
+        """(replica, reason) for the next hop at a stage. O(replicas).
+
+        Where all who may be chosen are left out, the one that may come back first is tried as soon as it was left alone
+        for FIRST_LEAVE_S. Raises Refused when nobody may be chosen now.
+        """
         candidates = {peer: replica for peer, replica in self._stages[stage].items() if peer not in exclude}
-        if not candidates:
+        free = {peer: replica for peer, replica in candidates.items() if replica.left_out_until <= now}
+        if not free and candidates:
+            first = min(candidates, key=lambda peer: (candidates[peer].left_out_until, peer))
+            free = {first: candidates[first]} if candidates[first].soonest <= now else {}
+        if not free:
             raise Refused(f"stage {stage} has no replica left to choose")
-        lowest = min(replica.key for replica in candidates.values())
-        chosen = self._rng.choice([peer for peer, replica in candidates.items() if replica.key == lowest])
-        replica = candidates[chosen]
+        lowest = min(replica.key for replica in free.values())
+        for peer in exclude:  # what it is left out of is not owed to it: it would be flooded when it is back
+            if (left_out := self._stages[stage].get(peer)) is not None:
+                left_out.key = max(left_out.key, lowest)
+        chosen = self._rng.choice([peer for peer, replica in free.items() if replica.key == lowest])
+        replica = free[chosen]
         expected = self._expected(stage, replica)
         replica.key += expected
-        return chosen, f"least busy of {len(candidates)}: {lowest:.3f} s so far, {expected:.3f} s a hop"
+        if replica.on_parole:  # one microbatch; if nothing is heard of it, the next after as long a time
+            replica.left_out_until, replica.soonest = now + replica.leave_s, now + FIRST_LEAVE_S
+            replica.tried = True
+            return chosen, f"tried again after {replica.leave_s:g} s"
+        return chosen, f"least busy of {len(free)}: {lowest:.3f} s so far, {expected:.3f} s a hop"
 
     def observe(self, stage: int, peer: PeerId, seconds: float) -> None:
-        """A hop took this long, queueing and computing."""
+        """A hop took this long to compute. Ends the parole of whoever was on it.
+
+        Not what it waited: a queue is what trainers sent there, and is gone before a choice made by it takes effect.
+        With it, equal replicas got shares of a step that differed by a quarter."""
         replica = self._stages[stage].get(peer)
         if replica is None:
             return
+        if replica.on_parole:  # what it was left out of is not owed to it
+            replica.leave_s = replica.left_out_until = replica.soonest = 0.0
+            replica.tried = False
+            replica.key = max(replica.key, self._lowest(stage))
         old = replica.average_s
         replica.average_s = seconds if old is None else self._gamma * seconds + (1 - self._gamma) * old
+
+    def fail(self, stage: int, peer: PeerId, *, now: float) -> float:
+        """A hop failed there, or was not done in time: leave the replica out. Returns for how many seconds; 0 for one
+        that is not known. What fails before it was tried again is the same failure."""
+        replica = self._stages[stage].get(peer)
+        if replica is None:
+            return 0.0
+        if replica.on_parole and not replica.tried:
+            return replica.leave_s
+        replica.leave_s = min(LONGEST_LEAVE_S, max(FIRST_LEAVE_S, 2 * replica.leave_s))
+        replica.left_out_until, replica.soonest, replica.tried = now + replica.leave_s, now + FIRST_LEAVE_S, False
+        return replica.leave_s
 
     def typical_seconds(self, stage: int) -> float:
         """Median of the replicas' averages; a first guess before anything was measured."""
@@ -95,9 +145,16 @@ class Wiring:
     def statistics(self) -> list[dict[PeerId, ReplicaStatistics]]:
         """Per stage and replica, as it is now."""
         return [
-            {peer: ReplicaStatistics(replica.key, replica.average_s) for peer, replica in stage.items()}
+            {
+                peer: ReplicaStatistics(replica.key, replica.average_s, replica.on_parole)
+                for peer, replica in stage.items()
+            }
             for stage in self._stages
         ]
+
+    def _lowest(self, stage: int) -> float:
+        keys = [replica.key for replica in self._stages[stage].values() if not replica.on_parole]
+        return min(keys, default=0.0)
 
     def _expected(self, stage: int, replica: _Replica) -> float:
         return replica.average_s if replica.average_s is not None else self.typical_seconds(stage)

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+FEW = 4
+"""From so many durations on the longest one is not taken for the rule: a single stall would set the deadline until
+twenty more have been seen."""
+
 
 @dataclass(slots=True)
 class AdaptiveDeadline:
@@ -34,5 +38,6 @@ class AdaptiveDeadline:
         if not self._recent:
             return self.ceiling_s
         ordered = sorted(self._recent)
-        index = min(len(ordered) - 1, int(self.quantile * len(ordered)))
+        last = len(ordered) - 1
+        index = int(self.quantile * last) if len(ordered) >= FEW else last
         return min(self.ceiling_s, max(self.floor_s, self.factor * ordered[index]))

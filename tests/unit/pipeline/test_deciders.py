@@ -1,14 +1,16 @@
 """The pipeline's pure deciders: queue, wiring, flight, gate, deadline, health."""
 
+import math
 from collections import Counter
 
 import pytest
 
 from swarm.errors import Refused
 from swarm.ids import PeerId
-from swarm.pipeline.flight import MAX_IN_FLIGHT, MIN_IN_FLIGHT, journeys_in_flight
+from swarm.pipeline.beats import Standing
+from swarm.pipeline.flight import MAX_IN_FLIGHT, MIN_IN_FLIGHT, WAITING, journeys_in_flight
 from swarm.pipeline.gate import NormGate
-from swarm.pipeline.health import MISSES_TO_LOSE, Health, watched
+from swarm.pipeline.health import ANEW_S, MISSES_TO_LOSE, SHORTEST_LOSS_S, STRANGER_BEATS, Health, watched
 from swarm.pipeline.queue import WorkQueue
 from swarm.pipeline.wiring import Wiring
 from swarm.planning.deadlines import AdaptiveDeadline
@@ -72,6 +74,19 @@ def test_wiring_does_not_flood_a_newcomer() -> None:
     assert 9 <= chosen[C] <= 12
 
 
+def test_wiring_does_not_flood_a_replica_that_was_away() -> None:
+    a, b, c = map(PeerId, "abc")
+    wiring = Wiring([[a, b, c]], seed=1)
+    for away in [(), (a,), ()]:
+        chosen: Counter[PeerId] = Counter()
+        for _ in range(30):
+            peer, _ = wiring.choose(0, away)
+            wiring.observe(0, peer, 0.1)
+            chosen[peer] += 1
+    assert set(chosen) == {a, b, c}
+    assert max(chosen.values()) <= 11
+
+
 def test_wiring_never_starves_a_slow_replica() -> None:
     assert choices(Wiring([[A, B]], seed=1), {A: 0.01, B: 1.0}, 1000)[B] >= 5
 
@@ -92,10 +107,17 @@ def test_wiring_without_a_replica_left_refuses() -> None:
 
 def test_flight_covers_the_round_trip_of_the_slowest_stage() -> None:
     wanted, reason = journeys_in_flight(1.0, {0: 0.1, 1: 0.2}, {0: 1, 1: 1}, trainers=1)
-    assert wanted == 6
+    assert wanted == math.ceil(5 + WAITING * 0.3 * 5) + 1, "under way, waiting, and one to spare"
     assert "stage 1" in reason
-    assert journeys_in_flight(1.0, {0: 0.1, 1: 0.2}, {0: 1, 1: 1}, trainers=5)[0] == MIN_IN_FLIGHT
+    assert journeys_in_flight(1.0, {0: 0.1, 1: 0.2}, {0: 1, 1: 1}, trainers=20)[0] == MIN_IN_FLIGHT
     assert journeys_in_flight(900.0, {0: 0.1}, {0: 1}, trainers=1)[0] == MAX_IN_FLIGHT
+
+
+def test_flight_lets_as_many_wait_whatever_the_links_cost() -> None:
+    stage_s, replicas = dict.fromkeys(range(3), 0.09), dict.fromkeys(range(3), 4)
+    near, far = (journeys_in_flight(0.27 + link, stage_s, replicas, trainers=2)[0] for link in (0.0, 0.22))
+    assert near == (12 + WAITING * 12) / 2 + 1, "one at each of the twelve replicas, and those that wait"
+    assert far == near + 5
 
 
 def test_gate_refuses_only_after_it_has_seen_enough() -> None:
@@ -122,16 +144,80 @@ def test_deadline_follows_what_was_measured_within_bounds() -> None:
     assert deadline.seconds() == 30.0
 
 
+def test_deadline_after_few_durations_does_not_take_one_stall_for_the_rule() -> None:
+    deadline = AdaptiveDeadline(floor_s=1.0, ceiling_s=30.0)
+    deadline.observe(8.0)
+    for _ in range(2):
+        deadline.observe(0.5)
+        assert deadline.seconds() == 30.0  # it may be the rule
+    deadline.observe(0.5)
+    assert deadline.seconds() == 2.0
+    deadline.observe(8.0)
+    assert deadline.seconds() == 30.0  # it happens again
+
+
+def misses(health: Health, times: list[float]) -> list[str | None]:
+    return [health.missed(A, "silent", now) for now in times]
+
+
 def test_health_needs_consecutive_misses() -> None:
     health = Health()
-    for _ in range(MISSES_TO_LOSE - 1):
-        assert health.missed(A, "silent") is None
+    assert misses(health, [0.0, 2.0]) == [None, None]
     health.answered(A)
-    for _ in range(MISSES_TO_LOSE - 1):
-        assert health.missed(A, "silent") is None
-    verdict = health.missed(A, "silent")
-    assert verdict is not None
-    assert "silent" in verdict
+    *before, verdict = misses(health, [4.0, 6.0, 8.0])
+    assert before == [None, None]
+    assert verdict == f"no answer to {MISSES_TO_LOSE} pings in a row: silent"
+
+
+def test_health_needs_misses_over_some_time() -> None:
+    health = Health()
+    assert misses(health, [5.0, 5.1, 5.2, 5.9]) == [None] * 4
+    assert misses(health, [5.0 + SHORTEST_LOSS_S]) != [None]
+
+
+def test_health_takes_two_witnesses_and_one_miss() -> None:
+    health = Health()
+    health.told(A, B)
+    assert misses(health, [1.0]) == [None]
+    health.told(A, B)  # the same one again
+    assert misses(health, [1.1]) == [None]
+    health.told(A, C)
+    (verdict,) = misses(health, [1.2])
+    assert verdict == "no answer to 3 pings in a row, nor to 2 others: silent"
+
+
+def test_health_forgets_witnesses_of_who_answers() -> None:
+    health = Health()
+    health.told(A, B)
+    health.told(A, C)
+    health.answered(A)
+    assert misses(health, [1.0, 1.1]) == [None, None]
+    assert health.missing == {A}
+    health.answered(A)
+    assert not health.missing
+
+
+def test_health_loses_who_was_started_anew_for_good() -> None:
+    health = Health()
+    standing = Standing(step=1, member=True, incarnation=7)
+    assert [health.answered(A, standing) for _ in range(2)] == [None, None]
+    anew = standing.model_copy(update={"incarnation": 8})
+    verdicts = [health.answered(A, anew, now) for now in (10.0, 9.9 + ANEW_S, 10.0 + ANEW_S, 99.0)]
+    assert verdicts == [None, None, *["it was started anew"] * 2]
+    assert health.answered(A, standing, 100.0) is None
+    assert health.answered(A, anew, 100.0) is None, "the other had ended"
+    health.forget([A])
+    assert health.answered(A, anew) is None
+
+
+def test_health_loses_who_says_long_enough_that_it_does_not_take_part() -> None:
+    health = Health()
+    out, inside = (Standing(step=1, member=member, incarnation=7) for member in (False, True))
+    assert [health.answered(A, out) for _ in range(STRANGER_BEATS - 1)] == [None] * (STRANGER_BEATS - 1)
+    assert health.answered(A, inside) is None
+    verdicts = [health.answered(A, out) for _ in range(STRANGER_BEATS + 1)]
+    assert verdicts == [None] * (STRANGER_BEATS - 1) + ["it does not take part any more"] * 2
+    assert health.answered(A, inside) is None
 
 
 def test_watched_gives_everybody_as_many_watchers() -> None:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from swarm.clock import SystemClock
-from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Unreachable, Violation
+from swarm.errors import BugError, Busy, PeerError, Refused, RunEnded, Violation
 from swarm.events import HopMoved, JourneyCompleted, JourneyStarted
 from swarm.ids import PeerId
 from swarm.optimization.calls import first_leaf
+from swarm.pipeline.journey import FinishedJourney
 from swarm.pipeline.messages import Blocked, HopReport, InputGradient, Output
-from swarm.planning.deadlines import AdaptiveDeadline
 from swarm.security.receipts import receipt_bytes
 from swarm.sim.network import SimNetwork
 from tests.harness.expect import eventually
+from tests.unit.pipeline.crew import Crew
 from tests.unit.pipeline.world import (
     RUN,
     TRAINER,
     FakeLeader,
     Mailbox,
-    Replica,
     TrainerSide,
     enter,
     microbatch,
@@ -37,40 +36,8 @@ A0, A1, B0, B1 = (PeerId(name) for name in ("a0", "a1", "b0", "b1"))
 NAN = float("nan")
 
 
-class Crew:
-    """A trainer and real replicas: ``crew.replicas`` by peer."""
-
-    def __init__(self, stages: Sequence[Sequence[PeerId]], **options: Any) -> None:
-        self.stages, self._options = stages, options
-        self.network = SimNetwork(SystemClock())
-
-    async def open(self, **limits: Any) -> None:
-        hosted = self._options.get("hosted", False)
-        (home,) = await enter(self.network, TRAINER)
-        self.side = TrainerSide(home, self.stages, **self._options)
-        self.replicas: dict[PeerId, Replica] = {}
-        for stage, peers in enumerate(self.stages):
-            for peer, endpoint in zip(peers, await enter(self.network, *peers), strict=True):
-                self.replicas[peer] = Replica(endpoint, stage, len(self.stages), hosted=hosted, **limits)
-
-    async def feed(self, quota: int) -> FakeLeader:
-        leader = FakeLeader(quota)
-        async with working(*self.replicas.values()):
-            await self.side.trainer.feed(1, leader)
-        return leader
-
-    def held(self, *peers: PeerId) -> set[Any]:
-        return {microbatch for peer in peers for microbatch in self.replicas[peer].part.held}
-
-
-async def crew_of(stages: Sequence[Sequence[PeerId]], *, limits: dict[str, Any] | None = None, **options: Any) -> Crew:
-    crew = Crew(stages, **options)
-    await crew.open(**(limits or {}))
-    return crew
-
-
 async def test_trainer_feeds_its_lease_and_every_stage_counts_each_microbatch_once() -> None:
-    crew = await crew_of([[A0, A1], [B0, B1]])
+    crew = await Crew.of([[A0, A1], [B0, B1]])
     leader = await crew.feed(9)
     everything = {microbatch(position) for position in range(9)}
     assert {journey.key.microbatch for journey in leader.finished} == everything
@@ -86,13 +53,13 @@ async def test_trainer_feeds_its_lease_and_every_stage_counts_each_microbatch_on
 
 
 async def test_trainer_without_a_lease_feeds_nothing() -> None:
-    crew = await crew_of([[A0], [B0]])
+    crew = await Crew.of([[A0], [B0]])
     leader = await crew.feed(0)
     assert (leader.asked, leader.finished, crew.side.trainer.cursor) == (1, [], (0, 0))
 
 
 async def test_trainer_with_hosted_ends_takes_the_loss_from_the_last_stage() -> None:
-    crew = await crew_of([[A0], [B0, B1]], hosted=True)
+    crew = await Crew.of([[A0], [B0, B1]], hosted=True)
     leader = await crew.feed(5)
     assert {(journey.loss_sum, journey.tokens) for journey in leader.finished} == {(3.0, 2)}
     assert len(crew.held(B0, B1)) == 5
@@ -101,7 +68,7 @@ async def test_trainer_with_hosted_ends_takes_the_loss_from_the_last_stage() -> 
 @pytest.mark.parametrize("hosted", [False, True], ids=["private", "hosted"])
 async def test_trainer_waits_while_all_replicas_are_busy_and_finishes(hosted: bool) -> None:
     limits = {"max_queue": 1, "max_under_way": 1}
-    crew = await crew_of([[A0, A1], [B0]], limits=limits, hosted=hosted, in_flight=6)
+    crew = await Crew.of([[A0, A1], [B0]], limits=limits, hosted=hosted, in_flight=6)
     leader = await crew.feed(12)
     assert len(leader.finished) == len(crew.held(B0)) == len(crew.held(A0, A1)) == 12
     assert {move.reason.split(":")[0] for move in crew.side.events.of(HopMoved)} == {"busy"}
@@ -109,7 +76,7 @@ async def test_trainer_waits_while_all_replicas_are_busy_and_finishes(hosted: bo
 
 
 async def test_trainer_moves_a_hop_whose_replica_is_gone_and_suspects_it() -> None:
-    crew = await crew_of([[A0], [B0, B1]])
+    crew = await Crew.of([[A0], [B0, B1]])
     crew.network.kill(B0)
     leader = await crew.feed(4)
     assert len(leader.finished) == len(crew.held(B1)) == 4
@@ -119,38 +86,49 @@ async def test_trainer_moves_a_hop_whose_replica_is_gone_and_suspects_it() -> No
     assert all(journey.route == (A0, B1) for journey in leader.finished)
 
 
-async def test_trainer_whose_microbatch_poisons_a_replica_ends_with_the_reason() -> None:
-    crew = await crew_of([[A0], [B0]])
+class DeafLeader(FakeLeader):
+    """Leases, and does not acknowledge anything."""
 
-    def explode() -> None:
-        raise RuntimeError("CUDA out of memory")
-
-    crew.replicas[B0].part.on["backward"] = explode
-    with pytest.raises(ExceptionGroup) as caught:
-        await crew.feed(2)
-    error = first_leaf(caught.value)
-    assert isinstance(error, PeerError)
-    assert (error.peer, error.reason) == (B0, "RuntimeError: CUDA out of memory")
+    async def complete(self, journey: FinishedJourney) -> None:
+        """See :class:`~swarm.pipeline.trainer.StepLeader`."""
+        self.finished.append(journey)
+        await asyncio.Event().wait()
 
 
-@pytest.mark.parametrize("loss", [NAN, float("inf")])
-async def test_trainer_whose_loss_is_no_number_ends_with_the_reason(loss: float) -> None:
-    crew = await crew_of([[A0], [B0]])
-    crew.side.part.loss_value = loss
-    with pytest.raises(ExceptionGroup) as caught:
-        await crew.feed(1)
-    assert caught.group_contains(Violation, match=f"the loss is {loss}")
-    assert crew.side.part.held == {}
+async def test_trainer_whose_reports_are_not_acknowledged_goes_on_feeding() -> None:
+    crew = await Crew.of([[A0], [B0]], in_flight=1)
+    leader = DeafLeader(4)
+    async with working(*crew.replicas.values()):
+        feeding = asyncio.create_task(crew.side.trainer.feed(1, leader))
+        await eventually(lambda: len(leader.finished) == 4)
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+    assert crew.side.events.of(JourneyCompleted) == []
+    assert not crew.side.trainer._journeys
 
 
-async def test_trainer_whose_leader_does_not_count_a_microbatch_ends() -> None:
-    crew = await crew_of([[A0], [B0]])
+async def test_trainer_whose_leader_does_not_count_a_microbatch_goes_on() -> None:
+    crew = await Crew.of([[A0], [B0]])
     leader = FakeLeader(3)
     leader.error = Refused("no more were leased")
     async with working(*crew.replicas.values()):
+        feeding = asyncio.create_task(crew.side.trainer.feed(1, leader))
+        await eventually(lambda: len(crew.side.part.held) == 3 and not crew.side.trainer._journeys)
+        assert not feeding.done()
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+    assert crew.side.events.of(JourneyCompleted) == []
+
+
+@pytest.mark.parametrize("error", [BugError("a broken invariant"), RunEnded("the run is over", 1)])
+async def test_trainer_ends_with_what_its_leader_object_raises(error: Exception) -> None:
+    crew = await Crew.of([[A0], [B0]])
+    leader = FakeLeader(3)
+    leader.error = error
+    async with working(*crew.replicas.values()):
         with pytest.raises(ExceptionGroup) as caught:
             await crew.side.trainer.feed(1, leader)
-    assert caught.group_contains(Refused, match="no more were leased")
+    assert first_leaf(caught.value) is error
     assert crew.side.trainer._journeys == {}
 
 
@@ -199,12 +177,7 @@ class Walk:
         await self.send(B0, "hop")
         await self.send(A0, "hop")
         await self.send(A0, "gradient")
-        await self.feeding
-
-    async def error(self) -> BaseException:
-        with pytest.raises(ExceptionGroup) as caught:
-            await self.feeding
-        return first_leaf(caught.value)
+        await self.leader.over.wait()
 
 
 FORGERIES: list[tuple[str, PeerId, str, dict[str, Any], type[PeerError]]] = [
@@ -230,7 +203,7 @@ FORGERIES: list[tuple[str, PeerId, str, dict[str, Any], type[PeerError]]] = [
     ("blocked by a stranger", B1, "blocked", {}, Refused),
     ("blocked by an attempt to come", A0, "blocked", {"attempt": 1}, Refused),
     ("blocked two hops away", A0, "blocked", {"hop": 3}, Refused),
-    ("blocked behind its back", B0, "blocked", {"hop": 0, "direction": "forward"}, Refused),
+    ("blocked in another's name", A0, "blocked", {"peer": A0, "code": "failed"}, Refused),
 ]  # fmt: skip
 
 
@@ -243,6 +216,15 @@ async def test_trainer_refuses_mail(forgery: tuple[PeerId, str, dict[str, Any], 
             await walk.send(by, verb, **changes)
         await walk.walk_home()
         assert len(walk.leader.finished) == 1
+
+
+async def test_trainer_does_not_hold_its_own_crowd_against_a_replica() -> None:
+    """What waits there is what was sent there: only what the replica computes says how much it can take."""
+    async with Walk() as walk:
+        await walk.started()
+        await walk.send(A0, "hop", direction="forward", queued_s=5.0, compute_s=0.0)
+        assert walk.side.wiring.statistics()[0][A0].average_s == 0.0
+        await walk.walk_home()
 
 
 async def test_trainer_takes_repeated_mail_once() -> None:
@@ -265,95 +247,29 @@ async def test_trainer_refuses_mail_of_a_journey_that_is_over() -> None:
                 await walk.send(by, verb)
 
 
-@pytest.mark.parametrize("verb", ["output", "gradient"])
-async def test_trainer_given_a_tensor_that_is_no_number_ends_with_the_reason(verb: str) -> None:
+async def test_trainer_given_an_output_that_is_no_number_wants_it_of_another() -> None:
+    async with Walk() as walk:
+        walk.side.wiring.add(1, B1)
+        await walk.started()
+        await walk.send(B0, "output", x=NAN)
+        await eventually(lambda: walk.boxes[A0].of("resend"))
+        (again,) = walk.boxes[A0].of("resend")
+        assert (again.route, again.attempt, again.hop) == ((A0, B1), 1, 1)
+        await walk.send(B1, "output", attempt=1)
+        await eventually(lambda: walk.boxes[B1].of("backward"))
+        assert walk.side.wiring.statistics()[1][B0].on_parole
+
+
+async def test_trainer_given_a_gradient_that_is_no_number_sets_the_microbatch_aside() -> None:
     async with Walk() as walk:
         await walk.started()
-        await walk.send(B0, "output", x=NAN if verb == "output" else 1.0)
-        if verb == "gradient":
-            for by in (A0, B0):
-                await walk.send(by, "hop")
-            await walk.send(A0, "gradient", x=NAN)
-        error = await walk.error()
-        assert isinstance(error, Violation)
-        assert "not finite" in str(error)
+        await walk.send(B0, "output")
+        for by in (B0, A0):
+            await walk.send(by, "hop")
+        await walk.send(A0, "gradient", x=NAN)
+        await walk.leader.over.wait()
+        assert walk.leader.aside == {microbatch(0): "the trainer's own part: a value is not finite"}
         assert walk.side.part.held == {}
-
-
-@pytest.mark.parametrize("code", ["violation", "busy", "unreachable"])
-async def test_trainer_whose_journey_is_blocked_on_the_way_back_ends_with_the_reason(code: str) -> None:
-    async with Walk() as walk:
-        await walk.started()
-        await walk.send(B0, "output")
-        await walk.send(B0, "blocked", hop=0, direction="backward", peer=A0, code=code, reason="it says no")
-        error = await walk.error()
-        assert isinstance(error, PeerError)
-        assert (error.code, error.peer, error.reason) == (code, A0, "it says no")
-        assert set(walk.side.suspected) == ({A0} if code == "unreachable" else set())
-
-
-async def test_trainer_whose_hop_refuses_on_the_way_out_ends_with_the_reason() -> None:
-    async with Walk() as walk:
-        await walk.started()
-        await walk.send(B0, "blocked")
-        assert str(await walk.error()) == f"{B0}: a value is NaN"
-        assert walk.side.events.of(HopMoved) == []
-
-
-async def test_trainer_told_that_the_first_hop_is_blocked_ends_without_moving_it() -> None:
-    async with Walk() as walk:
-        await walk.started()
-        await walk.send(A0, "blocked", hop=0, peer=A0, code="busy", reason="full")
-        assert isinstance(await walk.error(), Busy)
-        assert walk.side.events.of(HopMoved) == []
-
-
-SHORT = {"floor_s": 0.05, "ceiling_s": 0.05}
-
-
-@pytest.mark.parametrize(
-    ("heard", "named", "unnamed"),
-    [((), (A0, B0), ()), ((A0,), (B0,), (A0,))],
-    ids=["nobody computed", "the first computed"],
-)
-async def test_trainer_whose_deadline_passes_on_the_way_out_names_who_is_late(
-    heard: tuple[PeerId, ...], named: tuple[PeerId, ...], unnamed: tuple[PeerId, ...]
-) -> None:
-    async with Walk(deadline=AdaptiveDeadline(**SHORT)) as walk:
-        await walk.started()
-        for by in heard:
-            await walk.send(by, "hop", direction="forward", receipt=b"")
-        error = await walk.error()
-        assert isinstance(error, DeadlineMissed)
-        assert all(f"({peer})" in error.reason for peer in named)
-        assert not any(f"({peer})" in error.reason for peer in unnamed)
-
-
-async def test_trainer_whose_deadline_passes_on_the_way_back_names_who_signed_nothing() -> None:
-    async with Walk(deadline=AdaptiveDeadline(**SHORT)) as walk:
-        await walk.started()
-        for by in (A0, B0):
-            await walk.send(by, "hop", direction="forward", receipt=b"")
-        await walk.send(B0, "output")
-        await walk.send(B0, "hop")
-        error = await walk.error()
-        assert isinstance(error, DeadlineMissed)
-        assert "stage 0 (a0)" in error.reason
-        assert "b0" not in error.reason
-
-
-async def test_trainer_that_finds_everybody_busy_for_too_long_says_so() -> None:
-    async with Walk(deadline=AdaptiveDeadline(**SHORT)) as walk:
-        walk.boxes[A0].errors["pipeline/1/forward"] = Busy("full")
-        error = await walk.error()
-        assert isinstance(error, DeadlineMissed)
-        assert "stage 0 (a0)" in error.reason
-
-
-async def test_trainer_whose_first_replica_is_gone_ends_with_the_reason() -> None:
-    async with Walk() as walk:
-        walk.network.kill(A0)
-        assert isinstance(await walk.error(), Unreachable)
 
 
 async def test_trainer_with_hosted_ends_brings_its_targets_again_to_a_busy_replica() -> None:
@@ -365,7 +281,7 @@ async def test_trainer_with_hosted_ends_brings_its_targets_again_to_a_busy_repli
         await eventually(lambda: walk.boxes[B0].of("targets"))
         await walk.send(A0, "hop")
         await walk.send(B0, "hop", loss_sum=2.5, tokens=2)
-        await walk.feeding
+        await walk.leader.over.wait()
         assert [(journey.loss_sum, journey.tokens) for journey in walk.leader.finished] == [(2.5, 2)]
 
 

@@ -138,14 +138,14 @@ FORWARD_LIES: list[tuple[str, dict[str, Any], type[PeerError]]] = [
 async def test_server_refuses_a_forward(scene: Scene, changes: tuple[dict[str, Any], type[PeerError]]) -> None:
     with pytest.raises(changes[1]):
         await scene.forward(**changes[0])
-    assert scene.server._passages == {}
+    assert len(scene.server._passages) == 0
 
 
 BACKWARD_LIES = [
     ("by the wrong neighbour", {"by": UP}, Refused),
     ("by its trainer", {"by": TRAINER}, Refused),
     ("for another hop", {"hop": 2}, Refused),
-    ("that never came by", {"position": 7}, Refused),
+    ("by another way than there", {"route": (ALIEN, ME, DOWN)}, Refused),
     ("of another step", {"step": 3}, WrongStep),
     ("too long", {"x": tensor(1.0) + b"\0"}, Violation),
 ]
@@ -161,17 +161,25 @@ async def test_server_refuses_a_backward(scene: Scene, changes: tuple[dict[str, 
     await eventually(lambda: scene.part.held)
 
 
-async def test_server_refuses_what_it_has_had(scene: Scene) -> None:
+async def test_server_brought_what_it_has_had_counts_it_once(scene: Scene) -> None:
     await scene.there()
     for attempt in (0, 1):
-        with pytest.raises(Refused, match="already here"):
-            await scene.forward(attempt=attempt)
+        await scene.forward(attempt=attempt)
     await scene.backward(attempt=2)
     await eventually(lambda: scene.up.of("backward"))
-    for again in (scene.forward(attempt=3), scene.backward(attempt=3), scene.resend(attempt=3)):
-        with pytest.raises(Refused):
-            await again
-    assert len(scene.part.held) == len(scene.up.of("backward")) == 1
+    scene.part.on = {name: spoil(BugError("computed twice")) for name in ("accumulate",)}
+    await scene.forward(attempt=3)
+    await scene.backward(attempt=3)
+    await turns()
+    assert len(scene.part.held) == len(scene.replica.events.of(Accumulated)) == 1
+
+
+async def test_server_asked_for_a_forward_anew_tells_and_hands_on_again(scene: Scene) -> None:
+    await scene.there(x=3.0)
+    await scene.forward(attempt=1, x=3.0)
+    await eventually(lambda: len(scene.down.of("forward")) == 2)
+    assert scene.down.payloads("forward") == [6.0, 6.0]
+    assert [report.again for report in scene.trainer.of("hop")] == [False, True]
 
 
 async def test_server_refuses_an_attempt_that_was_superseded(scene: Scene) -> None:
@@ -181,15 +189,15 @@ async def test_server_refuses_an_attempt_that_was_superseded(scene: Scene) -> No
             await stale
 
 
-async def test_server_refuses_a_backward_before_its_forward_is_computed(scene: Scene) -> None:
+async def test_server_brought_a_backward_before_its_forward_is_computed_waits_for_it(scene: Scene) -> None:
     scene.replica.device.gate = asyncio.Event()
     await scene.forward()
     await turns()
-    with pytest.raises(Refused, match="no forward"):
-        await scene.backward()
+    await scene.backward(x=4.0)
     scene.replica.device.gate.set()
-    await eventually(lambda: scene.down.of("forward"))
-    await scene.backward()
+    await eventually(lambda: scene.up.of("backward"))
+    assert scene.part.held == {microbatch(0): 32.0}
+    assert scene.down.mail == []
 
 
 async def test_server_with_two_backwards_on_their_way_takes_one(scene: Scene) -> None:
@@ -197,8 +205,7 @@ async def test_server_with_two_backwards_on_their_way_takes_one(scene: Scene) ->
     body = Backward(**scene.fields())
     first, second = (scene.arrive("backward", body, tensor(x), DOWN) for x in (1.0, 2.0))
     await first()
-    with pytest.raises(Refused, match="no forward"):
-        await second()
+    await second()
     await eventually(lambda: scene.up.of("backward"))
     assert scene.part.held == {microbatch(0): 8.0}
 
@@ -209,11 +216,11 @@ async def test_server_whose_step_closed_while_a_payload_came_refuses_it(scene: S
         scene.arrive("forward", Forward(**scene.fields(1)), tensor(1.0), UP),
         scene.arrive("backward", Backward(**scene.fields(0)), tensor(1.0), DOWN),
     ]
-    scene.server.open_step(2, places(3))
+    scene.replica.open_step(2)
     for arrive in late:
         with pytest.raises(WrongStep):
             await arrive()
-    assert scene.server._passages == {}
+    assert len(scene.server._passages) == 0
     await scene.there(2, step=2)
 
 
@@ -282,7 +289,7 @@ async def test_server_holds_the_next_steps_forward_until_it_opens(scene: Scene) 
     await scene.forward(0, step=2)
     await turns()
     assert scene.down.mail == []
-    scene.server.open_step(2, places(3))
+    scene.replica.open_step(2)
     await eventually(lambda: scene.down.of("forward"))
     assert scene.down.of("forward")[0].step == 2
 
@@ -292,15 +299,15 @@ async def test_server_drops_work_of_a_closed_step(scene: Scene) -> None:
     for position in range(3):
         await scene.forward(position)
     await turns()
-    scene.server.open_step(2, places(3))
+    scene.replica.open_step(2)
     scene.replica.device.gate.set()
     await scene.there(3, step=2)
     assert [body.microbatch for body in scene.down.of("forward")] == [microbatch(3)]
-    assert set(scene.server._passages) == {(2, microbatch(3))}
+    assert {passage.index for passage in scene.server._passages} == {(2, microbatch(3))}
 
 
 async def test_server_refuses_trainers_that_the_new_roster_left_out(scene: Scene) -> None:
-    scene.server.open_step(2, places(3, ALIEN))
+    scene.replica.open_step(2, places(3, ALIEN))
     with pytest.raises(Refused, match="not a trainer"):
         await scene.forward(step=2)
 
@@ -400,7 +407,7 @@ async def test_server_whose_part_fails_on_one_microbatch_tells_why_and_goes_on(
     blocked = await scene.blocked()
     assert (blocked.code, blocked.direction, blocked.peer) == ("failed", where, ME)
     assert type(error).__name__ in blocked.reason
-    assert (scene.part.held, scene.server._passages) == ({}, {})
+    assert (scene.part.held, len(scene.server._passages)) == ({}, 0)
     scene.part.on.clear()
     await scene.there(attempt=1)
     await scene.backward(attempt=1)
@@ -430,10 +437,10 @@ async def test_server_whose_state_is_broken_ends_with_the_reason(where: str, err
 def kept(scene: Scene) -> list[Any]:
     """Everything large that the replica still holds."""
     names = ("input", "targets", "output", "graph", "gradient")
-    return [name for p in scene.server._passages.values() for name in names if getattr(p, name) is not None]
+    return [name for p in scene.server._passages for name in names if getattr(p, name) is not None]
 
 
-async def test_server_holds_graph_and_output_until_the_backward_and_nothing_after(scene: Scene) -> None:
+async def test_server_holds_graph_and_output_until_the_backward_and_what_it_received_after(scene: Scene) -> None:
     graphs: list[weakref.ref[Any]] = []
     usual = scene.part.forward
 
@@ -444,10 +451,10 @@ async def test_server_holds_graph_and_output_until_the_backward_and_nothing_afte
 
     scene.part.forward = forward  # type: ignore[method-assign]
     await scene.there()
-    assert kept(scene) == ["output", "graph"]
+    assert kept(scene) == ["input", "output", "graph"]
     await scene.backward()
     await eventually(lambda: scene.up.of("backward"))
-    assert kept(scene) == []
+    assert kept(scene) == ["input", "gradient"]
     await turns()
     gc.collect()
     assert [graph() for graph in graphs] == [None]
@@ -467,8 +474,8 @@ async def test_server_holds_nothing_of_what_failed(scene: Scene, fails: str) -> 
 
 async def test_server_forgets_graphs_of_a_closed_step(scene: Scene) -> None:
     await scene.there()
-    graph = weakref.ref(next(iter(scene.server._passages.values())).graph)
-    scene.server.open_step(2, places(3))
+    graph = weakref.ref(next(iter(scene.server._passages)).graph)
+    scene.replica.open_step(2)
     await turns()
     gc.collect()
     assert graph() is None
@@ -494,7 +501,7 @@ async def test_server_with_the_loss_waits_for_both_halves(order: str) -> None:
         await eventually(lambda: scene.trainer.of("hop") and scene.up.of("backward"))
     (report,) = scene.trainer.of("hop")
     assert (report.direction, report.loss_sum, report.tokens) == ("backward", 3.0, 2)
-    assert kept(scene) == []
+    assert kept(scene) == ["input", "targets"]
 
 
 async def test_server_with_the_loss_brought_its_targets_again_works_with_them_once() -> None:
@@ -509,7 +516,7 @@ async def test_server_with_the_loss_brought_its_targets_again_works_with_them_on
         await eventually(lambda: scene.part.held)
         await scene.targets(attempt=2)
         await turns()
-        assert kept(scene) == []
+        assert kept(scene) == ["input", "targets"]
         with pytest.raises(Refused, match="superseded"):
             await scene.targets(attempt=1)
         with pytest.raises(Refused, match="from their trainer"):
@@ -548,6 +555,22 @@ async def test_server_whose_loss_is_no_number_adds_nothing() -> None:
 async def test_server_gives_its_gradient_to_nobody_but_whom_the_forward_came_from(scene: Scene) -> None:
     await scene.there()
     with pytest.raises(Refused, match="leads elsewhere"):
-        await scene.backward(attempt=9, route=(ALIEN, ME, DOWN))
+        await scene.backward(route=(ALIEN, ME, DOWN))
     await scene.backward()
     await eventually(lambda: scene.up.of("backward"))
+
+
+async def test_server_says_once_a_step_that_a_trainer_cannot_be_told(
+    scene: Scene, caplog: pytest.LogCaptureFixture
+) -> None:
+    scene.network.kill(TRAINER)
+    for position in range(5):
+        await scene.there(position)
+    await eventually(lambda: "cannot tell trainer" in caplog.text)
+    await turns()
+    assert caplog.text.count("cannot tell trainer") == 1
+    scene.replica.open_step(2)
+    for position in range(5, 8):
+        await scene.there(position, step=2)
+    await turns()
+    assert caplog.text.count("cannot tell trainer") == 2

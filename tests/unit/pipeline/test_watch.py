@@ -1,9 +1,10 @@
-"""The watch: whom it loses and why, and whom it does not. In virtual time: an hour takes no time."""
+"""The watch: whom it loses and finds again, and why, and whom it does not. In virtual time: an hour takes no time."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+import contextlib
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import pytest
@@ -11,7 +12,17 @@ import pytest
 from swarm.errors import Refused
 from swarm.ids import PeerId, RunId
 from swarm.network.protocols import Answer, Method, Request
-from swarm.pipeline.health import MISSES_TO_LOSE, PING_EVERY_S, PING_TIMEOUT_S, Lost, Ping, Watch, watched
+from swarm.pipeline.beats import Beat, Lost, Ping, Standing
+from swarm.pipeline.health import (
+    MISSES_TO_LOSE,
+    PING_EVERY_S,
+    PING_TIMEOUT_S,
+    PROBE_EVERY_S,
+    SHORTEST_LOSS_S,
+    STRANGER_BEATS,
+    Watch,
+    watched,
+)
 from swarm.schema import Empty
 from swarm.sim.network import SimEndpoint, SimNetwork
 from tests.unit.averaging.world import LoopClock, in_virtual_time
@@ -19,16 +30,18 @@ from tests.unit.averaging.world import LoopClock, in_virtual_time
 ME = PeerId("me")
 OTHERS = tuple(PeerId(f"p{number}") for number in range(5))
 EVERYBODY = (ME, *OTHERS)
-HOUR = 3600.0
 NEAR = watched(ME, EVERYBODY)
 FAR = tuple(peer for peer in OTHERS if peer not in NEAR)
+SILENT_LOSS_S = PING_EVERY_S + MISSES_TO_LOSE * PING_TIMEOUT_S + 0.1
+REFUSED_LOSS_S = PING_EVERY_S + SHORTEST_LOSS_S + PROBE_EVERY_S + 0.1
 
 
 class Neighbour:
-    """Answers pings unless ``silent``, counts them, and keeps what it is told."""
+    """Answers beats unless ``silent``, counts them, and keeps what it is told."""
 
     def __init__(self, endpoint: SimEndpoint) -> None:
         self.endpoint, self.silent = endpoint, False
+        self.standing = Standing(step=0, member=True, incarnation=1)
         self.pings = 0
         self.told: list[Lost] = []
         endpoint.mount(self)
@@ -36,15 +49,15 @@ class Neighbour:
     def methods(self) -> list[Method]:
         """See :class:`~swarm.network.protocols.Service`."""
         return [
-            Method(name="health/1/ping", request=Ping, handle=self._ping),
+            Method(name="health/1/beat", request=Beat, handle=self._beat),
             Method(name="health/1/lost", request=Lost, handle=self._lost),
         ]
 
-    async def _ping(self, request: Request) -> Answer:
+    async def _beat(self, request: Request) -> Answer:
         self.pings += 1
         if self.silent:
             await asyncio.get_running_loop().create_future()
-        return Answer(Empty())
+        return Answer(self.standing)
 
     async def _lost(self, request: Request) -> Answer:
         self.told.append(request.body)
@@ -55,27 +68,38 @@ class Neighbour:
 
 
 class Ring:
-    """A watch and five neighbours."""
+    """A watch and five neighbours. ``news`` is what the watch told, with the time."""
 
     async def open(self) -> None:
         self.network = SimNetwork(LoopClock())
         self.neighbours: dict[PeerId, Neighbour] = {}
+        self.news: list[tuple[Any, ...]] = []
         for peer in EVERYBODY:
             endpoint = self.network.endpoint(peer)
             await endpoint.enter(RunId("ab" * 32))
             if peer == ME:
-                self.watch = Watch(endpoint, LoopClock())
+                self.watch = Watch(endpoint, LoopClock(), incarnation=3)
                 endpoint.mount(self.watch)
             else:
                 self.neighbours[peer] = Neighbour(endpoint)
         self.watch.follow(EVERYBODY)
+        self.watch.lost = lambda peer, reason: self.news.append(("lost", peer))
+        self.watch.back = lambda peer: self.news.append(("back", peer))
+        self.watch.ahead = lambda peer, step: self.news.append(("ahead", peer, step))
 
-    async def verdict(self, within_s: float = HOUR) -> tuple[PeerId, str] | None:
+    @contextlib.asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        running = asyncio.create_task(self.watch.run())
+        await asyncio.sleep(0)
         try:
-            async with asyncio.timeout(within_s):
-                return await self.watch.run()
-        except TimeoutError:
-            return None
+            yield
+        finally:
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    async def watch_for(self, seconds: float) -> None:
+        async with self.watching():
+            await asyncio.sleep(seconds)
 
 
 def play(story: Any, *args: Any) -> None:
@@ -88,113 +112,284 @@ def play(story: Any, *args: Any) -> None:
     in_virtual_time(told())
 
 
-def test_watch_with_everybody_well_loses_nobody_and_pings_only_its_neighbours() -> None:
+# --- losing ----------------------------------------------------------------------------------------------------------
+
+
+def test_watch_with_everybody_well_loses_nobody_and_asks_only_its_neighbours() -> None:
     async def story(ring: Ring) -> None:
-        assert await ring.verdict(60.0) is None
+        await ring.watch_for(60.0)
+        assert (ring.news, dict(ring.watch.gone)) == ([], {})
         assert all(ring.neighbours[peer].pings == pytest.approx(60 / PING_EVERY_S, abs=1) for peer in NEAR)
         assert all(ring.neighbours[peer].pings == 0 for peer in FAR)
 
     play(story)
 
 
-@pytest.mark.parametrize("dead", [True, False], ids=["dead", "silent"])
-def test_watch_loses_a_neighbour_that_does_not_answer_and_tells_the_others(dead: bool) -> None:
+@pytest.mark.parametrize(("how", "bound_s"), [("dead", REFUSED_LOSS_S), ("silent", SILENT_LOSS_S)])
+def test_watch_loses_a_neighbour_that_does_not_answer_tells_the_others_and_goes_on(how: str, bound_s: float) -> None:
     async def story(ring: Ring) -> None:
         victim = NEAR[1]
-        if dead:
+        if how == "dead":
             ring.network.kill(victim)
         ring.neighbours[victim].silent = True
-        lost, reason = await ring.verdict() or (ME, "")
-        assert lost == victim
-        assert f"no answer to {MISSES_TO_LOSE} pings in a row" in reason
-        bound = MISSES_TO_LOSE * (PING_TIMEOUT_S + PING_EVERY_S)
-        assert asyncio.get_running_loop().time() <= bound
-        for peer, neighbour in ring.neighbours.items():
-            assert [message.peer for message in neighbour.told] == ([] if peer == victim else [victim])
+        async with ring.watching():
+            await asyncio.sleep(bound_s)
+            assert ring.news == [("lost", victim)]
+            assert f"no answer to {MISSES_TO_LOSE} pings in a row" in ring.watch.gone[victim] or how == "dead"
+            for peer, neighbour in ring.neighbours.items():
+                assert [message.peer for message in neighbour.told] == ([] if peer == victim else [victim])
+            second = NEAR[0]
+            ring.network.kill(second)
+            await asyncio.sleep(bound_s)
+            assert set(ring.watch.gone) == {victim, second}
 
     play(story)
 
 
-def test_watch_leaves_a_peer_alone_that_answers_again() -> None:
+def test_watch_that_is_cut_off_finds_out_from_everybody() -> None:
+    async def story(ring: Ring) -> None:
+        for neighbour in ring.neighbours.values():
+            neighbour.silent = True
+        await ring.watch_for(2 * SILENT_LOSS_S + PING_EVERY_S)
+        assert set(ring.watch.gone) == set(OTHERS)
+
+    play(story)
+
+
+def test_watch_leaves_a_peer_alone_that_answers_again_in_time() -> None:
     async def story(ring: Ring) -> None:
         victim = ring.neighbours[NEAR[0]]
-
-        async def stall() -> None:
+        async with ring.watching():
             for _ in range(20):
                 victim.silent = True
                 await asyncio.sleep(0.9 * (MISSES_TO_LOSE - 1) * PING_TIMEOUT_S)
                 victim.silent = False
                 await asyncio.sleep(2 * (PING_TIMEOUT_S + PING_EVERY_S))
-
-        stalling = asyncio.create_task(stall())
-        assert await ring.verdict(200.0) is None
-        await stalling
+        assert ring.news == []
+        assert victim.pings > 20
 
     play(story)
+
+
+def test_watch_finds_a_peer_again_that_stalled_and_tells_whoever_waits() -> None:
+    async def story(ring: Ring) -> None:
+        victim = ring.neighbours[NEAR[0]]
+        async with ring.watching():
+            victim.silent = True
+            lost = ring.watch.changed()
+            await lost
+            assert set(ring.watch.gone) == {NEAR[0]}
+            found = asyncio.create_task(ring.watch.changed())
+            await asyncio.sleep(30.0)
+            assert not found.done()
+            victim.silent = False
+            await found
+            assert not ring.watch.gone
+        assert ring.news == [("lost", NEAR[0]), ("back", NEAR[0])]
+
+    play(story)
+
+
+def test_watch_asks_a_lost_peer_again_and_again_though_it_is_no_neighbour() -> None:
+    async def story(ring: Ring) -> None:
+        victim = ring.neighbours[FAR[0]]
+        victim.silent = True
+        async with ring.watching():
+            ring.watch.suspect(FAR[0], "a call failed")
+            await asyncio.sleep(60.0)
+            victim.silent = False
+            await asyncio.sleep(PING_TIMEOUT_S + PING_EVERY_S)
+        assert ring.news == [("lost", FAR[0]), ("back", FAR[0])]
+
+    play(story)
+
+
+# --- what others say of themselves -----------------------------------------------------------------------------------
+
+
+def test_watch_loses_a_peer_that_was_started_anew_and_does_not_find_it_again() -> None:
+    async def story(ring: Ring) -> None:
+        victim = ring.neighbours[NEAR[0]]
+        async with ring.watching():
+            await asyncio.sleep(3.0)
+            victim.standing = victim.standing.model_copy(update={"incarnation": 2})
+            await asyncio.sleep(60.0)
+            assert dict(ring.watch.gone) == {NEAR[0]: "it was started anew"}
+            assert ring.news == [("lost", NEAR[0])]
+            ring.watch.follow([peer for peer in EVERYBODY if peer != NEAR[0]])
+            ring.watch.follow(EVERYBODY)
+            await asyncio.sleep(60.0)
+            assert not ring.watch.gone
+
+    play(story)
+
+
+def test_watch_told_that_a_stranger_was_started_anew_does_not_find_it_until_it_takes_part() -> None:
+    async def story(ring: Ring) -> None:
+        victim = ring.neighbours[FAR[0]]
+        victim.standing = Standing(step=0, member=False, incarnation=2)
+        async with ring.watching():
+            await ring.neighbours[NEAR[0]].tell(FAR[0], "it was started anew")
+            await asyncio.sleep(60.0)
+            assert dict(ring.watch.gone) == {FAR[0]: "it was started anew"}
+            victim.standing = victim.standing.model_copy(update={"member": True})
+            await asyncio.sleep(2 * PING_EVERY_S)
+        assert ring.news == [("lost", FAR[0]), ("back", FAR[0])]
+
+    play(story)
+
+
+def test_watch_loses_a_peer_that_does_not_take_part_any_more_and_finds_it_when_it_does() -> None:
+    async def story(ring: Ring) -> None:
+        victim = ring.neighbours[NEAR[0]]
+        async with ring.watching():
+            victim.standing = victim.standing.model_copy(update={"member": False})
+            await asyncio.sleep((STRANGER_BEATS - 2) * PING_EVERY_S)
+            assert not ring.watch.gone
+            await asyncio.sleep(3 * PING_EVERY_S)
+            assert dict(ring.watch.gone) == {NEAR[0]: "it does not take part any more"}
+            victim.standing = victim.standing.model_copy(update={"member": True})
+            await asyncio.sleep(2 * PING_EVERY_S)
+        assert ring.news == [("lost", NEAR[0]), ("back", NEAR[0])]
+
+    play(story)
+
+
+def test_watch_tells_of_members_that_are_ahead() -> None:
+    async def story(ring: Ring) -> None:
+        ring.watch.stand = lambda: (4, True)
+        for peer, standing in [(NEAR[0], (5, True)), (NEAR[1], (9, False)), (NEAR[2], (4, True))]:
+            step, member = standing
+            ring.neighbours[peer].standing = Standing(step=step, member=member, incarnation=1)
+        await ring.watch_for(0.5)
+        assert ring.news == [("ahead", NEAR[0], 5)]
+
+    play(story)
+
+
+def test_watch_says_where_it_stands_itself() -> None:
+    async def story(ring: Ring) -> None:
+        ring.watch.stand = lambda: (7, False)
+        endpoint = ring.neighbours[FAR[0]].endpoint
+        standing, _ = await endpoint.call(ME, "health/1/beat", Beat(), Standing, timeout_s=5)
+        assert standing == Standing(step=7, member=False, incarnation=3)
+        await endpoint.call(ME, "health/1/ping", Ping(), Empty, timeout_s=5)
+
+    play(story)
+
+
+# --- suspecting ------------------------------------------------------------------------------------------------------
 
 
 def test_watch_asks_a_suspect_for_itself() -> None:
     async def story(ring: Ring) -> None:
         well, dead = FAR
         ring.network.kill(dead)
-        ring.watch.suspect(well, "a call failed")
-        ring.watch.suspect(dead, "a call failed")
-        assert (await ring.verdict() or (ME, ""))[0] == dead
+        async with ring.watching():
+            ring.watch.suspect(well, "a call failed")
+            ring.watch.suspect(dead, "a call failed")
+            await asyncio.sleep(REFUSED_LOSS_S)
+        assert ring.news == [("lost", dead)]
         assert ring.neighbours[well].pings == 1
 
     play(story)
 
 
-def test_watch_suspecting_everybody_asks_everybody() -> None:
+def test_watch_checks_at_once_and_returns_when_all_have_answered_or_are_gone() -> None:
     async def story(ring: Ring) -> None:
-        ring.watch.suspect_all("nobody knows")
-        assert await ring.verdict(0.5) is None
-        assert all(neighbour.pings == 1 for neighbour in ring.neighbours.values())
+        well, dead = FAR
+        silent = NEAR[0]
+        ring.network.kill(dead)
+        ring.neighbours[silent].silent = True
+        async with ring.watching():
+            await ring.watch.check([well], "a call failed")
+            assert asyncio.get_running_loop().time() == 0.0
+            await ring.watch.check([well, dead, silent, ME, PeerId("stranger")], "a call failed")
+            assert set(ring.watch.gone) == {dead, silent}
+            assert asyncio.get_running_loop().time() <= SILENT_LOSS_S
+            before = asyncio.get_running_loop().time()
+            await ring.watch.check([dead, silent], "again")
+            await ring.watch.check([], "nobody")
+            assert asyncio.get_running_loop().time() == before
 
     play(story)
 
 
-def test_watch_asks_at_once_whom_it_suspects_while_it_pings() -> None:
+def test_watch_that_does_not_run_checks_nobody() -> None:
     async def story(ring: Ring) -> None:
-        stalled = ring.neighbours[NEAR[0]]
-        stalled.silent = True
-        running = asyncio.create_task(ring.verdict(PING_TIMEOUT_S + 0.5))
-        await asyncio.sleep(1.0)
-        ring.watch.suspect(FAR[0], "a call failed")
-        stalled.silent = False
-        await running
-        assert ring.neighbours[FAR[0]].pings == 1
+        ring.network.kill(NEAR[0])
+        await ring.watch.check([NEAR[0]], "a call failed")
+        ring.watch.suspect(NEAR[0], "a call failed")
+        assert not ring.watch.gone
 
     play(story)
 
 
 def test_watch_does_not_suspect_strangers_or_itself() -> None:
     async def story(ring: Ring) -> None:
-        ring.watch.suspect(PeerId("stranger"), "whoever that is")
-        ring.watch.suspect(ME, "me?")
-        assert await ring.verdict(10.0) is None
+        async with ring.watching():
+            ring.watch.suspect(PeerId("stranger"), "whoever that is")
+            ring.watch.suspect(ME, "me?")
+            await asyncio.sleep(10.0)
+        assert ring.news == []
 
     play(story)
 
 
-def test_watch_told_of_a_loss_checks_and_names_the_lost_one() -> None:
+# --- being told ------------------------------------------------------------------------------------------------------
+
+
+def test_watch_told_of_a_loss_checks_for_itself() -> None:
     async def story(ring: Ring) -> None:
         teller, dead = FAR
         ring.network.kill(dead)
-        await ring.neighbours[teller].tell(dead)
-        assert (await ring.verdict() or (ME, ""))[0] == dead
+        async with ring.watching():
+            await ring.neighbours[teller].tell(dead)
+            await asyncio.sleep(REFUSED_LOSS_S)
+        assert ring.news == [("lost", dead)]
+
+    play(story)
+
+
+def test_watch_told_of_a_loss_by_two_needs_one_miss_of_its_own() -> None:
+    async def story(ring: Ring) -> None:
+        dead = FAR[0]
+        ring.neighbours[dead].silent = True
+        async with ring.watching():
+            for teller in NEAR[:2]:
+                await ring.neighbours[teller].tell(dead)
+            assert not ring.watch.gone
+            await asyncio.sleep(PING_TIMEOUT_S + 0.1)
+            assert set(ring.watch.gone) == {dead}
+        assert "nor to 2 others" in ring.watch.gone[dead]
+
+    play(story)
+
+
+def test_watch_doubts_who_missed_a_ping_until_it_answers() -> None:
+    async def story(ring: Ring) -> None:
+        stalled = ring.neighbours[FAR[0]]
+        stalled.silent = True
+        async with ring.watching():
+            ring.watch.suspect(FAR[0], "a call failed")
+            await asyncio.sleep(PING_TIMEOUT_S + 0.1)
+            assert set(ring.watch.doubted) == {FAR[0]}
+            stalled.silent = False
+            await asyncio.sleep(PING_TIMEOUT_S + PING_EVERY_S)
+            assert not ring.watch.doubted
+        assert ring.news == []
 
     play(story)
 
 
 @pytest.mark.parametrize("accused", [FAR[0], ME])
-def test_watch_told_of_a_loss_that_is_none_takes_the_teller_as_gone(accused: PeerId) -> None:
+def test_watch_told_of_a_loss_that_is_none_believes_nothing_and_keeps_the_teller(accused: PeerId) -> None:
     async def story(ring: Ring) -> None:
-        teller = FAR[1]
-        await ring.neighbours[teller].tell(accused, "it does not answer me")
-        lost, reason = await ring.verdict() or (ME, "")
-        assert lost == teller
-        assert f"saying that {accused} is gone: it does not answer me" in reason
+        async with ring.watching():
+            await ring.neighbours[FAR[1]].tell(accused, "it does not answer me")
+            await asyncio.sleep(20.0)
+        assert ring.news == []
+        assert ring.neighbours[FAR[0]].pings == (1 if accused == FAR[0] else 0)
 
     play(story)
 
@@ -203,8 +398,25 @@ def test_watch_takes_no_word_from_strangers() -> None:
     async def story(ring: Ring) -> None:
         endpoint = ring.network.endpoint("stranger")
         await endpoint.enter(RunId("ab" * 32))
-        await Neighbour(endpoint).tell(NEAR[0])
-        assert await ring.verdict(10.0) is None
+        async with ring.watching():
+            stranger = Neighbour(endpoint)
+            await stranger.tell(FAR[0])
+            await stranger.tell(PeerId("stranger"), "I leave")
+            await asyncio.sleep(10.0)
+        assert ring.news == []
+        assert ring.neighbours[FAR[0]].pings == 0
+
+    play(story)
+
+
+def test_watch_keeps_no_rumour_of_those_that_it_does_not_watch() -> None:
+    async def story(ring: Ring) -> None:
+        async with ring.watching():
+            for number in range(50):
+                await ring.neighbours[FAR[1]].tell(PeerId(f"nobody{number}"))
+            assert ring.watch._rumours == {}
+            await ring.neighbours[FAR[1]].tell(FAR[0])
+            assert set(ring.watch._rumours) == {FAR[0]}
 
     play(story)
 
@@ -212,58 +424,59 @@ def test_watch_takes_no_word_from_strangers() -> None:
 def test_watch_believes_a_peer_that_leaves() -> None:
     async def story(ring: Ring) -> None:
         leaver = FAR[0]
-        running = asyncio.create_task(ring.verdict())
-        await asyncio.sleep(5.1)
-        await ring.neighbours[leaver].tell(leaver, "it was stopped by SIGTERM")
-        assert await running == (leaver, "it was stopped by SIGTERM")
-        assert asyncio.get_running_loop().time() < 5.5
+        async with ring.watching():
+            await ring.neighbours[leaver].tell(leaver, "it was stopped by SIGTERM")
+            assert dict(ring.watch.gone) == {leaver: "it was stopped by SIGTERM"}
+            await ring.neighbours[leaver].tell(leaver, "again")
+        assert ring.news == [("lost", leaver)]
 
     play(story)
 
 
-def test_watch_told_by_two_that_the_other_is_gone_takes_one_as_gone() -> None:
+def test_watch_told_by_two_that_the_other_is_gone_keeps_both() -> None:
     async def story(ring: Ring) -> None:
         first, second = FAR
-        await ring.neighbours[first].tell(second)
-        await ring.neighbours[second].tell(first)
-        lost, _ = await ring.verdict() or (ME, "")
-        assert lost in FAR
+        async with ring.watching():
+            await ring.neighbours[first].tell(second)
+            await ring.neighbours[second].tell(first)
+            await asyncio.sleep(20.0)
+        assert ring.news == []
 
     play(story)
 
 
-def test_watch_prefers_the_one_that_left_by_itself_to_those_who_noticed() -> None:
-    async def story(ring: Ring) -> None:
-        noticed, left = FAR
-        await ring.neighbours[noticed].tell(left)
-        await ring.neighbours[left].tell(left, "stopped")
-        assert await ring.verdict() == (left, "stopped")
-
-    play(story)
+# --- rosters ---------------------------------------------------------------------------------------------------------
 
 
-def test_watch_with_a_new_roster_forgets_what_it_held_against_anyone() -> None:
+def test_watch_with_a_new_roster_keeps_what_it_knows_of_those_that_stay() -> None:
     async def story(ring: Ring) -> None:
         victim = NEAR[0]
-        ring.neighbours[victim].silent = True
-        almost = (MISSES_TO_LOSE - 1) * (PING_TIMEOUT_S + PING_EVERY_S)
-        assert await ring.verdict(almost) is None
-        ring.watch.follow(EVERYBODY)
-        assert await ring.verdict(PING_TIMEOUT_S + 0.5) is None
-        assert (await ring.verdict() or (ME, ""))[0] == victim
+        ring.network.kill(victim)
+        async with ring.watching():
+            await asyncio.sleep(REFUSED_LOSS_S)
+            ring.watch.follow(EVERYBODY)
+            assert set(ring.watch.gone) == {victim}
+            changed = ring.watch.changed()
+            ring.watch.follow([peer for peer in EVERYBODY if peer != victim])
+            await changed
+            assert not ring.watch.gone
+            await asyncio.sleep(60.0)
+        assert ring.news == [("lost", victim)]
 
     play(story)
 
 
 def test_watch_of_a_roster_without_the_dead_loses_nobody() -> None:
     async def story(ring: Ring) -> None:
-        ring.network.kill(NEAR[0])
-        ring.watch.suspect(NEAR[0], "a call failed")
-        ring.watch.follow([peer for peer in EVERYBODY if peer != NEAR[0]])
-        assert await ring.verdict(60.0) is None
-        ring.watch.follow(())
-        ring.network.kill(NEAR[1])
-        assert await ring.verdict(60.0) is None
+        async with ring.watching():
+            ring.network.kill(NEAR[0])
+            ring.watch.suspect(NEAR[0], "a call failed")
+            ring.watch.follow([peer for peer in EVERYBODY if peer != NEAR[0]])
+            await asyncio.sleep(60.0)
+            ring.watch.follow(())
+            ring.network.kill(NEAR[1])
+            await asyncio.sleep(60.0)
+        assert ring.news == []
 
     play(story)
 
@@ -276,5 +489,33 @@ def test_watch_saying_goodbye_to_a_dead_peer_does_not_fail() -> None:
             assert [(m.peer, len(m.reason)) for m in neighbour.told] == ([] if peer == NEAR[0] else [(ME, 400)])
         with pytest.raises(Refused):
             await ring.neighbours[FAR[0]].endpoint.call(ME, "health/1/nothing", Ping(), Empty, timeout_s=5)
+
+    play(story)
+
+
+def test_watch_does_not_wait_for_those_that_are_gone_when_it_tells_of_another() -> None:
+    async def story(ring: Ring) -> None:
+        ring.neighbours[NEAR[0]].silent = True
+        async with ring.watching():
+            await asyncio.sleep(SILENT_LOSS_S)
+            before = asyncio.get_running_loop().time()
+            await ring.watch.tell_all(ME, "it leaves")
+            assert asyncio.get_running_loop().time() == before
+        assert [message.peer for message in ring.neighbours[NEAR[0]].told] == []
+
+    play(story)
+
+
+def test_watch_of_one_whose_other_watchers_are_gone_finds_it_gone_too() -> None:
+    """Nobody is left who asked it: the living close the ring."""
+
+    dead = watched(ME, EVERYBODY, len(NEAR) + 1)
+
+    async def story(ring: Ring) -> None:
+        for peer in dead:
+            ring.neighbours[peer].silent = True
+        async with ring.watching():
+            await asyncio.sleep(30.0)
+            assert set(ring.watch.gone) == set(dead)
 
     play(story)

@@ -21,19 +21,24 @@ from swarm.network.protocols import Answer, Method, Payload, Request
 from swarm.pipeline.compute import BoundarySpecs, EndsCompute, StageCompute
 from swarm.pipeline.journey import FinishedJourney, JourneyContext
 from swarm.pipeline.messages import (
+    Adopt,
+    Attend,
     Backward,
     Blocked,
+    Drop,
     Forward,
     HopReport,
     InputGradient,
     Output,
+    Recall,
     Resend,
     Targets,
+    TrainerRecall,
 )
+from swarm.pipeline.pace import Pace
 from swarm.pipeline.server import Places, StageContext, StageServer, StageSettings
 from swarm.pipeline.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
-from swarm.planning.deadlines import AdaptiveDeadline
 from swarm.schema import Empty
 from swarm.sim.network import SimEndpoint, SimNetwork
 
@@ -48,6 +53,11 @@ KINDS: dict[str, Any] = {
     "pipeline/1/targets": Targets,
     "pipeline/1/backward": Backward,
     "pipeline/1/resend": Resend,
+    "pipeline/1/adopt": Adopt,
+    "pipeline/1/drop": Drop,
+    "pipeline/1/recall": Recall,
+    "pipeline/1/attend": Attend,
+    "trainer/1/recall": TrainerRecall,
     "trainer/1/output": Output,
     "trainer/1/gradient": InputGradient,
     "trainer/1/hop": HopReport,
@@ -125,6 +135,17 @@ class FakePart:
         self.scale = 2.0
         self.loss_value = 3.0
         self.graphs: list[Any] = []
+        self.step = 0
+
+    @property
+    def microbatches(self) -> frozenset[MicrobatchId]:
+        """See :class:`~swarm.pipeline.compute.StagePart`."""
+        return frozenset(self.held)
+
+    def reverse(self, microbatch: MicrobatchId, gradients: Any) -> None:
+        """See :class:`~swarm.pipeline.compute.StagePart`."""
+        if self.held.pop(microbatch) != gradients:
+            raise BugError(f"{microbatch} was added with other gradients")
 
     def _hook(self, name: str) -> None:
         if name in self.on:
@@ -201,6 +222,8 @@ class Mailbox:
         async def handle(request: Request) -> Answer:
             if name in self.errors:
                 raise self.errors[name]
+            if name == "pipeline/1/attend":
+                await asyncio.Event().wait()
             self.mail.append((name.rpartition("/")[2], request.body, bytes(request.payload)))
             return Answer(Empty())
 
@@ -256,23 +279,41 @@ class _Anybody(frozenset[PeerId]):
 
 
 class Replica:
-    """One real StageServer with a cheap part."""
+    """One real StageServer with a cheap part, or with the one given."""
 
-    def __init__(self, endpoint: SimEndpoint, stage: int, stages: int, *, hosted: bool = False, **limits: Any) -> None:
-        self.endpoint, self.part, self.device, self.events = endpoint, FakePart(), InlineDevice(), EventList()
+    def __init__(
+        self,
+        endpoint: SimEndpoint,
+        stage: int,
+        stages: int,
+        *,
+        hosted: bool = False,
+        part: Any = None,
+        boundary: BoundarySpecs | None = None,
+        **limits: Any,
+    ) -> None:
+        self.endpoint, self.part, self.device, self.events = endpoint, part or FakePart(), InlineDevice(), EventList()
         self.clock = HandClock()
-        settings = StageSettings(run=RUN, stage=stage, stages=stages, specs=specs(hosted=hosted), **limits)
+        boundary = boundary or specs(hosted=hosted)
+        settings = StageSettings(run=RUN, stage=stage, stages=stages, specs=boundary, **limits)
         context = StageContext(
             endpoint=endpoint,
             device=self.device,  # type: ignore[arg-type]
-            compute=StageCompute(self.part, specs(hosted=hosted), torch.device("cpu")),
+            compute=StageCompute(self.part, boundary, torch.device("cpu")),
             sign=lambda data: sign(endpoint.peer, data),
             events=self.events,
             clock=self.clock,
         )
         self.server = StageServer(settings, context, places(stages))
         endpoint.mount(self.server)
+        self.stage, self.stages = stage, stages
         self.server.open_step(1, places(stages))
+
+    def open_step(self, step: int, now: Places | None = None) -> None:
+        """The part swaps and the server follows."""
+        self.part.step = step - 1
+        self.part.held.clear()
+        self.server.open_step(step, now or places(self.stages))
 
 
 @dataclass
@@ -297,6 +338,11 @@ class FakeSource:
         """See :class:`~swarm.pipeline.batch.BatchSource`."""
         return 0, self._next
 
+    @property
+    def microbatches_per_epoch(self) -> int:
+        """See :class:`~swarm.pipeline.batch.BatchSource`."""
+        return 1 << 40
+
     def seek(self, cursor: tuple[int, int]) -> None:
         """See :class:`~swarm.pipeline.batch.BatchSource`."""
         self._next = cursor[1]
@@ -314,7 +360,9 @@ class FakeLeader:
     def __init__(self, quota: int) -> None:
         self.quota, self.leased, self.asked = quota, 0, 0
         self.finished: list[FinishedJourney] = []
+        self.aside: dict[MicrobatchId, str] = {}
         self.error: Exception | None = None
+        self.over = asyncio.Event()
 
     async def lease(self, step: int, wanted: int) -> int:
         """See :class:`~swarm.pipeline.trainer.StepLeader`."""
@@ -328,6 +376,34 @@ class FakeLeader:
         if self.error is not None:
             raise self.error
         self.finished.append(journey)
+        self._check_over()
+
+    async def set_aside(self, step: int, microbatch: MicrobatchId, reason: str) -> None:
+        """See :class:`~swarm.pipeline.trainer.StepLeader`. The quota is not given again."""
+        self.aside[microbatch] = reason
+        self._check_over()
+
+    async def wait_quota(self, step: int) -> None:
+        """See :class:`~swarm.pipeline.trainer.StepLeader`."""
+        self._check_over()
+        await asyncio.Event().wait()
+
+    def _check_over(self) -> None:
+        if len(self.finished) + len(self.aside) >= self.quota:
+            self.over.set()
+
+    async def fed_by(self, trainer: Trainer, step: int = 1) -> None:
+        """Have the trainer feed the step until everything leased came home or was set aside."""
+        feeding = asyncio.create_task(trainer.feed(step, self))
+        over = asyncio.create_task(self.over.wait())
+        try:
+            await asyncio.wait([feeding, over], return_when=asyncio.FIRST_COMPLETED)
+            if feeding.done():
+                feeding.result()
+        finally:
+            for task in (feeding, over):
+                task.cancel()
+            await asyncio.gather(feeding, over, return_exceptions=True)
 
 
 class TrainerSide:
@@ -339,32 +415,43 @@ class TrainerSide:
         stages: Sequence[Sequence[PeerId]],
         *,
         hosted: bool = False,
-        deadline: AdaptiveDeadline | None = None,
+        pace: Pace | None = None,
+        gone: Callable[[], Any] = tuple,
+        doubted: Callable[[], Any] = tuple,
         in_flight: int | None = None,
         clock: Any = None,
+        part: Any = None,
+        boundary: BoundarySpecs | None = None,
+        source: Any = None,
+        **more: Any,
     ) -> None:
-        self.part, self.events, self.suspected = FakePart(), EventList(), dict[PeerId, str]()
+        self.part, self.events, self.suspected = part or FakePart(), EventList(), dict[PeerId, str]()
+        boundary = boundary or specs()
         self.wiring = Wiring(stages, seed=1)
         self.context = JourneyContext(
             run=RUN,
+            target=16,
             stages=len(stages),
             endpoint=endpoint,
             device=InlineDevice(),  # type: ignore[arg-type]
-            ends=None if hosted else EndsCompute(self.part, specs(), torch.device("cpu")),
+            ends=None if hosted else EndsCompute(self.part, boundary, torch.device("cpu")),
             wiring=self.wiring,
             events=self.events,
             clock=clock or SystemClock(),
             verify=verify,
-            deadline=deadline or AdaptiveDeadline(floor_s=5.0, ceiling_s=5.0),
+            pace=pace or Pace(floor_s=5.0, ceiling_s=5.0),
             suspect=self.suspected.__setitem__,
+            gone=gone,
+            doubted=doubted,
         )
         self.trainer = Trainer(
             self.context,
-            FakeSource(),
-            activation_bytes=ACTIVATION_BYTES,
+            source or FakeSource(),
+            activation_bytes=boundary.activation_bytes,
             replicas=[len(replicas) for replicas in stages],
             trainers=1,
             max_in_flight=in_flight,
+            **more,
         )
         endpoint.mount(self.trainer)
 

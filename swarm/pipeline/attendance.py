@@ -1,0 +1,54 @@
+"""Noticing at once that a replica died: an open question to it, whose connection breaks with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from swarm.clock import Clock
+from swarm.errors import DeadlineMissed, PeerError, Unreachable
+from swarm.ids import PeerId
+from swarm.network.protocols import Endpoint
+from swarm.pipeline.messages import Attend
+from swarm.schema import Empty
+
+QUESTION_S = 20.0
+ANSWER_S = 30.0
+"""A question is answered after QUESTION_S; who has not answered after ANSWER_S may be stalled, which is for the hops'
+deadlines to find out."""
+
+
+class Attendance:
+    """Open questions to replicas, one each while ``group`` lasts. ``lost`` is told who broke off, once, and may call
+    :meth:`need` again later. Costs one call in 20 s per replica in use."""
+
+    def __init__(
+        self, endpoint: Endpoint, clock: Clock, group: asyncio.TaskGroup, lost: Callable[[PeerId, str], None]
+    ) -> None:
+        self._endpoint, self._clock, self._group, self._lost = endpoint, clock, group, lost
+        self._asked: dict[PeerId, asyncio.Task[None]] = {}
+
+    def need(self, peers: Iterable[PeerId]) -> None:
+        """Attend to these as well."""
+        for peer in peers:
+            if peer not in self._asked:
+                self._asked[peer] = self._group.create_task(self._attend(peer))
+
+    def close(self) -> None:
+        """Withdraw all questions."""
+        for task in self._asked.values():
+            task.cancel()
+
+    async def _attend(self, peer: PeerId) -> None:
+        body = Attend(seconds=QUESTION_S)
+        while True:
+            try:
+                await self._endpoint.call(peer, "pipeline/1/attend", body, Empty, timeout_s=ANSWER_S)
+            except DeadlineMissed:
+                continue
+            except Unreachable as error:
+                del self._asked[peer]
+                self._lost(peer, error.reason)
+                return
+            except PeerError:  # it does not answer such questions, or not now
+                await self._clock.sleep(QUESTION_S)

@@ -1,0 +1,53 @@
+"""How long to wait for one peer: from what that peer took lately, never from what somebody guessed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+from swarm.ids import PeerId
+from swarm.planning.deadlines import AdaptiveDeadline
+
+FLOOR_S = 1.0
+"""Shorter waits condemn a peer for one burst, or for one pause of its garbage collector."""
+CEILING_S = 60.0
+
+Work = Literal["forward", "backward", "adopt"]
+"""``adopt`` is taking a hop over: fetching what it takes, and both directions."""
+
+
+class Pace:
+    """Deadlines in seconds per (peer, kind of work): a multiple of a high quantile of its recent durations, within
+    bounds. Pure.
+
+    Of a peer that was never measured the other peers' durations are expected, and the ceiling before anything was
+    measured: an unknown peer on an unknown link gets all the time there is. Memory: 64 numbers per peer and kind.
+    Asking costs O(window log window), some microseconds.
+    """
+
+    def __init__(self, *, floor_s: float = FLOOR_S, ceiling_s: float = CEILING_S, factor: float = 3.0) -> None:
+        self.ceiling_s = ceiling_s
+        self._floor_s, self._factor = floor_s, factor
+        self._peers: dict[tuple[PeerId, Work], AdaptiveDeadline] = {}
+        self._all: dict[Work, AdaptiveDeadline] = {}
+
+    def observe(self, peer: PeerId, work: Work, seconds: float) -> None:
+        """A piece of work took this long, from when it could begin until its report was here."""
+        self._peers.setdefault((peer, work), self._deadline()).observe(seconds)
+        self._all.setdefault(work, self._deadline()).observe(seconds)
+
+    def seconds(self, peer: PeerId, work: Work) -> float:
+        """How long to wait for the next piece."""
+        known = self._peers.get((peer, work)) or self._all.get(work)
+        if known is not None:
+            return known.seconds()
+        if work == "adopt":  # nobody has taken over anything yet: twice what both directions may take
+            return min(self.ceiling_s, 2 * (self.seconds(peer, "forward") + self.seconds(peer, "backward")))
+        return self.ceiling_s
+
+    def follow(self, peers: Collection[PeerId]) -> None:
+        """Forget everybody else."""
+        self._peers = {key: kept for key, kept in self._peers.items() if key[0] in peers}
+
+    def _deadline(self) -> AdaptiveDeadline:
+        return AdaptiveDeadline(floor_s=self._floor_s, ceiling_s=self.ceiling_s, factor=self._factor, window=64)

@@ -1,0 +1,247 @@
+"""Giving again what was sent before: from what is retained, else computed anew, else fetched from a neighbour first.
+
+An output needs the input, which is the output of the stage before, up to the trainer. The gradient of an input needs
+that and the gradient of the output, which comes from the stage after, down to the trainer. So what waits for what is
+a chain that ends at the trainer: there are no cycles, and where outputs and gradients are bounded apart, no deadlock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from swarm.errors import BugError, Busy, PeerError, Refused, SwarmError, Violation
+from swarm.ids import MicrobatchId, PeerId
+from swarm.models.dropout import dropout_seed
+from swarm.network.protocols import Answer, Payload, Request
+from swarm.pipeline.compute import Material
+from swarm.pipeline.insistence import insist
+from swarm.pipeline.messages import Recall, TrainerRecall, TrainerWhat, What
+from swarm.pipeline.passage import Passage, Passages
+from swarm.schema import Empty, Message
+
+if TYPE_CHECKING:
+    from swarm.pipeline.server import StageContext, StageSettings
+
+MAX_RECALLS = 16
+"""Recalls of one kind that are worked on at a time; one activation each. More are Busy."""
+
+NESTED_SHARE = 0.8
+"""Part of the time a caller gives that its callee may give to the next in the chain."""
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """One microbatch's tensors to be had along a route, within some seconds."""
+
+    step: int
+    microbatch: MicrobatchId
+    route: tuple[PeerId, ...]
+    within_s: float
+
+    @property
+    def nested(self) -> Errand:
+        """The same with the time that is left to a neighbour."""
+        return Errand(self.step, self.microbatch, self.route, NESTED_SHARE * self.within_s)
+
+
+class Missing(Refused):
+    """A neighbour cannot give what it should: ``hop`` says which, the trainer's being -1 or the number of stages."""
+
+    def __init__(self, hop: int, peer: PeerId, error: PeerError) -> None:
+        super().__init__(error.reason[:300], peer=peer)
+        self.hop, self.error = hop, error
+
+
+class Recalls:
+    """One replica's fetching and giving again. One computation and one fetch of a kind at a time per microbatch."""
+
+    def __init__(
+        self,
+        settings: StageSettings,
+        context: StageContext,
+        passages: Passages,
+        spawn: Callable[[Coroutine[Any, Any, None]], None],
+    ) -> None:
+        self._settings, self._context, self._passages, self._spawn = settings, context, passages, spawn
+        self._open: Counter[What] = Counter()
+        self._running: dict[tuple[Any, ...], asyncio.Future[Any]] = {}
+
+    # --- giving --------------------------------------------------------------------------------------------------
+
+    async def answer(self, request: Request) -> Answer:
+        """``pipeline/1/recall``, after admission. Raises Busy, or Refused with the reason where a chain is broken."""
+        body: Recall = request.body
+        if self._open[body.what] >= MAX_RECALLS:
+            raise Busy(f"{self._open[body.what]} recalls are under way")
+        left_s = request.deadline - self._context.clock.monotonic()
+        within_s = max(0.01, min(left_s, self._settings.send_timeout_s))
+        errand = Errand(body.step, body.microbatch, tuple(map(PeerId, body.route)), within_s)
+        self._open[body.what] += 1
+        try:
+            payload = await (self.output(errand) if body.what == "output" else self.input_gradient(errand))
+        except PeerError as error:  # none of it is the caller's fault, nor says that we are not there
+            raise Refused(f"stage {self._settings.stage}: {error}"[:400]) from error
+        finally:
+            self._open[body.what] -= 1
+        if payload is None:
+            raise Refused("token ids have no gradient")
+        return Answer(Empty(), payload)
+
+    async def output(self, errand: Errand) -> Payload:
+        """This stage's output. Raises Missing, or what computing raises."""
+        passage = self._passages.find(errand.step, errand.microbatch)
+        if passage is not None and passage.output is not None:
+            return passage.output
+        payload = await self.input(errand)
+        seed, first = self._seed(errand.microbatch), self._settings.first
+        computed: Payload = await self._compute(
+            "output", errand, lambda: self._context.compute.output(payload, seed, first=first)
+        )
+        return computed
+
+    async def input_gradient(self, errand: Errand) -> Payload | None:
+        """The gradient of this stage's input, None for token ids. Raises Missing, or what computing raises."""
+        material = await self.material(errand)
+        computed: Payload | None = await self._compute(
+            "gradient", errand, lambda: self._context.compute.gradient(material)
+        )
+        return computed
+
+    # --- fetching ------------------------------------------------------------------------------------------------
+
+    async def material(self, errand: Errand) -> Material:
+        """All that a contribution takes: held, or fetched. Raises Missing."""
+        own_input, gradient, targets = await self.input(errand), None, None
+        if self._settings.computes_loss:
+            targets = await self.targets(errand)
+        else:
+            gradient = await self.output_gradient(errand)
+        return Material(
+            step=errand.step,
+            microbatch=errand.microbatch,
+            seed=self._seed(errand.microbatch),
+            first=self._settings.first,
+            input=own_input,
+            gradient=gradient,
+            targets=targets,
+        )
+
+    async def input(self, errand: Errand) -> Payload:
+        """What came, or should have come, from the stage before, or from the trainer."""
+        passage = self._passages.find(errand.step, errand.microbatch)
+        if passage is not None and passage.input is not None:
+            return passage.input
+        hop = self._settings.stage - 1
+        payload = await self._fetch(errand, hop, "output")
+        if passage is not None and self._passages.current(passage) and passage.input is None:
+            passage.input = payload
+            self._passages.retention.hold(passage)
+        return payload
+
+    async def output_gradient(self, errand: Errand) -> Payload:
+        """What came, or should have come, from the stage after, or from the trainer."""
+        passage = self._passages.find(errand.step, errand.microbatch)
+        if passage is not None and passage.gradient is not None:
+            return passage.gradient
+        hop = self._settings.stage + 1
+        payload = await self._fetch(errand, hop, "gradient")
+        if passage is not None and self._passages.current(passage) and passage.gradient is None:
+            self._keep_gradient(passage, payload, errand)
+        return payload
+
+    def _keep_gradient(self, passage: Passage, payload: Payload, errand: Errand) -> None:
+        passage.gradient = payload
+        passage.gradient_sender = (
+            errand.microbatch.trainer if self._settings.last else errand.route[self._settings.stage + 1]
+        )
+        self._passages.retention.hold(passage)
+
+    async def targets(self, errand: Errand) -> Payload:
+        """Hosted last stage: the targets, from the trainer."""
+        passage = self._passages.find(errand.step, errand.microbatch)
+        if passage is not None and passage.targets is not None:
+            return passage.targets
+        payload = await self._fetch(errand, self._settings.stage + 1, "targets")
+        if passage is not None and self._passages.current(passage) and passage.targets is None:
+            passage.targets = payload
+            self._passages.retention.hold(passage)
+        return payload
+
+    async def _fetch(self, errand: Errand, hop: int, what: TrainerWhat) -> Payload:
+        trainer = errand.microbatch.trainer
+        peer = errand.route[hop] if 0 <= hop < self._settings.stages else trainer
+        try:
+            key = (errand.step, errand.microbatch, what, peer)
+            payload: Payload = await self._once(key, lambda: self._ask(peer, errand, hop, what))
+            return payload
+        except PeerError as error:
+            raise Missing(hop, peer, error) from error
+
+    async def _ask(self, peer: PeerId, errand: Errand, hop: int, what: TrainerWhat) -> Payload:
+        size = self._wire_bytes(hop, what)
+        fields: dict[str, Any] = {"step": errand.step, "microbatch": errand.microbatch, "route": errand.route}
+        body: Message
+        if 0 <= hop < self._settings.stages and what != "targets":
+            method, body = "pipeline/1/recall", Recall(**fields, hop=hop, what=what)
+        else:
+            method, body = "trainer/1/recall", TrainerRecall(**fields, what=what)
+
+        async def call() -> Payload:
+            _, payload = await self._context.endpoint.call(
+                peer, method, body, Empty, timeout_s=errand.nested.within_s, max_reply_bytes=size
+            )
+            return payload
+
+        payload = await insist(call, self._context.clock, within_s=errand.nested.within_s)
+        if memoryview(payload).nbytes != size:
+            raise Violation(f"{what} of {memoryview(payload).nbytes} bytes where {size} are expected", peer=peer)
+        return payload
+
+    def _wire_bytes(self, hop: int, what: TrainerWhat) -> int:
+        specs = self._settings.specs
+        tokens = what == "targets" or (hop < 0 and specs.hosted)
+        return specs.token_bytes if tokens else specs.activation_bytes
+
+    def _seed(self, microbatch: MicrobatchId) -> int:
+        return dropout_seed(self._settings.seed, microbatch)
+
+    # --- once ----------------------------------------------------------------------------------------------------
+
+    async def _compute(self, what: What, errand: Errand, compute: Callable[[], Any]) -> Any:
+        return await self._once((errand.step, errand.microbatch, what), lambda: self.on_device(compute))
+
+    async def on_device(self, compute: Callable[[], Any]) -> Any:
+        """Run it on the device thread. What goes wrong with one microbatch comes out as a PeerError."""
+        try:
+            return await self._context.device.run(compute)
+        except SwarmError:
+            raise
+        except Exception as error:  # one microbatch that cannot be computed is no end of a replica
+            raise PeerError(f"{type(error).__name__}: {error}") from error
+
+    async def _once(self, key: tuple[Any, ...], work: Callable[[], Awaitable[Any]]) -> Any:
+        """The outcome of ``work``, shared by all who want it at a time; it goes on when one of them is cancelled."""
+        future = self._running.get(key)
+        if future is None:
+            future = self._running[key] = asyncio.get_running_loop().create_future()
+            self._spawn(self._work_for(key, future, work))
+        return await asyncio.shield(future)
+
+    async def _work_for(
+        self, key: tuple[Any, ...], future: asyncio.Future[Any], work: Callable[[], Awaitable[Any]]
+    ) -> None:
+        try:
+            future.set_result(await work())
+        except BugError as bug:
+            future.set_exception(bug)
+            raise
+        except PeerError as error:
+            future.set_exception(error)
+            future.exception()  # all who waited may have gone
+        finally:
+            del self._running[key]
+            future.cancel()

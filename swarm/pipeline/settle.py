@@ -1,0 +1,165 @@
+"""Making what a replica has accumulated equal to what the ledger assigns to it, at the closing of a step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
+
+from swarm.errors import PeerError, Refused, WrongStep
+from swarm.events import ContributionReplayed, ContributionReversed
+from swarm.ids import MicrobatchId, PeerId, stage_part
+from swarm.pipeline.messages import Attend
+from swarm.pipeline.passage import Passage, Passages
+from swarm.pipeline.recall import Errand, Missing, Recalls
+from swarm.schema import Empty
+
+if TYPE_CHECKING:
+    from swarm.pipeline.server import StageContext, StageSettings
+
+AT_A_TIME = 8
+"""Microbatches replayed or reversed at a time: while one is computed the tensors of others are fetched."""
+
+LIVING_TIMEOUT_S = 2.0
+"""Who does not answer a question as small as can be in this time is not asked for tensors."""
+
+Assigned = Mapping[MicrobatchId, tuple[PeerId, ...]]
+_Job = tuple[str, MicrobatchId, Callable[[], Awaitable[None]]]
+
+
+class Settling(Protocol):
+    """A part of which each microbatch can be taken out, or put in."""
+
+    async def held(self) -> frozenset[MicrobatchId]:
+        """What is in the open step now."""
+
+    async def reverse(self, step: int, microbatch: MicrobatchId) -> None:
+        """Take one out. Raises PeerError when what it takes cannot be had."""
+
+    async def replay(self, step: int, microbatch: MicrobatchId, route: tuple[PeerId, ...]) -> None:
+        """Put one in. Raises PeerError when what it takes cannot be had."""
+
+
+async def settle(part: Settling, step: int, assigned: Assigned) -> None:
+    """Reverse what is not assigned, replay what is missing, until exactly the assigned microbatches are in the sum.
+
+    What can be done is done before what cannot is reported: Refused names each microbatch and the reason. May be
+    repeated, with the same set or another; cancelled at any point it leaves each microbatch wholly in or wholly out.
+    Work of the step that goes on meanwhile is looked at again, but may add more afterwards: whoever takes the sum
+    compares the microbatches in the same piece of work on the device thread, and settles again.
+    Cost: one forward and backward for each difference, and its tensors from the neighbours where they were dropped.
+    """
+    while True:
+        held, wanted = await part.held(), frozenset(assigned)
+        if held == wanted:
+            return
+        jobs: list[_Job] = [("reverse", one, partial(part.reverse, step, one)) for one in sorted(held - wanted)]
+        jobs += [("replay", one, partial(part.replay, step, one, assigned[one])) for one in sorted(wanted - held)]
+        failures = await _all(jobs)
+        if failures:
+            more = f", and {len(failures) - 3} more" if len(failures) > 3 else ""
+            raise Refused(f"{'; '.join(failures[:3])}{more}")
+
+
+async def _all(jobs: Iterable[_Job]) -> list[str]:
+    places = asyncio.Semaphore(AT_A_TIME)
+    failures: list[str] = []
+
+    async def one(verb: str, microbatch: MicrobatchId, work: Callable[[], Awaitable[None]]) -> None:
+        async with places:
+            try:
+                await work()
+            except PeerError as error:
+                failures.append(f"cannot {verb} {microbatch}: {error}"[:300])
+
+    async with asyncio.TaskGroup() as group:
+        for job in jobs:
+            group.create_task(one(*job))
+    return failures
+
+
+class StageSettling:
+    """One replica's part. Implements :class:`Settling`."""
+
+    def __init__(
+        self,
+        settings: StageSettings,
+        context: StageContext,
+        passages: Passages,
+        recalls: Recalls,
+        replicas: Callable[[int], Iterable[PeerId]],
+    ) -> None:
+        self._settings, self._context, self._passages, self._recalls = settings, context, passages, recalls
+        self._replicas = replicas
+
+    async def held(self) -> frozenset[MicrobatchId]:
+        """See :class:`Settling`."""
+        return await self._context.device.run(self._context.compute.held)
+
+    async def reverse(self, step: int, microbatch: MicrobatchId) -> None:
+        """See :class:`Settling`. What was dropped is fetched from the neighbours it came from."""
+        passage = self._passages.find(step, microbatch)
+        if passage is None:
+            raise WrongStep(f"{microbatch} did not come by here in step {step}")
+        try:
+            material = await self._recalls.material(self._errand(passage))
+        except Missing:  # whoever it came from may be gone: others of their stages can have it from the trainer
+            passage.route = await self._living(passage.route)
+            material = await self._recalls.material(self._errand(passage))
+
+        def compute() -> None:
+            self._context.compute.reverse(material)
+            passage.accumulated = passage.queued_back = passage.begun = False
+
+        await self._recalls.on_device(compute)
+        part = stage_part(self._settings.stage)
+        self._context.events.emit(ContributionReversed(step=step, microbatch=microbatch, part=part))
+
+    async def replay(self, step: int, microbatch: MicrobatchId, route: tuple[PeerId, ...]) -> None:
+        """See :class:`Settling`. What is not held is fetched from the neighbours that ``route`` names."""
+        passage = self._passages.place(step, microbatch, route)
+        passage.in_use += 1
+        try:
+            await self._replay(passage)
+        finally:
+            passage.in_use -= 1
+
+    async def _replay(self, passage: Passage) -> None:
+        step, microbatch = passage.index
+        material = await self._recalls.material(self._errand(passage))
+
+        def compute() -> bool:
+            new = microbatch not in self._context.compute.held()
+            result = self._context.compute.contribute(material, None, None)
+            passage.accumulated = True
+            passage.loss_sum, passage.tokens = result.loss_sum, result.tokens
+            return new
+
+        new = await self._recalls.on_device(compute)
+        passage.graph = passage.output = None
+        if self._passages.current(passage):
+            self._passages.retention.hold(passage)
+        if new:
+            part = stage_part(self._settings.stage)
+            self._context.events.emit(ContributionReplayed(step=step, microbatch=microbatch, part=part))
+
+    async def _living(self, route: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+        """A route of those that answer: for each stage the one on it, else the first other; our own place as it is."""
+        found = await asyncio.gather(*(self._first_living(stage, peer) for stage, peer in enumerate(route)))
+        return tuple(found)
+
+    async def _first_living(self, stage: int, preferred: PeerId) -> PeerId:
+        if stage == self._settings.stage:
+            return preferred
+        for peer in (preferred, *sorted(set(self._replicas(stage)) - {preferred})):
+            try:
+                body = Attend(seconds=0.001)
+                await self._context.endpoint.call(peer, "pipeline/1/attend", body, Empty, timeout_s=LIVING_TIMEOUT_S)
+            except PeerError:
+                continue
+            return peer
+        return preferred
+
+    def _errand(self, passage: Passage) -> Errand:
+        return Errand(*passage.index, passage.route, self._settings.send_timeout_s)

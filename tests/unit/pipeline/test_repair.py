@@ -1,0 +1,290 @@
+"""Journeys whose replicas die or fall silent, in every phase: nothing is lost and nothing counts twice."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from swarm.events import HopMoved, JourneyCompleted, JourneySetAside
+from swarm.ids import PeerId
+from swarm.models.dropout import dropout_seed
+from swarm.pipeline.pace import Pace
+from tests.harness.expect import eventually
+from tests.unit.pipeline.crew import PHASES, Crew, quick
+from tests.unit.pipeline.world import FakeLeader, microbatch, turns, working
+
+A, B, C = ([PeerId(f"{stage}{number}") for number in range(2)] for stage in "abc")
+STAGES = [A, B, C]
+QUOTA = 4
+
+
+async def expected(**options: Any) -> list[dict[Any, float]]:
+    """What every stage holds together when nothing fails."""
+    crew = await Crew.of(STAGES, **options)
+    await crew.feed(QUOTA)
+    return crew.sums()
+
+
+async def run_with(crew: Crew) -> FakeLeader:
+    """Feed the quota, then settle, as at a step's closing."""
+    leader = FakeLeader(QUOTA)
+    async with working(*crew.replicas.values()):
+        async with asyncio.timeout(8):
+            await leader.fed_by(crew.side.trainer)
+            await crew.settle(crew.assigned(leader))
+    return leader
+
+
+@pytest.mark.parametrize("how", ["kill", "silence"])
+@pytest.mark.parametrize("stage", range(3))
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("hosted", [False, True], ids=["private", "hosted"])
+async def test_replica_struck_in_any_phase_costs_nothing(hosted: bool, phase: str, stage: int, how: str) -> None:
+    if phase == "handed on" and stage == 2:
+        stage = 1  # the last stage hands on to its trainer
+    crew = await Crew.of(STAGES, hosted=hosted, in_flight=2, pace=quick())
+    crew.strike(stage, phase, getattr(crew, how))
+    leader = await run_with(crew)
+    assert len(crew.struck) == 1, "the fault did not fire"
+    assert {journey.key.microbatch for journey in leader.finished} == {microbatch(i) for i in range(QUOTA)}
+    assert crew.sums() == await expected(hosted=hosted)
+    assert len(crew.side.events.of(JourneyCompleted)) == QUOTA
+    if not hosted:
+        assert set(crew.side.part.held) == {microbatch(i) for i in range(QUOTA)}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("pair", [(0, 1), (1, 2)])
+async def test_neighbours_struck_together_cost_nothing(pair: tuple[int, int], phase: str) -> None:
+    crew = await Crew.of(STAGES, in_flight=2, pace=quick())
+
+    def both(victim: PeerId) -> None:
+        journey = next(iter(crew.side.trainer._journeys.values()))
+        for stage in pair:
+            crew.kill(journey.route[stage])
+
+    crew.strike(pair[0] if phase == "handed on" else pair[1], phase, both)
+    leader = await run_with(crew)
+    assert len(crew.struck) == 2, "the fault did not fire"
+    assert len(leader.finished) == QUOTA
+    assert crew.sums() == await expected()
+    assert crew.side.events.of(HopMoved)
+
+
+# --- false suspicion, and stages with nobody left -------------------------------------------------------
+
+
+@pytest.mark.parametrize("hosted", [False, True], ids=["private", "hosted"])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+async def test_replica_that_was_only_slow_counts_nothing_twice(hosted: bool, where: str) -> None:
+    """It stalls, is replaced, and then does everything it was asked to, late."""
+    crew = await Crew.of([A, B, C], hosted=hosted, in_flight=2, pace=quick())
+    stalled: list[PeerId] = []
+
+    def stall(peer: PeerId) -> None:
+        crew.replicas[peer].device.gate = asyncio.Event()
+        stalled.append(peer)
+
+    if where == "forward":
+        for peer in B:
+            crew.replicas[peer].part.on[where] = lambda peer=peer: None if stalled else stall(peer)
+    else:
+        crew.strike(1, "handed on", lambda peer: None if stalled else stall(peer))
+    leader = FakeLeader(QUOTA)
+    async with working(*crew.replicas.values()), asyncio.timeout(8):
+        feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
+        await eventually(lambda: crew.side.events.of(HopMoved))
+        gate = crew.replicas[stalled[0]].device.gate
+        assert gate is not None
+        await feeding
+        gate.set()
+        crew.replicas[stalled[0]].device.gate = None
+        await turns(200)
+        await crew.settle(crew.assigned(leader))
+    assert len(leader.finished) == QUOTA
+    assert crew.sums() == await expected(hosted=hosted)
+
+
+async def test_late_answer_of_a_suspected_replica_is_welcome() -> None:
+    crew = await Crew.of([A, B], in_flight=1, pace=quick())
+    for peer in B:
+        crew.replicas[peer].device.gate = asyncio.Event()
+    leader = FakeLeader(1)
+    async with working(*crew.replicas.values()), asyncio.timeout(8):
+        feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
+        await eventually(lambda: crew.side.events.of(HopMoved))
+        suspected = crew.side.events.of(HopMoved)[0].old
+        gate = crew.replicas[suspected].device.gate
+        assert gate is not None
+        gate.set()
+        await feeding
+        assert leader.finished[0].route[1] == suspected
+        assert not crew.side.wiring.statistics()[1][suspected].on_parole
+
+
+async def test_only_replica_of_a_stage_that_stalls_is_waited_for() -> None:
+    crew = await Crew.of([[A[0]], [B[0]]], in_flight=2, pace=quick())
+    crew.replicas[B[0]].device.gate = asyncio.Event()
+    leader = FakeLeader(3)
+    async with working(*crew.replicas.values()), asyncio.timeout(12):
+        feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
+        await eventually(lambda: crew.side.suspected)
+        assert leader.finished == []
+        crew.replicas[B[0]].device.gate.set()
+        await feeding
+    assert len(leader.finished) == len(crew.replicas[B[0]].part.held) == 3
+
+
+async def test_stage_of_which_everybody_is_believed_gone_is_waited_for() -> None:
+    gone: set[PeerId] = set(B)
+    crew = await Crew.of([A, B], in_flight=2, pace=quick(), gone=lambda: gone)
+    leader = FakeLeader(3)
+    async with working(*crew.replicas.values()), asyncio.timeout(8):
+        feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
+        await turns(200)
+        assert crew.held(*B) == set()
+        gone.remove(B[1])
+        await feeding
+    assert len(leader.finished) == 3
+    assert (crew.held(B[0]), len(crew.held(B[1]))) == (set(), 3)
+
+
+async def test_replica_believed_gone_while_it_holds_work_is_replaced_without_a_deadline() -> None:
+    gone: set[PeerId] = set()
+    crew = await Crew.of([A, B], in_flight=1, gone=lambda: gone, pace=Pace(floor_s=60.0))
+    for peer in B:
+        crew.replicas[peer].device.gate = asyncio.Event()
+    leader = FakeLeader(1)
+    async with working(*crew.replicas.values()), asyncio.timeout(8):
+        feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
+        await eventually(lambda: any(len(crew.replicas[peer].server._passages) for peer in B))
+        held_up = next(peer for peer in B if len(crew.replicas[peer].server._passages))
+        gone.add(held_up)
+        for peer in set(B) - {held_up}:
+            crew.replicas[peer].device.gate.set()
+        await feeding
+    assert [move.old for move in crew.side.events.of(HopMoved)] == [held_up]
+
+
+async def test_killed_replica_is_replaced_long_before_its_deadline() -> None:
+    crew = await Crew.of([A, B, C], in_flight=2, pace=Pace(floor_s=60.0))
+    crew.strike(1, "backward", crew.kill)
+    async with asyncio.timeout(5):
+        leader = await run_with(crew)
+    assert crew.struck
+    assert crew.sums() == await expected()
+    assert len(leader.finished) == QUOTA
+
+
+@pytest.mark.parametrize("stage", range(2))
+async def test_replica_lost_when_its_work_has_come_home_counts_all_the_same(stage: int) -> None:
+    crew = await Crew.of([A, B], in_flight=1)
+    finish, lost = crew.side.part.embed_backward, list[PeerId]()
+
+    def lose(*args: Any) -> Any:
+        (journey,) = crew.side.trainer._journeys.values()
+        lost.append(journey.route[stage])
+        crew.side.trainer.lost(lost[-1], "its connection broke")
+        return finish(*args)
+
+    crew.side.part.embed_backward = lose  # type: ignore[method-assign]
+    leader = await crew.feed(1)
+    assert [journey.route[stage] for journey in leader.finished] == lost
+    assert len(leader.finished[0].receipts) == 2
+
+
+# --- poison ---------------------------------------------------------------------------------------------
+
+
+def refuses(crew: Crew, peers: list[PeerId], where: str, positions: set[int]) -> list[PeerId]:
+    """Have these replicas fail on some microbatches. Returns the list of who did."""
+    failed: list[PeerId] = []
+    for peer in peers:
+        replica = crew.replicas[peer]
+        name = "forward" if where == "forward" else "contribute"
+        usual = getattr(replica.server._worker._context.compute, name)
+
+        def fails(*about: Any, peer: PeerId = peer, usual: Any = usual, **options: Any) -> Any:
+            result = usual(*about, **options) if where == "forward" else None
+            seed = about[1] if where == "forward" else about[0].seed
+            if seed in {dropout_seed(0, microbatch(position)) for position in positions}:
+                failed.append(peer)
+                raise RuntimeError("index out of range")
+            return result if where == "forward" else usual(*about, **options)
+
+        setattr(replica.server._worker._context.compute, name, fails)
+    return failed
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+@pytest.mark.parametrize("replicas", [1, 2])
+async def test_microbatch_that_fails_everywhere_is_set_aside_and_nobody_is_punished(where: str, replicas: int) -> None:
+    stages = [A, B[:replicas], C]
+    crew = await Crew.of(stages, in_flight=2, pace=quick())
+    failed = refuses(crew, stages[1], where, {1})
+    leader = await run_with(crew)
+    assert set(failed) == set(stages[1]), "the fault did not fire"
+    assert list(leader.aside) == [microbatch(1)]
+    assert "index out of range" in leader.aside[microbatch(1)]
+    assert [event.microbatch for event in crew.side.events.of(JourneySetAside)] == [microbatch(1)]
+    assert {journey.key.microbatch for journey in leader.finished} == {microbatch(i) for i in (0, 2, 3)}
+    assert [set(together) for together in crew.sums()] == [{microbatch(i) for i in (0, 2, 3)}] * 3
+    assert not any(s.on_parole for stage in crew.side.wiring.statistics() for s in stage.values())
+    assert crew.side.trainer.started(1) == tuple(microbatch(i) for i in range(4))
+    assert crew.side.trainer.cursor_after(1, {microbatch(i) for i in (0, 2, 3)}) == (0, 4)
+
+
+async def test_replica_that_fails_where_another_does_not_is_left_out_for_a_while() -> None:
+    crew = await Crew.of([A, B, C], in_flight=1, pace=quick())
+    failed = refuses(crew, B[:1], "forward", {0, 1, 2, 3})
+    leader = await run_with(crew)
+    assert failed, "the fault did not fire"
+    assert leader.aside == {}
+    assert len(leader.finished) == QUOTA
+    assert crew.side.wiring.statistics()[1][B[0]].on_parole
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf")])
+async def test_microbatch_whose_loss_is_no_number_is_set_aside(loss: float) -> None:
+    crew = await Crew.of([A, B])
+    crew.side.part.loss_value = loss
+    leader = await crew.feed(2)
+    assert set(leader.aside) == {microbatch(0), microbatch(1)}
+    assert all(f"the loss is {loss}" in reason for reason in leader.aside.values())
+    assert crew.side.part.held == {}
+
+
+# --- a trainer's steps ----------------------------------------------------------------------------------
+
+
+async def test_opening_a_step_cancels_what_is_under_way_and_goes_back_to_the_cursor() -> None:
+    crew = await Crew.of([A, B], in_flight=3)
+    for peer in B:
+        crew.replicas[peer].device.gate = asyncio.Event()
+    trainer, leader = crew.side.trainer, FakeLeader(9)
+    async with working(*crew.replicas.values()):
+        feeding = asyncio.create_task(leader.fed_by(trainer))
+        await eventually(lambda: len(trainer._journeys) == 3)
+        assert trainer.started(1) == tuple(microbatch(i) for i in range(3))
+        assert trainer.cursor_after(1, {microbatch(0)}) == (0, 1)
+        trainer.open_step(2, [A, B], 1, (0, 1))
+        await turns()
+        assert (trainer._journeys, trainer.started(1), trainer.cursor) == ({}, (), (0, 1))
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+
+
+async def test_nothing_is_left_behind_when_feeding_ends() -> None:
+    crew = await Crew.of([A, B, C], in_flight=3, pace=quick())
+    before = asyncio.all_tasks()
+    crew.strike(1, "forward", crew.silence)
+    async with working(*crew.replicas.values()):
+        feeding = asyncio.create_task(crew.side.trainer.feed(1, FakeLeader(20)))
+        await eventually(lambda: crew.struck)
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+        assert crew.side.trainer._journeys == {}
+    await turns(100)
+    assert {task for task in asyncio.all_tasks() - before if "Attend" in repr(task) or "_drive" in repr(task)} == set()
