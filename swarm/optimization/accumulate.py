@@ -25,7 +25,6 @@ class Accumulator:
     """Sum over microbatches of a part's gradient: one flat vector (elements,), and the set of ids in it."""
 
     def __init__(self, layout: FlatLayout, dtype: AccumulatorDType, device: torch.device) -> None:
-        self._layout = layout
         self._sum = torch.zeros(layout.elements, dtype=getattr(torch, dtype), device=device)
         self._views = layout.views(self._sum)
         self._microbatches: set[MicrobatchId] = set()

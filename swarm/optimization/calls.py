@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
 from typing import TypeVar
 
 from swarm.errors import PeerError
@@ -32,19 +30,6 @@ class StepCalls:
         except PeerError as error:
             raise type(error)(error.reason, peer=peer) from error
         return answer
-
-    async def ask_all(
-        self, peers: Sequence[PeerId], method: str, body: Message, reply: type[ReplyT], *, timeout_s: float
-    ) -> dict[PeerId, ReplyT]:
-        """Everybody's answer; the first failure cancels the rest and is raised as it is."""
-        tasks: dict[PeerId, asyncio.Task[ReplyT]] = {}
-        try:
-            async with asyncio.TaskGroup() as group:
-                for peer in peers:
-                    tasks[peer] = group.create_task(self.ask(peer, method, body, reply, timeout_s=timeout_s))
-        except* PeerError as errors:
-            raise first_leaf(errors) from errors
-        return {peer: task.result() for peer, task in tasks.items()}
 
 
 def first_leaf(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -18,8 +18,8 @@ from pydantic import Field
 
 from swarm.errors import Refused, Violation
 from swarm.ids import ENDS, PartName, PeerId, RunId
-from swarm.optimization.roster import Member, Roster
-from swarm.schema import Count, Message, PeerIdField, SignatureField
+from swarm.optimization.roster import Member, Roster, lost_parts
+from swarm.schema import Count, Message, PartField, PeerIdField, SignatureField
 
 MAX_CHANGES = 64
 """Of each kind in one step; who comes later is asked to try the next one."""
@@ -43,11 +43,24 @@ class Departure(Message):
     signature: SignatureField
 
 
+class Rescue(Message):
+    """A member that holds a copy of a part whose replicas are all lost will hold it from the next step on, instead of
+    its own."""
+
+    step: Count
+    peer: PeerIdField
+    part: PartField
+    signature: SignatureField
+
+
 class Changes(Message):
-    """All requests that one close record grants."""
+    """All requests that one close record grants, and the members that were lost in its step. ``rescues`` only where the
+    step is given up."""
 
     joins: Annotated[tuple[Admission, ...], Field(max_length=MAX_CHANGES)] = ()
     leaves: Annotated[tuple[Departure, ...], Field(max_length=MAX_CHANGES)] = ()
+    rescues: Annotated[tuple[Rescue, ...], Field(max_length=MAX_CHANGES)] = ()
+    absent: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000)] = ()
 
 
 NO_CHANGES = Changes()
@@ -64,13 +77,20 @@ def departure_bytes(run: RunId, step: int, previous: str, peer: str) -> bytes:
     return f"leave|{run}|{step}|{previous}|{peer}".encode()
 
 
+def rescue_bytes(run: RunId, step: int, previous: str, peer: str, part: str) -> bytes:
+    """What a member signs to hold a lost part; see :func:`admission_bytes`."""
+    return f"rescue|{run}|{step}|{previous}|{peer}|{part}".encode()
+
+
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """When requests are asked: the open step, who takes part in it, and the hash of the record before it."""
+    """When requests are asked: the open step, who takes part in it, the hash of the record before it, and, where the
+    step is given up, who is believed to be ``lost``: one of those may ask to join anew."""
 
     step: int
     roster: Roster
     previous: str
+    lost: Collection[str] = ()
 
 
 class ChangeRules:
@@ -85,7 +105,7 @@ class ChangeRules:
         member, peer = request.member, PeerId(request.member.peer)
         if request.step != now.step:
             raise Refused(f"this asks to join in step {request.step}, step {now.step} is open")
-        if peer in now.roster:
+        if peer in now.roster and peer not in now.lost:
             raise Refused(f"{peer} is in the roster already")
         if not self._verify(peer, admission_bytes(self._run, now.step, now.previous, member), request.signature):
             raise Violation(f"the request of {peer} to join is forged")
@@ -99,6 +119,16 @@ class ChangeRules:
             raise Refused(f"{peer} asks to leave in step {request.step}; it is step {now.step}'s members that may now")
         if not self._verify(peer, departure_bytes(self._run, now.step, now.previous, peer), request.signature):
             raise Violation(f"the request of {peer} to leave is forged")
+
+    def check_rescue(self, now: Moment, request: Rescue) -> None:
+        """Raises Refused with the reason, Violation for a forged request."""
+        peer, part = PeerId(request.peer), PartName(request.part)
+        if request.step != now.step or peer not in now.roster or peer in now.lost:
+            raise Refused(f"{peer} cannot hold {part} after step {now.step}")
+        if not self._verify(peer, rescue_bytes(self._run, now.step, now.previous, peer, part), request.signature):
+            raise Violation(f"the request of {peer} to hold {part} is forged")
+        if part not in self._parts_of(now.roster[peer].role):
+            raise Refused(f"a {now.roster[peer].role} of this run does not hold {part}")
 
     def _parts_of(self, role: str) -> tuple[PartName | None, ...]:
         if role == "stage":
@@ -118,17 +148,22 @@ class ChangeRules:
             return "it is the only trainer: another must join first, or the run stops for all"
         return None
 
-    def gather(self, before: Roster, joins: Sequence[Admission], leaves: Sequence[Departure]) -> Changes:
+    def gather(
+        self, before: Roster, joins: Sequence[Admission], leaves: Sequence[Departure], absent: Collection[PeerId] = ()
+    ) -> Changes:
         """What a leader grants of the checked requests it was sent: in the order of the peers, as far as the record
         has room and the run can do without."""
+        gone = sorted(absent)
         granted: list[Departure] = []
         for request in sorted(leaves, key=lambda leave: leave.peer)[:MAX_CHANGES]:
-            if self.spared(before, [leave.peer for leave in granted], request.peer) is None:
+            going = [*gone, *(leave.peer for leave in granted)]
+            if request.peer not in gone and self.spared(before, going, request.peer) is None:
                 granted.append(request)
-        room = max(0, min(MAX_CHANGES, self._most - len(before) + len(granted)))
+        room = max(0, min(MAX_CHANGES, self._most - len(before) + len(granted) + len(gone)))
         return Changes(
             joins=tuple(sorted(joins, key=lambda join: join.member.peer)[:room]),
             leaves=tuple(granted),
+            absent=tuple(gone),
         )
 
     def apply(self, now: Moment, changes: Changes) -> Roster:
@@ -140,7 +175,9 @@ class ChangeRules:
         for leave in changes.leaves:
             self.check_departure(now, leave)
         joining = {join.member.peer: join.member for join in changes.joins}
-        leaving = [leave.peer for leave in changes.leaves]
+        leaving = [*changes.absent, *(leave.peer for leave in changes.leaves)]
+        if not set(changes.absent) <= set(before.peers):
+            raise Violation("somebody was lost who did not take part")
         if len(joining) != len(changes.joins) or len(set(leaving)) != len(leaving):
             raise Violation("a peer that joins or leaves twice in one step")
         for index, peer in enumerate(leaving):
@@ -148,5 +185,33 @@ class ChangeRules:
                 raise Refused(f"{peer} cannot leave: {reason}")
         roster = Roster([*(m for m in before.members if m.peer not in leaving), *joining.values()])
         if len(roster) > max(self._most, len(before)):
+            raise Refused(f"a roster of {len(roster)} where a record has room for {self._most}")
+        return roster
+
+    def give_up(self, now: Moment, changes: Changes) -> Roster:
+        """The roster that a record that gives its step up must name: without those that are lost, with every part held
+        again, by a member that had a copy of it or by one that joins. Raises Refused or Violation for changes that no
+        honest leader makes."""
+        now = Moment(now.step, now.roster, now.previous, changes.absent)
+        if changes.leaves or not set(changes.absent) <= set(now.roster.peers):
+            raise Violation("a step that is given up names as lost who did not take part, or somebody leaves with it")
+        if not lost_parts(now.roster, changes.absent):
+            raise Violation("every part has a replica that is there: there is no reason to give the step up")
+        for join in changes.joins:
+            self.check_admission(now, join)
+        for rescue in changes.rescues:
+            self.check_rescue(now, rescue)
+        places = {rescue.peer: rescue.part for rescue in changes.rescues}
+        joining = {join.member.peer: join.member for join in changes.joins}
+        if len(places) != len(changes.rescues) or len(joining) != len(changes.joins):
+            raise Violation("a peer that joins or moves twice in one step")
+        staying = [m for m in now.roster.members if m.peer not in changes.absent]
+        moved = [m.model_copy(update={"part": places[m.peer]}) if m.peer in places else m for m in staying]
+        roster = Roster([*moved, *joining.values()])
+        if missing := [part for part in self._parts if not roster.replicas(part)]:
+            raise Refused(f"nobody holds {', '.join(missing)}")
+        if not roster.trainers:
+            raise Refused("no trainer is left")
+        if len(roster) > max(self._most, len(now.roster)):
             raise Refused(f"a roster of {len(roster)} where a record has room for {self._most}")
         return roster

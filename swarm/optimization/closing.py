@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from swarm.errors import OutOfSync
@@ -22,6 +23,14 @@ class Disagreement(OutOfSync):
         answers = ", ".join(f"{peer}: {digest[:12] or 'none'}" for peer, digest in sorted(digests.items()))
         super().__init__(f"replicas of {part} disagree about {what}: {answers}")
         self.part, self.digests = part, dict(digests)
+
+    @property
+    def dissenters(self) -> tuple[PeerId, ...]:
+        """Those that differ from what more replicas answered than anything else; nobody on a tie. Pure."""
+        counts = Counter(digest for digest in self.digests.values() if digest).most_common(2)
+        if not counts or (len(counts) > 1 and counts[0][1] == counts[1][1]):
+            return ()
+        return tuple(sorted(peer for peer, digest in self.digests.items() if digest != counts[0][0]))
 
 
 def agreed(what: str, roster: Roster, digests: Mapping[PeerId, str]) -> dict[PartName, str]:
@@ -61,9 +70,14 @@ def totals(committed: Sequence[Contribution]) -> tuple[int, float]:
 
 
 def cursors(
-    before: CloseRecord, averaged: Mapping[PeerId, Averaged], following: Roster, most: int
+    before: CloseRecord,
+    committed: Sequence[Contribution],
+    averaged: Mapping[PeerId, Averaged],
+    following: Roster,
+    most: int,
 ) -> dict[str, tuple[int, int]]:
-    """Where every shard continues: what its trainer said, else what the record before says, else the beginning.
+    """Where every shard continues: what its trainer said; of a lost one behind what was committed of it, else what the
+    record before says; else the beginning.
 
     A trainer that has left keeps its place for when it comes back, as long as there is room for ``most`` cursors: then
     those that got least far are forgotten.
@@ -71,8 +85,11 @@ def cursors(
     said: dict[str, tuple[int, int]] = {
         peer: answer.cursor for peer, answer in averaged.items() if answer.cursor is not None
     }
+    counted: dict[str, tuple[int, int]] = {}
+    for microbatch in sorted(one.microbatch for one in committed):
+        counted[microbatch.trainer] = (microbatch.epoch, microbatch.position + 1)
     everybody: dict[str, tuple[int, int]] = {peer: (0, 0) for peer in following.trainers}
-    everybody |= {**before.cursors, **said}
+    everybody |= {**before.cursors, **counted, **said}
     gone = sorted((peer for peer in everybody if peer not in following), key=lambda peer: (everybody[peer], peer))
     for peer in gone[: max(0, len(everybody) - most)]:
         del everybody[peer]

@@ -1,6 +1,8 @@
-"""How a run starts: the founder waits for enough peers, makes the initial weights once, and has the genesis accepted.
+"""How a run starts, and starts again: the founder waits for enough peers, and has the founding record accepted.
 
-The founder is the peer that serves the manifest. After the genesis it is a member like any other.
+The founder is the peer that serves the manifest, and has the state that the run begins with: the initial weights, made
+once, or a checkpoint that every peer of the run left when it died. After the founding record it is a member like any
+other.
 """
 
 from __future__ import annotations
@@ -8,16 +10,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarm.clock import Clock
-from swarm.errors import EXIT_UNREACHABLE, PeerError, RunEnded
+from swarm.errors import EXIT_UNREACHABLE, DeadlineMissed, OutOfSync, PeerError, RunEnded, Unreachable
 from swarm.ids import PartName, PeerId, RunId
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.messages import Accepted, Decide, Propose
 from swarm.optimization.records import NO_RECORD, CloseRecord
 from swarm.optimization.roster import Candidate, Roster, assign_stages
-from swarm.optimization.step import announce
+from swarm.schema import Empty
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +27,7 @@ POLL_S, LATER_POLL_S, SOON_S = 0.2, 1.0, 30.0
 """How often the directory is asked for peers, and how often when they take longer than SOON_S to come."""
 
 RETRY_S = 1.0
-"""Pause before a member that did not accept the genesis is asked again."""
+"""Pause before a member that did not accept the founding record is asked again."""
 
 Candidates = Callable[[], Awaitable[Sequence[Candidate]]]
 """Who has announced itself in the directory."""
@@ -37,7 +39,7 @@ def _silent(waiting_for: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How long the founder waits for the last member to accept the genesis (None: for ever), and who is told."""
+    """How long the founder waits for the last member to accept its record (None: for ever), and who is told."""
 
     clock: Clock
     seconds: float | None = None
@@ -76,42 +78,71 @@ async def gather_candidates(
         await clock.sleep(POLL_S if elapsed < SOON_S else LATER_POLL_S)
 
 
-def genesis(run: RunId, roster: Roster, digests: Mapping[PartName, str]) -> CloseRecord:
-    """Record 0: the digests of the initial weights and who takes part in step 1."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a run begins with: the digests of the state after ``step``, where its shards continue, and the hash of the
+    record of that state (NO_RECORD for initial weights)."""
+
+    digests: Mapping[PartName, str]
+    step: int = 0
+    cursors: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    previous: str = NO_RECORD
+
+    @staticmethod
+    def after(record: CloseRecord) -> Origin:
+        """The state that this record decided. A founding record decides the state of the one before it: a run that is
+        resumed twice from one checkpoint follows the same record both times."""
+        return Origin(
+            digests={PartName(part): value for part, value in record.digests.items()},
+            step=record.step,
+            cursors=record.cursors,
+            previous=record.previous if record.founding else record.hash(),
+        )
+
+
+def founding_record(run: RunId, roster: Roster, origin: Origin) -> CloseRecord:
+    """The record that a run begins with: the state of its origin, no microbatch, and who takes part in the step after.
+
+    It keeps the cursors of trainers that have not come back: they may join later. A new one begins its shard."""
     return CloseRecord(
         run=run,
-        step=0,
+        step=origin.step,
         committed=(),
         tokens=0,
         loss_sum=0.0,
         grad_norm=0.0,
         clip=1.0,
         lr=0.0,
-        digests={str(part): value for part, value in digests.items()},
-        cursors={trainer: (0, 0) for trainer in roster.trainers},
+        digests={str(part): value for part, value in origin.digests.items()},
+        cursors={trainer: (0, 0) for trainer in roster.trainers} | dict(origin.cursors),
         roster=roster.members,
-        previous=NO_RECORD,
+        previous=origin.previous,
     )
+
+
+def genesis(run: RunId, roster: Roster, digests: Mapping[PartName, str]) -> CloseRecord:
+    """Record 0: the digests of the initial weights and who takes part in step 1."""
+    return founding_record(run, roster, Origin(digests=digests))
 
 
 async def found(
     calls: StepCalls,
     run: RunId,
     candidates: Sequence[Candidate],
-    digests: Mapping[PartName, str],
+    origin: Origin,
     patience: Patience,
     *,
     timeout_s: float,
 ) -> tuple[CloseRecord, dict[PeerId, str]]:
-    """Assign stages and have the genesis accepted by everybody, each having downloaded and verified its part.
+    """Assign stages and have the founding record accepted by everybody, each having downloaded and verified its part.
 
-    A member that fails meanwhile is asked again, and the others wait: who has accepted takes no other genesis, so
-    the run starts when that peer, which may have been started again, accepts this one. Returns the record and why each
-    stage host got its stage. Raises RunEnded, naming who did not accept, when patience ends, our own PeerError.
+    A member that fails meanwhile is asked again, and the others wait: who has accepted takes no other founding record,
+    so the run starts when that peer, which may have been started again, accepts this one. Returns the record and why
+    each stage host got its stage. Raises RunEnded, naming who did not accept, when patience ends, our own PeerError.
     """
-    stages = sum(part.startswith("stage-") for part in digests)
-    roster, reasons = assign_stages(candidates, stages, private_ends="ends" in digests)
-    record = genesis(run, roster, digests)
+    stages = sum(part.startswith("stage-") for part in origin.digests)
+    roster, reasons = assign_stages(candidates, stages, private_ends="ends" in origin.digests)
+    record = founding_record(run, roster, origin)
     decision = await _accepted_by_all(calls, record, patience, timeout_s)
     await announce(calls, decision, roster, timeout_s)
     return record, reasons
@@ -131,7 +162,7 @@ async def _accepted_by_all(calls: StepCalls, record: CloseRecord, patience: Pati
         if calls.me in failed:
             raise failed[calls.me]
         reason = "; ".join(f"{record.members[p].name} ({p}): {error.reason}" for p, error in failed.items())
-        logger.warning("the genesis is not accepted by %s", reason)
+        logger.warning("the founding record is not accepted by %s", reason)
         patience.waiting(f"all to accept the first record, which is not accepted by {reason}")
         if patience.seconds is not None and patience.clock.monotonic() - began > patience.seconds:
             raise RunEnded(f"the run cannot start: after {patience.seconds:.0f} s {reason}", EXIT_UNREACHABLE)
@@ -143,3 +174,30 @@ async def _ask(calls: StepCalls, peer: PeerId, propose: Propose, timeout_s: floa
         return await calls.ask(peer, "step/1/propose", propose, Accepted, timeout_s=timeout_s)
     except PeerError as error:
         return error
+
+
+async def announce(calls: StepCalls, decision: Decide, roster: Roster, timeout_s: float) -> None:
+    """Tell everybody what was decided.
+
+    A member that accepted and then cannot be told is not waited for: the record is decided all the same, and the
+    health watch deals with the member. Our own decision comes last, so that whoever sees it knows all were told; a
+    close here that takes longer than an answer may goes on, and who waits for the next step hears of its end. Raises
+    OutOfSync, when all were told, for a member that answers no.
+    """
+    others = [peer for peer in roster.peers if peer != calls.me]
+    answers = await asyncio.gather(*(_tell(calls, peer, decision, timeout_s) for peer in others))
+    ours = await _tell(calls, calls.me, decision, timeout_s)
+    refusals = [answer for answer in (*answers, ours) if answer is not None]
+    if refusals:
+        raise OutOfSync(f"step {decision.step} is decided, but {'; '.join(refusals)}")
+
+
+async def _tell(calls: StepCalls, peer: PeerId, decision: Decide, timeout_s: float) -> str | None:
+    """None when it was told, or could not be; what it said when it did not swap."""
+    try:
+        await calls.ask(peer, "step/1/decide", decision, Empty, timeout_s=timeout_s)
+    except (Unreachable, DeadlineMissed) as error:
+        logger.warning("step %d is decided, but %s could not be told: %s", decision.step, peer, error)
+    except PeerError as error:
+        return str(error)
+    return None

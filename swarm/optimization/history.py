@@ -1,80 +1,203 @@
-"""The chain of close records: what this peer knows was decided."""
+"""The chain of close records: what this peer knows was decided, and by whom."""
 
 from __future__ import annotations
 
-import json
+import asyncio
+import logging
 import os
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.errors import ConfigError, OutOfSync
+from swarm.errors import ConfigError, OutOfSync, StateError
+from swarm.optimization.history_file import HistoryLine, HistoryReader, HistoryWriter, set_aside
 from swarm.optimization.records import NO_RECORD, CloseRecord
+
+logger = logging.getLogger(__name__)
+
+MAX_UNWRITTEN = 256
+"""How many records are kept in memory for a disk that takes none."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Unwritten:
+    """A decided record that is not on the disk yet; ``anew``: a chain begins with it."""
+
+    line: HistoryLine
+    anew: bool
 
 
 class History:
     """Append-only. Each record names the hash of the one before; a record that does not fit is refused.
 
-    With a path every record is also in a JSONL file, synced, before :meth:`append` returns. Raises ConfigError when
-    that file exists: one home, one run.
+    With a path every record is also in that file, synced, before :meth:`append` returns, unless the disk refuses: then
+    ``trouble`` is told why, the chain goes on in memory, and the next record is written behind all that are missing, in
+    order, or, when more than MAX_UNWRITTEN are, as the first of a chain that begins anew; so no file has a gap.
+    ``trouble`` is told "" when all is written. A file that an earlier life of this peer left there is kept under a
+    number (``history-1.jsonl``, …) when the first record comes, and the chain begins anew; so it is when steps are left
+    out. Raises ConfigError when it is of another run than ``run`` (None: than
+    the first record), or cannot be read.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        if path is not None and path.exists():
-            raise ConfigError(
-                "home", str(path.parent), "a directory without a run's history", "Give this peer a new home."
-            )
-        self._path = path
+    def __init__(
+        self, path: Path | None = None, run: str | None = None, trouble: Callable[[str], None] = lambda reason: None
+    ) -> None:
+        self._path, self._run, self._trouble = path, run, trouble
+        self._unwritten: deque[_Unwritten] = deque()
         self._head: CloseRecord | None = None
         self._hash = NO_RECORD
+        self._writer: HistoryWriter | None = None
+        self._left = None if path is None else _run_in(path)
+        if run is not None and path is not None:
+            self._check_home(path, run)
 
     @property
     def head(self) -> CloseRecord:
-        """The newest record. Raises OutOfSync before the genesis."""
+        """The newest record. Raises OutOfSync before the first."""
         if self._head is None:
             raise OutOfSync("the run has not started: there is no genesis record yet")
         return self._head
 
     @property
     def head_hash(self) -> str:
-        """Hash of the newest record, NO_RECORD before the genesis."""
+        """Hash of the newest record, NO_RECORD before the first."""
         return self._hash
 
     @property
     def next_step(self) -> int:
-        """The step that the next record closes; 0 is the genesis."""
+        """The step that the next record closes; 0 before the first."""
         return 0 if self._head is None else self._head.step + 1
 
-    def begin(self, record: CloseRecord) -> None:
+    def begin(self, record: CloseRecord, acceptances: Mapping[str, bytes] | None = None, term: int = 0) -> None:
         """Start the chain at a record that was verified otherwise: for who joins a run in progress, and anew when it
-        fell too far behind. What was before is forgotten, in the file too, so that it is one chain. Raises OutOfSync
-        for a record that contradicts our newest one or is older, OSError as :meth:`append`."""
+        fell too far behind. What was before is forgotten, and its file numbered: a file is one chain. Our newest record
+        changes nothing. Raises OutOfSync for a record that contradicts our newest one or is older, else as
+        :meth:`append`."""
         if self._head is not None:
             older, same = record.step < self._head.step, record.step == self._head.step
             if older or record.run != self._head.run or (same and record.hash() != self._hash):
                 raise OutOfSync(
                     f"the record of step {record.step} is not of the history that we know to {self._head.step}"
                 )
-        self._write(record, "w")
+            if same:
+                return
+        self._check_run(record)
+        self._write(HistoryLine(record, acceptances, term), anew=True)
 
     def check(self, record: CloseRecord) -> None:
-        """Raises OutOfSync when the record cannot follow."""
+        """Raises OutOfSync when the record cannot follow. The first is the genesis, or the founding record of a run
+        that is resumed, which may be of any step."""
+        self._check_run(record)
+        if self._head is None and record.founding and record.step > 0:
+            if record.previous == NO_RECORD:
+                raise OutOfSync(f"the founding record of step {record.step} names no checkpoint's record before it")
+            return
         if record.step != self.next_step:
             raise OutOfSync(f"a record of step {record.step} came where step {self.next_step} is next")
         if record.previous != self._hash:
             raise OutOfSync(
                 f"the record of step {record.step} follows {record.previous[:12]}, ours is {self._hash[:12]}"
             )
-        if self._head is not None and record.run != self._head.run:
+
+    def append(self, record: CloseRecord, acceptances: Mapping[str, bytes] | None = None, term: int = 0) -> None:
+        """Add a decided record, with the signatures of those who accepted it in ``term``. Blocks for a disk's sync.
+        Raises OutOfSync as :meth:`check`, and ConfigError as the constructor where ``run`` was not known then."""
+        self.check(record)
+        self._write(HistoryLine(record, acceptances, term), anew=self._head is None)
+
+    def rewind(self, record: CloseRecord) -> None:
+        """Go back to a record before the newest: what was since did not count. The file is numbered as it is, and the
+        next record begins another. Raises OSError."""
+        if self._path is not None:
+            self._unwritten.clear()
+            self._set_aside(self._path)
+        self._head, self._hash = record, record.hash()
+
+    async def add(self, record: CloseRecord, acceptances: Mapping[str, bytes] | None = None, term: int = 0) -> None:
+        """As :meth:`append`, while the event loop goes on: a disk that stalls must not make this peer silent. Nothing
+        else may be written meanwhile; the record is the newest when this returns. Cancelled, it may be on the disk, and
+        is not known here."""
+        self.check(record)
+        line, path = HistoryLine(record, acceptances, term), self._path
+        if path is not None:
+            self._enqueue(path, line, anew=self._head is None)
+            self._trouble(await asyncio.to_thread(self._catch_up, path))
+        self._head, self._hash = record, record.hash()
+
+    def _check_run(self, record: CloseRecord) -> None:
+        run = self._run if self._head is None else self._head.run
+        if run is not None and record.run != run:
             raise OutOfSync("the record belongs to another run")
 
-    def append(self, record: CloseRecord) -> None:
-        """Add a decided record. Blocks for a disk's sync. Raises OSError, with nothing added, when the disk refuses."""
-        self.check(record)
-        self._write(record, "a")
+    def _check_home(self, path: Path, run: str) -> None:
+        if self._left is not None and self._left != run:
+            raise ConfigError(
+                "home", str(path.parent), f"a home of run {run[:12]}, and its history is of {self._left[:12]}",
+                f"See what it is with swarm history --file {path}; then give this peer a new home.",
+            )  # fmt: skip
 
-    def _write(self, record: CloseRecord, mode: str) -> None:
+    def _write(self, line: HistoryLine, *, anew: bool) -> None:
         if self._path is not None:
-            with self._path.open(mode, encoding="utf-8") as file:
-                file.write(json.dumps(record.model_dump(mode="json"), separators=(",", ":")) + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-        self._head, self._hash = record, record.hash()
+            self._enqueue(self._path, line, anew=anew)
+            self._trouble(self._catch_up(self._path))
+        self._head, self._hash = line.record, line.record.hash()
+
+    def _enqueue(self, path: Path, line: HistoryLine, *, anew: bool) -> None:
+        anew = anew or (self._writer is None and not self._unwritten)  # after a rewind
+        if anew:
+            self._check_home(path, line.record.run)
+        self._unwritten.append(_Unwritten(line, anew))
+
+    def _catch_up(self, path: Path) -> str:
+        """Write what is not written yet, as far as the disk takes it; returns why it takes no more, "" when it took
+        all. Blocks for a sync a record."""
+        if len(self._unwritten) > MAX_UNWRITTEN:
+            newest = self._unwritten.pop()
+            self._unwritten = deque([_Unwritten(newest.line, anew=True)])
+        try:
+            while self._unwritten:
+                self._write_one(path, self._unwritten[0])
+                self._unwritten.popleft()
+        except OSError as error:
+            logger.error("%s does not take the record of step %d: %s", path, self._unwritten[0].line.record.step, error)
+            return error.strerror or str(error)
+        return ""
+
+    def _write_one(self, path: Path, unwritten: _Unwritten) -> None:
+        if unwritten.anew:
+            self._set_aside(path)
+            self._writer = HistoryWriter(path)
+        assert self._writer is not None  # noqa: S101 - the first record is always one with which a chain begins
+        self._writer.write(unwritten.line)
+
+    def _set_aside(self, path: Path) -> None:
+        if self._left is not None or (self._writer is not None and self._writer.begun):
+            with suppress(FileNotFoundError):
+                logger.info("what was in %s is kept in %s", path, set_aside(path).name)
+        self._left = self._writer = None
+
+
+def _run_in(path: Path) -> str | None:
+    """The run whose history lies there; None for no file, and for one without a whole record. Reads one line and the
+    last byte. Raises ConfigError for what is no history."""
+    remedy = "Move it away, or give this peer a new home."
+    try:
+        reader = HistoryReader(path)
+        with closing(iter(reader)) as lines:
+            first = next(lines, None)
+        torn = reader.torn or (first is not None and not _ends_whole(path))
+    except FileNotFoundError:
+        return None
+    except (OSError, StateError) as error:
+        raise ConfigError("home", str(path.parent), f"a home whose history can be read; {error}", remedy) from error
+    if torn:
+        logger.warning("%s ends with half a record, during which the machine or the peer went down: left out", path)
+    return None if first is None else first.record.run
+
+
+def _ends_whole(path: Path) -> bool:
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"

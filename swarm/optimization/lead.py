@@ -6,23 +6,29 @@ The leader's successor keeps the same completions as a witness: what only one pe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+import dataclasses
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
 
-from swarm.errors import Busy, Refused, Violation, WrongStep
+from swarm.errors import Busy, Refused, Superseded, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import Answer, Method, Request
-from swarm.optimization.changes import MAX_CHANGES, Admission, ChangeRules, Changes, Departure, Moment
+from swarm.optimization.changes import MAX_CHANGES, Admission, ChangeRules, Changes, Departure, Moment, Rescue
 from swarm.optimization.ledger import Ledger
-from swarm.optimization.messages import Complete, Lease, Leased
-from swarm.optimization.records import NO_RECORD, Contribution
+from swarm.optimization.messages import Complete, Lease, Leased, PutAside, Resume, Resumed
+from swarm.optimization.records import NO_RECORD, Aside, Contribution
 from swarm.optimization.roster import Roster
 from swarm.optimization.rules import StepRules
+from swarm.optimization.succession import owner
 from swarm.schema import Empty
 from swarm.security.receipts import receipt_bytes
 
 
 class LeadDesk:
-    """The ``lead/1`` service of every peer; it has a ledger only while this peer leads."""
+    """The ``lead/1`` service of every peer; it has a ledger only while this peer leads.
+
+    ``term_of`` is the highest term of the open step that this peer knows. ``hosted`` says that the ends are part of the
+    stages: then what a lost trainer completed is held by others and counts.
+    """
 
     def __init__(
         self,
@@ -30,16 +36,24 @@ class LeadDesk:
         me: PeerId,
         wait_open: Callable[[int], Awaitable[None]],
         verify: Callable[[PeerId, bytes, bytes], bool],
+        *,
+        term_of: Callable[[], int] = lambda: 0,
+        hosted: bool = False,
     ) -> None:
         self._rules, self._me, self._wait_open, self._verify = rules, me, wait_open, verify
+        self._term_of, self._hosted = term_of, hosted
         self._step, self._previous = 0, NO_RECORD
         self._roster = Roster(())
+        self._term = 0
+        self._cursors: dict[str, tuple[int, int]] = {}
         self._ledger: Ledger | None = None
+        self._awaited: set[PeerId] = set()
         self._witnessed: dict[MicrobatchId, Contribution] = {}
-        self._full = asyncio.Event()
+        self._changed = asyncio.Event()
         self._change_rules = ChangeRules(rules.run, rules.parts, rules.max_members, verify)
         self._joins: dict[PeerId, Admission] = {}
         self._leaves: dict[PeerId, Departure] = {}
+        self._lost: frozenset[PeerId] = frozenset()
         self._settled = False
 
     def methods(self) -> list[Method]:
@@ -47,63 +61,183 @@ class LeadDesk:
         return [
             Method(name="lead/1/lease", request=Lease, handle=self._on_lease),
             Method(name="lead/1/complete", request=Complete, handle=self._on_complete),
+            Method(name="lead/1/aside", request=PutAside, handle=self._on_aside),
+            Method(name="lead/1/resume", request=Resume, handle=self._on_resume),
             Method(name="lead/1/join", request=Admission, handle=self._on_join),
             Method(name="lead/1/leave", request=Departure, handle=self._on_leave),
         ]
 
-    def open_step(self, step: int, roster: Roster, previous: str = NO_RECORD) -> None:
-        """Start a step: as its leader with a new ledger, as its successor with an empty memory, else idle. ``previous``
-        is the hash of the record before it."""
+    def open_step(
+        self, step: int, roster: Roster, previous: str = NO_RECORD, cursors: Mapping[str, tuple[int, int]] | None = None
+    ) -> None:
+        """Start a step: as the leader of its first term with a new ledger, else idle. ``previous`` is the hash of the
+        record before it, ``cursors`` are that record's."""
         self._step, self._roster, self._previous = step, roster, previous
+        self._cursors = dict(cursors or {})
         self._witnessed = {}
-        self._full.clear()
-        self._joins, self._leaves, self._settled = {}, {}, False
-        leads = roster.leader(step) == self._me
-        self._ledger = Ledger(step, self._rules.target, self._rules.quota(step, roster)) if leads else None
+        self._term, self._awaited, self._ledger = 0, set(), None
+        self._joins, self._leaves, self._lost, self._settled = {}, {}, frozenset(), False
+        if owner(roster, step, 0) == self._me:
+            self._ledger = Ledger(step, self._rules.target, self._rules.quota(step, roster.trainers))
+        self._changed.set()
+
+    # --- for who leads -------------------------------------------------------------------------------------------
+
+    def begin_term(self, term: int, gone: Container[PeerId]) -> None:
+        """Lead the open step from here on: nothing is known yet, every trainer that is there must say what it has
+        begun before anything is leased. With hosted ends, what we bore witness of for a lost trainer counts."""
+        there = [trainer for trainer in self._roster.trainers if trainer not in gone]
+        self._term, self._awaited = term, set(there)
+        self._ledger = Ledger(self._step, self._rules.target, self._rules.quota(self._step, there))
+        for trainer in self._roster.trainers if self._hosted else ():
+            if trainer in gone:
+                self._ledger.inherit(trainer, self._witnessed.values(), self._cursors.get(trainer, (0, 0)))
+        self._settled = False
+        self._changed.set()
+
+    def end_term(self) -> None:
+        """Another leads."""
+        self._ledger = None
+
+    def count_on(self, gone: Container[PeerId]) -> bool:
+        """Go on without the trainers that are gone, and with those that have come back; whether there is quota again
+        that others must be told of."""
+        ledger = self._ledger
+        there = [trainer for trainer in self._roster.trainers if trainer not in gone]
+        if ledger is None or set(there) == set(ledger.trainers):
+            return False
+        self._awaited = (self._awaited & set(there)) | (set(there) - set(ledger.trainers))
+        keep = self._places(self._roster.trainers if self._hosted else ())
+        ledger.share(self._rules.quota(self._step, there), keep)
+        self._changed.set()
+        return True
+
+    def exclude(self, microbatches: Collection[MicrobatchId]) -> tuple[MicrobatchId, ...]:
+        """Lost for good: see :meth:`Ledger.exclude`. Their trainers, should they be back already, must say anew what
+        they have begun."""
+        if self._ledger is None:
+            return ()
+        excluded = self._ledger.exclude(microbatches, self._places(self._roster.trainers))
+        self._awaited |= {PeerId(one.trainer) for one in excluded} & set(self._ledger.trainers)
+        self._changed.set()
+        return excluded
+
+    def _places(self, trainers: Iterable[PeerId]) -> dict[PeerId, tuple[int, int]]:
+        """Where their shards go on in this step."""
+        return {trainer: self._cursors.get(trainer, (0, 0)) for trainer in trainers}
 
     async def wait_full(self) -> tuple[Contribution, ...]:
         """The committed microbatches of the step we lead, once its batch is complete."""
-        await self._full.wait()
-        assert self._ledger is not None  # noqa: S101 - only a ledger fills
+        while self._ledger is None or not self._ledger.full or self._awaited:
+            self._changed.clear()
+            await self._changed.wait()
         return self._ledger.committed()
+
+    @property
+    def full(self) -> bool:
+        """Whether the batch of the step we lead is complete, as far as is known now."""
+        return self._ledger is not None and self._ledger.full and not self._awaited
+
+    def aside(self) -> tuple[Aside, ...]:
+        """What was put aside in the step we lead."""
+        return () if self._ledger is None else self._ledger.aside()
 
     def asking(self) -> tuple[PeerId, ...]:
         """Who has asked to join with this step so far."""
         return tuple(self._joins)
 
-    def settle(self, absent: Collection[PeerId]) -> tuple[Changes, Roster]:
-        """Who joins and leaves with this step, and the next step's roster; ``absent`` have asked to join and do not
-        answer. Later requests must wait for the next step."""
+    def settle(self, missing: Collection[PeerId], absent: Collection[PeerId] = ()) -> tuple[Changes, Roster]:
+        """Who joins and leaves with this step, and the next step's roster. ``missing`` have asked to join and do not
+        answer, ``absent`` are members that were lost. Later requests must wait for the next step. Raises Refused when
+        the run cannot do without those that were lost."""
         self._settled = True
-        joins = tuple(join for peer, join in self._joins.items() if peer not in absent)
-        changes = self._change_rules.gather(self._roster, joins, tuple(self._leaves.values()))
-        return changes, self._change_rules.apply(self._now, changes)
+        joins = tuple(join for peer, join in self._joins.items() if peer not in missing and peer not in self._roster)
+        changes = self._change_rules.gather(self._roster, joins, tuple(self._leaves.values()), absent)
+        return changes, self._change_rules.apply(self._moment, changes)
+
+    def joining(self, lost: Collection[PeerId]) -> tuple[Admission, ...]:
+        """Who asks to join with a step that is to be given up, without those that are lost again. From now on who is
+        ``lost`` may ask too: it was started anew."""
+        self._lost = frozenset(lost)
+        return tuple(self._joins.values())
+
+    def give_up(
+        self, rescues: Sequence[Rescue], joins: Sequence[Admission], absent: Collection[PeerId]
+    ) -> tuple[Changes, Roster]:
+        """As :meth:`settle`, for a step that is given up. Raises Refused, with nothing settled, while the run cannot go
+        on with these."""
+        changes = Changes(joins=tuple(joins), rescues=tuple(rescues), absent=tuple(sorted(absent)))
+        roster = self._change_rules.give_up(self._moment, changes)
+        self._settled = True
+        return changes, roster
 
     @property
-    def _now(self) -> Moment:
+    def _moment(self) -> Moment:
         return Moment(self._step, self._roster, self._previous)
 
     async def _on_lease(self, request: Request) -> Answer:
         body: Lease = request.body
-        await self._wait_for_trainer(request.caller, body.step)
-        if self._ledger is None:
-            raise Refused(f"{self._roster.leader(body.step)} leads step {body.step}")
-        total, reason = self._ledger.lease(body.step, request.caller, body.total)
+        ledger = await self._book(request.caller, body.step, body.term)
+        self._check_resumed(request.caller)
+        if self._awaited:
+            raise Busy(f"{len(self._awaited)} trainers have yet to say what they have begun")
+        total, reason = ledger.lease(body.step, request.caller, body.total)
         return Answer(Leased(total=total, reason=reason))
 
     async def _on_complete(self, request: Request) -> Answer:
         body: Complete = request.body
         await self._wait_for_trainer(request.caller, body.step)
         self._check(request.caller, body)
-        if self._ledger is not None:
+        if self._ledger is not None and body.term == self._term:
+            self._check_resumed(request.caller)
             self._ledger.complete(body.step, request.caller, body.contribution)
-            if self._ledger.full:
-                self._full.set()
-        elif self._roster.succession(self._step)[1:2] == (self._me,):
+            self._changed.set()
+        elif owner(self._roster, self._step, body.term + 1) == self._me:
             self._witnessed[body.contribution.microbatch] = body.contribution
         else:
-            raise Refused("neither leader nor successor of this step")
+            raise self._not_leading()
         return Answer(Empty())
+
+    async def _on_aside(self, request: Request) -> Answer:
+        body: PutAside = request.body
+        ledger = await self._book(request.caller, body.step, body.term)
+        self._check_resumed(request.caller)
+        ledger.put_aside(body.step, request.caller, body.aside)
+        return Answer(Empty())
+
+    async def _on_resume(self, request: Request) -> Answer:
+        body: Resume = request.body
+        ledger = await self._book(request.caller, body.step, body.term)
+        if request.caller not in ledger.trainers:
+            raise Busy("this trainer was taken for gone; its leader has yet to count on it again")
+        if len(body.started) > 2 * self._rules.target + len(body.aside):
+            raise Violation(f"{len(body.started)} microbatches begun in a step of {self._rules.target}")
+        if any(microbatch.trainer != request.caller for microbatch in body.started):
+            raise Refused("a trainer reports its own microbatches only")
+        if len(set(body.started)) != len(body.started):
+            raise Violation("a microbatch that was begun twice")
+        kept = ledger.resume(body.step, request.caller, body.started, body.aside)
+        self._awaited.discard(request.caller)
+        self._changed.set()
+        return Answer(Resumed(kept=kept))
+
+    async def _book(self, caller: PeerId, step: int, term: int) -> Ledger:
+        """Our ledger, for a trainer of the roster. Raises Superseded when another leads, or the trainer knows another
+        term than ours."""
+        await self._wait_for_trainer(caller, step)
+        if self._ledger is None or term != self._term:
+            raise self._not_leading()
+        return self._ledger
+
+    def _check_resumed(self, trainer: PeerId) -> None:
+        """Raises Superseded for a trainer on which we do not count, or not yet: it must resume."""
+        ledger = self._ledger
+        if trainer in self._awaited or (ledger is not None and trainer not in ledger.trainers):
+            raise Superseded("what this trainer has begun is not known here: resume")
+
+    def _not_leading(self) -> Superseded:
+        leader = owner(self._roster, self._step, self._term_of())
+        return Superseded(f"{leader} leads step {self._step} in term {self._term_of()}")
 
     def _check(self, caller: PeerId, body: Complete) -> None:
         """Within what bounds a trainer can lie: declared shape, real replicas, their signatures, finite loss."""
@@ -123,7 +257,7 @@ class LeadDesk:
         if body.member.peer != request.caller:
             raise Refused("a peer asks for itself only")
         await self._wait_to_change(body.step)
-        self._change_rules.check_admission(self._now, body)
+        self._change_rules.check_admission(dataclasses.replace(self._moment, lost=self._lost), body)
         others = len(self._joins.keys() - {request.caller})
         if len(self._roster) + others >= self._rules.max_members:
             raise Refused(f"the run is full: a step's record has room for {self._rules.max_members} members")
@@ -137,7 +271,7 @@ class LeadDesk:
         if body.peer != request.caller:
             raise Refused("a peer asks for itself only")
         await self._wait_to_change(body.step)
-        self._change_rules.check_departure(self._now, body)
+        self._change_rules.check_departure(self._moment, body)
         others = [peer for peer in self._leaves if peer != request.caller]
         if (reason := self._change_rules.spared(self._roster, others, request.caller)) is not None:
             raise Refused(reason)
@@ -148,7 +282,7 @@ class LeadDesk:
         """Until ``step`` is open here, and only as long as its leader has not settled who joins and leaves."""
         await self._wait_for(step)
         if self._ledger is None:
-            raise Refused(f"{self._roster.leader(step)} leads step {step}")
+            raise self._not_leading()
         if self._settled or step >= self._rules.steps:
             raise WrongStep("it is too late for this step" if self._settled else "this is the run's last step")
 

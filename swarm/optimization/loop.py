@@ -2,57 +2,139 @@
 
     open the step      everybody works with the parameters of the last close record
     feed it            trainers lease quota and send microbatches on their journeys       (pipeline.trainer)
-    close it           the leader averages, decides and has everybody swap                (optimization.step)
+    close it           the leader averages, decides and has everybody swap                (optimization.leading)
 
-Stage replicas compute all the while (``pipeline.server``); a member answers its leader (``optimization.member``).
+Stage replicas compute all the while (``pipeline.server``); a member answers its leader (``optimization.member``). When
+the leader is gone the next in the step's succession leads; a peer without which the run went on is let in again.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from swarm.optimization.lead import LeadDesk
+from swarm.errors import OutOfSync, Superseded, WrongStep
+from swarm.events import LineageGivenUp
+from swarm.optimization.closing_context import Closing
+from swarm.optimization.leading import Leading
 from swarm.optimization.member import Member
 from swarm.optimization.parting import Parting
-from swarm.optimization.step import Closing, close_step
+from swarm.optimization.provisional import Provisional, Reunion, Solitude
+from swarm.optimization.records import CloseRecord
+from swarm.optimization.succession import due_term, own_term
+from swarm.optimization.waiting import first_done
+from swarm.planning.patience import Patience
+
+logger = logging.getLogger(__name__)
 
 Feed = Callable[[int], Coroutine[Any, Any, None]]
-"""A trainer's work for one step."""
+"""A trainer's work for one step, until cancelled."""
 
 
 class StepLoop:
-    """Runs the steps of one peer until the last one is closed, or a record lets it leave."""
+    """Runs the steps of one peer until the last one is closed, or a record lets it leave as it asked.
 
-    def __init__(self, member: Member, desk: LeadDesk, closing: Closing, parting: Parting, feed: Feed | None) -> None:
-        self._member, self._desk, self._closing, self._feed = member, desk, closing, feed
-        self._parting = parting
+    ``rejoin`` is awaited when the run went on without this peer; it returns when a record names it again.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        closing: Closing,
+        parting: Parting,
+        feed: Feed | None,
+        rejoin: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._member, self._closing, self._feed = member, closing, feed
+        self._parting, self._rejoin = parting, rejoin
+        self._led = (-1, -1)
+        closing = dataclasses.replace(
+            closing, confirmed=lambda: None if member.forking.fork is None else member.forking.fork.confirmation
+        )
+        self._closing = closing
+        self._solitude, self._reunion = Solitude(member, closing), Reunion(member, closing)
 
     async def run(self) -> None:
         """Take part from the step in which this peer is in the roster. Raises, in an ExceptionGroup, what ends it
         earlier."""
+        member = self._member
+        aside = [asyncio.create_task(work) for work in (self._solitude.run(), self._reunion.run())]
         try:
-            await self._member.wait_member()
-            while (step := self._member.open_step) <= self._closing.rules.steps and not self._member.departed:
-                leader = self._member.roster.leader(step)
-                async with asyncio.TaskGroup() as group:
-                    if self._feed is not None:
-                        group.create_task(self._feed(step))
-                    if leader == self._closing.calls.me:
-                        group.create_task(self._lead(step))
-                    await self._member.wait_open(step + 1)
-                last = self._member.departed or step >= self._closing.rules.steps
-                if last and leader != self._closing.calls.me:
-                    await self._parting.wait(leader)
+            await member.wait_begun()
+            while not self._done():
+                if member.cut_off:
+                    self._say_given_up()
+                    await self._rejoin()
+                    continue
+                roster = member.roster
+                leading = await self._step(member.open_step)
+                if leading is not None and leading.decided is not None:
+                    await self._dismiss(leading, leading.decided)
+                elif self._done():
+                    await self._parting.wait(roster.peers)
         finally:
-            await self._member.close()
+            for task in aside:
+                task.cancel()
+            await asyncio.gather(*aside, return_exceptions=True)
+            await member.close()
 
-    async def _lead(self, step: int) -> None:
-        """Close the step when its batch is complete, and let those go who leave with it: all, with the last one."""
-        before = self._member.roster
-        committed = await self._desk.wait_full()
-        record = await close_step(self._closing, step, committed)
-        last = step >= self._closing.rules.steps
-        leaving = before.peers if last else [peer for peer in before.peers if peer not in record.members]
-        await self._parting.dismiss(self._closing.calls, leaving, step)
+    def _say_given_up(self) -> None:
+        fork, reason = self._member.forking.given_up, self._member.cut_off
+        if fork is not None:
+            self._closing.events.emit(LineageGivenUp(step=fork.step, microbatches=fork.closed, reason=reason))
+
+    def _done(self) -> bool:
+        return self._member.over or self._member.departed
+
+    async def _step(self, step: int) -> Leading | None:
+        """Take part in one step until it is closed here, or closed without us; how we led it, if we did."""
+        leads: list[Leading] = []
+        async with asyncio.TaskGroup() as group:
+            feeding = None if self._feed is None else group.create_task(self._feed(step))
+            lead = group.create_task(self._lead(step, leads))
+            await self._member.wait_open(step + 1)
+            if feeding is not None:
+                feeding.cancel()
+            if not (leads and leads[-1].decided):
+                lead.cancel()
+        return leads[-1] if leads else None
+
+    async def _lead(self, step: int, leads: list[Leading]) -> None:
+        """Lead the step whenever it is our turn, until it is decided or goes on without us. No term twice, also when
+        we were cut off and come back to the same step: two records in one term could both be decided."""
+        member, liveness, patience = self._member, self._closing.liveness, Patience(0.1)
+        me, roster = self._closing.calls.me, member.roster
+        while member.open_step == step and not member.cut_off:
+            term = due_term(roster, step, me, member.term, liveness.gone)
+            if term is None:
+                await self._wait_turn(step, member.term)
+                continue
+            if (step, term) <= self._led:
+                await self._closing.clock.sleep(patience.pause_s())
+                term = own_term(roster, step, me, max(self._led[1], member.term))
+            self._led = (step, term)
+            leads.append((Provisional if self._solitude.over() else Leading)(self._closing, step, term))
+            try:
+                await first_done(leads[-1].run(), self._solitude.turned())
+                if leads[-1].decided is not None:
+                    return
+                self._closing.desk.end_term()
+            except (Superseded, WrongStep, OutOfSync) as error:
+                if isinstance(error, OutOfSync) and not leads[-1].provisional:
+                    raise
+                logger.info("step %d, term %d was given up: %s", step, term, error)
+                self._closing.desk.end_term()
+                await self._closing.clock.sleep(patience.pause_s())
+
+    async def _wait_turn(self, step: int, term: int) -> None:
+        """Until somebody is gone or back, or another term begins."""
+        await first_done(self._closing.liveness.changed(), self._member.wait_term(step, term))
+
+    async def _dismiss(self, leading: Leading, record: CloseRecord) -> None:
+        """As the leader of a step: let those go who leave with it: all, with the last one."""
+        last = record.step >= self._closing.rules.steps
+        leaving = [peer for peer in leading.told if last or peer not in record.members]
+        await self._parting.dismiss(self._closing.calls, leaving, record.step)

@@ -1,7 +1,7 @@
-"""A member's side of closing a step: the ``step/1`` answers, in their only order.
+"""A member's side of closing a step: the ``step/1`` answers.
 
-reconcile → apply → propose → decide. Each is answered once per step and may be repeated; nothing here changes the
-weights that microbatches are computed with before ``decide``.
+prepare → reconcile → apply → propose → decide. Each may be repeated, in the same term or a later one; nothing here
+changes the weights that microbatches are computed with before ``decide``, and after it nothing changes them back.
 
 What cannot be begun twice, the averaging round and the swap, is not the handler's but the step's: it goes on when the
 leader no longer listens, and whoever asks again gets its outcome, a failure too.
@@ -10,102 +10,23 @@ leader no longer listens, and whoever asks again gets its outcome, a failure too
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
-import torch
-
-from swarm.averaging.plan import RoundResult
-from swarm.device import DeviceThread
-from swarm.errors import EXIT_ERROR, OutOfSync, PeerError, Refused, RoundFailed, RunEnded, WrongStep
-from swarm.ids import MicrobatchId, PartName, PeerId, stage_of
+from swarm.errors import EXIT_ERROR, Busy, Refused, RunEnded, WrongStep
+from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Answer, Method, Request
-from swarm.optimization.changes import ChangeRules, Moment
-from swarm.optimization.closing import totals
-from swarm.optimization.history import History
-from swarm.optimization.ledger import assigned, weights
-from swarm.optimization.messages import Accepted, Apply, Averaged, Decide, Prepared, Propose, Reconcile
-from swarm.optimization.records import CloseRecord, Contribution, Decision, acceptance_bytes, check_acceptances
+from swarm.optimization.acceptance import AcceptanceRules
+from swarm.optimization.acceptor import Vote
+from swarm.optimization.ballot import Ballot
+from swarm.optimization.forking import Forking
+from swarm.optimization.member_context import MemberContext
+from swarm.optimization.messages import Accepted, Apply, Decide, Over, Prepare, Prepared, Promise, Propose, Reconcile
+from swarm.optimization.open_step import HeldPart, Mean, OpenStep
+from swarm.optimization.records import CloseRecord, Decision, acceptance_bytes
 from swarm.optimization.roster import Roster
-from swarm.optimization.rules import StepRules
+from swarm.optimization.succession import owner
 from swarm.schema import Empty
-
-
-class HeldPart(Protocol):
-    """The part of the model this peer trains, as closing a step sees it; called on the device thread."""
-
-    @property
-    def microbatches(self) -> frozenset[MicrobatchId]:
-        """What is in the open step's accumulator."""
-
-    def gradient_sum(self) -> torch.Tensor:
-        """The accumulator, flat."""
-
-    def prepare(self, mean: torch.Tensor, *, lr: float, clip: float, step: int) -> str:
-        """Compute the update into the shadow; its digest."""
-
-    def swap(self) -> None:
-        """The shadow becomes current."""
-
-
-class Average(Protocol):
-    """Runs a part's averaging round with its other replicas."""
-
-    async def __call__(
-        self, step: int, part: PartName, weights: Mapping[PeerId, int], sums: torch.Tensor
-    ) -> RoundResult:
-        """``weights`` are the ledger's, by replica in rank order; ``sums`` is our accumulator. Raises RoundFailed."""
-
-
-@dataclass(slots=True, kw_only=True)
-class MemberContext:
-    """What a member needs from its surroundings.
-
-    ``install`` downloads this peer's part for a genesis, from the peer that proposes it; ``decided`` is awaited after
-    the swap and before anyone who waits for the next step goes on. ``founder`` may propose the genesis.
-    """
-
-    me: PeerId
-    rules: StepRules
-    device: DeviceThread
-    average: Average
-    history: History
-    sign: Callable[[bytes], bytes]
-    verify: Callable[[PeerId, bytes, bytes], bool]
-    cursor: Callable[[], tuple[int, int] | None]
-    install: Callable[[CloseRecord, PeerId], Awaitable[None]]
-    decided: Callable[[Decision], Awaitable[None]]
-    founder: PeerId
-
-
-@dataclass(frozen=True, slots=True)
-class _Mean:
-    """What averaging gave: our part's mean gradient (None without a part), and the answer that says so."""
-
-    gradient: torch.Tensor | None
-    answer: Averaged
-
-
-@dataclass(slots=True)
-class _OpenStep:
-    """What this member has done for the open step so far. ``busy`` is held while a question is checked and answered."""
-
-    committed: tuple[Contribution, ...] | None = None
-    averaging: asyncio.Task[_Mean] | None = None
-    applied: Apply | None = None
-    digest: str | None = None
-    proposal: Propose | None = None
-    closing: asyncio.Task[None] | None = None
-    busy: asyncio.Lock = field(default_factory=asyncio.Lock)
-
-    @property
-    def mean(self) -> _Mean | None:
-        """The result of averaging, once there is one."""
-        task = self.averaging
-        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
-            return None
-        return task.result()
 
 
 class Member:
@@ -114,19 +35,33 @@ class Member:
     def __init__(self, context: MemberContext) -> None:
         self._context = context
         self.part: HeldPart | None = None
-        self._open = _OpenStep()
+        self._open = OpenStep(context.life.ballot(context.history.head) if context.history.next_step else Ballot())
         self._departed = False
+        self._cut_off = ""
         self._step = context.history.next_step
         self._roster = context.history.head.members if self._step else Roster(())
-        rules = context.rules
-        self._changes = ChangeRules(rules.run, rules.parts, rules.max_members, context.verify)
+        self._named = bool(self._step) and context.life.is_named(context.history.head)
+        self._accepts = AcceptanceRules(context.me, context.rules, context.history, context.verify)
+        self.forking = Forking(context)
         self._failure: RunEnded | None = None
         self._moved = asyncio.Condition()
+
+    # --- where it stands -----------------------------------------------------------------------------------------
 
     @property
     def open_step(self) -> int:
         """The step being worked on; 0 until the genesis is decided."""
         return self._step
+
+    @property
+    def term(self) -> int:
+        """The highest term of the open step that this member knows."""
+        return self._open.ballot.term
+
+    @property
+    def leader(self) -> PeerId:
+        """Whose term it is."""
+        return owner(self._roster, self._step, self.term) if len(self._roster) else self._context.founder
 
     @property
     def roster(self) -> Roster:
@@ -140,8 +75,14 @@ class Member:
 
     @property
     def is_member(self) -> bool:
-        """Whether the newest record has this peer in its roster."""
-        return self._context.me in self.roster
+        """Whether this peer takes part in the open step, in this very life of it."""
+        return self._named and not self._cut_off
+
+    @property
+    def cut_off(self) -> str:
+        """Why this peer cannot go on from what it holds, and must get the newest state from others; empty while it can.
+        :meth:`observe` ends it."""
+        return self._cut_off
 
     @property
     def over(self) -> bool:
@@ -150,16 +91,25 @@ class Member:
 
     @property
     def departed(self) -> bool:
-        """Whether the newest record is the one with which this peer left."""
+        """Whether the newest record is the one with which this peer left, as it had asked."""
         return self._departed
 
     async def wait_open(self, step: int) -> None:
-        """Return when ``step`` is open here, or over. Raises RunEnded when a decided step could not be finished."""
-        await self._wait(lambda: self.open_step >= step)
+        """Return when ``step`` is open here, or over, or this peer is cut off. Raises RunEnded when a decided step
+        could not be finished."""
+        await self._wait(lambda: self.open_step >= step or bool(self._cut_off))
 
     async def wait_member(self) -> None:
         """Return when a step is open in which this peer takes part. Raises as :meth:`wait_open`."""
         await self._wait(lambda: self.open_step > 0 and self.is_member)
+
+    async def wait_begun(self) -> None:
+        """As :meth:`wait_member`; returns also when this peer did take part and was cut off."""
+        await self._wait(lambda: self.open_step > 0 and (self.is_member or bool(self._cut_off)))
+
+    async def wait_term(self, step: int, term: int) -> None:
+        """Return when a term above ``term`` of ``step`` is known here, or the step is closed, or this peer cut off."""
+        await self._wait(lambda: self.open_step != step or self.term > term or bool(self._cut_off))
 
     async def _wait(self, condition: Callable[[], bool]) -> None:
         async with self._moved:
@@ -167,155 +117,172 @@ class Member:
         if self._failure is not None:
             raise self._failure
 
+    async def _tell(self) -> None:
+        async with self._moved:
+            self._moved.notify_all()
+
+    # --- what others decided -------------------------------------------------------------------------------------
+
     async def observe(self, decision: Decision) -> None:
         """Go on with what others decided, as a peer that is not in the roster (yet): it must be verified, and our part
         brought to it. The first one begins our history, and one that leaves steps out begins it anew. Raises OutOfSync
         for one that contradicts it."""
         history, record = self._context.history, decision.record
         if 0 < history.next_step == record.step:
-            history.append(record)
+            await history.add(record, decision.acceptances, decision.term)
         else:
-            history.begin(record)
+            history.begin(record, decision.acceptances, decision.term)
+        await self._open.close()
+        self._cut_off = ""
+        self.forking.observed(record)
         await self._context.decided(decision)
         self._open_next(record)
-        async with self._moved:
-            self._moved.notify_all()
+        await self._tell()
+
+    async def stand_in(self, decision: Decision) -> None:
+        """Vote on in the open step, and do nothing else, where ``decision`` names an earlier life of this peer whose
+        vote lies on our disk; else nothing. Raises as :meth:`observe`, of which it is the first part."""
+        head, record = self.head, decision.record
+        if (head is None or record.step > head.step) and self._context.life.inherits(record):
+            await self.observe(decision)
+
+    def names(self, record: CloseRecord) -> bool:
+        """Whether the record lets this very life of the peer take part in the step after it."""
+        return self._context.life.is_named(record)
+
+    async def learn(self, decision: Decision) -> None:
+        """The open step was decided, and we were not told. Finish it if we hold its result, else we are cut off. Raises
+        Refused for what is not decided, or does not follow what we know."""
+        record = decision.record
+        state = self._open
+        async with state.busy:
+            if state is not self._open or record.step != self._step or self._cut_off:
+                return
+            self._accepts.check_decided(self._roster, decision)
+            if state.closing is None:
+                state.closing = asyncio.create_task(self._close_step(decision))
+        await asyncio.shield(state.closing)
+
+    async def cut(self, reason: str) -> None:
+        """What was decided meanwhile cannot be learned any more: see :attr:`cut_off`. For a member only."""
+        async with self._open.busy:
+            if self.is_member and self._open.closing is None:
+                await self._open.stop_averaging()
+                self._cut_off = reason
+        await self._tell()
+
+    async def rewind(self, reason: str, elsewhere: CloseRecord | None) -> None:
+        """Our provisional lineage does not count: be cut off where it began. What was accepted there is kept."""
+        while (closing := self._open.closing) is not None and not closing.done():
+            await asyncio.wait([closing])  # half a swap, or half a line on the disk, cannot be taken back
+        await self._open.close()
+        if (fork := self.forking.rewind(elsewhere)) is None:
+            return
+        ballot = self._context.life.resume(fork.point, fork.acceptor)
+        self._open, self._step, self._roster = OpenStep(ballot), fork.step, fork.point.members
+        self._cut_off = f"its steps from {fork.step} on do not count: {reason}"
+        await self._tell()
 
     async def close(self) -> None:
         """Give up what runs for the open step. Idempotent; returns when it has ended."""
-        tasks = [task for task in (self._open.averaging, self._open.closing) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._open.close()
+        closing = self._open.closing
+        if closing is not None:
+            closing.cancel()
+            await asyncio.gather(closing, return_exceptions=True)
+
+    # --- the answers ---------------------------------------------------------------------------------------------
 
     def methods(self) -> list[Method]:
         """See :class:`~swarm.network.protocols.Service`."""
         return [
+            Method(name="step/1/prepare", request=Prepare, handle=self._on_prepare),
             Method(name="step/1/reconcile", request=Reconcile, handle=self._on_reconcile),
             Method(name="step/1/apply", request=Apply, handle=self._on_apply),
             Method(name="step/1/propose", request=Propose, handle=self._on_propose),
             Method(name="step/1/decide", request=Decide, handle=self._on_decide),
+            Method(name="step/1/over", request=Over, handle=self._on_over),
         ]
 
-    # --- the four answers ----------------------------------------------------------------------------------------
+    async def _on_prepare(self, request: Request) -> Answer:
+        body: Prepare = request.body
+        if (promise := self.forking.promise(request.caller, body.step, body.term)) is not None:
+            return Answer(promise)
+        ballot = (await self.from_leader(request.caller, body.step, body.term)).ballot
+        return Answer(Promise(vote=ballot.vote, free=ballot.free, votes_only=not self._named))
 
     async def _on_reconcile(self, request: Request) -> Answer:
         body: Reconcile = request.body
-        await self._from_leader(request.caller, body.step)
-        state = self._open
-        async with state.busy:
-            if state.averaging is None:
-                self._context.rules.check_committed(self.roster, body.committed)
-                sums = await self._reconciled(body)
-                state.committed = body.committed
-                state.averaging = asyncio.create_task(self._average(body, sums))
-            elif state.committed != body.committed:
-                raise Refused("this step was reconciled with another set of microbatches")
-        return Answer((await asyncio.shield(state.averaging)).answer)
-
-    async def _reconciled(self, body: Reconcile) -> torch.Tensor | None:
-        """Our accumulator, when it holds exactly what counts; None without a part. Raises Refused."""
-        part, name = self.part, self._part_name()
-        if part is None or name is None:
-            return None
-        expected = assigned(body.committed, self._context.me, stage_of(name))
-        held, sums = await self._context.device.run(lambda: (part.microbatches, part.gradient_sum()))
-        if held != expected:
-            missing, surplus = expected - held, held - expected
-            raise Refused(
-                f"{name} lacks {len(missing)} committed microbatches and holds {len(surplus)} that do not count"
-            )
-        return sums
-
-    async def _average(self, body: Reconcile, sums: torch.Tensor | None) -> _Mean:
+        state = await self.from_leader(request.caller, body.step, body.term, votes_only=False)
         context, name = self._context, self._part_name()
-        if sums is None or name is None:
-            return _Mean(None, Averaged(digest="", sq_norm=0.0, cursor=context.cursor()))
-        shares = weights(body.committed, self.roster.replicas(name), stage_of(name))
-        try:
-            result = await context.average(body.step, name, shares, sums)
-        except RoundFailed as error:
-            raise PeerError(str(error)) from error
-        answer = Averaged(digest=result.digest, sq_norm=result.squared_norm, cursor=context.cursor())
-        return _Mean(result.tensor, answer)
+        async with self._still(state):
+            if body != state.reconciled:
+                if context.me not in body.live:
+                    raise Refused("this attempt is made without this member")
+                self._accepts.check_reconcile(self._roster, body)
+                if not body.provisional:
+                    state.ballot.begun_free(body.term)
+                await state.begin(body, name, lambda: self._attempt(body, name))
+        return Answer((await state.wait_mean()).answer)
+
+    async def _attempt(self, body: Reconcile, name: PartName | None) -> Mean:
+        held = None if self.part is None or name is None else (name, self.part)
+        live = frozenset(body.live)
+        group = [] if name is None else [peer for peer in self._roster.replicas(name) if peer in live]
+        return await self._context.attempt.run(body, group, held)
 
     async def _on_apply(self, request: Request) -> Answer:
         body: Apply = request.body
-        await self._from_leader(request.caller, body.step)
-        state = self._open
+        state = await self.from_leader(request.caller, body.step, body.term, votes_only=False)
         self._context.rules.check_scalars(body.step, body.lr, body.clip)
-        async with state.busy:
-            if state.mean is None:
+        async with self._still(state):
+            mean = state.mean
+            if mean is None:
                 raise Refused("nothing was averaged for this step yet")
-            if state.applied is None:
-                state.digest = await self._prepare(state.mean.gradient, body)
-                state.applied = body
-            elif state.applied != body:
-                raise Refused("this step was applied with other scalars")
+            before = state.applied
+            if before is None or (before.lr, before.clip) != (body.lr, body.clip):
+                state.applied = None
+                state.digest = await self._context.attempt.prepare(self.part, mean, body)
+            state.applied = body
         return Answer(Prepared(digest=state.digest or ""))
-
-    async def _prepare(self, mean: torch.Tensor | None, body: Apply) -> str:
-        part = self.part
-        if part is None or mean is None:
-            return ""
-        return await self._context.device.run(lambda: part.prepare(mean, lr=body.lr, clip=body.clip, step=body.step))
 
     async def _on_propose(self, request: Request) -> Answer:
         body: Propose = request.body
         record, context = body.record, self._context
-        await self._from_leader(request.caller, record.step)
-        state = self._open
-        async with state.busy:
-            if state.proposal is None:
-                self._check(body)
-                if record.step == 0:
+        if self.forking.accept(request.caller, body):
+            return Answer(Accepted(signature=context.sign(acceptance_bytes(record, body.term))))
+        founding, state = self._accepts.may_found(request.caller, record, context.founder), self._open
+        if not founding:
+            state = await self.from_leader(request.caller, record.step, body.term)
+        async with self._still(state):
+            vote = state.ballot.vote
+            if vote is None or vote.record.hash() != record.hash():
+                if founding:
+                    self._accepts.check_founding(record)
                     await context.install(record, request.caller)
-                state.proposal = body
-            elif state.proposal.record.hash() != record.hash():
-                raise Refused("another record was accepted for this step")
-        return Answer(Accepted(signature=context.sign(acceptance_bytes(record))))
+                elif record.void:
+                    self._accepts.check_given_up(self._roster, body, context.gone())
+                else:
+                    self.forking.check(body, self._roster)
+                    self._accepts.check_proposal(self._roster, self._part_name(), state, body)
+            await state.accept(Vote(term=body.term, record=record, changes=body.changes), context.me)
+        return Answer(Accepted(signature=context.sign(acceptance_bytes(record, body.term))))
 
-    def _check(self, body: Propose) -> None:
-        """Accept only what this member itself computed. Raises Refused."""
-        record = body.record
-        try:
-            self._context.history.check(record)
-        except OutOfSync as error:
-            raise Refused(str(error)) from error
-        if record.step > 0:
-            self._check_result(record)
-            self._check_roster(body)
-        elif self._context.me not in record.members:
-            raise Refused("the genesis leaves this member out")
-
-    def _check_result(self, record: CloseRecord) -> None:
-        state = self._open
-        if state.mean is None or state.applied is None or state.committed != record.committed:
-            raise Refused("the record's microbatches are not those that were averaged")
-        if (record.tokens, record.loss_sum) != totals(record.committed):
-            raise Refused("the record's tokens and loss are not the sums of its microbatches")
-        if (record.lr, record.clip) != (state.applied.lr, state.applied.clip):
-            raise Refused("the record's scalars are not those that were applied")
-        name = self._part_name()
-        if name is not None and record.digests.get(name) != state.digest:
-            raise Refused(f"the record's digest of {name} is not ours")
-        said = state.mean.answer.cursor
-        if said is not None and record.cursors.get(self._context.me) != said:
-            raise Refused("the record's cursor of this trainer is not where it is")
-
-    def _check_roster(self, body: Propose) -> None:
-        step, last = body.record.step, self._context.rules.steps
-        if step >= last and (body.changes.joins or body.changes.leaves):
-            raise Refused("nobody joins or leaves with the run's last step")
-        now = Moment(step, self.roster, self._context.history.head_hash)
-        if body.record.roster != self._changes.apply(now, body.changes).members:
-            raise Refused("the record's roster is not what the requests with it make of the one before")
+    async def _on_over(self, request: Request) -> Answer:
+        body: Over = request.body
+        async with self._still(await self.from_leader(request.caller, body.step, body.term)):
+            self._failure = self._accepts.over(self._roster, PartName(body.part), self._context.gone())
+        await self._tell()
+        return Answer(Empty())
 
     async def _on_decide(self, request: Request) -> Answer:
         body: Decide = request.body
         if body.step < self.open_step:
+            if (other := self.forking.decided(body)) is not None:
+                await self.rewind("another record was accepted by a majority", other)
             return Answer(Empty())
-        await self._from_leader(request.caller, body.step)
+        if body.step != self.open_step and self.open_step > 0:
+            await self._wait_step(body.step)
         state = self._open
         async with state.busy:
             if state.closing is None:
@@ -324,53 +291,106 @@ class Member:
         await asyncio.shield(state.closing)
         return Answer(Empty())
 
-    def _open_next(self, record: CloseRecord) -> None:
-        self._open, self._step, self._roster = _OpenStep(), record.step + 1, record.members
+    def _decision(self, state: OpenStep, body: Decide) -> Decision:
+        decision = Decision(state.accepted(body.record).record, body.acceptances, None, body.term)
+        self._accepts.check_decided(self._roster, decision)
+        return decision
 
-    def _decision(self, state: _OpenStep, body: Decide) -> Decision:
-        if state.proposal is None or state.proposal.record.hash() != body.record:
-            raise Refused("this record was not accepted here")
-        record = state.proposal.record
-        electorate = record.members if record.step == 0 else self.roster
-        check_acceptances(record, electorate, body.acceptances, self._context.verify)
-        return Decision(record, body.acceptances, None if state.mean is None else state.mean.gradient)
+    # --- closing it ----------------------------------------------------------------------------------------------
 
     async def _close_step(self, decision: Decision) -> None:
         """Swap, remember, open the next step. A decided step can not be refused any more: what fails here ends the
         peer, through everyone who waits for the next step."""
         record = decision.record
         try:
-            if self.part is not None and record.step > 0:
-                await self._context.device.run(self.part.swap)
-            self._context.history.append(record)
-            self._departed = self._context.me not in record.members
-            await self._context.decided(decision)
+            await self._finish(decision)
         except Exception as error:  # nobody else would tell those who wait
             reason = f"step {record.step} is decided and could not be closed here: {type(error).__name__}: {error}"
             self._failure = RunEnded(reason, EXIT_ERROR)
             self._failure.__cause__ = error
             raise
-        else:
-            self._open_next(record)
         finally:
-            async with self._moved:
-                self._moved.notify_all()
+            await self._tell()
+
+    async def _finish(self, decision: Decision) -> None:
+        record, state, context = decision.record, self._open, self._context
+        took_part = self._named
+        if record.founding:
+            context.life.founded()
+        inside = context.life.is_named(record)
+        if not self._holds(record):
+            await state.stop_averaging()
+            self.forking.elsewhere = record
+            self._cut_off = f"step {record.step} was decided without what this peer holds"
+            return
+        mean = state.mean
+        if record.void:
+            await state.stop_averaging()
+        if self.part is not None and not record.founding:
+            await context.attempt.device.run(self.part.give_up if record.void else self.part.swap)
+        point = None if record.founding else context.history.head
+        await context.history.add(record, decision.acceptances, decision.term)
+        await self.forking.closed(record, point, state)
+        vote = state.ballot.vote or state.candidate
+        asked = vote is not None and context.me in {leave.peer for leave in vote.changes.leaves}
+        self._departed = took_part and not inside and asked
+        if took_part and not inside and not asked:
+            self.forking.elsewhere, self._cut_off = record, f"step {record.step} was closed without this peer"
+        gradient = None if mean is None or record.void else mean.gradient
+        await context.decided(Decision(record, decision.acceptances, gradient, decision.term))
+        self._open_next(record)
+
+    def _holds(self, record: CloseRecord) -> bool:
+        """Whether our shadow is what the record says: then swapping is all there is to do."""
+        return self._open.holds(record, None if self.part is None else self._part_name())
+
+    def _open_next(self, record: CloseRecord) -> None:
+        # Whoever gets the state that it has once more must not forget what it promised and accepted on top of it.
+        life = self._context.life
+        ballot = self._open.ballot if record.step + 1 == self._step else life.ballot(record)
+        self._open, self._step, self._roster = OpenStep(ballot), record.step + 1, record.members
+        self._named = life.is_named(record)
 
     # --- who may ask ---------------------------------------------------------------------------------------------
 
-    async def _from_leader(self, caller: PeerId, step: int) -> None:
-        """Wait until ``step`` is open here, then insist that its leader asks. Raises WrongStep or Refused."""
-        if step > self.open_step + 1:
-            raise WrongStep(f"step {step} is far from open, step {self.open_step} is")
+    async def from_leader(self, caller: PeerId, step: int, term: int, *, votes_only: bool = True) -> OpenStep:
+        """Wait until ``step`` is open here, then insist that the owner of ``term`` asks, and follow it; returns
+        what is done for that step here, which may be closed by then. Raises WrongStep, Refused or Superseded, and Busy
+        while we catch up: we may answer yet. Who votes for an earlier life is asked for nothing else."""
+        await self._wait_step(step)
+        state = self._open
+        if caller != owner(self.roster, step, term):
+            raise Refused(f"{owner(self.roster, step, term)} leads step {step} in term {term}")
+        if not self._named and not votes_only:
+            raise Busy("this peer was started anew: it has its vote in this step, and nothing else")
+        if await state.ballot.follow(term):
+            await self._tell()
+        return state
+
+    @asynccontextmanager
+    async def _still(self, state: OpenStep) -> AsyncIterator[None]:
+        """Hold the step while a question is checked. Raises WrongStep when it is closed by now, or is being closed."""
+        async with state.busy:
+            if state is not self._open or state.closing is not None:
+                raise WrongStep("the step was closed meanwhile")
+            yield
+
+    async def _wait_step(self, step: int) -> None:
+        if self._cut_off:
+            raise Busy(f"catching up: {self._cut_off}")
+        founded = self.open_step == 0 and self._open.ballot.vote is not None
+        if step > self.open_step + 1 and not founded:
+            raise Busy(f"step {step} is far from open, step {self.open_step} is")
         await self.wait_open(step)
+        if self._cut_off:
+            raise Busy(f"catching up: {self._cut_off}")
         if step != self.open_step:
             raise WrongStep(f"step {step} is closed, step {self.open_step} is open")
-        leader = self._context.founder if step == 0 else self.roster.leader(step)
-        if caller != leader:
-            raise Refused(f"{leader} leads step {step}")
+        if self._context.me not in self.roster:
+            raise Refused("not a member of this step")
 
     def _part_name(self) -> PartName | None:
-        if self._context.me not in self.roster:
+        if not self._named:
             return None
         part = self.roster[self._context.me].part
         return None if part is None else PartName(part)

@@ -1,4 +1,7 @@
-"""The ``step/1`` protocol: leases, completions, and the four questions with which a leader closes a step."""
+"""The ``step/1`` and ``lead/1`` protocols: leases, completions, and the questions with which a leader closes a step.
+
+Each carries the term of the leader that asks, or is asked: a lower one than the receiver knows is Superseded.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,18 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
+from swarm.ids import MicrobatchId
+from swarm.optimization.acceptor import Candidate, Vote
 from swarm.optimization.changes import NO_CHANGES, Changes
-from swarm.optimization.records import CloseRecord, Contribution
-from swarm.schema import Count, DigestField, Finite, Message, PeerIdField, SignatureField
+from swarm.optimization.records import Aside, CloseRecord, Contribution
+from swarm.schema import Count, DigestField, Finite, Message, PartField, PeerIdField, SignatureField
 
 
 class Lease(Message):
     """A trainer wants ``total`` microbatches of a step in all."""
 
     step: Count
+    term: Count
     total: Count
 
 
@@ -29,29 +35,104 @@ class Complete(Message):
     """A journey came home; ``receipts`` are the replicas' signatures in the order of the stages."""
 
     step: Count
+    term: Count
     contribution: Contribution
     receipts: Annotated[tuple[SignatureField, ...], Field(max_length=1024)]
 
 
-class Reconcile(Message):
-    """The batch is complete: this is what counts. Check that you hold it, and average."""
+class PutAside(Message):
+    """No replica could compute this microbatch; it is not counted, and another may be leased for it."""
 
     step: Count
+    term: Count
+    aside: Aside
+
+
+class Resume(Message):
+    """A trainer tells a leader that does not know it what it has begun in the step, in the order of its shard; what
+    was put aside of it is listed, what is complete is reported afterwards."""
+
+    step: Count
+    term: Count
+    started: tuple[MicrobatchId, ...]
+    aside: tuple[Aside, ...]
+
+
+class Resumed(Message):
+    """The first ``kept`` of what was begun count as leased; the trainer gives up the others and does them later."""
+
+    kept: Count
+
+
+class Feed(Message):
+    """There is quota again: somebody's work was lost."""
+
+    step: Count
+    term: Count
+
+
+class Over(Message):
+    """Every replica of this part is lost: the run cannot go on. Who sees the same ends."""
+
+    step: Count
+    term: Count
+    part: PartField
+
+
+class Prepare(Message):
+    """The sender leads the step in this term: follow no lower one. What have you accepted?"""
+
+    step: Count
+    term: Count
+
+
+class Promise(Message):
+    """The receiver follows the term. ``vote`` is what it accepted last, ``free`` see :class:`Acceptor`; ``candidate``
+    what it closed without a majority. With ``votes_only`` it was started anew: it has its vote in this step, and
+    nothing else."""
+
+    vote: Vote | None
+    free: Count
+    candidate: Candidate | None = None
+    votes_only: bool = False
+
+
+class Reconcile(Message):
+    """This is what counts, and these peers close the step: make your sum equal to it, and average.
+
+    ``attempts`` says for each part which attempt at its round this is. It grows when a round was void, or anything that
+    it depends on has changed: members whose part's attempt is the one they have done already keep its result.
+    ``provisional``: its leader had no majority, so the term is not free for what it says.
+    """
+
+    step: Count
+    term: Count
     committed: tuple[Contribution, ...]
+    live: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000)]
+    provisional: bool = False
+    attempts: dict[PartField, Count]
 
 
 class Averaged(Message):
-    """The group's result as this member has it. ``digest`` is empty for a peer that holds no part."""
+    """The group's result as this member has it. ``digest`` is empty for a peer that holds no part.
+
+    With a ``failure`` there is no result: ``culprit`` is whom it broke on, as far as that is known (the member itself
+    when it could not make its sum equal to what counts), ``missing`` the microbatches that it then lacked.
+    """
 
     digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
     sq_norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
     cursor: tuple[Count, Count] | None
+    failure: Annotated[str, StringConstraints(max_length=400)] = ""
+    culprit: PeerIdField | None = None
+    missing: tuple[MicrobatchId, ...] = ()
 
 
 class Apply(Message):
     """The scalars of the step: compute the update into a shadow copy."""
 
     step: Count
+    term: Count
     lr: Finite
     clip: Finite
 
@@ -68,6 +149,7 @@ class Propose(Message):
 
     record: CloseRecord
     changes: Changes = NO_CHANGES
+    term: Count = 0
 
 
 class Accepted(Message):
@@ -77,8 +159,9 @@ class Accepted(Message):
 
 
 class Decide(Message):
-    """Everybody accepted: swap. The signatures prove it."""
+    """A majority accepted the record in this term: swap. The signatures prove it."""
 
     step: Count
     record: DigestField
+    term: Count = 0
     acceptances: dict[PeerIdField, SignatureField]

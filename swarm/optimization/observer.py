@@ -2,65 +2,80 @@
 ``swarm.optimization.observing``.
 
 What is believed: the contact (the peer whose invite was followed) about which record is the newest, or when it has
-left, more than half of a roster that was verified before; and nobody about anything else. The state is verified against
-that record, every later record against the one before it and the signatures of its whole roster, every update by the
-digest that its record names.
+left, and by a peer that comes back, more than half of a roster that was verified before; and nobody about anything
+else. The state is verified against that record, every later record against the one before it and the signatures that
+decided it, every update by the digest that its record names. So it does not matter who gives them, and any replica may
+take another's place.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import torch
 
-from swarm.device import DeviceThread
-from swarm.errors import DeadlineMissed, OutOfSync, Refused, StateError, Unreachable, Violation
+from swarm.errors import DeadlineMissed, OutOfSync, PeerError, Refused, StateError, Violation
 from swarm.ids import PartName, PeerId, RunId
 from swarm.network.protocols import Endpoint
 from swarm.optimization.changes import Verify
-from swarm.optimization.observing import (
-    HASH,
-    NEXT,
-    STANDING,
-    START,
-    Decided,
-    HashRequest,
-    NextRequest,
-    RecordHash,
-    RunStanding,
-    StandingRequest,
-    StartRequest,
-)
-from swarm.optimization.part import TrainedPart
-from swarm.optimization.records import CloseRecord, Decision, acceptance_bytes, check_acceptances
+from swarm.optimization.guides import Guides
+from swarm.optimization.observation import NEXT, STANDING, Decided, NextRequest, RunStanding, StandingRequest
+from swarm.optimization.part_state import PartState
+from swarm.optimization.records import CloseRecord, Decision, check_acceptances
+from swarm.optimization.starting import Start, begin
 
-PATIENCE_S = 30.0
+PATIENCE_S = 10.0
 """How long one question may take. A step may take longer: then it is asked again. So may the update of a large part
 over a thin link: then it is given twice the time."""
-ALIVE_S = 10.0
+ALIVE_S = 5.0
 """How long a donor that did not answer a question may take for the simplest one."""
+MOST_ASKED = 8
+"""How many peers may be asked at once whether they kept updates for us."""
 
 Observe = Callable[[Decision], Awaitable[None]]
+Known = Callable[[int], CloseRecord | None]
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class Runs(Protocol):
+    """Where parts are worked on: a device thread, or a copy's own."""
+
+    async def run(self, fn: Callable[..., T], *args: object) -> T:
+        """Run ``fn`` off the event loop, after everything asked for before."""
+
+
+def _knows_none(step: int) -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverContext:
-    """``observe`` is told of every verified decision, when our part is brought to it (``Member.observe``)."""
+    """``observe`` is told of every verified decision, with its update, when our part is brought to it
+    (``Member.observe``). ``known`` are records that this peer verified itself, by step: no other is believed.
+    ``spare``: let those who join go first (see :class:`~swarm.optimization.observation.StartRequest`)."""
 
     run: RunId
     endpoint: Endpoint
-    device: DeviceThread
+    device: Runs
     verify: Verify
     observe: Observe
+    known: Known = _knows_none
+    spare: bool = False
 
 
 class Observer:
-    """Follows one run with the help of one donor. ``part`` is None for a peer that will hold nothing."""
+    """Follows one run with the help of some of ``donors``. ``name`` is None for a peer that will hold nothing."""
 
-    def __init__(self, context: ObserverContext, donor: PeerId, name: PartName | None) -> None:
-        self._context, self.donor, self._name = context, donor, name
-        self._part: TrainedPart | None = None
+    def __init__(self, context: ObserverContext, donors: Sequence[PeerId], name: PartName | None) -> None:
+        self._context, self._candidates, self._name = context, tuple(donors), name
+        self._guides = Guides(context.endpoint, name)
+        self._part: PartState | None = None
         self._head: CloseRecord | None = None
         self._patience_s = PATIENCE_S
 
@@ -71,105 +86,143 @@ class Observer:
             raise OutOfSync("nothing was observed yet")
         return self._head
 
-    async def start(self, contact: PeerId, known: CloseRecord | None = None) -> Decision:
-        """Be taken by the donor, which pins its state for us; returns the decision that vouches for that state.
+    @property
+    def donors(self) -> tuple[PeerId, ...]:
+        """Those that keep the state of :attr:`head` for us: what it is downloaded from."""
+        return self._guides.peers
 
-        ``known`` is a record that was verified before: its members vouch when the contact has gone. Raises a PeerError
-        of the donor, or the contact's when nobody else vouches; Violation when they tell different histories.
+    async def start(
+        self, contact: PeerId | None, known: CloseRecord | None = None, wanted: CloseRecord | None = None
+    ) -> Decision:
+        """Be taken by some donors, which pin the same state for us; returns the decision that vouches for that state.
+
+        ``known`` is a record that was verified before: its members vouch when the contact has gone, or there is none
+        (None: nobody is believed alone). ``wanted`` is the
+        verified record of the very state that is wanted, of which a part is here already. Raises the gravest PeerError
+        of the donors, or the contact's when nobody else vouches; Violation when they tell different histories.
         """
-        call = self._context.endpoint.call
-        decided, _ = await call(self.donor, START, StartRequest(part=self._name), Decided, timeout_s=PATIENCE_S)
-        if decided.record.run != self._context.run:
-            raise Violation("a record of another run", peer=self.donor)
-        if contact != self.donor:
-            await self._confirm(contact, known, decided)
-        self._head = decided.record
-        return decided.decision()
+        context = self._context
+        start = Start(context.run, context.endpoint, context.verify, self._name, contact, known, wanted, context.spare)
+        decision, peers = await begin(start, self._candidates)
+        self._head = decision.record
+        self._guides.set(peers)
+        return decision
 
-    async def _confirm(self, contact: PeerId, known: CloseRecord | None, decided: Decided) -> None:
-        record, asked = decided.record, HashRequest(step=decided.record.step)
-        try:
-            theirs, _ = await self._context.endpoint.call(contact, HASH, asked, RecordHash, timeout_s=PATIENCE_S)
-        except (Unreachable, DeadlineMissed):
-            if known is None or not self._vouched(known, decided):
-                raise
-            return
-        if theirs.digest != record.hash():
-            raise Violation(f"another record of step {record.step} than {contact} has", peer=self.donor)
-
-    def _vouched(self, known: CloseRecord, decided: Decided) -> bool:
-        """Whether more than half of a roster that we trust signed the record; or it is that very record."""
-        if decided.record.hash() == known.hash():
-            return True
-        signed, electorate = acceptance_bytes(decided.record), known.members.peers
-        signatures = (self._context.verify(p, signed, decided.acceptances.get(p, b"")) for p in electorate)
-        return decided.record.step > known.step and 2 * sum(signatures) > len(electorate)
-
-    async def begin(self, decision: Decision, part: TrainedPart | None) -> None:
+    async def begin(self, decision: Decision, part: PartState | None) -> None:
         """``part`` holds the state that ``decision`` vouches for: follow from here."""
         self._part = part
         await self._context.observe(decision)
 
-    def resume(self, part: TrainedPart | None) -> None:
-        """``part`` is at the donor's record already, which was observed with the help of another: follow from here."""
+    def resume(self, part: PartState | None) -> None:
+        """``part`` is at the donors' record already, which was observed with the help of others: follow from here."""
         self._part = part
 
-    async def follow(self) -> CloseRecord:
-        """Take the next step's decision, waiting for it as long as it takes, and bring our part to it.
+    def go_on(self, head: CloseRecord, part: PartState | None) -> None:
+        """Follow from ``head``, which was observed before and whose result ``part`` holds: whoever of the donors keeps
+        updates for us since then leads on, without being asked to begin. When nobody does, :meth:`follow` says so."""
+        self._head, self._part = head, part
+        self._guides.set(self._candidates[:MOST_ASKED])
 
-        Raises the donor's PeerError (WrongStep: we fell too far behind, start again; DeadlineMissed: it fell silent),
-        Violation for a record that does not follow or an update of the wrong size, StateError when the update does not
-        give what the record says.
+    async def close(self) -> None:
+        """Tell those who helped that they need not keep anything for us any more. A courtesy: never raises."""
+        await self._guides.leave()
+
+    async def follow(self) -> CloseRecord:
+        """Take the next step's decision, waiting for it as long as it takes, and bring our part to it; whoever dies,
+        falls silent or lies meanwhile, another goes on in his place.
+
+        Raises, when nobody is left, the last one's PeerError (WrongStep: we fell too far behind, start again;
+        DeadlineMissed: it fell silent; Violation: a record that does not follow, or an update of the wrong size), or
+        StateError when the update does not give what the record says.
         Cancelled, our part is at the step before or after, never between.
         """
-        before = self.head
-        decided, payload = await self._next(before.step + 1)
-        record = decided.record
-        if (record.run, record.step, record.previous) != (before.run, before.step + 1, before.hash()):
-            raise Violation(f"a record that does not follow that of step {before.step}", peer=self.donor)
+        keeping = asyncio.create_task(self._guides.keep(self.head))
         try:
-            check_acceptances(record, before.members, decided.acceptances, self._context.verify)
-        except Refused as refused:
-            raise Violation(refused.reason, peer=self.donor) from refused
-        if self._part is not None:
-            await self._context.device.run(self._update, self._part, record, payload)
-        self._head = record
-        await self._context.observe(decided.decision())
-        return record
+            decision = await self._followed()
+        finally:
+            keeping.cancel()
+            (ended,) = await asyncio.gather(keeping, return_exceptions=True)
+            if isinstance(ended, Exception):
+                logger.error("looking for a stand-in failed", exc_info=ended)
+        await self._context.observe(decision)
+        return decision.record
 
-    async def _next(self, step: int) -> tuple[Decided, memoryview]:
-        expected = 0 if self._part is None else 4 * self._part.layout.elements
+    async def _followed(self) -> Decision:
+        """The next step's decision, verified, and our part brought to it."""
+        while True:
+            guide = self._guides.first
+            try:
+                return await self._take_step(guide)
+            except (PeerError, StateError) as error:
+                logger.info("%s cannot lead on after step %d: %s", guide, self.head.step, error)
+                self._guides.drop(guide)
+                if not self._guides.peers:
+                    raise
+
+    async def _take_step(self, guide: PeerId) -> Decision:
+        decided, payload = await self._next(guide, self.head.step + 1)
+        self._check(decided, guide)
+        decision = decided.decision()
+        if self._part is not None:
+            mean = None if decided.record.void else torch.frombuffer(payload, dtype=torch.float32)
+            await self._context.device.run(self._update, self._part, decided.record, mean, guide)
+            decision = replace(decision, mean=mean)
+        self._head = decided.record
+        return decision
+
+    def _check(self, decided: Decided, guide: PeerId) -> None:
+        """Raises Violation for a record that is not the run's next."""
+        before, record = self.head, decided.record
+        if (record.run, record.step, record.previous) != (before.run, before.step + 1, before.hash()):
+            raise Violation(f"a record that does not follow that of step {before.step}", peer=guide)
+        known = self._context.known(record.step)
+        if known is not None:
+            if known.hash() != record.hash():
+                raise Violation(f"another record of step {record.step} than was decided here", peer=guide)
+            return
+        try:
+            check_acceptances(record, before.members, decided.acceptances, self._context.verify, decided.term)
+        except Refused as refused:
+            raise Violation(refused.reason, peer=guide) from refused
+
+    async def _next(self, guide: PeerId, step: int) -> tuple[Decided, memoryview]:
+        most = 0 if self._part is None else 4 * self._part.layout.elements
         body = NextRequest(part=self._name, step=step)
         while True:
             try:
                 decided, payload = await self._context.endpoint.call(
-                    self.donor, NEXT, body, Decided, timeout_s=self._patience_s, max_reply_bytes=expected
+                    guide, NEXT, body, Decided, timeout_s=self._patience_s, max_reply_bytes=most
                 )
             except DeadlineMissed:
-                await self._check_alive(step)
+                await self._check_alive(guide, step)
+                await self._guides.stay()
                 continue
+            expected = 0 if decided.record.void else most
             if len(payload) != expected:
-                raise Violation(f"an update of {len(payload)} bytes instead of {expected}", peer=self.donor)
+                raise Violation(f"an update of {len(payload)} bytes instead of {expected}", peer=guide)
             return decided, payload
 
-    async def _check_alive(self, step: int) -> None:
+    async def _check_alive(self, guide: PeerId, step: int) -> None:
         """After a question without an answer: the step is still open, or its update needs more time. Raises
         DeadlineMissed for a donor that has fallen silent."""
         call = self._context.endpoint.call
-        standing, _ = await call(self.donor, STANDING, StandingRequest(), RunStanding, timeout_s=ALIVE_S)
+        standing, _ = await call(guide, STANDING, StandingRequest(), RunStanding, timeout_s=ALIVE_S)
         if standing.closed is not None and standing.closed >= step:
             self._patience_s *= 2
 
-    def _update(self, part: TrainedPart, record: CloseRecord, payload: memoryview) -> None:
-        """On the device thread."""
-        mean = torch.frombuffer(payload, dtype=torch.float32)
+    def _update(self, part: PartState, record: CloseRecord, mean: torch.Tensor | None, guide: PeerId) -> None:
+        """On the device thread. Without a mean the step was given up, and a copy may know that already."""
+        if mean is None:
+            if part.step < record.step:
+                part.give_up()
+            return
         if not bool(torch.isfinite(mean).all()):
-            raise Violation("an update that is not finite", peer=self.donor)
+            raise Violation("an update that is not finite", peer=guide)
         found = part.prepare(mean, lr=record.lr, clip=record.clip, step=record.step)
         if found != record.digests.get(part.spec.name):
             part.discard()
             raise StateError(
-                f"the update of {part.spec.name} for step {record.step} from {self.donor} gives digest {found[:12]}…, "
+                f"the update of {part.spec.name} for step {record.step} from {guide} gives digest {found[:12]}…, "
                 f"which the record does not name: it was not applied"
             )
         part.swap()

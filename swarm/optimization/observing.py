@@ -1,8 +1,12 @@
 """What members do for a peer that wants to join: the ``observe/1`` service.
 
-An observer follows a run without being counted on: it downloads one pinned state of its part, and then takes each
-step's decision together with the update that was decided, the mean gradient, which it applies itself. So nobody waits
-for it, however slow its link is; when it has caught up it asks to be a member (``swarm.optimization.changes``).
+An observer follows a run without being counted on: it downloads one pinned state of its part, from several replicas at
+once, and then takes each step's decision together with the update that was decided, the mean gradient, which it applies
+itself. So nobody waits for it, however slow its link is; when it has caught up it asks to be a member
+(``swarm.optimization.changes``). A second replica keeps the updates for it, too, in case the first dies.
+
+A member that keeps a copy of another part (``swarm.optimization.copies``) is such an observer for good; and of what it
+copies it serves others, as a replica does.
 """
 
 from __future__ import annotations
@@ -12,90 +16,61 @@ import dataclasses
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Annotated
-
-from pydantic import Field, StringConstraints
 
 from swarm.clock import Clock
 from swarm.errors import Busy, Refused, WrongStep
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Answer, Method, Payload, Request
-from swarm.optimization.records import CloseRecord, Decision
-from swarm.schema import Count, DigestField, Message, PartField, PeerIdField, SignatureField
+from swarm.optimization.observation import (
+    HASH,
+    LEAVE,
+    NEXT,
+    STANDING,
+    START,
+    STAY,
+    Decided,
+    HashRequest,
+    LeaveRequest,
+    NextRequest,
+    RecordHash,
+    RunStanding,
+    StandingRequest,
+    StartRequest,
+    Staying,
+    StayRequest,
+)
+from swarm.optimization.records import Decision
+from swarm.optimization.updates import KEPT_UPDATES as KEPT_UPDATES
+from swarm.optimization.updates import Updates
+from swarm.schema import Empty
 from swarm.state.snapshot import Snapshot
 from swarm.state.transfer import StateDonor
 
-STANDING, HASH, START, NEXT = (f"observe/1/{verb}" for verb in ("standing", "hash", "start", "next"))
 MAX_OBSERVERS = 8
-KEPT_UPDATES = 8
-"""Steps that an observer may fall behind before it has to download a newer state. Each keeps 4 bytes a parameter of
-the part in memory, and only while somebody observes it."""
 LEASE_S = 60.0
 """An observer that has not asked, and neither downloads nor waits for an answer, for so long is forgotten."""
 
-SnapshotOf = Callable[[], Awaitable[Snapshot | None]]
-"""Our part as it is between two steps; None for a peer that holds nothing."""
-
-
-class StandingRequest(Message):
-    """Where does the run stand?"""
-
-
-class RunStanding(Message):
-    """Who founds the run, the newest closed step (None before the genesis), and what the start waits for."""
-
-    founder: PeerIdField
-    closed: Count | None
-    waiting_for: Annotated[str, StringConstraints(max_length=400)]
-
-
-class HashRequest(Message):
-    """Which record did you see decided for this step?"""
-
-    step: Count
-
-
-class RecordHash(Message):
-    """Hash of the record."""
-
-    digest: DigestField
-
-
-class StartRequest(Message):
-    """Let me observe ``part``; with None: what is the newest decision?"""
-
-    part: PartField | None
-
-
-class NextRequest(Message):
-    """The decision of ``step``, when there is one, and the update of ``part``."""
-
-    part: PartField | None
-    step: Count
-
-
-class Decided(Message):
-    """A decision as it travels; the payload beside it is the update: float32, little-endian."""
-
-    record: CloseRecord
-    acceptances: Annotated[dict[PeerIdField, SignatureField], Field(max_length=20_000)]
-
-    def decision(self) -> Decision:
-        """Without the update."""
-        return Decision(self.record, self.acceptances)
+SnapshotOf = Callable[[PartName], Awaitable[Snapshot | None]]
+"""A part that is held here, as it is between two steps, our own or a copy; None for any other."""
 
 
 @dataclass(slots=True)
 class _Observer:
-    part: PartName
-    expires: float
+    """``had``: it has the updates to this step. ``asked``: it wanted something since the step before closed, so it has
+    not got all of it from being a member."""
+
+    had: int
+    expires: float = 0.0
     waiting: int = 0
+    asked: bool = True
 
 
 class ObserverDesk:
-    """Serves observers from what this member decides. ``publish`` it every decision.
+    """Serves observers from what this member decides. ``publish`` it every decision, and :meth:`copied` every step of a
+    part that is copied here.
 
-    ``founder`` and ``waiting_for`` are told to whoever asks where the run stands.
+    ``founder``, ``waiting_for`` and ``lost``, the parts that nobody holds any more, are told to whoever asks where the
+    run stands.
     """
 
     def __init__(
@@ -103,9 +78,12 @@ class ObserverDesk:
     ) -> None:
         self._founder, self._donor, self._snapshot = founder, donor, snapshot
         self._waiting_for, self._clock = waiting_for, clock
-        self._observers: dict[PeerId, _Observer] = {}
+        self._observers: dict[tuple[PeerId, PartName], _Observer] = {}
+        self._own: PartName | None = None
+        self._updates = Updates()
         self._decisions: deque[Decision] = deque(maxlen=KEPT_UPDATES)
         self._published = asyncio.Condition()
+        self.lost: Callable[[], tuple[str, ...]] = tuple
 
     def methods(self) -> list[Method]:
         """See :class:`~swarm.network.protocols.Service`."""
@@ -114,6 +92,8 @@ class ObserverDesk:
             Method(name=HASH, request=HashRequest, handle=self._on_hash),
             Method(name=START, request=StartRequest, handle=self._on_start),
             Method(name=NEXT, request=NextRequest, handle=self._on_next),
+            Method(name=STAY, request=StayRequest, handle=self._on_stay),
+            Method(name=LEAVE, request=LeaveRequest, handle=self._on_leave),
         ]
 
     @property
@@ -121,23 +101,52 @@ class ObserverDesk:
         """The newest closed step."""
         return self._decisions[-1].record.step if self._decisions else None
 
-    async def publish(self, decision: Decision) -> None:
-        """A step was decided and swapped here. Its update is kept only when somebody observes."""
+    async def publish(self, decision: Decision, part: PartName | None) -> None:
+        """A step was decided and swapped here, where ``part`` is held. Its update is kept only when somebody follows
+        that part."""
         self._donor.tidy()
+        self._donor.step_closed()
+        self._drop_members()
+        if self._decisions and not decision.record.follows(self._decisions[-1].record):
+            self._decisions.clear()  # steps were left out, or did not count: nobody is led on from before them
+            self._updates.clear()
+        self._decisions.append(dataclasses.replace(decision, mean=None))
+        if self._own is not None and self._own != part:
+            self._updates.forget(self._own)
+        self._own = part
+        if part is not None:
+            self._keep(part, decision)
+        await self._tell()
+
+    async def copied(self, part: PartName, decision: Decision) -> None:
+        """Our copy of another part has the result of this decision, whose mean is that part's."""
+        self._keep(part, decision)
+        await self._tell()
+
+    async def dropped(self, part: PartName) -> None:
+        """It is copied here no more: who follows it with our help is told so."""
+        if part != self._own:
+            self._updates.forget(part)
+        await self._tell()
+
+    def _keep(self, part: PartName, decision: Decision) -> None:
         self._expire()
-        if self._decisions:  # who took part in this step has had what it needed
-            for member in self._decisions[-1].record.roster:
-                self._observers.pop(PeerId(member.peer), None)
-        if not self._observers:
-            self._forget_updates()
-            decision = dataclasses.replace(decision, mean=None)
-        self._decisions.append(decision)
+        followed = any(name == part for _, name in self._observers)
+        self._updates.add(part, decision.record.step, decision.mean if followed else None)
+        self._trim(part)
+
+    def _trim(self, part: PartName) -> None:
+        steps = [observer.had for (_, name), observer in self._observers.items() if name == part]
+        self._updates.trim(part, min(steps, default=None))
+
+    async def _tell(self) -> None:
         async with self._published:
             self._published.notify_all()
 
     async def _on_standing(self, request: Request) -> Answer:
         waiting = "" if self._decisions else self._waiting_for()[:400]
-        return Answer(RunStanding(founder=self._founder, closed=self.closed, waiting_for=waiting))
+        standing = RunStanding(founder=self._founder, closed=self.closed, waiting_for=waiting, lost=self.lost())
+        return Answer(standing)
 
     async def _on_hash(self, request: Request) -> Answer:
         body: HashRequest = request.body
@@ -151,31 +160,74 @@ class ObserverDesk:
             raise Refused("the run has not started")
         decision = self._decisions[-1]
         if body.part is not None:
-            decision = await self._observed(request.caller, PartName(body.part))
-        return Answer(Decided(record=decision.record, acceptances=dict(decision.acceptances)))
+            if body.spare and self._donor.serves_others(request.caller):
+                raise Busy("another downloads from this peer")
+            decision = await self._observed(request.caller, PartName(body.part), body.step)
+        return Answer(Decided.of(decision))
 
-    async def _observed(self, caller: PeerId, part: PartName) -> Decision:
+    async def _observed(self, caller: PeerId, part: PartName, step: int | None) -> Decision:
         """Take an observer. It is noted before its state is pinned, so that no update after that state is lost."""
-        if caller not in self._observers and len(self._observers) >= MAX_OBSERVERS:
-            raise Busy(f"{MAX_OBSERVERS} peers are joining with this one's help")
-        before = self._observers.get(caller)
-        self._observers[caller] = _Observer(part, self._clock.monotonic() + LEASE_S)
+        before = self._observers.get((caller, part))
+        self._note(caller, part, -1)
         try:
-            return await self._pinned(caller, part)
+            decision = await self._pinned(caller, part, step)
         except BaseException:
             if before is None:
-                self._observers.pop(caller, None)
+                self._observers.pop((caller, part), None)
             raise
+        self._note(caller, part, decision.record.step)
+        return decision
 
-    async def _pinned(self, caller: PeerId, part: PartName) -> Decision:
-        """Keep our state for the caller; returns the decision that vouches for it."""
-        snapshot = await self._snapshot()
-        if snapshot is None or snapshot.part != part:
-            raise Refused(f"{part} is not held here")
+    def _note(self, caller: PeerId, part: PartName, had: int) -> None:
+        """``caller`` follows ``part`` from the state after step ``had`` on."""
+        key = caller, part
+        if key not in self._observers and len(self._observers) >= MAX_OBSERVERS:
+            raise Busy(f"{MAX_OBSERVERS} peers are joining with this one's help")
+        observer = self._observers.setdefault(key, _Observer(had))
+        observer.had, observer.expires, observer.asked = had, self._clock.monotonic() + LEASE_S, True
+
+    async def _pinned(self, caller: PeerId, part: PartName, step: int | None) -> Decision:
+        """Keep a state for the caller; returns the decision that vouches for it."""
+        snapshot = None if step is None else self._donor.pinned(part, step)
+        if snapshot is None:
+            snapshot = await self._held(part)
+            if step is not None and snapshot.step < step:
+                await self._wait_reached(part, step)
+                snapshot = await self._held(part)
+            if step is not None and snapshot.step != step:
+                raise WrongStep(f"{part} is at step {snapshot.step} here, not {step}")
         await self._wait_closed(snapshot.step)  # swapped already, and about to be published
         decision = self._decided(snapshot.step)
         self._donor.pin(caller, snapshot, decision.record.digests[part])
         return decision
+
+    async def _held(self, part: PartName) -> Snapshot:
+        snapshot = await self._snapshot(part)
+        if snapshot is None:
+            raise Refused(f"{part} is not held here")
+        return snapshot
+
+    async def _on_stay(self, request: Request) -> Answer:
+        body: StayRequest = request.body
+        part = PartName(body.part)
+        self._expire()
+        closed = self._updates.reached(part)
+        if closed is None:
+            raise Refused(f"{part} is not held here" if self._decisions else "the run has not started")
+        known = self._observers.get((request.caller, part))
+        self._note(request.caller, part, body.had if known is not None else closed)
+        self._donor.release(request.caller, part)
+        self._trim(part)
+        return Answer(Staying(closed=closed))
+
+    async def _on_leave(self, request: Request) -> Answer:
+        body: LeaveRequest = request.body
+        key = request.caller, PartName(body.part)
+        self._donor.release(*key)
+        observer = self._observers.get(key)
+        if observer is not None and not observer.waiting:
+            del self._observers[key]
+        return Answer(Empty())
 
     async def _on_next(self, request: Request) -> Answer:
         body: NextRequest = request.body
@@ -184,21 +236,24 @@ class ObserverDesk:
             await self._wait_closed(body.step)
         else:
             payload = await self._update(request.caller, PartName(body.part), body.step)
-        decision = self._decided(body.step)
-        return Answer(Decided(record=decision.record, acceptances=dict(decision.acceptances)), payload)
+        return Answer(Decided.of(self._decided(body.step)), payload)
 
     async def _update(self, caller: PeerId, part: PartName, step: int) -> Payload:
-        observer = self._observers.get(caller)
-        if observer is None or observer.part != part:
+        observer = self._observers.get((caller, part))
+        if observer is None:
             raise Refused("not an observer of this part: start first")
         self._donor.release(caller, part)  # it asks for what comes after that state: so it has it
-        observer.waiting += 1
+        observer.had = step - 1
+        self._trim(part)
+        observer.waiting, observer.asked = observer.waiting + 1, True
         try:
-            await self._wait_closed(step)
+            await self._wait_reached(part, step)
         finally:
             observer.waiting -= 1
             observer.expires = self._clock.monotonic() + LEASE_S
-        mean = self._decided(step).mean
+        if self._decided(step).record.void:
+            return b""
+        mean = self._updates.at(part, step)
         if mean is None:
             raise WrongStep(f"the update of step {step} is not kept here any more")
         return mean.numpy().data.cast("B")
@@ -209,10 +264,16 @@ class ObserverDesk:
             raise WrongStep(f"the decision of step {step} is not kept here any more")
         return decision
 
-    def _forget_updates(self) -> None:
-        for index, kept in enumerate(self._decisions):
-            if kept.mean is not None:
-                self._decisions[index] = dataclasses.replace(kept, mean=None)
+    def _drop_members(self) -> None:
+        """Who took part in this step with the part that it observed, and asked for nothing since the one before, has
+        had what it needed."""
+        for member in self._decisions[-1].record.roster if self._decisions else ():
+            if member.part is not None:
+                key = PeerId(member.peer), PartName(member.part)
+                if key in self._observers and not self._observers[key].asked:
+                    del self._observers[key]
+        for observer in self._observers.values():
+            observer.asked = False
 
     async def _wait_closed(self, step: int) -> None:
         """Until ``step`` is closed here; only the next one is waited for. The caller's deadline ends the waiting."""
@@ -221,10 +282,19 @@ class ObserverDesk:
         async with self._published:
             await self._published.wait_for(lambda: self.closed is not None and self.closed >= step)
 
+    async def _wait_reached(self, part: PartName, step: int) -> None:
+        """Until ``step`` is closed here and ``part`` has its result; only the next one is waited for. Raises Refused
+        when the part is held here no more."""
+        await self._wait_closed(step)
+        async with self._published:
+            await self._published.wait_for(lambda: (at := self._updates.reached(part)) is None or at >= step)
+        if self._updates.reached(part) is None:
+            raise Refused(f"{part} is not held here any more")
+
     def _expire(self) -> None:
         now = self._clock.monotonic()
         self._observers = {
-            peer: seen
-            for peer, seen in self._observers.items()
-            if seen.waiting or seen.expires > now or self._donor.serves(peer, seen.part)
+            key: seen
+            for key, seen in self._observers.items()
+            if seen.waiting or seen.expires > now or self._donor.serves(*key)
         }

@@ -1,8 +1,7 @@
 """One part of the model on this peer: its weights, its optimizer state, and the step that is open.
 
 Everything here is synchronous and belongs on the device thread. The flat master vectors are never written to after
-they were made: a step makes new ones, the shadow, and :meth:`TrainedPart.swap` puts them in place. So a snapshot on
-CPU costs nothing, stays what it is for as long as someone holds it, and graphs made before a swap stay right.
+they were made (:class:`~swarm.optimization.part_state.PartState`), so graphs made before a swap stay right.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from swarm.errors import BugError, StateError
+from swarm.errors import BugError
 from swarm.ids import MicrobatchId
 from swarm.models.gpt import Piece, Stage
 from swarm.models.layout import FlatLayout
@@ -18,14 +17,14 @@ from swarm.models.passes import Gradients, Graph, run_backward, run_embedding, r
 from swarm.models.spec import ModelConfig, PartSpec
 from swarm.models.split import build_part, install_weights
 from swarm.optimization.accumulate import Accumulator, AccumulatorDType
-from swarm.optimization.adamw import AdamWState, StepNumbers, adamw_step
+from swarm.optimization.adamw import AdamWState
+from swarm.optimization.part_state import PartState
 from swarm.optimization.schedules import OptimizerConfig
-from swarm.state.snapshot import Snapshot, digest
 
 _CPU = torch.device("cpu")
 
 
-class TrainedPart:
+class TrainedPart(PartState):
     """A stage or the private ends. Empty until :meth:`install`; then it holds the state after step :attr:`step`.
 
     Memory per parameter: 12 bytes of state, 4 (or 8) of accumulator, 2 of bfloat16 copy where ``compute`` is bfloat16,
@@ -41,36 +40,9 @@ class TrainedPart:
         device: torch.device = _CPU,
         accumulator: AccumulatorDType = "float32",
     ) -> None:
-        self.spec = spec
-        self._optimizer, self._device = optimizer, device
         self._module: Piece = build_part(spec, model)
-        self.layout = FlatLayout.of(self._module)
+        super().__init__(spec, FlatLayout.of(self._module), optimizer, device)
         self._accumulator = Accumulator(self.layout, accumulator, device)
-        self._state: AdamWState | None = None
-        self._shadow: AdamWState | None = None
-        self._step = -1
-
-    # --- state ---------------------------------------------------------------------------------------------------
-
-    @property
-    def step(self) -> int:
-        """The closed step whose result this part holds; 0 is the initial weights. Raises BugError before install."""
-        self._installed()
-        return self._step
-
-    def install(self, snapshot: Snapshot) -> None:
-        """Hold this state from now on; what was accumulated or prepared is dropped.
-
-        Raises StateError, with nothing changed, when it is of another part or another model.
-        """
-        if snapshot.part != self.spec.name or snapshot.layout != self.layout:
-            raise StateError(f"a snapshot of {snapshot.part} does not fit {self.spec.name} of this model")
-        vectors = (snapshot.params, snapshot.exp_avg, snapshot.exp_avg_sq)
-        self._become(AdamWState(*(vector.to(self._device) for vector in vectors)), snapshot.step)
-
-    def snapshot(self) -> Snapshot:
-        """The state after :attr:`step`, on CPU: the part's own immutable vectors there, copies from CUDA."""
-        return self._as_snapshot(self._installed(), self._step)
 
     # --- passes --------------------------------------------------------------------------------------------------
 
@@ -119,38 +91,10 @@ class TrainedPart:
         """A CPU copy of the sum over accumulated microbatches, (layout.elements,) in the accumulator's dtype."""
         return self._accumulator.total.detach().to(_CPU, copy=True)
 
-    def prepare(self, mean_gradient: Tensor, *, lr: float, clip: float, step: int) -> str:
-        """Compute the state after ``step`` beside the current one; returns its digest, which the close record names.
-
-        ``mean_gradient`` is float32 (layout.elements,), the same bits on every replica. Preparing again replaces the
-        shadow. Raises BugError when ``step`` is not the one after :attr:`step`.
-        """
-        if step != self.step + 1:
-            raise BugError(f"prepare of step {step} on a part at step {self.step}")
-        numbers = StepNumbers(step=step, lr=lr, clip=clip)
-        gradient = mean_gradient.to(self._device)
-        self._shadow = adamw_step(self._installed(), gradient, self.layout, self._optimizer, numbers)
-        return digest(self._as_snapshot(self._shadow, step))
-
-    def swap(self) -> None:
-        """The shadow becomes the state, and the next step is open. Raises BugError without a shadow."""
-        if self._shadow is None:
-            raise BugError("swap without prepare")
-        self._become(self._shadow, self._step + 1)
-
-    def discard(self) -> None:
-        """Forget the shadow; the open step stays as it is."""
-        self._shadow = None
-
     def _become(self, state: AdamWState, step: int) -> None:
         install_weights(self._module, self.layout.views(state.params), requires_grad=True)
-        self._state, self._step, self._shadow = state, step, None
+        super()._become(state, step)
         self._accumulator.reset()
-
-    def _installed(self) -> AdamWState:
-        if self._state is None:
-            raise BugError(f"{self.spec.name} has no weights yet")
-        return self._state
 
     def _piece(self) -> Piece:
         self._installed()
@@ -161,13 +105,3 @@ class TrainedPart:
         if not isinstance(module, Stage):
             raise BugError(f"{self.spec.name} has no blocks")
         return module
-
-    def _as_snapshot(self, state: AdamWState, step: int) -> Snapshot:
-        return Snapshot(
-            part=self.spec.name,
-            step=step,
-            layout=self.layout,
-            params=state.params.to(_CPU),
-            exp_avg=state.exp_avg.to(_CPU),
-            exp_avg_sq=state.exp_avg_sq.to(_CPU),
-        )

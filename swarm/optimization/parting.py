@@ -7,7 +7,7 @@ that left earlier would look like one that died.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from swarm.errors import PeerError
 from swarm.ids import PeerId
@@ -39,11 +39,11 @@ class Parting:
         """See :class:`~swarm.network.protocols.Service`."""
         return [Method(name="parting/1/farewell", request=Farewell, handle=self._on_farewell)]
 
-    async def wait(self, leader: PeerId) -> None:
-        """Return when the leader of our last step lets us go. Takes at most FAREWELL_S."""
+    async def wait(self, members: Collection[PeerId]) -> None:
+        """Return when the leader of our last step, one of its members, lets us go. Takes at most FAREWELL_S."""
         try:
             async with asyncio.timeout(FAREWELL_S), self._heard:
-                await self._heard.wait_for(lambda: leader in self._said)
+                await self._heard.wait_for(lambda: not self._said.isdisjoint(members))
         except TimeoutError:
             return
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from swarm.errors import PeerError
 from swarm.ids import PeerId
 from swarm.optimization.calls import StepCalls
-from swarm.optimization.observing import STANDING, RunStanding, StandingRequest
+from swarm.optimization.observation import STANDING, RunStanding, StandingRequest
 
 PRESENT_S = 10.0
 
@@ -25,11 +25,8 @@ def absent(calls: StepCalls, asked: Iterable[PeerId]) -> Iterator[set[PeerId]]:
     missing = set(asked)
 
     async def ask(peer: PeerId) -> None:
-        try:
-            await calls.ask(peer, STANDING, StandingRequest(), RunStanding, timeout_s=PRESENT_S)
-        except PeerError:
-            return
-        missing.discard(peer)
+        if await is_there(calls, peer, PRESENT_S):
+            missing.discard(peer)
 
     asking = [asyncio.create_task(ask(peer)) for peer in missing]
     try:
@@ -37,3 +34,12 @@ def absent(calls: StepCalls, asked: Iterable[PeerId]) -> Iterator[set[PeerId]]:
     finally:
         for task in asking:
             task.cancel()
+
+
+async def is_there(calls: StepCalls, peer: PeerId, timeout_s: float) -> bool:
+    """Whether a peer answers the simplest question in time. Raises no PeerError."""
+    try:
+        await calls.ask(peer, STANDING, StandingRequest(), RunStanding, timeout_s=timeout_s)
+    except PeerError:
+        return False
+    return True

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
-import torch
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from swarm.errors import Refused
 from swarm.ids import MicrobatchId, PeerId
 from swarm.optimization.roster import Member, Roster
 from swarm.schema import Count, DigestField, Finite, Message, PartField, PeerIdField
+
+if TYPE_CHECKING:
+    import torch  # commands that only read records start without it
 
 NO_RECORD = "0" * 64
 """What the first record names as its predecessor."""
@@ -29,18 +31,51 @@ class Contribution(Message):
     route: Annotated[tuple[PeerIdField, ...], Field(max_length=1024)]
 
 
+class Aside(Message):
+    """A microbatch that no replica could compute: it counts for nothing, and its trainer goes on after it."""
+
+    microbatch: MicrobatchId
+    reason: Annotated[str, StringConstraints(max_length=200)]
+
+
+class Confirmation(Message):
+    """That the first record of a provisional lineage was decided after all: who signed it, in a later term."""
+
+    term: Count
+    acceptances: Annotated[
+        dict[PeerIdField, Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]], Field(max_length=64)
+    ]
+
+    @staticmethod
+    def of(term: int, acceptances: Mapping[str, bytes]) -> Confirmation:
+        """Of the signatures themselves."""
+        return Confirmation(term=term, acceptances={peer: signed.hex() for peer, signed in acceptances.items()})
+
+    def signatures(self) -> dict[str, bytes]:
+        """By peer."""
+        return {peer: bytes.fromhex(signed) for peer, signed in self.acceptances.items()}
+
+
 class CloseRecord(Message):
-    """Step 0 is the genesis: digests of the initial weights and the first roster.
+    """What counts in a step, its scalars, and what comes out. One with which a run begins (``founding``) has no
+    microbatches: step 0 is the genesis, with the digests of the initial weights; a run that is resumed begins with the
+    step of its checkpoint. One that is ``void`` has none either: the step was given up, because all that hold a part
+    were lost; weights and cursors stay, and the roster says who holds the part now (``optimization.rescue``).
 
     ``roster`` takes part in the *next* step. ``digests`` are of parameters and optimizer state after this step.
-    ``cursors`` say where every shard continues. Size: see :func:`record_bytes`.
+    ``cursors`` say where every shard continues. ``term`` is the one in which it was proposed first. ``absent`` are the
+    members that were lost in the step. Size: see :func:`record_bytes`.
+
+    ``lineage`` is 0 for what a majority decided. Without one it is the step of the first record that those who were
+    there closed by themselves (``optimization.lineage``), until one that carries its ``confirmation``.
     """
 
     run: DigestField
-    lineage: Literal[0] = 0
+    lineage: Count = 0
     step: Count
-    term: Literal[0] = 0
+    term: Count = 0
     committed: tuple[Contribution, ...]
+    aside: tuple[Aside, ...] = ()
     tokens: Count
     loss_sum: Finite
     grad_norm: Finite
@@ -49,12 +84,34 @@ class CloseRecord(Message):
     digests: dict[PartField, DigestField]
     cursors: dict[PeerIdField, tuple[Count, Count]]
     roster: tuple[Member, ...]
+    absent: tuple[PeerIdField, ...] = ()
+    void: bool = False
+    confirmation: Confirmation | None = None
     previous: DigestField
 
     @property
     def members(self) -> Roster:
         """The next step's roster."""
         return Roster(self.roster)
+
+    @property
+    def founding(self) -> bool:
+        """Whether a run begins with it."""
+        return not self.committed and not self.void
+
+    def follows(self, before: CloseRecord) -> bool:
+        """Whether it is of the very next step of the same history."""
+        return self.step == before.step + 1 and self.previous == before.hash()
+
+    @property
+    def provisional(self) -> bool:
+        """Whether nobody knows yet that it counts."""
+        return self.lineage > 0
+
+    @property
+    def forks(self) -> bool:
+        """Whether a provisional lineage begins with it."""
+        return self.provisional and self.lineage == self.step
 
     @property
     def loss(self) -> float:
@@ -69,17 +126,31 @@ class CloseRecord(Message):
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """A decided record, the signatures that prove it, and what it was decided about: the mean gradient of the part
-    that this peer holds, float32 on CPU (None without a part, and for the genesis)."""
+    """A decided record, the term in which a majority accepted it with the signatures that prove it, and what it was
+    decided about: the mean gradient of the part that this peer holds, float32 on CPU (None without a part, for a
+    founding record, and for a member that could not compute it)."""
 
     record: CloseRecord
     acceptances: Mapping[str, bytes]
     mean: torch.Tensor | None = None
+    term: int = 0
 
 
-def acceptance_bytes(record: CloseRecord) -> bytes:
-    """What a peer signs when it accepts a record."""
-    return f"accept|{record.run}|{record.lineage}|{record.step}|{record.term}|{record.hash()}".encode()
+def acceptance_bytes(record: CloseRecord, term: int = 0) -> bytes:
+    """What a peer signs when it accepts a record in a term."""
+    return f"accept|{record.run}|{record.lineage}|{record.step}|{term}|{record.hash()}".encode()
+
+
+MOST_VOTERS = 11
+
+
+def voters(roster: Roster, previous: str) -> tuple[PeerId, ...]:
+    """Who decides a step: those who take part in it, MOST_VOTERS of them when they are more, by a hash of the record
+    before it, whose hash is ``previous``."""
+    if len(roster) <= MOST_VOTERS:
+        return roster.peers
+    drawn = sorted(roster.peers, key=lambda peer: hashlib.sha256(f"{previous}|{peer}".encode()).digest())
+    return tuple(sorted(drawn[:MOST_VOTERS]))
 
 
 def check_acceptances(
@@ -87,12 +158,46 @@ def check_acceptances(
     electorate: Roster,
     acceptances: Mapping[str, bytes],
     verify: Callable[[PeerId, bytes, bytes], bool],
+    term: int = 0,
 ) -> None:
-    """That everybody of the electorate accepted the record: then it is decided. Raises Refused naming who did not."""
-    signed = acceptance_bytes(record)
-    for peer in electorate.peers:
-        if not verify(peer, signed, acceptances.get(peer, b"")):
-            raise Refused(f"the acceptance of {peer} is missing or forged")
+    """That the record is decided: more than half of the voters among those who take part in its step accepted it in
+    the same term; a founding record is accepted by everybody, and one that begins a provisional lineage by more than
+    half of those that were there. Raises Refused."""
+    if not record.forks:
+        check_confirmed(record, electorate, acceptances, verify, term)
+        return
+    there = [peer for peer in electorate.peers if peer not in record.absent]
+    _check_signed(record, there, acceptances, verify, term)
+
+
+def check_confirmed(
+    record: CloseRecord,
+    electorate: Roster,
+    acceptances: Mapping[str, bytes],
+    verify: Callable[[PeerId, bytes, bytes], bool],
+    term: int = 0,
+) -> None:
+    """As :func:`check_acceptances`, and of one that begins a provisional lineage that a majority has accepted it since.
+    Raises Refused."""
+    asked = electorate.peers if record.founding else voters(electorate, record.previous)
+    _check_signed(record, asked, acceptances, verify, term)
+    if record.forks and term <= record.term:  # in its own term nobody votes for it, who signs it
+        raise Refused("it was signed in the term in which it was made: that is no vote")
+
+
+def _check_signed(
+    record: CloseRecord,
+    asked: Sequence[PeerId],
+    acceptances: Mapping[str, bytes],
+    verify: Callable[[PeerId, bytes, bytes], bool],
+    term: int,
+) -> None:
+    signed = acceptance_bytes(record, term)
+    missing = [peer for peer in asked if not verify(peer, signed, acceptances.get(peer, b""))]
+    if record.founding and missing:
+        raise Refused(f"the acceptance of {missing[0]} is missing or forged")
+    if 2 * (len(asked) - len(missing)) <= len(asked):
+        raise Refused(f"{len(asked) - len(missing)} of {len(asked)} voters accepted it: that is no majority")
 
 
 def record_bytes(microbatches: int, stages: int, members: int) -> int:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from swarm.errors import Refused
+from swarm.errors import EXIT_UNREACHABLE, Refused, RunEnded
 from swarm.ids import ENDS, PartName, PeerId, stage_part
 from swarm.schema import Message, PartField, PeerIdField
 
@@ -16,13 +17,15 @@ Role = Literal["bootstrap", "stage", "trainer"]
 
 
 class Member(Message):
-    """One peer of the roster. ``part`` is what it holds: its stage, the private ends, or nothing."""
+    """One peer of the roster. ``part`` is what it holds: its stage, the private ends, or nothing. ``incarnation`` is
+    the life of it that takes part, another one for every process: see :mod:`swarm.optimization.life`."""
 
     peer: PeerIdField
     role: Role
     name: Annotated[str, StringConstraints(max_length=64)]
     part: PartField | None
     addresses: Annotated[tuple[Annotated[str, StringConstraints(max_length=300)], ...], Field(max_length=8)]
+    incarnation: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
 
 
 class Roster:
@@ -72,10 +75,6 @@ class Roster:
         """
         return tuple(sorted(self.peers, key=lambda peer: hashlib.sha256(f"{step}|{peer}".encode()).digest()))
 
-    def leader(self, step: int) -> PeerId:
-        """The leader of a step."""
-        return self.succession(step)[0]
-
 
 class Candidate(Message):
     """A peer that asks to be in the first roster; ``stage`` is its wish, if it has one."""
@@ -118,20 +117,34 @@ def assign_stages(
     return Roster(_member(candidate, places, private_ends) for candidate in ordered), reasons
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """What there is to hold in a run: so many stages, with private ends or hosted ones; ``lost`` are the parts that
+    nobody holds any more."""
+
+    stages: int
+    private_ends: bool
+    lost: Collection[str] = ()
+
+
 def choose_place(
-    roster: Roster, peer: PeerId, role: Role, wish: int | None, *, stages: int, private_ends: bool
+    roster: Roster, peer: PeerId, role: Role, wish: int | None, places: Places
 ) -> tuple[PartName | None, str]:
-    """(part, why) for a peer that joins a run in progress: its wish, else the stage with the fewest replicas, whose
-    loss would hurt most; of several each peer takes another, so that those who join together spread. Raises Refused for
-    a stage that the run does not have."""
+    """(part, why) for a peer that joins a run in progress: its wish, else a stage that is lost, else the one with the
+    fewest replicas, whose loss would hurt most; of several each peer takes another, so that those who join together
+    spread. Raises Refused for a stage that the run does not have."""
+    stages, private_ends = places.stages, places.private_ends
     if role != "stage":
         return (ENDS, "every trainer holds the ends") if role == "trainer" and private_ends else (None, f"a {role}")
     if wish is not None:
         if wish >= stages:
             raise Refused(f"there is no stage {wish}: the run's are 0 to {stages - 1}")
         return stage_part(wish), "asked for"
-    counts = {stage: len(roster.replicas(stage_part(stage))) for stage in range(stages)}
+    lost = {stage: 0 for stage in range(stages) if stage_part(stage) in places.lost}
+    counts = lost or {stage: len(roster.replicas(stage_part(stage))) for stage in range(stages)}
     stage = min(counts, key=lambda s: (counts[s], hashlib.sha256(f"{peer}|{s}".encode()).digest()))
+    if lost:
+        return stage_part(stage), "all that held it are lost"
     return stage_part(stage), f"it has the fewest replicas ({counts[stage]})"
 
 
@@ -143,4 +156,41 @@ def _member(candidate: Candidate, places: Mapping[str, int], private_ends: bool)
         part = ENDS
     return Member(
         peer=candidate.peer, role=candidate.role, name=candidate.name, part=part, addresses=candidate.addresses
+    )
+
+
+def lost_replicas(roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> str:
+    """The replicas of a part that are gone, by name with the reason."""
+    replicas = (peer for peer in roster.replicas(part) if peer in gone)
+    return ", ".join(f"{roster[peer].name or peer} ({gone[peer]})" for peer in replicas)
+
+
+TRAINERS = "trainers"
+"""What is lost where the ends are hosted, when nobody is left to feed."""
+
+
+def lost_parts(roster: Roster, lost: Collection[str]) -> tuple[str, ...]:
+    """The parts of which every replica is ``lost``; with hosted ends TRAINERS, too, when all of those are."""
+    parts = [str(part) for part in roster.parts if all(peer in lost for peer in roster.replicas(part))]
+    nobody_feeds = ENDS not in roster.parts and all(peer in lost for peer in roster.trainers)
+    return (*parts, *((TRAINERS,) if nobody_feeds else ()))
+
+
+def needed(roster: Roster, parts: Collection[str]) -> set[PeerId]:
+    """Any one of these would be enough for one of ``parts`` (see :func:`lost_parts`) not to be lost."""
+    return {
+        peer for part in parts for peer in (roster.trainers if part == TRAINERS else roster.replicas(PartName(part)))
+    }
+
+
+def part_lost(roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> RunEnded | None:
+    """Why the run is over for everybody when all replicas of a part are ``gone``, by peer with the reason; None while
+    one is there."""
+    replicas = roster.replicas(part)
+    if not replicas or not all(peer in gone for peer in replicas):
+        return None
+    return RunEnded(
+        f"the last replica of {part} is lost: {lost_replicas(roster, part, gone)}",
+        EXIT_UNREACHABLE,
+        remedy="Start the run again from its newest checkpoint: swarm new --resume",
     )

@@ -17,7 +17,9 @@ from swarm.optimization.schedules import OptimizerConfig, learning_rate
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRules:
     """``target`` microbatches make a step; ``max_tokens`` is the most target tokens that one can have, ``parts`` are
-    all parts of the model, and a record has room for ``max_members``."""
+    all parts of the model, and a record has room for ``max_members``.
+    ``quorum_grace_s`` is how long a majority is waited for before those who are there go on provisionally; 0: for ever.
+    """
 
     run: RunId
     steps: int
@@ -29,12 +31,15 @@ class StepRules:
     max_members: int
     reproducible: bool
     optimizer: OptimizerConfig
+    quorum_grace_s: float = 0.0
 
-    def quota(self, step: int, roster: Roster) -> Mapping[PeerId, int]:
-        """The most each trainer may feed of a step."""
+    def quota(self, step: int, trainers: Sequence[PeerId]) -> Mapping[PeerId, int]:
+        """The most each of these trainers may feed of a step."""
+        if not trainers:
+            return {}
         if self.reproducible:
-            return fixed_quota(step, roster.trainers, self.target)
-        return free_quota(roster.trainers, self.target, self.max_share)
+            return fixed_quota(step, trainers, self.target)
+        return free_quota(trainers, self.target, self.max_share)
 
     def lr(self, step: int) -> float:
         """The learning rate of a step: everybody computes it, nobody needs to be believed."""

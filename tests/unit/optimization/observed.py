@@ -4,7 +4,7 @@ about."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from swarm.ids import PartName, PeerId, stage_part
 from swarm.models.init import initial_weights
 from swarm.models.spec import ModelConfig, SplitConfig
 from swarm.models.split import split_model
-from swarm.network.protocols import Answer, Endpoint, Method, Request
+from swarm.network.protocols import Answer, Method, Request
 from swarm.optimization.founding import genesis
 from swarm.optimization.observer import Observer, ObserverContext
 from swarm.optimization.observing import ObserverDesk
@@ -23,8 +23,9 @@ from swarm.optimization.roster import Member, Roster
 from swarm.optimization.schedules import OptimizerConfig
 from swarm.schema import Message
 from swarm.sim.network import SimEndpoint, SimNetwork
+from swarm.state.download import Download, DownloadContext, Wanted
 from swarm.state.snapshot import Snapshot, digest, initial_snapshot
-from swarm.state.transfer import StateDonor, Wanted, download
+from swarm.state.transfer import StateDonor
 from tests.unit.optimization.world import RUN, InlineDevice, sign, verify
 
 MODEL = ModelConfig(vocab_size=300, dim=16, layers=2, heads=2, context=8)
@@ -138,21 +139,44 @@ def signed(record: CloseRecord, peers: Sequence[PeerId] = ROSTER.peers, mean: to
 
 
 class Bench:
-    """Who serves the run to an observer, over a network in memory and in a time of its own."""
+    """Who serves the run to an observer, over a network in memory and in a time of its own. ``replicas`` of the stage
+    are donors; all of them and the contact decide at once, unless :meth:`publish` is told who does."""
 
-    def __init__(self, run: Run, *, downloads: int = 4) -> None:
+    def __init__(self, run: Run, *, downloads: int = 4, replicas: Sequence[PeerId] = (DONOR,)) -> None:
         self.run, self.clock = run, HandClock()
         self.network = SimNetwork(self.clock)
+        self.replicas = tuple(replicas)
         self.twists: dict[str, Callable[[Message, Answer], Answer]] = {}
-        self.donor = StateDonor(self.clock, max_downloads=downloads)
-        self.desk = ObserverDesk(CONTACT, self.donor, self._snapshot, lambda: "peers", self.clock)
-        self.contact = ObserverDesk(CONTACT, StateDonor(self.clock), _holds_nothing, lambda: "", self.clock)
+        self.donors = {peer: StateDonor(self.clock, max_downloads=downloads, run=inline) for peer in replicas}
+        self.desks = {
+            peer: ObserverDesk(CONTACT, donor, self._snapshot(peer), lambda: "peers", self.clock)
+            for peer, donor in self.donors.items()
+        }
+        self.parts = {peer: self.run.part.snapshot() for peer in replicas}
+        self.desks[CONTACT] = ObserverDesk(CONTACT, StateDonor(self.clock), _holds_nothing, lambda: "", self.clock)
         self.told: list[int] = []
         self.endpoints: dict[PeerId, SimEndpoint] = {}
+        self.asked: list[tuple[PeerId, str]] = []
+
+    @property
+    def desk(self) -> ObserverDesk:
+        """The first donor's."""
+        return self.desks[self.replicas[0]]
+
+    @property
+    def donor(self) -> StateDonor:
+        """The first donor's."""
+        return self.donors[self.replicas[0]]
+
+    @property
+    def contact(self) -> ObserverDesk:
+        """The contact's."""
+        return self.desks[CONTACT]
 
     async def open(self) -> None:
         """Everybody is on the network, and has published what was decided so far."""
-        await self.on_network(DONOR, self.desk, self.donor)
+        for peer in self.replicas:
+            await self.on_network(peer, self.desks[peer], self.donors[peer])
         await self.on_network(CONTACT, self.contact)
         await self.on_network(JOINER)
         for decision in self.run.decisions:
@@ -163,13 +187,15 @@ class Bench:
         endpoint = self.endpoints[peer] = self.network.endpoint(peer)
         await endpoint.enter(RUN)
         for service in services:
-            endpoint.mount(_Twisted(service, self.twists if peer == DONOR else {}))
+            endpoint.mount(_Twisted(service, self.twists if peer == DONOR else {}, lambda name: self._note(peer, name)))
         return endpoint
 
-    async def publish(self, decision: Decision) -> None:
-        """The donor and the contact have decided and swapped."""
-        for desk in (self.desk, self.contact):
-            await desk.publish(decision)
+    async def publish(self, decision: Decision, *who: PeerId) -> None:
+        """The donors and the contact, or some of them, have decided and swapped."""
+        for peer in who or tuple(self.desks):
+            if peer in self.parts:
+                self.parts[peer] = self.run.part.snapshot()
+            await self.desks[peer].publish(decision, STAGE if peer in self.parts else None)
 
     async def close(self, roster: Roster | None = None) -> Decision:
         """One more step of the run."""
@@ -177,8 +203,8 @@ class Bench:
         await self.publish(decision)
         return decision
 
-    def observer(self, donor: PeerId = DONOR, part: PartName | None = STAGE, me: PeerId = JOINER) -> Observer:
-        """A peer that wants to join."""
+    def observer(self, *donors: PeerId, part: PartName | None = STAGE, me: PeerId = JOINER) -> Observer:
+        """A peer that wants to join, with the help of these (none: of all replicas)."""
 
         async def observe(decision: Decision) -> None:
             self.told.append(decision.record.step)
@@ -190,50 +216,59 @@ class Bench:
             verify=verify,
             observe=observe,
         )
-        return Observer(context, donor, part)
+        return Observer(context, donors or self.replicas, part)
 
     async def installed(self, observer: Observer, me: PeerId = JOINER) -> TrainedPart:
         """Start, download, and begin to follow."""
         decision = await observer.start(CONTACT)
-        part = await fetch(self.endpoints[me], decision.record)
+        part = await self.fetch(decision.record, *observer.donors, me=me)
         await observer.begin(decision, part)
+        return part
+
+    async def fetch(self, record: CloseRecord, *donors: PeerId, me: PeerId = JOINER) -> TrainedPart:
+        """The part, downloaded and verified."""
+        part = empty_part()
+        wanted = Wanted(part=STAGE, step=record.step, digest=record.digests[STAGE], layout=part.layout)
+        context = DownloadContext(endpoint=self.endpoints[me], clock=self.clock, run=inline)
+        part.install(await Download(context, wanted).fetch(donors or self.replicas))
         return part
 
     @property
     def kept(self) -> list[int]:
         """Steps whose update the donor keeps in memory."""
-        return [decision.record.step for decision in self.desk._decisions if decision.mean is not None]
+        return self.desk._updates.steps(STAGE)
 
     @property
     def states(self) -> int:
         """States that the donor keeps in memory for others."""
         return len(self.donor._leases)
 
-    async def _snapshot(self) -> Snapshot:
-        return self.run.part.snapshot()
+    def _snapshot(self, peer: PeerId) -> Callable[[PartName], Awaitable[Snapshot | None]]:
+        async def snapshot(part: PartName) -> Snapshot | None:
+            return self.parts[peer] if part == STAGE else None
+
+        return snapshot
+
+    def _note(self, peer: PeerId, method: str) -> None:
+        self.asked.append((peer, method))
 
 
-async def fetch(endpoint: Endpoint, record: CloseRecord, donor: PeerId = DONOR) -> TrainedPart:
-    """The part, downloaded and verified."""
-    part = empty_part()
-    wanted = Wanted(part=STAGE, step=record.step, digest=record.digests[STAGE], layout=part.layout)
-
-    async def inline(work: Callable[..., str], *args: Any) -> str:
-        return work(*args)
-
-    part.install(await download(endpoint, donor, wanted, chunk_timeout_s=10.0, run=inline))
-    return part
+async def inline(work: Callable[..., Any], *args: Any) -> Any:
+    """Runs on the loop what else runs in a thread."""
+    return work(*args)
 
 
-async def _holds_nothing() -> None:
+async def _holds_nothing(part: PartName) -> None:
     return None
 
 
 class _Twisted:
     """A service whose answers may be changed on their way out; a twist may raise a PeerError instead."""
 
-    def __init__(self, service: Any, twists: dict[str, Callable[[Message, Answer], Answer]]) -> None:
-        self._service, self._twists = service, twists
+    def __init__(
+        self, service: Any, twists: dict[str, Callable[[Message, Answer], Answer]], note: Callable[[str], None]
+    ) -> None:
+        self._service, self._twists, self._note = service, twists, note
 
     def methods(self) -> list[Method]:
         """All methods, twisted."""
@@ -244,6 +279,7 @@ class _Twisted:
 
     def _handler(self, method: Method) -> Callable[[Request], Any]:
         async def handle(request: Request) -> Answer:
+            self._note(method.name)
             answer = await method.handle(request)
             twist = self._twists.get(method.name)
             return answer if twist is None else twist(request.body, answer)

@@ -3,12 +3,12 @@
 import pytest
 
 from swarm.errors import OutOfSync
-from swarm.ids import PeerId
+from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.optimization.closing import Disagreement, agreed, clip_factor, cursors, global_norm
 from swarm.optimization.founding import genesis
 from swarm.optimization.history import History
 from swarm.optimization.messages import Averaged
-from swarm.optimization.records import CloseRecord
+from swarm.optimization.records import CloseRecord, Contribution
 from swarm.optimization.roster import Member, Roster
 
 RUN = "ab" * 32
@@ -24,6 +24,11 @@ ROSTER = Roster(
 
 def averaged(digest: str, sq_norm: float, cursor: tuple[int, int] | None = None) -> Averaged:
     return Averaged(digest=digest, sq_norm=sq_norm, cursor=cursor)
+
+
+def counted(trainer: str, epoch: int, position: int) -> Contribution:
+    microbatch = MicrobatchId(PeerId(trainer), "00" * 8, epoch, position)
+    return Contribution(microbatch=microbatch, tokens=1, loss_sum=1.0, route=("a",))
 
 
 def answers(b_digest: str = "a" * 16, b_norm: float = 9.0) -> dict[PeerId, Averaged]:
@@ -58,7 +63,18 @@ def test_clip_factor_never_enlarges() -> None:
 
 def test_cursors_keep_what_nobody_mentions() -> None:
     before = genesis(RUN, ROSTER, {}).model_copy(update={"cursors": {"t": (0, 1), "u": (1, 2)}})  # type: ignore[arg-type]
-    assert cursors(before, answers(), ROSTER, 9) == {"t": (0, 5), "u": (1, 2)}
+    assert cursors(before, (), answers(), ROSTER, 9) == {"t": (0, 5), "u": (1, 2)}
+
+
+def test_cursors_of_a_lost_trainer_go_on_behind_what_was_committed_of_it() -> None:
+    before = genesis(RUN, ROSTER, {}).model_copy(update={"cursors": {"t": (0, 1), "u": (0, 8), "v": (3, 3)}})  # type: ignore[arg-type]
+    committed = [counted("u", 0, 8), counted("u", 1, 0), counted("u", 1, 1), counted("t", 0, 1)]
+    assert cursors(before, committed, answers(), ROSTER, 9) == {"t": (0, 5), "u": (1, 2), "v": (3, 3)}
+
+
+def test_cursors_beyond_the_room_forget_the_absent_that_got_least_far() -> None:
+    before = genesis(RUN, ROSTER, {}).model_copy(update={"cursors": {"u": (1, 0), "v": (0, 9)}})  # type: ignore[arg-type]
+    assert cursors(before, (), answers(), ROSTER, 2) == {"t": (0, 5), "u": (1, 0)}
 
 
 def following(record: CloseRecord, step: int) -> CloseRecord:
@@ -79,3 +95,12 @@ def test_history_takes_only_the_next_record_of_the_chain(tmp_path) -> None:  # t
     history.append(following(first, 1))
     assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 2
     assert history.head_hash == following(first, 1).hash()
+
+
+@pytest.mark.parametrize(
+    ("answers", "unlike"),
+    [("aab", "C"), ("ab", ""), ("abc", ""), ("aabb", ""), ("aabc", "CD"), ("a-", "B"), ("--", ""), ("--a", "AB")],
+)
+def test_replicas_unlike_most_others_are_named_and_on_a_tie_nobody(answers: str, unlike: str) -> None:
+    digests = {PeerId(peer): each.strip("-") for peer, each in zip("ABCD", answers, strict=False)}
+    assert Disagreement("it", PartName("stage-0"), digests).dissenters == tuple(unlike)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from swarm.errors import Refused, Violation, WrongStep
+from swarm.errors import Refused, Superseded, Violation, WrongStep
 from swarm.ids import ENDS, MicrobatchId, PeerId, RunId, stage_part
 from swarm.network.protocols import Request
 from swarm.optimization.lead import LeadDesk
@@ -50,13 +50,13 @@ def desk(me: PeerId) -> LeadDesk:
     return opened
 
 
-def complete(*, signers: list[PrivateIdentity] | None = None, **fields: Any) -> Complete:
+def complete(*, signers: list[PrivateIdentity] | None = None, term: int = 0, **fields: Any) -> Complete:
     values = {"microbatch": MICROBATCH, "tokens": 30, "loss_sum": 2.0, "route": (HOSTS[0].peer, HOSTS[1].peer)} | fields
     receipts = tuple(
         signer.sign(receipt_bytes(RUN, 1, values["microbatch"], stage))
         for stage, signer in enumerate(signers or HOSTS[:2])
     )
-    return Complete(step=1, contribution=Contribution(**values), receipts=receipts)
+    return Complete(step=1, term=term, contribution=Contribution(**values), receipts=receipts)
 
 
 async def tell(opened: LeadDesk, body: Any, caller: PeerId = TRAINER.peer) -> Any:
@@ -65,8 +65,8 @@ async def tell(opened: LeadDesk, body: Any, caller: PeerId = TRAINER.peer) -> An
 
 
 async def lead() -> LeadDesk:
-    opened = desk(ROSTER.leader(1))
-    await tell(opened, Lease(step=1, total=2))
+    opened = desk(ROSTER.succession(1)[0])
+    await tell(opened, Lease(step=1, term=0, total=2))
     return opened
 
 
@@ -100,9 +100,9 @@ async def test_desk_refuses_what_no_honest_trainer_reports(body: Complete, error
 
 async def test_desk_of_a_bystander_leases_and_counts_nothing() -> None:
     bystander = desk(ROSTER.succession(1)[3])
-    with pytest.raises(Refused, match="leads step 1"):
-        await tell(bystander, Lease(step=1, total=1))
-    with pytest.raises(Refused, match="neither leader nor successor"):
+    with pytest.raises(Superseded, match="leads step 1 in term 0"):
+        await tell(bystander, Lease(step=1, term=0, total=1))
+    with pytest.raises(Superseded, match="leads step 1 in term 0"):
         await tell(bystander, complete())
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from swarm.clock import SystemClock
-from swarm.errors import Busy, PeerError, Refused, Violation, WrongStep
-from swarm.ids import PeerId
+from swarm.errors import Busy, PeerError, Refused, Superseded, Violation, WrongStep
+from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Request
 from swarm.optimization import lead
 from swarm.optimization.calls import StepCalls
@@ -80,7 +80,7 @@ async def test_leader_refuses_with_the_reason_and_grants_nothing(
 
 
 async def test_leader_that_has_settled_the_roster_says_that_it_is_too_late() -> None:
-    later = next(step for step in range(STEP + 1, 99) if ROSTER.leader(step) == LEADER)
+    later = next(step for step in range(STEP + 1, 99) if ROSTER.succession(step)[0] == LEADER)
     opened = desk(steps=100)
     opened.settle(())
     for body in (admission(member("C")), departure("A1")):
@@ -92,7 +92,7 @@ async def test_leader_that_has_settled_the_roster_says_that_it_is_too_late() -> 
 
 
 async def test_leader_of_the_last_step_lets_nobody_in_or_out() -> None:
-    opened = desk(ROSTER.leader(9), step=9)
+    opened = desk(ROSTER.succession(9)[0], step=9)
     for body in (admission(member("C"), step=9), departure("A1", step=9)):
         with pytest.raises(WrongStep, match="last step"):
             await tell(opened, body)
@@ -100,7 +100,7 @@ async def test_leader_of_the_last_step_lets_nobody_in_or_out() -> None:
 
 async def test_peer_that_does_not_lead_the_step_says_who_does() -> None:
     for body in (admission(member("C")), departure("A1")):
-        with pytest.raises(Refused, match=f"{LEADER} leads step 5"):
+        with pytest.raises(Superseded, match=f"{LEADER} leads step 5"):
             await tell(desk(REST[0]), body)
 
 
@@ -162,7 +162,7 @@ async def test_absent_are_those_that_died_or_fell_silent_and_nobody_waits_for_th
         network.kill(peer)
 
 
-async def _nothing() -> None:
+async def _nothing(part: PartName) -> None:
     return None
 
 

@@ -9,19 +9,20 @@ import pytest
 
 from swarm.clock import SystemClock
 from swarm.errors import OutOfSync, Refused, RunEnded
-from swarm.ids import ENDS, PartName, PeerId
+from swarm.ids import ENDS, MicrobatchId, PartName, PeerId
 from swarm.network.protocols import Answer, Method, Request
 from swarm.optimization.calls import StepCalls
+from swarm.optimization.founding import Origin, enough, found, founding_record, gather_candidates, genesis
 from swarm.optimization.founding import Patience as Waits
-from swarm.optimization.founding import enough, found, gather_candidates, genesis
 from swarm.optimization.messages import Accepted, Decide, Propose
-from swarm.optimization.records import NO_RECORD, CloseRecord, acceptance_bytes
+from swarm.optimization.records import NO_RECORD, CloseRecord, Contribution, acceptance_bytes
 from swarm.optimization.roster import Candidate, assign_stages
 from swarm.schema import Empty
 from swarm.sim.network import SimNetwork
 from tests.unit.optimization.world import RUN, sign
 
 DIGESTS = {PartName("stage-0"): "0" * 64, PartName("stage-1"): "1" * 64, ENDS: "2" * 64}
+ORIGIN = Origin(digests=DIGESTS)
 
 
 def candidate(peer: str, role: Any, stage: int | None = None) -> Candidate:
@@ -94,6 +95,42 @@ def test_genesis_starts_the_chain_and_every_cursor() -> None:
     assert first.members.stages() == (("B",), ("A",))
 
 
+def test_founding_record_continues_where_the_checkpoint_s_record_ended() -> None:
+    roster, _ = assign_stages(CANDIDATES, 2, private_ends=True)
+    microbatch = MicrobatchId(PeerId("T"), "0" * 16, 0, 6)
+    closed = genesis(RUN, roster, DIGESTS).model_copy(
+        update={
+            "step": 40,
+            "committed": (Contribution(microbatch=microbatch, tokens=1, loss_sum=1.0, route=("A",)),),
+            "cursors": {"T": (1, 7), "gone": (0, 3)},
+            "previous": "9" * 64,
+        }
+    )
+    others = [*CANDIDATES, candidate("U", "trainer")]
+    again, _ = assign_stages(others, 2, private_ends=True)
+    record = founding_record(RUN, again, Origin.after(closed))
+    assert record.founding
+    assert (record.step, record.previous, record.digests) == (40, closed.hash(), closed.digests)
+    assert record.cursors == {"T": (1, 7), "gone": (0, 3), "U": (0, 0)}
+    assert record.members.peers == again.peers
+
+
+def test_founding_record_of_a_run_resumed_twice_follows_the_same_record() -> None:
+    roster, _ = assign_stages(CANDIDATES, 2, private_ends=True)
+    first = founding_record(RUN, roster, Origin(digests=DIGESTS, step=40, previous="9" * 64))
+    assert founding_record(RUN, roster, Origin.after(first)) == first
+    start = genesis(RUN, roster, DIGESTS)
+    assert founding_record(RUN, roster, Origin.after(start)) == start
+
+
+async def test_founding_a_resumed_run_decides_its_step() -> None:
+    calls, newcomers = await meet()
+    origin = Origin(digests=DIGESTS, step=40, previous="9" * 64)
+    record, _ = await found(calls, RUN, CANDIDATES, origin, Waits(clock=Patience()), timeout_s=5)
+    assert record.step == 40
+    assert all(newcomer.decided[0].step == 40 for newcomer in newcomers.values())
+
+
 class Newcomer:
     """Accepts what the founder proposes, or does what the test says instead."""
 
@@ -132,7 +169,7 @@ async def meet() -> tuple[StepCalls, dict[str, Newcomer]]:
 
 async def test_founding_is_decided_by_all_with_all_signatures() -> None:
     calls, newcomers = await meet()
-    record, reasons = await found(calls, RUN, CANDIDATES, DIGESTS, Waits(clock=Patience()), timeout_s=5)
+    record, reasons = await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=Patience()), timeout_s=5)
     assert reasons == {"A": "fewest replicas (0)", "B": "asked for"}
     for newcomer in newcomers.values():
         (decision,) = newcomer.decided
@@ -152,7 +189,7 @@ async def test_founding_waits_for_who_fails_and_asks_it_again(peer: str) -> None
 
     newcomers[peer].on_propose = refuse_twice
     record, _ = await found(
-        calls, RUN, CANDIDATES, DIGESTS, Waits(clock=clock, seconds=60, waiting=told.append), timeout_s=5
+        calls, RUN, CANDIDATES, ORIGIN, Waits(clock=clock, seconds=60, waiting=told.append), timeout_s=5
     )
     assert proposed == [record.hash()] * 3
     assert told == [f"all to accept the first record, which is not accepted by {peer} ({peer}): the disk is full"] * 2
@@ -167,7 +204,7 @@ async def test_founding_patience_ends_naming_who_did_not_accept() -> None:
 
     newcomers["A"].on_propose = refuse
     with pytest.raises(RunEnded, match=r"after 3 s A \(A\): the weights"):
-        await found(calls, RUN, CANDIDATES, DIGESTS, Waits(clock=Patience(), seconds=3), timeout_s=5)
+        await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=Patience(), seconds=3), timeout_s=5)
     assert not any(newcomer.decided for newcomer in newcomers.values())
 
 
@@ -179,7 +216,7 @@ async def test_founding_that_the_founder_refuses_is_over_at_once() -> None:
 
     newcomers["F"].on_propose = refuse
     with pytest.raises(Refused, match="^F: another record"):
-        await found(calls, RUN, CANDIDATES, DIGESTS, Waits(clock=Patience()), timeout_s=5)
+        await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=Patience()), timeout_s=5)
     assert not any(newcomer.decided for newcomer in newcomers.values())
 
 
@@ -191,5 +228,5 @@ async def test_founding_that_one_refuses_too_late_is_decided_by_the_others() -> 
 
     newcomers["A"].on_decide = refuse
     with pytest.raises(OutOfSync, match="step 0 is decided, but A: never heard of it"):
-        await found(calls, RUN, CANDIDATES, DIGESTS, Waits(clock=Patience()), timeout_s=5)
+        await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=Patience()), timeout_s=5)
     assert {name for name, newcomer in newcomers.items() if newcomer.decided} == {"B", "F", "T"}

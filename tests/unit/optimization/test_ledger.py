@@ -51,7 +51,7 @@ def test_max_share_below_an_equal_share_still_fills_the_step() -> None:
 def test_lease_of_another_step_or_by_a_stranger_is_refused() -> None:
     with pytest.raises(WrongStep):
         ledger().lease(6, ANN, 1)
-    with pytest.raises(Refused, match="not a trainer"):
+    with pytest.raises(Refused, match="not counted on"):
         ledger().lease(7, PeerId("eve"), 1)
 
 
@@ -88,14 +88,16 @@ def test_weights_add_up_to_the_same_tokens_for_every_part() -> None:
         contribution(BEN, 0, ("a1", "b1"), 6),
         contribution(BEN, 1, ("a0", "b1"), 5),
     ]
-    first = weights(committed, (PeerId("a0"), PeerId("a1")), 0)
-    second = weights(committed, (PeerId("b0"), PeerId("b1")), 1)
+    at_a = weights(committed, (PeerId("a0"), PeerId("a1")), 0)
+    at_b = weights(committed, (PeerId("b0"), PeerId("b1")), 1)
     ends = weights(committed, (ANN, BEN), None)
-    assert first == {"a0": 13, "a1": 6}
-    assert second == {"b0": 0, "b1": 19}
+    assert at_a == {"a0": 13, "a1": 6}
+    assert at_b == {"b0": 0, "b1": 19}
     assert ends == {ANN: 8, BEN: 11}
-    assert assigned(committed, PeerId("a0"), 0) == {committed[0].microbatch, committed[2].microbatch}
-    assert assigned(committed, BEN, None) == {committed[1].microbatch, committed[2].microbatch}
+    routes = {one.microbatch: one.route for one in committed}
+    first, second, third = routes
+    assert assigned(committed, PeerId("a0"), 0) == {first: routes[first], third: routes[third]}
+    assert assigned(committed, BEN, None) == {second: routes[second], third: routes[third]}
 
 
 def test_committed_is_ordered_by_id_whatever_the_order_of_arrival() -> None:

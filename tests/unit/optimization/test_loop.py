@@ -1,22 +1,40 @@
-"""The step loop: opens, feeds, leads, and ends in order."""
+"""The step loop: opens, feeds, leads when it is its turn, is let in again, and ends in order."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from swarm.errors import Refused, RunEnded
+from swarm.errors import PeerError, Refused, RunEnded, Superseded
+from swarm.ids import PeerId
 from swarm.network.protocols import Request
-from swarm.optimization.lead import LeadDesk
+from swarm.optimization.calls import StepCalls
+from swarm.optimization.closing import clip_factor
 from swarm.optimization.loop import StepLoop
-from swarm.optimization.messages import Complete, Lease, Leased, Propose
+from swarm.optimization.messages import Propose, Resume
 from swarm.optimization.parting import Farewell, Parting
 from swarm.optimization.records import CloseRecord, Decision
-from swarm.schema import Empty
 from tests.harness.expect import eventually
-from tests.unit.optimization.test_step import LEADER, Stage
-from tests.unit.optimization.world import COMMITTED, ROSTER, RULES, Bench, T, apply, decide, reconcile, record
+from tests.unit.optimization.puppets import AGAIN, DECIDE, LEADER, PREPARE, SUCCESSOR, Stage, no, virtual
+from tests.unit.optimization.world import (
+    GENESIS,
+    ROSTER,
+    RULES,
+    A,
+    Bench,
+    T,
+    acceptances,
+    apply,
+    decide,
+    prepare,
+    reconcile,
+    record,
+    weights_digest,
+)
 
 
 class Script:
@@ -47,98 +65,283 @@ async def close(bench: Bench, before: CloseRecord | None = None) -> CloseRecord:
     return closed
 
 
-def loop_of(bench: Bench, stage: Stage, feed: Script | None, parting: Parting | None = None) -> StepLoop:
-    """A loop of a peer that leads no step."""
-    desk = LeadDesk(RULES, bench.me, bench.member.wait_open, lambda peer, data, signature: True)
-    return StepLoop(bench.member, desk, stage.closing, parting or Parting(), feed)
+class Home:
+    """The loop of one peer. Its own member is real, the others are puppets."""
+
+    def __init__(self, me: PeerId = A, **settings: Any) -> None:
+        self.me, self.stage = me, Stage(leader=me)
+        self.bench = Bench(me, **({"decided": self._decided} | settings))
+        self.rejoined: list[str] = []
+        self.newest: CloseRecord | None = None
+        self.parting = Parting()
+
+    async def set(self) -> Home:
+        """The peer's member takes its puppet's place on the network."""
+        await self.stage.set()
+        endpoint = self.stage.network.endpoint(f"{self.me}2")
+        await endpoint.enter(RULES.run)
+        self.stage.closing = replace(self.stage.closing, calls=_Both(self))
+        self.stage.desk._term_of = lambda: self.bench.member.term
+        self.stage.desk._wait_open = self.bench.member.wait_open
+        return self
+
+    def loop(self, feed: Any = None) -> StepLoop:
+        return StepLoop(self.bench.member, self.stage.closing, self.parting, feed, self._rejoin)
+
+    async def _decided(self, decision: Decision) -> None:
+        closed = decision.record
+        self.stage.desk.open_step(closed.step + 1, closed.members, closed.hash(), closed.cursors)
+
+    async def _rejoin(self) -> None:
+        self.rejoined.append(self.bench.member.cut_off)
+        assert self.newest is not None
+        await self.bench.member.observe(Decision(self.newest, acceptances(self.newest)))
+
+    async def farewell(self, leader: PeerId) -> None:
+        (method,) = self.parting.methods()
+        await method.handle(Request(leader, Farewell(step=RULES.steps), memoryview(b""), 1e9))
 
 
-@pytest.fixture
-async def stage() -> Stage:
-    made = Stage()
-    await made.set()
-    made.calls._endpoint = made.network.endpoint("X")
-    return made
+class _Both(StepCalls):
+    """Calls to ourselves are answered by our member, others by the puppets."""
+
+    def __init__(self, home: Home) -> None:
+        super().__init__(home.stage.endpoints[home.me])
+        self._home = home
+
+    async def ask(self, peer: PeerId, method: str, body: Any, reply: Any, *, timeout_s: float) -> Any:
+        if peer != self.me or not method.startswith("step/1/"):
+            return await super().ask(peer, method, body, reply, timeout_s=timeout_s)
+        self._home.stage.puppets[self.me].bodies.append((method, body))
+        try:
+            return await self._home.bench.ask(body, caller=self.me)
+        except PeerError as error:
+            raise type(error)(error.reason, peer=peer) from error
 
 
-async def test_loop_feeds_every_step_once_and_ends_after_the_last(stage: Stage) -> None:
-    bench, feed, parting = Bench(), Script(), Parting()
-    running = asyncio.create_task(loop_of(bench, stage, feed, parting).run())
-    closed = None
-    for step in range(1, RULES.steps + 1):
-        await eventually(lambda step=step: feed.steps == list(range(1, step + 1)))
-        closed = await close(bench, closed)
-    (farewell,) = parting.methods()
-    await farewell.handle(Request(ROSTER.leader(RULES.steps), Farewell(step=RULES.steps), memoryview(b""), 1e9))
-    await running
-    assert feed.steps == [1, 2, 3]
-    assert not stage.asked("step/1/reconcile")
+def fit(home: Home) -> None:
+    """Puppets answer as members with the same parts would."""
+    clip = clip_factor(8**0.5, RULES.optimizer.clip_norm)
+    for puppet in home.stage.puppets.values():
+        part = str(ROSTER[puppet.peer].part)
+        puppet.gradient = hashlib.sha256(f"{part}|1".encode()).hexdigest()
+        puppet.weights = weights_digest(part, 1, 0.5, clip)
+        puppet.sq_norm = 4.0
 
 
-async def test_loop_waits_for_its_feed_before_it_feeds_the_next_step(stage: Stage) -> None:
-    bench, feed = Bench(), Script()
-    feed.gate = asyncio.Event()
-    running = asyncio.create_task(loop_of(bench, stage, feed).run())
-    await eventually(lambda: feed.steps)
-    await close(bench)
-    assert feed.steps == [1]
-    feed.gate.set()
-    await eventually(lambda: feed.steps == [1, 2])
+async def stop(running: asyncio.Task[None]) -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
 
 
-async def test_loop_cancelled_stops_its_feed_and_its_averaging(stage: Stage) -> None:
-    bench, feed = Bench(), Script()
-    feed.gate = bench.average.gate = asyncio.Event()
-    running = asyncio.create_task(loop_of(bench, stage, feed).run())
-    asking = asyncio.create_task(bench.ask(reconcile()))
-    await eventually(lambda: bench.average.begun and feed.steps)
-    for task in (asking, running):
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-    assert (feed.cancelled, bench.average.cancelled) == (1, 1)
+# --- taking part -----------------------------------------------------------------------------------------------------
 
 
-async def test_loop_whose_feed_fails_ends_with_its_error(stage: Stage) -> None:
+@virtual
+async def test_loop_feeds_every_step_once_and_ends_after_the_last() -> None:
+    home, feed = await Home().set(), Script()
+    running = asyncio.create_task(home.loop(feed).run())
+    closed = None
+    for step in range(1, RULES.steps + 1):
+        await eventually(lambda step=step: feed.steps == list(range(1, step + 1)))
+        closed = await close(home.bench, closed)
+    await home.farewell(ROSTER.succession(RULES.steps)[0])
+    await running
+    assert feed.steps == [1, 2, 3]
+    assert not home.stage.asked("step/1/reconcile")
+
+
+@virtual
+async def test_loop_stops_its_feed_when_the_step_is_closed() -> None:
+    home, feed = await Home().set(), Script()
+    feed.gate = asyncio.Event()
+    running = asyncio.create_task(home.loop(feed).run())
+    await eventually(lambda: feed.steps)
+    await close(home.bench)
+    await eventually(lambda: feed.steps == [1, 2])
+    assert feed.cancelled == 1
+    await stop(running)
+
+
+@virtual
+async def test_loop_cancelled_stops_its_feed_and_its_averaging() -> None:
+    home, feed = await Home().set(), Script()
+    feed.gate = home.bench.average.gate = asyncio.Event()
+    running = asyncio.create_task(home.loop(feed).run())
+    asking = asyncio.create_task(home.bench.ask(reconcile()))
+    await eventually(lambda: home.bench.average.begun and feed.steps)
+    await stop(asking)
+    await stop(running)
+    assert (feed.cancelled, home.bench.average.cancelled) == (1, 1)
+
+
+@virtual
+async def test_loop_whose_feed_fails_ends_with_its_error() -> None:
     async def feed(step: int) -> None:
         raise Refused("no replica left")
 
+    home = await Home().set()
     with pytest.raises(ExceptionGroup) as caught:
-        await loop_of(Bench(), stage, feed).run()  # type: ignore[arg-type]
+        await home.loop(feed).run()
     assert caught.group_contains(Refused, match="no replica left")
 
 
-async def test_loop_of_a_member_that_cannot_close_a_decided_step_ends_with_the_reason(stage: Stage) -> None:
+@virtual
+async def test_loop_whose_decided_step_cannot_be_kept_ends_with_the_reason() -> None:
     async def decided(closed: Decision) -> None:
         raise OSError("disk full")
 
-    bench = Bench(decided=decided)
-    running = asyncio.create_task(loop_of(bench, stage, None).run())
+    home = await Home(decided=decided).set()
+    running = asyncio.create_task(home.loop().run())
     with pytest.raises(OSError, match="disk full"):
-        await close(bench)
+        await close(home.bench)
     with pytest.raises(ExceptionGroup) as caught:
         await running
     assert caught.group_contains(RunEnded, match="disk full")
 
 
+# --- leading ---------------------------------------------------------------------------------------------------------
+
+
+@virtual
 async def test_loop_of_the_leader_closes_the_step_when_its_batch_is_complete() -> None:
-    stage = Stage()
-    stage.puppets[LEADER].desk = False
-    await stage.set()
-    bench = Bench(LEADER)
-    desk = LeadDesk(RULES, LEADER, bench.member.wait_open, lambda peer, data, signature: True)
-    desk.open_step(1, bench.member.roster)
-    running = asyncio.create_task(StepLoop(bench.member, desk, stage.closing, Parting(), None).run())
-    caller = stage.endpoints[T]
-    stage.endpoints[LEADER].mount(desk)
-    await caller.call(LEADER, "lead/1/lease", Lease(step=1, total=2), Leased, timeout_s=5)
-    for contribution in COMMITTED:
-        body = Complete(step=1, contribution=contribution, receipts=(bytes(64),))
-        await caller.call(LEADER, "lead/1/complete", body, Empty, timeout_s=5)
-    await eventually(lambda: stage.asked("step/1/decide") == set(stage.puppets))
-    running.cancel()
-    with pytest.raises(asyncio.CancelledError):
+    home = await Home(LEADER).set()
+    fit(home)
+    running = asyncio.create_task(home.loop().run())
+    await asyncio.sleep(1.0)
+    assert not home.stage.asked("step/1/reconcile")
+    await home.stage.feed()
+    await eventually(lambda: home.bench.member.open_step == 2)
+    assert home.stage.asked(DECIDE) == set(ROSTER.peers)
+    assert home.bench.history.head.term == 0
+    await stop(running)
+
+
+@virtual
+async def test_loop_takes_over_when_the_leader_is_gone_and_not_before() -> None:
+    home = await Home(SUCCESSOR).set()
+    fit(home)
+    running = asyncio.create_task(home.loop().run())
+    home.stage.liveness.lose(T, "stalled")
+    await asyncio.sleep(1.0)
+    home.stage.liveness.find(T)
+    assert not home.stage.asked(PREPARE)
+    home.stage.liveness.lose(LEADER, "dead")
+    await eventually(lambda: home.stage.puppets[T].told(AGAIN))
+    await home.stage.ask_desk(Resume(step=1, term=1, started=(), aside=()), T)
+    await home.stage.feed(term=1)
+    await eventually(lambda: home.bench.member.open_step == 2)
+    assert (home.bench.history.head.term, home.bench.history.head.absent) == (1, (LEADER,))
+    await stop(running)
+
+
+@virtual
+async def test_loop_that_is_third_in_line_leads_when_both_before_it_are_gone_and_yields_to_a_later_term() -> None:
+    third = ROSTER.succession(1)[2]
+    home = await Home(third).set()
+    running = asyncio.create_task(home.loop().run())
+    for peer in (LEADER, SUCCESSOR):
+        home.stage.liveness.lose(peer, "cut off")
+    await eventually(lambda: home.stage.waited)
+    assert home.bench.member.term == 2
+    assert home.bench.member.leader == third
+    for peer in (LEADER, SUCCESSOR):
+        home.stage.liveness.find(peer)
+    await eventually(lambda: LEADER in home.stage.asked(PREPARE))
+    await home.bench.ask(prepare(term=3))
+    home.stage.puppets[LEADER].instead[AGAIN] = no(Superseded("term 3 has begun"))
+    assert home.bench.member.leader == LEADER
+    await stop(running)
+
+
+@virtual
+async def test_loop_that_duels_leads_in_a_term_of_its_own_each_time() -> None:
+    home = await Home(LEADER).set()
+    fit(home)
+    home.stage.puppets[T].instead["step/1/reconcile"] = no(Superseded("term 1 has begun"), times=1)
+    running = asyncio.create_task(home.loop().run())
+    await home.stage.feed()
+    await eventually(lambda: home.bench.member.term == 3)
+    await eventually(lambda: home.stage.puppets[T].told(AGAIN))
+    await home.stage.ask_desk(Resume(step=1, term=3, started=(), aside=()), T)
+    await home.stage.feed(term=3)
+    await eventually(lambda: home.bench.member.open_step == 2)
+    assert home.bench.history.head.term == 3
+    assert {body.term for body in home.stage.puppets[T].told(PREPARE)} == {3}
+    await stop(running)
+
+
+@virtual
+async def test_loop_of_a_leader_whose_step_another_closed_goes_on_with_the_next() -> None:
+    home = await Home(LEADER).set()
+    running = asyncio.create_task(home.loop().run())
+    await asyncio.sleep(1.0)
+    await home.bench.ask(prepare(term=1))
+    for body in (reconcile(term=1), apply(term=1), Propose(record=record(term=1), term=1)):
+        await home.bench.ask(body)
+    await home.bench.ask(decide(record(term=1), term=1))
+    await asyncio.sleep(1.0)
+    assert home.bench.member.open_step == 2
+    assert not home.stage.asked(DECIDE)
+    await stop(running)
+
+
+# --- without us ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["cut", "decided", "left out"])
+@virtual
+async def test_loop_of_a_peer_without_which_the_run_went_on_is_let_in_again(how: str) -> None:
+    home, feed = await Home().set(), Script()
+    home.newest = record(record(record()))
+    feed.gate = asyncio.Event()
+    running = asyncio.create_task(home.loop(feed).run())
+    await eventually(lambda: feed.steps)
+    if how == "cut":
+        await home.bench.member.cut("B is steps ahead")
+    elif how == "decided":
+        await home.bench.member.learn(Decision(record(), acceptances(record())))
+    else:
+        for body in (reconcile(), apply()):
+            await home.bench.ask(body)
+        without = record(roster=tuple(member for member in ROSTER.members if member.peer != A), absent=(A,))
+        home.newest = record(without)
+        await home.bench.member.learn(Decision(without, acceptances(without)))
+    await eventually(lambda: home.rejoined)
+    assert feed.cancelled == 1
+    if how == "left out":
+        await eventually(lambda: feed.steps == [1, 3])
+    else:
+        assert home.bench.member.over
+        await home.farewell(ROSTER.succession(3)[0])
+        await running
+        return
+    await stop(running)
+
+
+@virtual
+async def test_loop_that_comes_back_to_the_step_that_it_led_leads_it_in_a_term_of_its_own() -> None:
+    home = await Home(LEADER).set()
+    home.newest = GENESIS
+    running = asyncio.create_task(home.loop().run())
+    await asyncio.sleep(1.0)
+    assert not home.stage.puppets[T].told(PREPARE)  # it leads from the start, in term 0
+    await home.bench.member.cut("B is steps ahead")
+    await eventually(lambda: home.stage.puppets[T].told(PREPARE))
+    assert (home.rejoined, home.bench.member.open_step) == (["B is steps ahead"], 1)
+    assert {body.term for body in home.stage.puppets[T].told(PREPARE)} == {3}
+    await stop(running)
+
+
+@virtual
+async def test_loop_that_cannot_come_back_ends_with_the_reason() -> None:
+    home = await Home().set()
+
+    async def nobody() -> None:
+        raise RunEnded("there is nobody else", 3)
+
+    running = asyncio.create_task(StepLoop(home.bench.member, home.stage.closing, home.parting, None, nobody).run())
+    await home.bench.member.cut("B is steps ahead")
+    with pytest.raises(RunEnded, match="nobody else"):
         await running

@@ -6,11 +6,13 @@ import asyncio
 from typing import Any
 
 import pytest
+import torch
 
-from swarm.errors import PeerError, Refused, RoundFailed, RunEnded, StateError, Violation, WrongStep
+from swarm.errors import Refused, RoundFailed, RunEnded, StateError, Violation, WrongStep
 from swarm.ids import PeerId
 from swarm.optimization.messages import Propose
-from swarm.optimization.records import CloseRecord, Decision
+from swarm.optimization.open_step import SETTLE_ROUNDS
+from swarm.optimization.records import CloseRecord, Decision, acceptance_bytes
 from tests.harness.expect import eventually
 from tests.unit.optimization.world import (
     COMMITTED,
@@ -19,12 +21,16 @@ from tests.unit.optimization.world import (
     A,
     B,
     Bench,
+    FakePart,
     T,
     apply,
     decide,
     microbatch,
+    prepare,
     reconcile,
     record,
+    sign,
+    weights_digest,
 )
 
 STRANGER = PeerId("X")
@@ -71,13 +77,11 @@ async def test_member_asked_earlier_questions_again_before_the_decision_answers_
     ("stage", "body", "words"),
     [
         ("", apply(), "nothing was averaged"),
-        ("", Propose(record=record()), "not those that were averaged"),
+        ("", Propose(record=record()), "nothing was averaged and applied"),
         ("", decide(record()), "not accepted here"),
-        ("reconcile", Propose(record=record()), "not those that were averaged"),
+        ("reconcile", Propose(record=record()), "nothing was averaged and applied"),
         ("reconcile", decide(record()), "not accepted here"),
         ("apply", decide(record()), "not accepted here"),
-        ("reconcile", reconcile(committed=COMMITTED[:1]), "another set"),
-        ("apply", apply(clip=0.5), "other scalars"),
         ("propose", Propose(record=record(grad_norm=3.0)), "another record"),
         ("propose", decide(record(grad_norm=3.0)), "not accepted here"),
     ],
@@ -114,12 +118,30 @@ async def test_member_does_not_take_a_leaders_word(stage: str, body: Any, words:
     assert bench.member.open_step == 2
 
 
-@pytest.mark.parametrize("body", [reconcile(), apply(), Propose(record=record()), decide(record())])
+@pytest.mark.parametrize("body", [reconcile(), apply(), Propose(record=record())])
 @pytest.mark.parametrize("caller", [STRANGER, *ROSTER.succession(1)[1:]])
 async def test_member_asked_by_one_who_does_not_lead_refuses(body: Any, caller: PeerId) -> None:
     bench = await brought_to("propose")
-    with pytest.raises(Refused, match="leads step 1"):
+    with pytest.raises(Refused, match="leads step 1 in term 0"):
         await bench.ask(body, caller=caller)
+
+
+async def test_member_takes_the_decision_with_its_proof_from_anybody() -> None:
+    bench = await brought_to("propose")
+    await bench.ask(decide(record()), caller=STRANGER)
+    assert (len(bench.part.swapped), bench.member.open_step) == (1, 2)
+
+
+async def test_member_asked_for_other_scalars_prepares_those_and_accepts_no_others() -> None:
+    bench = await brought_to("apply")
+    answer = await bench.ask(apply(clip=0.5))
+    assert (answer.digest, bench.part.prepared) == (weights_digest("stage-0", 1, 0.5, 0.5), 2)
+    with pytest.raises(Refused, match="scalars"):
+        await bench.ask(Propose(record=record()))
+    clipped = record(clip=0.5, digests={name: weights_digest(name, 1, 0.5, 0.5) for name in ("ends", "stage-0")})
+    await bench.ask(Propose(record=clipped))
+    await bench.ask(decide(clipped))
+    assert bench.part.swapped == [answer.digest]
 
 
 async def test_member_asked_about_a_closed_step_refuses_but_for_the_decision() -> None:
@@ -139,7 +161,7 @@ async def test_member_asked_about_the_next_step_waits_until_it_is_open() -> None
     assert not early.done()
     await bench.ask(decide(record()))
     assert (await early).cursor is None
-    assert [step for step, _ in bench.average.begun] == [1, 2]
+    assert [step for step, _, _ in bench.average.begun] == [1, 2]
 
 
 LIES: list[tuple[dict[str, Any], str]] = [
@@ -171,26 +193,51 @@ async def test_member_that_trains_accepts_no_other_cursor_than_its_own() -> None
         await bench.ask(Propose(record=record(cursors={T: (0, 6)})))
 
 
-@pytest.mark.parametrize(
-    "forged", [b"", bytes(64), decide(record(grad_norm=3.0)).acceptances[B]], ids=["missing", "zeros", "other"]
-)
-async def test_member_swaps_only_with_everybodys_signature(forged: bytes) -> None:
+FORGED = [bytes(64), decide(record(grad_norm=3.0)).acceptances[B], decide(record(), term=1).acceptances[B]]
+
+
+@pytest.mark.parametrize("forged", FORGED, ids=["zeros", "another record's", "another term's"])
+async def test_member_swaps_only_with_a_majoritys_signatures(forged: bytes) -> None:
     bench = await brought_to("propose")
-    lacking = decide(record()).model_copy(update={"acceptances": decide(record()).acceptances | {B: forged}})
-    with pytest.raises(Refused, match="acceptance of B is missing or forged"):
-        await bench.ask(lacking)
+    with pytest.raises(Refused, match="1 of 3 voters accepted it: that is no majority"):
+        await bench.ask(decide(record(), signers=[A], B=forged, X=sign(STRANGER, acceptance_bytes(record()))))
     assert bench.part.swapped == []
-    await bench.ask(decide(record()))
+    await bench.ask(decide(record(), signers=[A, B]))
+    assert bench.member.open_step == 2
+
+
+async def test_member_whose_sum_differs_has_it_settled_before_it_averages() -> None:
+    bench = Bench()
+    bench.part.microbatches = frozenset({microbatch(5)})
+    assert (await bench.ask(reconcile())).failure == ""
+    assert bench.settled == [{microbatch(0): (A,)}]
+    assert bench.part.microbatches == {microbatch(0)}
 
 
 async def test_member_that_does_not_hold_what_counts_says_what_it_lacks_and_can_be_asked_again() -> None:
     bench = Bench()
-    bench.part.microbatches = frozenset({microbatch(5)})
-    with pytest.raises(Refused, match="lacks 1 committed microbatches and holds 1"):
-        await bench.ask(reconcile())
-    assert bench.average.begun == []
-    bench.replenish()
-    await bench.ask(reconcile())
+    bench.part.microbatches, bench.lacks = frozenset({microbatch(5)}), Refused("its trainer is gone")
+    for _ in range(2):
+        answer = await bench.ask(reconcile())
+        assert (answer.culprit, answer.missing) == (A, (microbatch(0),))
+        assert answer.failure == "it does not hold what counts: its trainer is gone"
+    assert (bench.average.begun, len(bench.settled)) == ([], 1)
+    bench.lacks = None
+    assert (await bench.ask(reconcile(attempt=2))).failure == ""
+
+
+async def test_member_whose_sum_never_holds_still_gives_up_with_a_reason() -> None:
+    bench = Bench()
+    bench.part.microbatches = frozenset()
+
+    class Restless(FakePart):
+        def gradient_sum(self) -> torch.Tensor:
+            raise AssertionError("a sum that is not what counts need not be copied")
+
+    bench.member.part = Restless("stage-0", frozenset({microbatch(0), microbatch(9)}))
+    answer = await bench.ask(reconcile())
+    assert "still changes after" in answer.failure
+    assert (len(bench.settled), bench.average.begun) == (SETTLE_ROUNDS, [])
 
 
 # --- what goes wrong in the middle -------------------------------------------------------------------------------
@@ -212,8 +259,6 @@ async def test_member_whose_leader_hangs_up_while_averaging_answers_the_repetiti
     bench.average.gate = asyncio.Event()
     await cancel_asking(bench, reconcile())
     again = asyncio.create_task(bench.ask(reconcile()))
-    with pytest.raises(Refused, match="another set"):
-        await bench.ask(reconcile(committed=COMMITTED[:1]))
     with pytest.raises(Refused, match="nothing was averaged"):
         await bench.ask(apply())
     bench.average.gate.set()
@@ -225,11 +270,14 @@ async def test_member_whose_round_failed_gives_the_reason_every_time() -> None:
     bench = Bench()
     bench.average.error = RoundFailed("went silent", peer=B)
     for _ in range(2):
-        with pytest.raises(PeerError, match="B: went silent"):
-            await bench.ask(reconcile())
+        answer = await bench.ask(reconcile())
+        assert (answer.failure, answer.culprit, answer.digest) == ("went silent", B, "")
     with pytest.raises(Refused, match="nothing was averaged"):
         await bench.ask(apply())
     assert len(bench.average.begun) == 1
+    bench.average.error = None
+    assert (await bench.ask(reconcile(attempt=2))).failure == ""
+    await bench.ask(apply())
 
 
 async def test_member_closed_while_averaging_leaves_nothing_running() -> None:
@@ -279,6 +327,28 @@ async def test_member_opens_the_next_step_only_when_its_surroundings_are_ready()
     await deciding
     await waiting
     assert seen == [1]
+
+
+async def test_member_whose_disk_stalls_answers_meanwhile_and_then_opens_the_next_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, gate = await brought_to("propose"), asyncio.Event()
+    add = bench.history.add
+
+    async def slow(*said: Any) -> None:
+        await gate.wait()
+        await add(*said)
+
+    monkeypatch.setattr(bench.history, "add", slow)
+    deciding = asyncio.create_task(bench.ask(decide(record())))
+    await eventually(lambda: bench.part.swapped)
+    assert (await bench.ask(prepare(term=1))).vote.record == record()
+    with pytest.raises(WrongStep, match="closed meanwhile"):
+        await bench.ask(apply(clip=0.5, term=1))
+    assert bench.member.open_step == 1
+    gate.set()
+    await deciding
+    assert (bench.member.open_step, bench.history.head, len(bench.part.swapped)) == (2, record(), 1)
 
 
 async def test_member_that_cannot_keep_a_decided_record_ends_with_the_reason() -> None:
@@ -338,7 +408,7 @@ async def test_member_whose_founder_hangs_up_while_it_installs_can_be_asked_agai
 async def test_member_takes_one_genesis_from_the_founder_only() -> None:
     bench = Bench(founded=False)
     for caller in (A, B, STRANGER):
-        with pytest.raises(Refused, match="T leads step 0"):
+        with pytest.raises(Refused, match="T founds this run"):
             await bench.ask(founding(), caller=caller)
     without = GENESIS.model_copy(update={"roster": ROSTER.members[1:]})
     with pytest.raises(Refused, match="leaves this member out"):

@@ -9,17 +9,52 @@ from pydantic import ValidationError
 
 from swarm.errors import Violation
 from swarm.network.bodies import decode, pack, unpack
-from swarm.optimization.messages import Accepted, Averaged, Complete, Decide, Lease, Leased, Prepared, Propose
-from swarm.optimization.records import CloseRecord, Contribution
+from swarm.optimization.acceptor import Vote
+from swarm.optimization.messages import (
+    Accepted,
+    Averaged,
+    Complete,
+    Decide,
+    Feed,
+    Lease,
+    Leased,
+    Prepare,
+    Prepared,
+    Promise,
+    Propose,
+    PutAside,
+    Resume,
+    Resumed,
+)
+from swarm.optimization.records import Aside, CloseRecord, Confirmation, Contribution
 from swarm.schema import Message
-from tests.unit.optimization.world import COMMITTED, GENESIS, T, apply, decide, reconcile, record
+from tests.unit.optimization.world import (
+    COMMITTED,
+    GENESIS,
+    A,
+    T,
+    apply,
+    decide,
+    microbatch,
+    prepare,
+    reconcile,
+    record,
+)
 
 RECEIPT = bytes(range(64))
 SAMPLES: list[Message] = [
-    Lease(step=1, total=4),
+    Lease(step=1, term=2, total=4),
     Leased(total=4, reason="2 of 6 left"),
-    Complete(step=1, contribution=COMMITTED[0], receipts=(RECEIPT,)),
+    Complete(step=1, term=0, contribution=COMMITTED[0], receipts=(RECEIPT,)),
+    PutAside(step=1, term=1, aside=Aside(microbatch=microbatch(3), reason="it gives no number anywhere")),
+    Resume(step=1, term=1, started=(microbatch(0), microbatch(1)), aside=()),
+    Resumed(kept=1),
+    Feed(step=1, term=1),
+    prepare(),
+    Promise(vote=None, free=3),
+    Promise(vote=Vote(term=2, record=record(loss_sum=0.1 + 0.2)), free=0),
     reconcile(),
+    Averaged(digest="", sq_norm=0.0, cursor=None, failure="it failed", culprit=A, missing=(microbatch(0),)),
     Averaged(digest="a" * 64, sq_norm=0.1 + 0.2, cursor=(3, 7)),
     Averaged(digest="", sq_norm=0.0, cursor=None),
     apply(lr=1e-3 / 3, clip=0.1 + 0.7),
@@ -27,7 +62,7 @@ SAMPLES: list[Message] = [
     Propose(record=record(loss_sum=0.1 + 0.2)),
     Propose(record=GENESIS),
     Accepted(signature=RECEIPT),
-    decide(record()),
+    decide(record(), term=3),
 ]
 
 
@@ -43,6 +78,9 @@ def test_record_hash_depends_on_every_field() -> None:
     changes: dict[str, Any] = {
         "run": "cd" * 32,
         "step": 2,
+        "term": 1,
+        "aside": (Aside(microbatch=microbatch(3), reason="it gives no number"),),
+        "absent": (A,),
         "committed": COMMITTED[:1],
         "tokens": 1,
         "loss_sum": 0.5,
@@ -52,9 +90,12 @@ def test_record_hash_depends_on_every_field() -> None:
         "digests": {},
         "cursors": {T: (1, 0)},
         "roster": record().roster[:1],
+        "void": True,
+        "lineage": 1,
+        "confirmation": Confirmation(term=1, acceptances={}),
         "previous": "1" * 64,
     }
-    assert set(changes) == set(CloseRecord.model_fields) - {"lineage", "term"}
+    assert set(changes) == set(CloseRecord.model_fields)
     hashes = {record(**{field: value}).hash() for field, value in changes.items()}
     assert len(hashes | {record().hash()}) == len(changes) + 1
 
@@ -67,10 +108,17 @@ def test_record_hash_does_not_depend_on_the_order_of_its_tables() -> None:
 @pytest.mark.parametrize(
     ("kind", "fields"),
     [
-        (Lease, {"step": -1, "total": 1}),
-        (Lease, {"step": 1, "total": 2.0}),
-        (Lease, {"step": 1, "total": 1 << 53}),
-        (Lease, {"step": 1, "total": 1, "more": 1}),
+        (Lease, {"step": -1, "term": 0, "total": 1}),
+        (Lease, {"step": 1, "term": 0, "total": 2.0}),
+        (Lease, {"step": 1, "term": 0, "total": 1 << 53}),
+        (Lease, {"step": 1, "term": 0, "total": 1, "more": 1}),
+        (Lease, {"step": 1, "total": 1}),
+        (Prepare, {"step": 1, "term": -1}),
+        (Promise, {"vote": {"term": 1}, "free": 0}),
+        (Resumed, {"kept": -1}),
+        (PutAside, {"step": 1, "term": 0, "aside": {"microbatch": ["T", "00" * 8, 0, 0], "reason": "x" * 201}}),
+        (Averaged, {"digest": "", "sq_norm": 0.0, "cursor": None, "failure": "x" * 401}),
+        (Averaged, {"digest": "", "sq_norm": 0.0, "cursor": None, "culprit": "no peer!"}),
         (Leased, {"total": 1, "reason": "x" * 201}),
         (Accepted, {"signature": bytes(63)}),
         (Accepted, {"signature": "x" * 64}),

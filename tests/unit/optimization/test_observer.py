@@ -11,7 +11,8 @@ import torch
 
 from swarm.errors import DeadlineMissed, PeerError, StateError, Unreachable, Violation, WrongStep
 from swarm.network.protocols import Answer
-from swarm.optimization.observing import KEPT_UPDATES, NEXT, START, Decided
+from swarm.optimization.observation import NEXT, START, Decided
+from swarm.optimization.observing import KEPT_UPDATES
 from swarm.optimization.records import CloseRecord, Decision
 from swarm.optimization.roster import Roster
 from swarm.schema import Message
@@ -25,7 +26,6 @@ from tests.unit.optimization.observed import (
     STAGE,
     Bench,
     Run,
-    fetch,
     listed,
     signed,
     turns,
@@ -43,7 +43,7 @@ async def following(steps: int = 2) -> tuple[Bench, Any, Any]:
 
 
 def told(decision: Decision) -> Decided:
-    return Decided(record=decision.record, acceptances=dict(decision.acceptances))
+    return Decided.of(decision)
 
 
 async def test_observer_holds_bit_for_bit_what_the_members_hold_after_every_step() -> None:
@@ -153,7 +153,9 @@ async def test_observer_takes_no_lie_and_keeps_what_it_has(twist: Twist, error: 
     assert digest(part.snapshot()) == before
     assert (part.step, bench.told) == (2, [2])
     bench.twists.clear()
-    await observer.follow()
+    again = bench.observer()
+    again.go_on(observer.head, part)
+    await again.follow()
     assert digest(part.snapshot()) == digest(bench.run.part.snapshot())
 
 
@@ -185,7 +187,7 @@ async def test_observer_of_a_donor_far_ahead_of_its_contact_tries_another() -> N
     bench = Bench(Run(2))
     await bench.open()
     for _ in range(3):
-        await bench.desk.publish(bench.run.close())
+        await bench.publish(bench.run.close(), DONOR)
     with pytest.raises(WrongStep, match="far from closed"):
         await bench.observer().start(CONTACT)
 
@@ -194,11 +196,11 @@ async def test_observer_whose_contact_is_one_step_behind_waits_for_it() -> None:
     bench = Bench(Run(2))
     await bench.open()
     decision = bench.run.close()
-    await bench.desk.publish(decision)
+    await bench.publish(decision, DONOR)
     starting = asyncio.create_task(bench.observer().start(CONTACT))
     await turns()
     assert not starting.done()
-    await bench.contact.publish(decision)
+    await bench.publish(decision, CONTACT)
     assert (await starting).record == decision.record
 
 
@@ -209,7 +211,7 @@ async def test_observer_whose_state_is_not_the_records_installs_nothing() -> Non
     decision = await observer.start(CONTACT)
     forged = CloseRecord(**(dict(decision.record) | {"digests": decision.record.digests | {STAGE: "e" * 64}}))
     with pytest.raises(PeerError, match="another digest"):
-        await fetch(bench.endpoints[JOINER], forged)
+        await bench.fetch(forged)
 
 
 # --- the contact has gone ----------------------------------------------------------------------------------------
@@ -236,6 +238,27 @@ async def test_observer_without_its_contact_does_not_believe_a_few(signers: list
     bench.twists[START] = lambda body, answer: Answer(told(signed(decision.record, signers)))
     with pytest.raises(Unreachable):
         await bench.observer().start(CONTACT, known)
+
+
+async def test_observer_that_comes_back_believes_those_who_decided_the_next_step() -> None:
+    bench = Bench(Run(2))
+    await bench.open()
+    known = bench.run.head
+    decision = await bench.close()
+    bench.network.kill(CONTACT)
+    assert (await bench.observer().start(None, known)).record == decision.record
+    assert (await bench.observer().start(None, decision.record)).record == decision.record
+
+
+@pytest.mark.parametrize("signers", [[], [DONOR], ["X", "Y", "Z"]])
+async def test_observer_that_comes_back_believes_no_member_alone(signers: list[Any]) -> None:
+    bench = Bench(Run(2))
+    await bench.open()
+    known = bench.run.head
+    far = known.model_copy(update={"step": 500, "previous": "9" * 64})
+    bench.twists[START] = lambda body, answer: Answer(told(signed(far, signers)))
+    with pytest.raises(Violation, match="for which too few vouch"):
+        await bench.observer().start(None, known)
 
 
 async def test_observer_without_its_contact_takes_no_older_record() -> None:

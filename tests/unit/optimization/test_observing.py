@@ -8,14 +8,12 @@ import pytest
 
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, WrongStep
 from swarm.ids import ENDS, PeerId, stage_part
-from swarm.optimization.observing import (
+from swarm.optimization.observation import (
     HASH,
-    KEPT_UPDATES,
-    LEASE_S,
-    MAX_OBSERVERS,
     NEXT,
     STANDING,
     START,
+    STAY,
     Decided,
     HashRequest,
     NextRequest,
@@ -23,11 +21,14 @@ from swarm.optimization.observing import (
     RunStanding,
     StandingRequest,
     StartRequest,
+    Staying,
+    StayRequest,
 )
+from swarm.optimization.observing import KEPT_UPDATES, LEASE_S, MAX_OBSERVERS
 from swarm.optimization.roster import Roster
 from swarm.schema import Message
 from swarm.state.transfer import CHUNK, ChunkRequest
-from tests.unit.optimization.observed import DONOR, JOINER, ROSTER, STAGE, Bench, Run, listed, turns
+from tests.unit.optimization.observed import DONOR, JOINER, ROSTER, STAGE, Bench, Run, listed, signed, turns
 
 START_STAGE = StartRequest(part=STAGE)
 
@@ -108,9 +109,9 @@ async def test_observer_that_waits_for_a_long_step_is_not_forgotten() -> None:
 async def test_observer_that_downloads_for_long_finds_the_updates_since_then() -> None:
     bench = await bench_at(1)
     step = await start(bench)
-    for offset in range(0, 4000, 1000):  # a chunk every 50 s, a step as well
-        body = ChunkRequest(part=STAGE, step=step, offset=offset, length=1000)
-        assert (await ask(bench, CHUNK, body, Message))[1] == 1000
+    for chunk in (0, 1, 2, 0):  # a chunk every 50 s, a step as well
+        body = ChunkRequest(part=STAGE, step=step, chunk=chunk)
+        assert (await ask(bench, CHUNK, body, Message))[1] == 4 * bench.run.part.layout.elements
         await bench.clock.advance(LEASE_S - 10)
         await bench.close()
     assert bench.kept == [2, 3, 4, 5]
@@ -199,3 +200,76 @@ async def test_desk_waits_for_the_next_step_only_and_knows_the_newest() -> None:
     assert (await waiting)[0].digest == bench.run.decisions[0].record.hash()  # type: ignore[attr-defined]
     standing, _ = await ask(bench, STANDING, StandingRequest(), RunStanding)
     assert (standing.closed, standing.waiting_for) == (2, "")  # type: ignore[attr-defined]
+
+
+async def test_desk_keeps_nothing_of_steps_that_did_not_count() -> None:
+    bench = await bench_at(2)
+    await start(bench)
+    for _ in range(2):
+        await bench.close()
+    before = bench.run.decisions[3]
+    counts = signed(before.record.model_copy(update={"term": 5}), mean=before.mean)
+    await bench.publish(counts)
+    assert bench.kept == [3]
+    told, _ = await ask(bench, HASH, HashRequest(step=3), RecordHash)
+    assert told == RecordHash(digest=counts.record.hash())
+    with pytest.raises(WrongStep, match="not kept"):
+        await ask(bench, HASH, HashRequest(step=2), RecordHash)
+
+
+# --- members that copy a part, and copies of it --------------------------------------------------------------------
+
+COPIER = PeerId("K")
+COPIED = stage_part(1)
+
+
+async def test_desk_lets_those_who_join_go_before_a_copy() -> None:
+    bench = await bench_at(1)
+    await bench.on_network(COPIER)
+    spare = StartRequest(part=STAGE, spare=True)
+    await start(bench)
+    with pytest.raises(Busy, match="another downloads"):
+        await ask(bench, START, spare, Decided, COPIER)
+    await bench.close()
+    await ask(bench, NEXT, NextRequest(part=STAGE, step=2), Decided)  # it asks for what comes after: it has the state
+    for _ in range(2):  # its own download is no other's
+        await ask(bench, START, spare, Decided, COPIER)
+
+
+async def test_desk_does_not_take_a_member_that_copies_a_part_for_one_of_its_replicas() -> None:
+    bench = await bench_at(1)
+    await bench.on_network(COPIER)
+    await bench.close(Roster([*ROSTER.members, listed(COPIER, part=COPIED)]))
+    assert await start(bench, COPIER) == 2
+    for _ in range(3):
+        await bench.close()
+    assert bench.kept == [3, 4, 5], "it still downloads, and has had none of them"
+    for step in (3, 4, 5):
+        assert (await ask(bench, NEXT, NextRequest(part=STAGE, step=step), Decided, COPIER))[1] > 0
+    assert bench.kept == [5]
+
+
+async def test_desk_serves_the_copy_of_another_part_once_it_has_the_update_and_until_it_is_dropped() -> None:
+    bench = await bench_at(1)
+    await bench.on_network(COPIER)
+
+    async def stay() -> int:
+        answer, _ = await ask(bench, STAY, StayRequest(part=COPIED, had=0), Staying, COPIER)
+        assert isinstance(answer, Staying)
+        return answer.closed
+
+    with pytest.raises(Refused, match="not held"):
+        await stay()
+    await bench.desk.copied(COPIED, bench.run.decisions[-1])
+    assert await stay() == 1
+    asking = asyncio.create_task(ask(bench, NEXT, NextRequest(part=COPIED, step=2), Decided, COPIER))
+    decision = await bench.close()
+    await turns()
+    assert not asking.done(), "the step is closed, but the copy's update is not here yet"
+    await bench.desk.copied(COPIED, decision)
+    assert (await asking)[1] == 4 * bench.run.part.layout.elements
+    asking = asyncio.create_task(ask(bench, NEXT, NextRequest(part=COPIED, step=3), Decided, COPIER))
+    await bench.close()
+    await bench.desk.dropped(COPIED)
+    with pytest.raises(Refused, match="not held here any more"):
+        await asking

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,13 +17,17 @@ from swarm.network.protocols import Request
 from swarm.optimization.closing import totals
 from swarm.optimization.founding import genesis
 from swarm.optimization.history import History
-from swarm.optimization.member import Member, MemberContext
-from swarm.optimization.messages import Apply, Decide, Propose, Reconcile
+from swarm.optimization.life import Life
+from swarm.optimization.member import Member
+from swarm.optimization.member_context import MemberContext
+from swarm.optimization.messages import Apply, Decide, Prepare, Propose, Reconcile
+from swarm.optimization.open_step import Attempt, Round
 from swarm.optimization.records import CloseRecord, Contribution, Decision, acceptance_bytes
 from swarm.optimization.roster import Member as Listed
 from swarm.optimization.roster import Roster
 from swarm.optimization.rules import StepRules
 from swarm.optimization.schedules import OptimizerConfig
+from swarm.optimization.succession import owner
 from swarm.schema import Message
 
 RUN = RunId("ab" * 32)
@@ -110,20 +114,19 @@ class FakeAverage:
     """A round that can be held up and broken, and, as the real one, cannot be begun twice under one key."""
 
     def __init__(self) -> None:
-        self.begun: list[tuple[int, PartName]] = []
+        self.begun: list[tuple[int, PartName, int]] = []
         self.weights: Mapping[PeerId, int] = {}
         self.cancelled = 0
         self.gate: asyncio.Event | None = None
         self.error: Exception | None = None
 
-    async def __call__(
-        self, step: int, part: PartName, weights: Mapping[PeerId, int], sums: torch.Tensor
-    ) -> RoundResult:
-        """See :class:`~swarm.optimization.member.Average`."""
-        if (step, part) in self.begun:
-            raise BugError(f"round {step}/{part} is known already")
-        self.begun.append((step, part))
-        self.weights = weights
+    async def __call__(self, wanted: Round, sums: torch.Tensor) -> RoundResult:
+        """See :class:`~swarm.optimization.open_step.Average`."""
+        key = (wanted.step, wanted.part, wanted.attempt)
+        if key in self.begun:
+            raise BugError(f"round {key} is known already")
+        self.begun.append(key)
+        self.weights = wanted.weights
         try:
             if self.gate is not None:
                 await self.gate.wait()
@@ -132,10 +135,50 @@ class FakeAverage:
             raise
         if self.error is not None:
             raise self.error
-        digest = hashlib.sha256(f"{part}|{step}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{wanted.part}|{wanted.step}".encode()).hexdigest()
         return RoundResult(
-            tensor=sums, squared_norm=4.0, digest=digest, contributors=tuple(weights), bytes_sent=0, seconds=0.0
+            tensor=sums, squared_norm=4.0, digest=digest, contributors=tuple(wanted.weights), bytes_sent=0, seconds=0.0
         )
+
+
+class FakeLiveness:
+    """Who is there, as the test says. ``found`` is who is found gone when the next check looks."""
+
+    def __init__(self) -> None:
+        self.gone: dict[PeerId, str] = {}
+        self.found: set[PeerId] = set()
+        self.checked: list[tuple[PeerId, ...]] = []
+        self._version = 0
+        self._changed = asyncio.Event()
+
+    def lose(self, peer: PeerId, reason: str = "silent") -> None:
+        """The peer is gone from now on."""
+        self.gone[peer] = reason
+        self._tell()
+
+    def find(self, peer: PeerId) -> None:
+        """The peer is back."""
+        self.gone.pop(peer, None)
+        self._tell()
+
+    def _tell(self) -> None:
+        self._version += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def check(self, peers: Collection[PeerId], reason: str) -> None:
+        """See :class:`~swarm.optimization.live_calls.Liveness`."""
+        self.checked.append(tuple(peers))
+        for peer in self.found & set(peers):
+            self.lose(peer, reason)
+
+    def changed(self) -> Coroutine[None, None, None]:
+        """See :class:`~swarm.optimization.live_calls.Liveness`."""
+        return self._wait(self._version)
+
+    async def _wait(self, version: int) -> None:
+        while self._version == version:
+            await self._changed.wait()
 
 
 class InlineDevice:
@@ -173,33 +216,50 @@ class Bench:
     founded: bool = True
     install: Callable[[CloseRecord, PeerId], Awaitable[None]] = _nothing
     decided: Callable[[Decision], Awaitable[None]] = _nothing
+    life: Life | None = None
 
     def __post_init__(self) -> None:
         self.part = FakePart(str(ROSTER[self.me].part), frozenset(HELD[self.me]))
         self.average, self.device, self.history = FakeAverage(), InlineDevice(), History()
+        self.settled: list[Mapping[MicrobatchId, tuple[PeerId, ...]]] = []
+        self.lacks: Exception | None = None
+        self.gone: dict[PeerId, str] = {}
         if self.founded:
             self.history.append(GENESIS)
         context = MemberContext(
             me=self.me,
+            life=self.life or Life(self.me),
             rules=RULES,
-            device=self.device,  # type: ignore[arg-type]
-            average=self.average,
+            attempt=Attempt(
+                me=self.me,
+                device=self.device,  # type: ignore[arg-type]
+                settle=self._settle,
+                average=self.average,
+                cursor=lambda step, committed: CURSOR if self.me == T else None,
+            ),
             history=self.history,
             sign=lambda data: sign(self.me, data),
             verify=verify,
-            cursor=lambda: CURSOR if self.me == T else None,
             install=lambda record, donor: self.install(record, donor),
             decided=lambda decision: self.decided(decision),
             founder=T,
+            gone=lambda: self.gone,
         )
         self.member = Member(context)
         self.member.part = self.part
+
+    async def _settle(self, step: int, assigned: Mapping[MicrobatchId, tuple[PeerId, ...]]) -> None:
+        """Everything can be replayed, unless it ``lacks`` something."""
+        self.settled.append(dict(assigned))
+        if self.lacks is not None:
+            raise self.lacks
+        self.part.microbatches = frozenset(assigned)
 
     async def ask(self, body: Message, *, caller: PeerId | None = None) -> Any:
         """What the member answers; by default the right leader asks."""
         method = next(m for m in self.member.methods() if m.request is type(body))
         step = body.record.step if isinstance(body, Propose) else body.step  # type: ignore[attr-defined]
-        leader = T if step == 0 else ROSTER.leader(step)
+        leader = T if step == 0 else owner(ROSTER, step, getattr(body, "term", 0))
         answer = await method.handle(Request(caller or leader, body, memoryview(b""), 1e9))
         return answer.body
 
@@ -208,14 +268,27 @@ class Bench:
         self.part.microbatches = frozenset(HELD[self.me])
 
 
-def reconcile(step: int = 1, committed: tuple[Contribution, ...] = COMMITTED) -> Reconcile:
-    """The first question."""
-    return Reconcile(step=step, committed=committed)
+def prepare(step: int = 1, term: int = 1) -> Prepare:
+    """What the leader of a later term asks first."""
+    return Prepare(step=step, term=term)
 
 
-def apply(step: int = 1, lr: float = 0.5, clip: float = 1.0) -> Apply:
+def reconcile(
+    step: int = 1,
+    committed: tuple[Contribution, ...] = COMMITTED,
+    *,
+    term: int = 0,
+    live: Collection[PeerId] = ROSTER.peers,
+    attempt: int = 1,
+) -> Reconcile:
+    """The first question; ``attempt`` counts within the term."""
+    numbers = {str(part): term * 1024 + attempt for part in ROSTER.parts}
+    return Reconcile(step=step, term=term, committed=committed, live=tuple(live), attempts=numbers)
+
+
+def apply(step: int = 1, lr: float = 0.5, clip: float = 1.0, *, term: int = 0) -> Apply:
     """The second question."""
-    return Apply(step=step, lr=lr, clip=clip)
+    return Apply(step=step, term=term, lr=lr, clip=clip)
 
 
 def record(before: CloseRecord = GENESIS, **changes: Any) -> CloseRecord:
@@ -239,8 +312,15 @@ def record(before: CloseRecord = GENESIS, **changes: Any) -> CloseRecord:
     return CloseRecord(**(fields | changes))
 
 
-def decide(accepted: CloseRecord, **changes: bytes) -> Decide:
+def acceptances(accepted: CloseRecord, term: int = 0, signers: Collection[PeerId] = ROSTER.peers) -> dict[str, bytes]:
+    """What proves that these accepted it."""
+    signed = acceptance_bytes(accepted, term)
+    return {peer: sign(peer, signed) for peer in signers}
+
+
+def decide(
+    accepted: CloseRecord, *, term: int = 0, signers: Collection[PeerId] = ROSTER.peers, **changes: bytes
+) -> Decide:
     """The last word, with some signatures changed."""
-    signed = acceptance_bytes(accepted)
-    signatures = {peer: sign(peer, signed) for peer in ROSTER.peers} | changes
-    return Decide(step=accepted.step, record=accepted.hash(), acceptances=signatures)
+    signatures = acceptances(accepted, term, signers) | changes
+    return Decide(step=accepted.step, record=accepted.hash(), term=term, acceptances=signatures)

@@ -1,0 +1,218 @@
+"""How a leader gets its step's batch complete, with the trainers that are there: see :meth:`Filling.run`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from swarm.errors import PeerError, Superseded, WrongStep
+from swarm.events import WorkWithdrawn
+from swarm.ids import PartName, PeerId
+from swarm.optimization.acceptor import has_majority, majority
+from swarm.optimization.live_calls import LiveCalls
+from swarm.optimization.messages import Feed, Over, Prepare, Promise
+from swarm.optimization.records import Contribution
+from swarm.optimization.roster import TRAINERS, Roster, lost_parts, lost_replicas, part_lost
+from swarm.optimization.waiting import first_done
+from swarm.planning.patience import Patience
+from swarm.schema import Empty
+
+if TYPE_CHECKING:
+    from swarm.optimization.closing_context import Closing
+
+logger = logging.getLogger(__name__)
+
+OVER_TRIES, OVER_TIMEOUT_S = 6, 2.0
+RETURNED_S = 2.0
+"""How long a member that is gone may take to say that it has kept its vote, and how often it is asked."""
+LOST_PART_S = 10.0
+"""How long a part that nobody holds is waited for: who stalled may come back, who died does not."""
+
+
+Electors = Callable[[], tuple[PeerId, ...]]
+
+
+class PartsLost(Exception):
+    """Parts of the model have no replica that is there, and nobody came back: nothing of the step can be finished."""
+
+
+class Filling:
+    """The batch of one term of a step. ``unfit`` are those that its leader leaves out, with the reason; it grows."""
+
+    def __init__(self, closing: Closing, step: int, term: int, unfit: Mapping[PeerId, str], electors: Electors) -> None:
+        self._closing, self._step, self._term, self._unfit = closing, step, term, unfit
+        self._electors = electors
+        self._roster: Roster = closing.history.head.members
+        self.calls = LiveCalls(closing.calls, closing.liveness)
+        self._untold: set[PeerId] = set()
+
+    @property
+    def out(self) -> dict[PeerId, str]:
+        """Who does not close this step, and why."""
+        return {**self._closing.liveness.gone, **self._unfit}
+
+    def quota_again(self) -> None:
+        """Every trainer must hear that there is quota again."""
+        self._untold |= set(self._roster.trainers)
+
+    async def run(self) -> tuple[Contribution, ...]:
+        """The committed microbatches, when the batch is complete with the trainers that are there. Raises Superseded
+        when another leads, WrongStep when the step is closed, PartsLost when a part, or with hosted ends every trainer,
+        stays lost, RunEnded when all that hold a part are there and unfit. Cancel freely."""
+        desk = self._closing.desk
+        while True:
+            await self._wait_majority()
+            if not await self._wait_parts():
+                continue
+            out = self.out
+            self._count_trainers(out)
+            full = asyncio.ensure_future(desk.wait_full())
+            changed = asyncio.ensure_future(self._closing.liveness.changed())
+            telling = asyncio.ensure_future(self._tell_to_feed())
+            try:
+                await _first_of({full, changed}, telling)
+                committed = full.result() if full.done() else None
+            finally:
+                for task in (full, changed, telling):
+                    task.cancel()
+                await asyncio.gather(telling, return_exceptions=True)
+            # Whoever is found gone is so at once; those who wait for changes are told some turns later. Between this
+            # and the question that names who is there nothing else runs.
+            if committed is not None and self.out.keys() == out.keys():
+                return committed
+
+    async def _wait_majority(self) -> None:
+        """A minority cannot decide anything: it does not judge either who is lost. Raises as :meth:`run`."""
+        electors, said = self._electors(), ""
+        needed = majority(len(electors))
+        while (there := await self._there(electors)) < needed:
+            few = f"a majority: {there} of {len(electors)} voters are there, {needed} are needed"
+            if few != said:
+                self._closing.waiting(few)
+            said = few
+            await first_done(self._closing.clock.sleep(RETURNED_S), self._closing.liveness.changed())
+        if said:
+            self._closing.waiting("")
+
+    async def _there(self, electors: Sequence[PeerId]) -> int:
+        """How many of the voters can vote; those that are gone are asked only where the others are no majority."""
+        gone = self._closing.liveness.gone
+        if has_majority(electors, gone):
+            return len(electors) - sum(peer in gone for peer in electors)
+        lost = [peer for peer in electors if peer in gone]
+        return len(electors) - len(lost) + await self._returned(lost)
+
+    async def _returned(self, gone: Sequence[PeerId]) -> int:
+        """How many of these were started anew and follow our term: they have their vote, and nothing else. Who answers
+        and has more is not gone, as the health watch finds out by itself."""
+        return sum(await asyncio.gather(*map(self._votes, gone)))
+
+    async def _votes(self, peer: PeerId) -> bool:
+        body = Prepare(step=self._step, term=self._term)
+        try:
+            promise = await self._closing.calls.ask(peer, "step/1/prepare", body, Promise, timeout_s=RETURNED_S)
+        except (Superseded, WrongStep):
+            raise
+        except PeerError as error:
+            logger.info("step %d, %s is gone, and does not vote: %s", self._step, peer, error)
+            return False
+        return promise.votes_only
+
+    async def _wait_parts(self) -> bool:
+        """Until every part has a replica that is there: then True; False when no majority is left meanwhile. Raises
+        PartsLost when one has none for LOST_PART_S."""
+        clock, liveness, said = self._closing.clock, self._closing.liveness, False
+        until = clock.monotonic() + LOST_PART_S
+        while lost := lost_parts(self._roster, self.out):
+            await self._end_if_unfit()
+            # Who has lost sight of a whole part may have lost sight of nearly everybody, and not know it yet.
+            await liveness.check(self._electors(), f"all of {lost[0]} are lost, as it seems")
+            if await self._there(self._electors()) < majority(len(self._electors())):
+                return False
+            left = until - clock.monotonic()
+            if left <= 0:
+                raise PartsLost(", ".join(lost))
+            said = True
+            self._closing.waiting(self._missing(lost[0]))
+            await first_done(clock.sleep(left), liveness.changed())
+        if said:
+            self._closing.waiting("")
+        return True
+
+    def _missing(self, lost: str) -> str:
+        if lost == TRAINERS:
+            return "a trainer: all are lost"
+        return f"a replica of {lost}: {lost_replicas(self._roster, PartName(lost), self.out)}"
+
+    async def _end_if_unfit(self) -> None:
+        """Raises RunEnded when all replicas of a part are there, and none can close the step."""
+        for part in self._roster.parts:
+            if all(peer in self._unfit for peer in self._roster.replicas(part)):
+                await self.tell_over(part)
+                error = part_lost(self._roster, part, self.out)
+                assert error is not None  # noqa: S101 - that is what was found
+                raise error
+
+    async def tell_over(self, part: PartName) -> None:
+        """The others need not find out one after the other. Who believes that a replica is there is asked some more
+        times, and then left alone. Never raises a PeerError."""
+        body = Over(step=self._step, term=self._term, part=str(part))
+        others = [peer for peer in self._roster.peers if peer not in self.out and peer != self._closing.calls.me]
+        patience = Patience(0.5)
+        for _ in range(OVER_TRIES):
+            told = await asyncio.gather(*(self._agrees(peer, body) for peer in others))
+            others = [peer for peer, agrees in zip(others, told, strict=True) if not agrees]
+            if not others:
+                return
+            await self._closing.clock.sleep(patience.pause_s())
+
+    async def _agrees(self, peer: PeerId, body: Over) -> bool:
+        try:
+            await self.calls.ask(peer, "step/1/over", body, Empty, timeout_s=OVER_TIMEOUT_S)
+        except PeerError as error:
+            logger.info("step %d, %s does not see that %s is lost: %s", self._step, peer, body.part, error)
+            return False
+        return True
+
+    def _count_trainers(self, out: Mapping[PeerId, str]) -> None:
+        """Take back what gone trainers had leased; the others must hear that there is quota again."""
+        if self._closing.desk.count_on(out):
+            lost = tuple(peer for peer in self._roster.trainers if peer in out)
+            self._closing.events.emit(WorkWithdrawn(step=self._step, trainers=lost))
+            self.quota_again()
+
+    async def _tell_to_feed(self) -> None:
+        """Until all that are there have heard it: who has not would wait for ever, and the step with it. Raises
+        Superseded and WrongStep."""
+        patience = Patience(0.1)
+        while untold := sorted(self._untold - self.out.keys()):
+            told = await asyncio.gather(*(self._told(peer) for peer in untold))
+            self._untold -= {peer for peer, heard in zip(untold, told, strict=True) if heard}
+            if not all(told):
+                await self._closing.clock.sleep(patience.pause_s())
+
+    async def _told(self, peer: PeerId) -> bool:
+        """Whether this trainer follows our term, and has heard."""
+        timeout_s, prepare = self._closing.timeout_s(), Prepare(step=self._step, term=self._term)
+        try:
+            await self.calls.ask(peer, "step/1/prepare", prepare, Promise, timeout_s=timeout_s)
+            feed = Feed(step=self._step, term=self._term)
+            await self.calls.ask(peer, "feed/1/again", feed, Empty, timeout_s=timeout_s)
+        except (Superseded, WrongStep):
+            raise
+        except PeerError as error:
+            logger.info("step %d, %s does not hear that there is quota again: %s", self._step, peer, error)
+            return False
+        return True
+
+
+async def _first_of(tasks: set[asyncio.Future[Any]], aside: asyncio.Future[None]) -> None:
+    """Return when one of ``tasks`` is done. What ``aside`` raises meanwhile is raised."""
+    waiting: set[asyncio.Future[Any]] = {*tasks, aside}
+    while not any(task.done() for task in tasks):
+        done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        if aside in done:
+            aside.result()
+            waiting.discard(aside)

@@ -1,0 +1,395 @@
+"""Closing one step, as the leader of one of its terms: read :meth:`Leading.run` first.
+
+A member that is lost costs another attempt, not the step: what it held is computed again by those that are there, and
+the next record's roster is without it. Nobody swaps before a majority has accepted the record, and everybody swaps to
+the same bits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+from swarm.errors import Busy, OutOfSync, PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
+from swarm.events import AttemptFailed, Committed, DigestMismatch, TermBegan, WorkExcluded
+from swarm.ids import PartName, PeerId, stage_of
+from swarm.optimization.acceptor import Promised, Vote, check_promise, majority, must_propose
+from swarm.optimization.changes import Changes
+from swarm.optimization.closing import Disagreement, agreed, clip_factor, cursors, global_norm, totals
+from swarm.optimization.closing_context import Closing
+from swarm.optimization.filling import RETURNED_S, Filling, PartsLost
+from swarm.optimization.ledger import reassigned
+from swarm.optimization.lineage import best
+from swarm.optimization.live_calls import LiveCalls
+from swarm.optimization.messages import (
+    Accepted,
+    Apply,
+    Averaged,
+    Decide,
+    Prepare,
+    Prepared,
+    Promise,
+    Propose,
+    Reconcile,
+)
+from swarm.optimization.presence import absent
+from swarm.optimization.records import CloseRecord, Contribution, voters
+from swarm.optimization.rescuing import Rescuing
+from swarm.optimization.roster import Roster
+from swarm.planning.patience import Patience
+from swarm.schema import Empty, Message
+
+logger = logging.getLogger(__name__)
+ReplyT = TypeVar("ReplyT", bound=Message)
+
+ATTEMPTS_PER_TERM = 1 << 10
+MOST_FAILURES = 3
+"""How often a member that answers pings may fail to answer a question, before it is left out of the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """What the members that closed the step hold: all the same."""
+
+    committed: tuple[Contribution, ...]
+    averaged: Mapping[PeerId, Averaged]
+    norm: float
+    apply: Apply
+    digests: Mapping[PartName, str]
+    live: tuple[PeerId, ...]
+
+
+class _Retry(Exception):
+    """An attempt failed; who is unfit is noted, and another may be made."""
+
+
+@dataclass(slots=True)
+class Leading:
+    """One term of one step. ``decided`` is its record, once a majority has accepted it, ``told`` are the members that
+    know so far."""
+
+    provisional: ClassVar[bool] = False
+    closing: Closing
+    step: int
+    term: int
+    _roster: Roster = field(init=False)
+    _unfit: dict[PeerId, str] = field(default_factory=dict)
+    _blamed: Counter[PeerId] = field(default_factory=Counter)
+    _attempts: Counter[PartName] = field(default_factory=Counter)
+    _reconciled: dict[PartName, object] = field(default_factory=dict)
+    _failures: Counter[PeerId] = field(default_factory=Counter)
+    _refusals: dict[PeerId, PeerError] = field(default_factory=dict)
+    _tries: int = 0
+    _calls: LiveCalls = field(init=False)
+    _filling: Filling = field(init=False)
+    _rescuing: Rescuing = field(init=False)
+    told: set[PeerId] = field(default_factory=set)
+    decided: CloseRecord | None = None
+
+    def __post_init__(self) -> None:
+        self._roster = self.closing.history.head.members
+        self._calls = LiveCalls(self.closing.calls, self.closing.liveness)
+        self._filling = Filling(self.closing, self.step, self.term, self._unfit, self._electors)
+        self._rescuing = Rescuing(self.closing, self.step, self.term, self._filling)
+
+    async def run(self) -> CloseRecord:
+        """Lead until the step is decided; returns the record.
+
+        Raises Superseded when another leads, WrongStep when the step was closed by another, OutOfSync when as many
+        replicas have one result as another, RunEnded when a part of the model is lost with its last replica. Waits, and
+        says so, for as long as the voters that are there are no majority.
+        """
+        proposal = None
+        if self.term > 0:
+            vote = await self._promises()
+            self.closing.desk.begin_term(self.term, self.closing.liveness.gone)
+            self._filling.quota_again()
+            if vote is not None:
+                proposal = Propose(record=vote.record, changes=vote.changes, term=self.term)
+        if proposal is None:
+            proposal = await self._own_proposal()
+        decide = await self._accepted(proposal)
+        self.decided = proposal.record
+        committed = tuple(c.microbatch for c in proposal.record.committed)
+        if not proposal.record.void:
+            self.closing.events.emit(Committed(step=self.step, microbatches=committed))
+        await self._announce(decide)
+        return proposal.record
+
+    # --- who leads -----------------------------------------------------------------------------------------------
+
+    async def _promises(self) -> Vote | None:
+        """Have everybody follow this term. Returns the record that must be proposed, if there is one."""
+        reason = "; ".join(f"{peer}: {why}" for peer, why in sorted(self.closing.liveness.gone.items()))
+        self.closing.events.emit(TermBegan(step=self.step, term=self.term, leader=self.closing.calls.me, reason=reason))
+        body = Prepare(step=self.step, term=self.term)
+        electors = self._electors()
+        given = await self._from_many(self._roster.peers, electors, "step/1/prepare", body, Promise)
+        accepted = must_propose([Promised(given[peer].vote, given[peer].free) for peer in electors if peer in given])
+        return accepted or best(answer.candidate for answer in given.values() if answer.candidate is not None)
+
+    def _electors(self) -> tuple[PeerId, ...]:
+        """Who decides the step."""
+        return voters(self._roster, self.closing.history.head_hash)
+
+    # --- the result ----------------------------------------------------------------------------------------------
+
+    async def _own_proposal(self) -> Propose:
+        patience = Patience(0.05)
+        while True:
+            try:
+                committed = await self._filling.run()
+            except PartsLost:
+                proposal = await self._rescuing.run()
+                if proposal is None:
+                    continue
+                return proposal
+            try:
+                with absent(self.closing.calls, self.closing.desk.asking()) as missing:
+                    outcome = await self._attempt(committed)
+                lost = [peer for peer in self._roster.peers if peer not in outcome.live]
+                return self._proposal(outcome, *self.closing.desk.settle(missing, lost))
+            except _Retry as failed:
+                self._tries += 1
+                self.closing.events.emit(AttemptFailed(step=self.step, term=self.term, reason=str(failed)[:400]))
+                await self.closing.clock.sleep(patience.pause_s() if self._tries > 1 else 0.0)
+
+    async def _try(self, peer: PeerId, method: str, body: Message, reply: type[ReplyT]) -> ReplyT | None:
+        """One member's answer, None when it gives none. Raises Superseded and WrongStep."""
+        timeout_s = self.closing.timeout_s()
+        try:
+            if peer in self.closing.liveness.gone:
+                short_s = min(timeout_s, RETURNED_S)
+                return self._checked(await self.closing.calls.ask(peer, method, body, reply, timeout_s=short_s))
+            return self._checked(await self._calls.ask(peer, method, body, reply, timeout_s=timeout_s))
+        except (Superseded, WrongStep):
+            raise
+        except PeerError as error:
+            logger.info("step %d, %s: %s", self.step, method, error)
+            self._refusals[peer] = error
+            return None
+
+    def _checked(self, answer: ReplyT) -> ReplyT:
+        """Raises Violation for a promise that cannot be honest, WrongStep when the step was closed meanwhile."""
+        if isinstance(answer, Promise):
+            history = self.closing.history
+            if history.next_step != self.step:
+                raise WrongStep(f"step {self.step} is closed, step {history.next_step} is open")
+            offered = None if answer.candidate is None else answer.candidate.vote
+            check_promise(Promised(answer.vote, answer.free, offered), self.term, history.check)
+        return answer
+
+    def _live(self) -> tuple[PeerId, ...]:
+        """Who closes the step."""
+        out = self._filling.out
+        return tuple(peer for peer in self._roster.peers if peer not in out)
+
+    async def _attempt(self, committed: tuple[Contribution, ...]) -> _Outcome:
+        """Reconcile, average and apply, once, with those that are there. Raises _Retry when one of them fails."""
+        live = self._live()
+        stages = [[peer for peer in replicas if peer in live] for replicas in self._roster.stages()]
+        counted = reassigned(committed, stages)
+        reconcile = Reconcile(
+            step=self.step,
+            term=self.term,
+            committed=counted,
+            live=live,
+            provisional=self.provisional,
+            attempts=self._numbers(counted, live),
+        )
+        averaged = await self._all(live, "step/1/reconcile", reconcile, Averaged)
+        await self._judge(averaged)
+        rules, alive = self.closing.rules, Roster(self._roster[peer] for peer in live)
+        try:
+            norm = global_norm(alive, averaged)
+            clip = clip_factor(norm, rules.optimizer.clip_norm)
+            apply = Apply(step=self.step, term=self.term, lr=rules.lr(self.step), clip=clip)
+            prepared = await self._all(live, "step/1/apply", apply, Prepared)
+            digests = agreed("the updated weights", alive, {peer: answer.digest for peer, answer in prepared.items()})
+        except Disagreement as found:
+            self._leave_out(found)
+            raise _Retry(str(found)) from found
+        return _Outcome(counted, averaged, norm, apply, digests, live)
+
+    def _leave_out(self, found: Disagreement) -> None:
+        """Who differs from what most replicas of a part have is unfit: the step closes without it, so it is cut off and
+        gets the state anew. Raises the Disagreement when no answer is that of most: nobody knows which is right."""
+        self.closing.events.emit(DigestMismatch(step=self.step, part=found.part, digests=found.digests))
+        if not found.dissenters:
+            raise found
+        self._unfit |= dict.fromkeys(found.dissenters, str(found))
+
+    def _numbers(self, committed: Sequence[Contribution], live: Sequence[PeerId]) -> dict[str, int]:
+        """Each part's attempt: a new number when its last round was void, or who takes part in it or what they must
+        hold has changed."""
+        numbers = {}
+        for part in self._roster.parts:
+            stage = stage_of(part)
+            group = tuple(peer for peer in self._roster.replicas(part) if peer in live)
+            holds = tuple((c.microbatch, None if stage is None else c.route[stage]) for c in committed)
+            if self._reconciled.get(part) != (group, holds):
+                self._reconciled[part] = (group, holds)
+                self._attempts[part] += 1
+            numbers[str(part)] = self.term * ATTEMPTS_PER_TERM + self._attempts[part]
+        return numbers
+
+    async def _judge(self, averaged: Mapping[PeerId, Averaged]) -> None:
+        """Raises _Retry when a member has no result: then its part's round is void for all who were in it."""
+        failed = {peer: answer for peer, answer in averaged.items() if answer.failure}
+        if not failed:
+            return
+        for peer, answer in failed.items():
+            self._reconciled.pop(PartName(self._roster[peer].part or ""), None)
+            if answer.culprit == peer:
+                self._cannot_hold(peer, answer)
+            elif answer.culprit is not None:
+                self._blamed[PeerId(answer.culprit)] += 1
+        reasons = "; ".join(f"{peer}: {answer.failure}" for peer, answer in sorted(failed.items()))
+        await self.closing.liveness.check(self._roster.peers, reasons)
+        self._drop_most_blamed()
+        raise _Retry(reasons)
+
+    def _cannot_hold(self, peer: PeerId, answer: Averaged) -> None:
+        """It lacks microbatches of a trainer that is gone, then these are lost; else it is unfit for this step when
+        that happens again and again: once, it may be because who was to help it died meanwhile."""
+        gone = self.closing.liveness.gone
+        orphaned = [microbatch for microbatch in answer.missing if microbatch.trainer in gone]
+        if orphaned:
+            excluded = self.closing.desk.exclude(orphaned)
+            reason = f"{peer}: {answer.failure}"[:400]
+            self.closing.events.emit(WorkExcluded(step=self.step, microbatches=excluded, reason=reason))
+            self._filling.quota_again()
+            return
+        self._failures[peer] += 1
+        if self._failures[peer] >= MOST_FAILURES:
+            self._unfit[peer] = answer.failure
+
+    def _drop_most_blamed(self) -> None:
+        """Who answers us and yet breaks round after round for others is left out of this step."""
+        ranked = [peer for peer, count in self._blamed.most_common() if count > 2 and peer not in self._unfit]
+        if self._tries >= 2 and ranked and ranked[0] not in self.closing.liveness.gone:
+            self._unfit[ranked[0]] = "rounds with it failed again and again"
+
+    async def _all(
+        self, peers: Sequence[PeerId], method: str, body: Message, reply: type[ReplyT]
+    ) -> dict[PeerId, ReplyT]:
+        """Everybody's answer. Raises _Retry when one fails or is found gone, having found out who is gone; Superseded
+        and WrongStep as they come."""
+        answers = await self._calls.gather(peers, method, body, reply, timeout_s=self.closing.timeout_s())
+        for error in answers.failed.values():
+            if isinstance(error, (Superseded, WrongStep)):
+                raise error
+        if answers.failed:
+            await self._find_out(answers.failed)
+        return answers.given
+
+    async def _find_out(self, failed: Mapping[PeerId, PeerError]) -> None:
+        """Raises _Retry: who does not answer a ping is gone; who does, and says no or fails again, is unfit for this
+        step."""
+        reasons = "; ".join(str(error) for error in failed.values())
+        await self.closing.liveness.check(tuple(failed), reasons)
+        for peer, error in failed.items():
+            self._failures[peer] += 1
+            may_pass = isinstance(error, (Unreachable, Busy)) and self._failures[peer] < MOST_FAILURES
+            if peer not in self.closing.liveness.gone and not may_pass:
+                self._unfit[peer] = str(error)
+        raise _Retry(reasons)
+
+    # --- the record ----------------------------------------------------------------------------------------------
+
+    def _proposal(self, outcome: _Outcome, changes: Changes, following: Roster) -> Propose:
+        history = self.closing.history
+        tokens, loss_sum = totals(outcome.committed)
+        record = CloseRecord(
+            run=self.closing.rules.run,
+            step=self.step,
+            term=self.term,
+            committed=outcome.committed,
+            aside=self.closing.desk.aside(),
+            tokens=tokens,
+            loss_sum=loss_sum,
+            grad_norm=outcome.norm,
+            clip=outcome.apply.clip,
+            lr=outcome.apply.lr,
+            digests={str(part): value for part, value in outcome.digests.items()},
+            cursors=cursors(
+                history.head, outcome.committed, outcome.averaged, following, self.closing.rules.max_members
+            ),
+            roster=following.members,
+            absent=changes.absent,
+            **self._lineage(),
+            previous=history.head_hash,
+        )
+        return Propose(record=record, changes=changes, term=self.term)
+
+    def _lineage(self) -> dict[str, Any]:
+        """Of the lineage of the record before, or out of it with the proof that it was confirmed."""
+        head, proof = self.closing.history.head, self.closing.confirmed()
+        if head.provisional and proof is not None:
+            return {"confirmation": proof}
+        return {"lineage": head.lineage}
+
+    async def _accepted(self, proposal: Propose) -> Decide:
+        """Have the record accepted by a majority of the voters: then it is decided. The others get to know it too."""
+        record = proposal.record
+        electors = self._electors()
+        answers = await self._from_many(self._roster.peers, electors, "step/1/propose", proposal, Accepted)
+        signatures: dict[str, bytes] = {peer: answer.signature for peer, answer in answers.items()}
+        return Decide(step=record.step, record=record.hash(), term=self.term, acceptances=signatures)
+
+    async def _from_many(
+        self, peers: Sequence[PeerId], electors: Sequence[PeerId], method: str, body: Message, reply: type[ReplyT]
+    ) -> dict[PeerId, ReplyT]:
+        """The answers of those who are there, among them a majority of the electors: until it is one, who has not
+        answered is asked again. When too few are there, those that are gone are asked as well: started anew, they may
+        have kept their vote, if nothing else. Raises OutOfSync when so many say no that it cannot be one."""
+        given: dict[PeerId, ReplyT] = {}
+        patience, needed = Patience(0.1), majority(len(electors))
+        while True:
+            gone = self.closing.liveness.gone
+            few = sum(peer in given or peer not in gone for peer in electors) < needed
+            asked = [p for p in peers if p not in given and (p not in gone or (few and p in electors))]
+            self._refusals.clear()
+            answers = await asyncio.gather(*(self._try(peer, method, body, reply) for peer in asked))
+            given |= {peer: answer for peer, answer in zip(asked, answers, strict=True) if answer is not None}
+            count = sum(peer in given for peer in electors)
+            if count >= needed:
+                self.closing.waiting("")
+                return given
+            refused = {peer: error for peer, error in self._refusals.items() if isinstance(error, (Refused, Violation))}
+            said_no = [str(error) for peer, error in refused.items() if peer in electors]
+            if len(said_no) > len(electors) - needed:
+                raise OutOfSync(f"step {self.step} cannot be decided: {'; '.join(said_no)}")
+            if isinstance(body, Propose) and body.record.void and body.record.term == self.term:
+                self._rescuing.check_lost()
+            self.closing.waiting(f"a majority: {count} of {len(electors)} voters answer, {needed} are needed")
+            await self.closing.clock.sleep(patience.pause_s())
+
+    # --- the decision --------------------------------------------------------------------------------------------
+
+    async def _announce(self, decide: Decide) -> None:
+        """Tell everybody who is there what was decided; ourselves last, so that whoever sees it knows all were told.
+
+        Who cannot be told, or has no result to swap to, finds out by itself. So do we, when our own close takes longer
+        than an answer may: it goes on, and whoever waits for the next step hears of its end.
+        """
+        others = [peer for peer in self._roster.peers if peer != self.closing.calls.me]
+        there = [peer for peer in others if peer not in self.closing.liveness.gone]
+        await asyncio.gather(*(self._tell(peer, decide) for peer in there))
+        me, timeout_s = self.closing.calls.me, self.closing.timeout_s()
+        try:
+            await self.closing.calls.ask(me, "step/1/decide", decide, Empty, timeout_s=timeout_s)
+        except PeerError as error:
+            logger.warning("step %d is decided, and not closed here yet: %s", self.step, error)
+
+    async def _tell(self, peer: PeerId, decide: Decide) -> None:
+        try:
+            await self._calls.ask(peer, "step/1/decide", decide, Empty, timeout_s=self.closing.timeout_s())
+        except PeerError as error:
+            logger.warning("step %d is decided, but was not told: %s", self.step, error)
+        else:
+            self.told.add(peer)

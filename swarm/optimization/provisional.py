@@ -1,0 +1,184 @@
+"""What members do when no majority is there for long, and when the others are back: see ``optimization.lineage``."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from typing import Any, ClassVar, TypeVar
+
+from swarm.errors import OutOfSync, PeerError, Refused, Superseded, WrongStep
+from swarm.events import LineageConfirmed
+from swarm.ids import PeerId
+from swarm.optimization.acceptor import Vote, has_majority
+from swarm.optimization.closing_context import Closing
+from swarm.optimization.leading import Leading
+from swarm.optimization.lineage import Fork
+from swarm.optimization.member import Member
+from swarm.optimization.messages import Propose
+from swarm.optimization.observation import NEXT, Decided, NextRequest
+from swarm.optimization.records import CloseRecord, check_confirmed, voters
+from swarm.optimization.roster import lost_parts
+from swarm.optimization.succession import own_term
+from swarm.optimization.waiting import first_done
+from swarm.planning.patience import Patience
+from swarm.schema import Message
+
+LOOK_S = 1.0
+"""How often those who are back are asked again what became of the step after the fork point."""
+ASK_S = 2.0
+
+ReplyT = TypeVar("ReplyT", bound=Message)
+logger = logging.getLogger(__name__)
+
+
+class Provisional(Leading):
+    """Closes a step with those that are there, who are no majority: see :meth:`Leading.run`."""
+
+    provisional: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        gone = self.closing.liveness.gone
+        self._there = tuple(peer for peer in self._roster.peers if peer not in gone)
+
+    def _electors(self) -> tuple[PeerId, ...]:
+        return self._there
+
+    async def _promises(self) -> Vote | None:
+        await super()._promises()  # what they have accepted cannot be decided here, and is not touched
+        return None
+
+    def _lineage(self) -> dict[str, Any]:
+        return {"lineage": self.step}
+
+
+class Confirming(Leading):
+    """Asks the voters of the fork point to accept a candidate, ours or a better one: as the leader of a later term of
+    the step after it. Members of this lineage that know nothing of the fork give no answer."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.lineage: frozenset[PeerId] = frozenset()
+
+    async def run(self) -> CloseRecord:
+        """See :meth:`Leading.run`. Raises WrongStep when a majority has decided the step without us."""
+        vote = await self._promises()
+        assert vote is not None  # noqa: S101 - we have offered one ourselves
+        decide = await self._accepted(Propose(record=vote.record, changes=vote.changes, term=self.term))
+        self.decided = vote.record
+        await self._announce(decide)
+        return vote.record
+
+    async def _try(self, peer: PeerId, method: str, body: Message, reply: type[ReplyT]) -> ReplyT | None:
+        try:
+            return await super()._try(peer, method, body, reply)
+        except WrongStep:
+            if peer in self.lineage:
+                return None
+            raise
+
+
+class Solitude:
+    """Whether no majority of the voters has been there for so long that those who are may go on by themselves."""
+
+    def __init__(self, member: Member, closing: Closing) -> None:
+        self._member, self._closing = member, closing
+        self._since: float | None = None
+
+    async def run(self) -> None:
+        """Look until cancelled."""
+        while True:
+            self._look()
+            await self._closing.liveness.changed()
+
+    def _look(self) -> None:
+        head, gone = self._member.head, self._closing.liveness.gone
+        if head is None or not self._member.is_member or has_majority(voters(head.members, head.hash()), gone):
+            self._since = None
+        elif self._since is None:
+            self._since = self._closing.clock.monotonic()
+
+    def over(self) -> bool:
+        """Whether that is so now. Never within a provisional lineage, nor where a part has no replica that is there."""
+        head, grace_s = self._member.head, self._closing.rules.quorum_grace_s
+        if not grace_s or self._since is None or head is None or head.provisional:
+            return False
+        lost = lost_parts(head.members, self._closing.liveness.gone)
+        return not lost and self._left_s() <= 0
+
+    def _left_s(self) -> float:
+        assert self._since is not None  # noqa: S101 - asked before
+        return self._since + self._closing.rules.quorum_grace_s - self._closing.clock.monotonic()
+
+    async def turned(self) -> None:
+        """Return when :meth:`over` changes."""
+        before = self.over()
+        while self.over() == before:
+            changed = self._closing.liveness.changed()
+            if self._since is None or self._left_s() <= 0 or not self._closing.rules.quorum_grace_s:
+                await changed
+                await asyncio.sleep(0)  # run() looks first
+            else:
+                await first_done(changed, self._closing.clock.sleep(self._left_s() + 0.001))
+
+
+class Reunion:
+    """What a member of a provisional lineage does when others of the fork point are back."""
+
+    def __init__(self, member: Member, closing: Closing) -> None:
+        self._member, self._closing = member, closing
+        self._patience = Patience(0.1)
+
+    async def run(self) -> None:
+        """Until cancelled: find out whether a majority has decided otherwise, and else have our candidate accepted."""
+        while True:
+            fork = self._member.forking.fork
+            if fork is not None and fork.confirmation is None:
+                await self._meet(fork)
+            await self._closing.clock.sleep(LOOK_S)
+
+    async def _meet(self, fork: Fork) -> None:
+        gone = self._closing.liveness.gone
+        there = [peer for peer in fork.others if peer not in gone]
+        proven = await asyncio.gather(*(self._overtaken(fork, peer) for peer in there))
+        for decided in filter(None, proven):
+            await self._member.rewind("a majority went on without it", decided)
+            return
+        if there and has_majority(fork.voters, gone) and self._is_our_turn(fork):
+            await self._confirm(fork, there)
+
+    async def _overtaken(self, fork: Fork, peer: PeerId) -> CloseRecord | None:
+        """What a majority has decided in place of our candidate, as far as this peer can prove it."""
+        body = NextRequest(part=None, step=fork.step)
+        try:
+            said = await self._closing.calls.ask(peer, NEXT, body, Decided, timeout_s=ASK_S)
+            decision = said.decision()
+            record = decision.record
+            fork.history().check(record)
+            check_confirmed(record, fork.point.members, decision.acceptances, fork.verify, decision.term)
+        except (PeerError, OutOfSync) as error:
+            logger.info("%s proves nothing about step %d: %s", peer, fork.step, error)
+            return None
+        return None if record.hash() == fork.candidate.record.hash() else record
+
+    def _is_our_turn(self, fork: Fork) -> bool:
+        """The first in the succession that is of our lineage asks for all of us."""
+        ours, gone = self._member.roster, self._closing.liveness.gone
+        order = [peer for peer in fork.point.members.succession(fork.step) if peer in ours and peer not in gone]
+        return bool(order) and order[0] == self._closing.calls.me
+
+    async def _confirm(self, fork: Fork, there: list[PeerId]) -> None:
+        term = own_term(fork.point.members, fork.step, self._closing.calls.me, fork.acceptor.term)
+        closing = dataclasses.replace(self._closing, history=fork.history(), waiting=lambda _: None)
+        asking = Confirming(closing, fork.step, term)
+        asking.lineage = frozenset(self._member.roster.peers)
+        try:
+            await first_done(asking.run(), self._closing.liveness.changed())
+        except WrongStep:
+            await self._member.rewind(f"step {fork.step} was decided without it", None)
+        except (Superseded, Refused, OutOfSync) as error:
+            logger.info("the lineage since step %d is not confirmed yet: %s", fork.step, error)
+            await self._closing.clock.sleep(self._patience.pause_s())
+        if fork.confirmation is not None:
+            self._closing.events.emit(LineageConfirmed(step=fork.step, microbatches=fork.closed))
