@@ -21,10 +21,18 @@ from swarm.errors import ConfigError
 from swarm.ids import RunId
 from swarm.models.spec import ModelConfig, SplitConfig
 from swarm.network.protocols import MAX_BODY_BYTES
+from swarm.optimization.copies import MOST_COPIES
 from swarm.optimization.records import record_bytes
 from swarm.optimization.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
-from swarm.schema import Section
+from swarm.schema import Section, in_words
+
+_NAME, _NONCE, _SHA256 = r"^[a-z0-9][a-z0-9-]{0,40}$", r"^([0-9a-f]{16})?$", r"^[0-9a-f]{64}$"
+_PATTERNS = {
+    _NAME: "1 to 41 small letters, digits and dashes, the first no dash",
+    _NONCE: "16 small hex digits, or nothing",
+    _SHA256: "a sha256: 64 small hex digits",
+}
 
 
 class StartWhen(Section):
@@ -39,22 +47,26 @@ class RunConfig(Section):
 
     ``reproducible`` fixes who feeds what in each step and accumulates and reduces in float64: any wiring then gives
     the very same weights, at twice the bytes of averaging. ``start_when`` says when it starts, ``steps`` when it ends.
+    ``quorum_grace_s`` is how long a majority is waited for before those who are there go on provisionally; 0: for ever.
+    ``copies`` peers keep a copy of each part that they do not train (0: none).
     ``nonce`` tells apart runs that are otherwise the same (:func:`new_nonce`); nothing that is computed depends on it.
     """
 
-    name: Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]{0,40}$")] = "tiny"
-    nonce: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16})?$")] = ""
+    name: Annotated[str, StringConstraints(pattern=_NAME)] = "tiny"
+    nonce: Annotated[str, StringConstraints(pattern=_NONCE)] = ""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
     steps: Annotated[int, Field(ge=1, lt=10**9)] = 60
     reproducible: bool = False
+    quorum_grace_s: Annotated[float, Field(ge=0, le=86_400)] = 600.0
     start_when: StartWhen = StartWhen()
+    copies: Annotated[int, Field(ge=0, le=MOST_COPIES)] = 2
     wire: Literal[1] = WIRE_VERSION
 
 
 class TokenizerConfig(Section):
     """``[tokenizer]``: sha256 of its ``tokenizer.json``; shards made with another one are refused."""
 
-    digest: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+    digest: Annotated[str, StringConstraints(pattern=_SHA256)]
 
 
 class CodecConfig(Section):
@@ -174,4 +186,4 @@ def _explain(error: ValidationError, origin: str) -> ConfigError:
         return ConfigError(key, first["input"], "no such key", f"Remove it from {origin}, or look for a misspelling.")
     if first["type"] == "missing":
         return ConfigError(key, None, "a value: it has no default", f"Add it to {origin}.")
-    return ConfigError(key, first["input"], first["msg"][0].lower() + first["msg"][1:], f"Correct it in {origin}.")
+    return ConfigError(key, first["input"], in_words(first, _PATTERNS), f"Correct it in {origin}.")

@@ -8,6 +8,7 @@ SwarmError
 │   ├── DeadlineMissed     no answer in time
 │   ├── Busy               a bounded queue is full: try another, no punishment
 │   ├── WrongStep          the message belongs to a step that is not open there
+│   ├── Superseded         a later term, or a newer attempt, has taken the place of what was asked about
 │   ├── Refused            a reasoned no
 │   └── Violation          it sent what no honest peer sends: oversized, wrong shape, dtype, NaN, forged
 ├── RoundFailed        an averaging round broke; nobody may apply its result
@@ -91,6 +92,12 @@ class WrongStep(PeerError):
     code = "wrong_step"
 
 
+class Superseded(PeerError):
+    """A later term of the step, or a newer attempt of its leader, has taken the place of what was asked about."""
+
+    code = "superseded"
+
+
 class Refused(PeerError):
     """A reasoned no to a well-formed request."""
 
@@ -104,7 +111,8 @@ class Violation(PeerError):
 
 
 PEER_ERRORS: dict[str, type[PeerError]] = {
-    error.code: error for error in (PeerError, Unreachable, DeadlineMissed, Busy, WrongStep, Refused, Violation)
+    error.code: error
+    for error in (PeerError, Unreachable, DeadlineMissed, Busy, WrongStep, Superseded, Refused, Violation)
 }
 
 

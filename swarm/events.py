@@ -6,51 +6,36 @@ A microbatch is written whole, as the list (trainer, shard, epoch, position): it
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
+from swarm.event import Event as Event
+from swarm.event import EventSink as EventSink
+from swarm.event import NullSink as NullSink
 from swarm.ids import MicrobatchId, PartName, PeerId, RunId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
-    """Base of all events; ``kind`` is the class name."""
-
-    _kinds: ClassVar[dict[str, type[Event]]] = {}
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super(Event, cls).__init_subclass__(**kwargs)
-        Event._kinds[cls.__name__] = cls
-
-    @staticmethod
-    def kinds() -> dict[str, type[Event]]:
-        """All event classes by kind, for whoever reads events back."""
-        return dict(Event._kinds)
-
-    @property
-    def kind(self) -> str:
-        """Name under which the event is stored."""
-        return type(self).__name__
-
-    def fields(self) -> dict[str, Any]:
-        """The event's own fields as plain data."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-
-
-class EventSink(Protocol):
-    """Where events go. Never blocks and never raises for a full disk: it counts what it dropped."""
-
-    def emit(self, event: Event) -> None:
-        """Append one event."""
-
-
-class NullSink:
-    """Throws events away."""
-
-    def emit(self, event: Event) -> None:
-        """See :class:`EventSink`."""
-
+from swarm.lineage_events import LineageBegan as LineageBegan
+from swarm.lineage_events import LineageConfirmed as LineageConfirmed
+from swarm.lineage_events import LineageGivenUp as LineageGivenUp
+from swarm.lineage_events import QuorumBack as QuorumBack
+from swarm.lineage_events import QuorumLost as QuorumLost
+from swarm.microbatch_events import Accumulated as Accumulated
+from swarm.microbatch_events import ContributionReplayed as ContributionReplayed
+from swarm.microbatch_events import ContributionReversed as ContributionReversed
+from swarm.microbatch_events import HopMoved as HopMoved
+from swarm.microbatch_events import JourneyCompleted as JourneyCompleted
+from swarm.microbatch_events import JourneySetAside as JourneySetAside
+from swarm.microbatch_events import JourneyStarted as JourneyStarted
+from swarm.microbatch_events import RetentionDropped as RetentionDropped
+from swarm.microbatch_events import WorkExcluded as WorkExcluded
+from swarm.microbatch_events import WorkWithdrawn as WorkWithdrawn
+from swarm.state_events import CheckpointFailed as CheckpointFailed
+from swarm.state_events import CheckpointWritten as CheckpointWritten
+from swarm.state_events import CopyDropped as CopyDropped
+from swarm.state_events import CopyHeld as CopyHeld
+from swarm.state_events import DiskRefused as DiskRefused
+from swarm.state_events import DiskTook as DiskTook
+from swarm.state_events import DonorDropped as DonorDropped
+from swarm.state_events import StateDownloaded as StateDownloaded
 
 # --- a peer's life -----------------------------------------------------------------------------------------------
 
@@ -111,7 +96,8 @@ class PartAssigned(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncProgress(Event):
-    """A part is being downloaded: written at most a few times a second."""
+    """A part is being downloaded: written at most a few times a second. ``donor`` gave the newest piece; what is
+    counted is verified."""
 
     part: PartName
     step: int
@@ -125,6 +111,23 @@ class Draining(Event):
     """The peer was asked to leave in order and will, at the end of a step; ``reason`` says who asked."""
 
     reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionWatch(Event):
+    """From now on ``source`` is asked whether this machine is taken back. With a ``problem``: it is asked, but does not
+    answer as it should; without a source: nothing is asked."""
+
+    source: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionNotice(Event):
+    """``source`` says that this machine is taken back, in ``deadline_s`` seconds; None: it does not say when."""
+
+    source: str
+    deadline_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,10 +159,27 @@ class PeerLost(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerBack(Event):
+    """A member that was lost answers again."""
+
+    peer: PeerId
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonLost(Event):
-    """Our own libp2p daemon died."""
+    """Our own libp2p daemon died; another is started in its place, or the peer ends with the reason why not."""
 
     exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonRestarted(Event):
+    """Another daemon serves under the same identity, ``seconds`` after the loss; the ``attempts``-th that was tried."""
+
+    pid: int
+    seconds: float
+    attempts: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,8 +204,19 @@ class RunStarted(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepGivenUp(Event):
+    """Everybody that held one of the parts ``lost`` was lost; nothing of the step counts. ``holders`` hold them now, by
+    peer: from a copy, or because they joined. Told right before the step's closing, which has no microbatches."""
+
+    step: int
+    lost: tuple[str, ...]
+    holders: dict[PeerId, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepClosed(Event):
-    """A close record was decided and this peer swapped. ``digests`` are all groups'; loss is nats per target token."""
+    """A close record was decided and this peer swapped. ``digests`` are all groups'; loss is nats per target token. No
+    microbatches: see :class:`StepGivenUp`."""
 
     step: int
     loss: float
@@ -226,49 +257,32 @@ class Committed(Event):
     microbatches: tuple[MicrobatchId, ...]
 
 
-# --- a microbatch ------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JourneyStarted(Event):
-    """A trainer sent a microbatch on its way."""
+class TermBegan(Event):
+    """This peer leads the step from here on, because those before it in the step's succession are gone."""
 
     step: int
-    microbatch: MicrobatchId
-    route: tuple[PeerId, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JourneyCompleted(Event):
-    """Forward and backward are done and the leader acknowledged the record."""
-
-    step: int
-    microbatch: MicrobatchId
-    tokens: int
-    loss_sum: float
-    route: tuple[PeerId, ...]
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HopMoved(Event):
-    """A hop was sent to another replica of its stage, with the reason."""
-
-    step: int
-    microbatch: MicrobatchId
-    stage: int
-    old: PeerId
-    new: PeerId
+    term: int
+    leader: PeerId
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accumulated(Event):
-    """A replica added one microbatch's gradient to its open step."""
+class AttemptFailed(Event):
+    """An attempt at closing the step was void; nobody applied anything of it, and another is made. Written by its
+    leader."""
 
     step: int
-    microbatch: MicrobatchId
-    part: PartName
+    term: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutOff(Event):
+    """The run went on without this peer; it gets the newest state and asks to be let in again."""
+
+    step: int
+    reason: str
 
 
 # --- averaging, state --------------------------------------------------------------------------------------------
@@ -283,27 +297,6 @@ class RoundDone(Event):
     members: int
     participating: int
     bytes_sent: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StateDownloaded(Event):
-    """A part was downloaded and its digest matches the record."""
-
-    part: PartName
-    step: int
-    donor: PeerId
-    bytes_received: int
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointWritten(Event):
-    """A part is on disk, synced and renamed into place."""
-
-    part: PartName
-    step: int
-    path: str
     seconds: float
 
 

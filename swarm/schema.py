@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
@@ -14,6 +15,22 @@ DigestField = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16,64}$")]
 SignatureField = Annotated[bytes, Field(min_length=64, max_length=64)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def in_words(error: Mapping[str, Any], patterns: Mapping[str, str]) -> str:
+    """What was expected, for people: of one of ``ValidationError.errors()``. ``patterns`` says what the regular
+    expressions of the caller's own fields mean."""
+    message = str(error["msg"])
+    if error["type"] == "string_pattern_mismatch":
+        pattern = str(error["ctx"]["pattern"])
+        return patterns.get(pattern, f"text that matches {pattern}")
+    wanted = message.removeprefix("Input should be ")
+    if error["type"] in _BOUNDS:
+        return f"a number {wanted}"
+    return wanted[0].lower() + wanted[1:] if wanted == message else wanted
+
+
+_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
 
 
 class Section(BaseModel):

@@ -50,6 +50,11 @@ class StepRow:
     swapped: frozenset[PeerId]
 
     @property
+    def given_up(self) -> bool:
+        """Whether nothing of it counts: see :class:`swarm.events.StepGivenUp`."""
+        return not self.microbatches
+
+    @property
     def tokens_per_s(self) -> float:
         """Target tokens per second of the step's own duration."""
         return self.tokens / self.seconds if self.seconds > 0 else 0.0

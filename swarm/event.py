@@ -1,0 +1,46 @@
+"""What an event is, and who takes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Base of all events; ``kind`` is the class name."""
+
+    _kinds: ClassVar[dict[str, type[Event]]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super(Event, cls).__init_subclass__(**kwargs)
+        Event._kinds[cls.__name__] = cls
+
+    @staticmethod
+    def kinds() -> dict[str, type[Event]]:
+        """All event classes by kind, for whoever reads events back."""
+        return dict(Event._kinds)
+
+    @property
+    def kind(self) -> str:
+        """Name under which the event is stored."""
+        return type(self).__name__
+
+    def fields(self) -> dict[str, Any]:
+        """The event's own fields as plain data."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+class EventSink(Protocol):
+    """Where events go. Never blocks and never raises for a full disk: it counts what it dropped."""
+
+    def emit(self, event: Event) -> None:
+        """Append one event."""
+
+
+class NullSink:
+    """Throws events away."""
+
+    def emit(self, event: Event) -> None:
+        """See :class:`EventSink`."""
