@@ -1,7 +1,7 @@
 """When this peer writes its part to disk: at the genesis, every so many steps, and when it ends.
 
-All peers of a machine may share a directory: of the replicas of a part there, the first that claims a step writes it,
-and whoever writes the last part of a step also declares the step complete.
+All peers of a run write after the same steps, so that their parts fit together. All peers of a machine may share a
+directory: of the replicas of a part there, one writes it.
 """
 
 from __future__ import annotations
@@ -9,34 +9,38 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import shutil
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from data_shards.tokenize import tokenizer_digest
+from peers.ckpt_proof import Proof
 from peers.manifest_file import write_manifest as write_run_manifest
 from peers.run_directory import RunDirectory
 from swarm.clock import Clock
-from swarm.config import Manifest
-from swarm.errors import StateError
-from swarm.events import CheckpointWritten, EventSink
+from swarm.config import Manifest, load_manifest
+from swarm.errors import ConfigError, StateError
+from swarm.events import CheckpointFailed, CheckpointWritten, EventSink
 from swarm.ids import PartName
-from swarm.optimization.records import CloseRecord
-from swarm.state.checkpoint import (
-    CheckpointManifest,
-    flaw,
+from swarm.optimization.records import CloseRecord, Decision
+from swarm.state.checkpoint import write_part
+from swarm.state.checkpoint_disk import alone, write_whole
+from swarm.state.checkpoint_files import (
+    held,
     latest,
+    part_path,
+    read_manifest,
+    refused_by_disk,
     step_directory,
-    steps,
     write_manifest,
-    write_part,
 )
+from swarm.state.checkpoint_rotation import rotate
 from swarm.state.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
 PER_RUN = 10
 """Checkpoints of a run that does not say how often."""
+MAX_WAITING = 2
+"""States that may wait for a slow disk, each pinned in memory; further ones are left out, and an event says so."""
 
 
 def run_directory_of(pattern: Path, manifest: Manifest) -> RunDirectory:
@@ -45,30 +49,38 @@ def run_directory_of(pattern: Path, manifest: Manifest) -> RunDirectory:
 
 
 def keep_run(directory: RunDirectory, manifest: Manifest, tokenizer: bytes) -> None:
-    """Have manifest and tokenizer there, which it takes to use the checkpoints. What is there already stays: another
-    peer wrote the same. Blocking. Raises StateError when the disk refuses."""
+    """Have manifest and tokenizer there, whole, which it takes to use the checkpoints. What is there already stays,
+    another peer wrote the same, unless it cannot be used. Blocking: some syncs of the disk where something is missing.
+    Raises StateError when the disk refuses."""
     try:
-        directory.root.mkdir(parents=True, exist_ok=True)
-        if not directory.tokenizer.exists():
-            temporary = directory.root / f".tokenizer-{os.getpid()}"
-            temporary.write_bytes(tokenizer)
-            os.replace(temporary, directory.tokenizer)
-        with contextlib.suppress(FileExistsError):
-            write_run_manifest(manifest, directory.manifest)
+        if not _is_tokenizer(directory.tokenizer, manifest):
+            with alone(directory.tokenizer, wait=True):
+                write_whole(directory.tokenizer, [tokenizer])
+        if not _is_manifest(directory.manifest):
+            with alone(directory.manifest, wait=True):
+                write_run_manifest(manifest, directory.manifest)
     except OSError as error:
         raise StateError(f"{directory.root}: {error.strerror}. Check space and permissions.") from error
 
 
-def superseded(present: Sequence[int], complete: int | None, kept: int | None) -> list[int]:
-    """The steps of which checkpoints may go: all but the newest ``kept``, the newest complete one and the genesis.
-    Pure."""
-    if kept is None:
-        return []
-    return [step for step in sorted(present)[:-kept] if step not in (0, complete)]
+def _is_tokenizer(path: Path, manifest: Manifest) -> bool:
+    return path.exists() and tokenizer_digest(path.read_bytes()) == manifest.tokenizer.digest
+
+
+def _is_manifest(path: Path) -> bool:
+    try:
+        load_manifest(path)
+    except ConfigError:
+        return False
+    return True
 
 
 class CheckpointWriter:
-    """Writes one peer's part beside the training. A full disk costs the checkpoint, never the run."""
+    """Writes one peer's part beside the training. A disk that refuses costs the checkpoint, never the run: what was
+    there stays, and an event says why.
+
+    Tell it every decision with :meth:`heard`, so that each checkpoint lies with what proves it.
+    """
 
     def __init__(
         self, root: Path, every: int | None, last_step: int, *, kept: int | None, events: EventSink, clock: Clock
@@ -76,57 +88,80 @@ class CheckpointWriter:
         self._root, self._last_step, self._kept = root, last_step, kept
         self._every = every or max(1, last_step // PER_RUN)
         self._events, self._clock = events, clock
+        self._newest: Proof | None = None
+        self._one_by_one = asyncio.Lock()
+        self._waiting = 0
 
     def due(self, step: int) -> bool:
         """Whether the state after ``step`` is to be kept."""
         return step in (0, self._last_step) or step % self._every == 0
 
-    async def write(self, snapshot: Snapshot, record: CloseRecord) -> None:
-        """Store the part off the event loop, and the step's manifest when every part is there."""
+    def heard(self, decision: Decision) -> None:
+        """A record was decided. Costs no more than its hash."""
+        self._newest = Proof.of(decision, None if self._newest is None else self._newest.record)
+
+    async def write(self, snapshot: Snapshot, record: CloseRecord, *, last: bool = False) -> None:
+        """Store the part off the event loop, beside its record. One after the other; a disk that is more than
+        MAX_WAITING checkpoints behind is given no more, but for the ``last`` one. Cancelled, it leaves the thread to
+        finish its file."""
+        proof = self._newest
+        if proof is None or proof.record.hash() != record.hash():
+            proof = Proof(record=record)
+        if self._waiting >= MAX_WAITING and not last:
+            await self._failed(snapshot, f"{self._waiting} earlier ones are still being written")
+            return
+        self._waiting += 1
         started = self._clock.monotonic()
         try:
-            path = await asyncio.to_thread(self._write, snapshot, record)
+            async with self._one_by_one:
+                path = await asyncio.to_thread(self._write, snapshot, proof)
         except (StateError, OSError) as error:
-            logger.error("checkpoint of step %d was not written: %s", record.step, error)
+            await self._failed(snapshot, str(error))
             return
+        finally:
+            self._waiting -= 1
         if path is not None:
             seconds = self._clock.monotonic() - started
             self._events.emit(
                 CheckpointWritten(part=snapshot.part, step=snapshot.step, path=str(path), seconds=seconds)
             )
 
-    def _write(self, snapshot: Snapshot, record: CloseRecord) -> Path | None:
-        with _claimed(step_directory(self._root, snapshot.step), snapshot.part) as ours:
-            if not ours:
-                return None
-            path = write_part(self._root, snapshot, {"run": record.run})
-            self._complete(record)
-        for step in superseded(steps(self._root), latest(self._root), self._kept):
-            shutil.rmtree(step_directory(self._root, step), ignore_errors=True)
+    async def _failed(self, snapshot: Snapshot, reason: str) -> None:
+        logger.error("checkpoint of step %d was not written: %s", snapshot.step, reason)
+        kept: int | None = None
+        with contextlib.suppress(OSError):
+            kept = await asyncio.to_thread(latest, self._root)
+        self._events.emit(CheckpointFailed(part=snapshot.part, step=snapshot.step, reason=reason, kept=kept))
+
+    def _write(self, snapshot: Snapshot, proof: Proof) -> Path | None:
+        """The part's file; None when another replica on this machine writes it, or has."""
+        root, step, part = self._root, snapshot.step, snapshot.part
+        path, expected = part_path(root, step, part), proof.record.digests.get(part)
+        if expected is None:
+            raise StateError(f"the record of step {step} names no {part}")
+        try:
+            with alone(path, wait=False) as ours:
+                if not ours or self._has(step, part, expected):
+                    return None
+                self._record(proof)
+                write_part(root, snapshot, {"run": proof.record.run}, expected_digest=expected)
+        except OSError as error:
+            raise refused_by_disk(path, error) from error
+        rotate(root, self._kept)
         return path
 
-    def _complete(self, record: CloseRecord) -> None:
-        manifest = CheckpointManifest(
-            run=record.run,
-            step=record.step,
-            parts={PartName(part): digest for part, digest in record.digests.items()},
-            detail=record.model_dump(mode="json"),
-        )
-        try:
-            write_manifest(self._root, manifest)
-        except StateError:
-            logger.debug("step %d still lacks a part: %s", record.step, flaw(self._root, record.step))
+    def _has(self, step: int, part: PartName, expected: str) -> bool:
+        found = held(self._root, step)
+        return part in found.parts and found.record is not None and found.record.parts.get(part) == expected
 
-
-@contextlib.contextmanager
-def _claimed(directory: Path, part: PartName) -> Iterator[bool]:
-    """Whether this peer is the one on this machine that writes the part. A claim stays when its owner dies: then that
-    step lacks the part, and the next has it."""
-    directory.mkdir(parents=True, exist_ok=True)
-    claim = directory / f".{part}.claim"
-    try:
-        os.close(os.open(claim, os.O_CREAT | os.O_EXCL, 0o600))
-    except FileExistsError:
-        yield False
-        return
-    yield True
+    def _record(self, proof: Proof) -> None:
+        """Before the part, so that no part ever lies there without what it must be. Of two that name the same parts
+        the one that proves it stays."""
+        wanted = proof.manifest()
+        if step_directory(self._root, wanted.step).is_dir():
+            with contextlib.suppress(StateError):
+                there = read_manifest(self._root, wanted.step)
+                same = (there.run, there.parts) == (wanted.run, wanted.parts)
+                if same and (there.detail.get("acceptances") or not proof.acceptances):
+                    return
+        write_manifest(self._root, wanted)

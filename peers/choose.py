@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from peers.complaint import Complaint
+from peers.look import Seen, look_at_all
 from peers.places import PlaceInfo, list_places
 from peers.words import command_name
 from swarm.errors import EXIT_UNREACHABLE, EXIT_USAGE
@@ -30,6 +31,25 @@ def choose_live(home: Path, wanted: str | None, *, command: str) -> PlaceInfo:
     if not found:
         raise _not_running(wanted, places, home)
     return _only(found, command, f" that {wanted!r} could mean")
+
+
+def choose_speaker(home: Path, wanted: str | None, *, command: str) -> PlaceInfo:
+    """As :func:`choose_live`, for what any peer of a run can answer: without ``wanted``, and where all that run here
+    are in one run, a ready one of them. Blocks for two seconds at most. Raises Complaint as :func:`choose_live`."""
+    live = [place for place in list_places(home) if place.live]
+    if wanted is None and len(live) > 1:
+        seen = look_at_all(live)
+        runs = {run_of(one) for one in seen}
+        if len(runs) == 1 and runs != {""}:
+            return min(seen, key=lambda one: (one.phase != "ready", one.standing is None)).place
+    return choose_live(home, wanted, command=command)
+
+
+def run_of(seen: Seen) -> str:
+    """The id of the run that a place's peer is in, as far as it is known; else empty."""
+    if seen.standing is not None:
+        return seen.standing.run
+    return seen.place.state.run if seen.place.state is not None else ""
 
 
 def choose_any(home: Path, wanted: str, *, command: str) -> PlaceInfo:
@@ -69,8 +89,18 @@ def _only(found: Sequence[PlaceInfo], command: str, meant: str) -> PlaceInfo:
     distinct = len(titles) == len(found) and " " not in found[0].title
     # Nobody should drain the first of a list because a line was there to paste.
     example = "NAME" if command == "drain" else found[0].title if distinct else found[0].name
-    raise Complaint(f"there are {len(found)} peers here{meant}", check="; ".join(place.described for place in found),
+    raise Complaint(f"there are {len(found)} peers here{meant}", check=_told_apart(found),
                     next_=f"{command_name()} {command} --peer {example}", exit_code=EXIT_USAGE)  # fmt: skip
+
+
+def _told_apart(places: Sequence[PlaceInfo]) -> str:
+    """All of them in words, each with its run where they are in several."""
+    runs = [(place.state.run_name, place.state.run[:12]) if place.state is not None else ("", "") for place in places]
+    several = len(set(runs)) > 1
+    return "; ".join(
+        f"{place.described}{f' in {name} ({run})' if several and run else ''}"
+        for place, (name, run) in zip(places, runs, strict=True)
+    )
 
 
 def _unknown(wanted: str, places: Sequence[PlaceInfo], home: Path) -> Complaint:

@@ -15,8 +15,10 @@ from peers.settings import PeerSettings
 from peers.standing import MemberStanding, Standing
 from swarm.config import Manifest
 from swarm.errors import EXIT_ERROR, PeerError, RunEnded
+from swarm.ids import PeerId
 from swarm.network.endpoint import LibP2PEndpoint
 from swarm.network.records import PeerRecord
+from swarm.optimization.copies import copies_of
 
 LOOKUP_S = 1.0
 """How long the directory may take: the command that asks gives up after two seconds."""
@@ -57,6 +59,7 @@ class NodeCommands:
             run_name="" if manifest is None else manifest.run.name,
             part=None if situation is None else situation.part,
             reason="" if situation is None else situation.reason,
+            copies=() if membership is None else membership.copies,
             step=0 if situation is None else situation.step,
             steps=0 if manifest is None else manifest.run.steps,
             loss=None if situation is None else situation.loss,
@@ -65,6 +68,7 @@ class NodeCommands:
             addresses=() if endpoint is None else endpoint.addresses,
             reachability="unknown" if situation is None else situation.reachability,
             started=self._started,
+            disk="" if situation is None else "; ".join(f"{w}: {why}" for w, why in situation.disk.items()),
         )
 
     async def _peers(self, request: Mapping[str, Any]) -> list[MemberStanding]:
@@ -73,12 +77,14 @@ class NodeCommands:
         if membership is None or endpoint is None:
             return []
         links = await self._links(endpoint)
+        copies = 0 if self._manifest is None else self._manifest.run.copies
         members = [
             MemberStanding(
                 name=member.name,
                 peer=member.peer,
                 role=member.role,
                 part=member.part,
+                copies=copies_of(membership.roster, PeerId(member.peer), copies),
                 state="member",
                 link=links.get(member.peer, "unknown"),
                 addresses=member.addresses,
@@ -100,6 +106,7 @@ class NodeCommands:
                 peer=peer,
                 role=record.role,
                 part=record.part,
+                copies=(),
                 state=record.status,
                 link=links.get(peer, "unknown"),
                 addresses=record.addresses,

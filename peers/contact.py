@@ -26,7 +26,7 @@ from swarm.ids import PeerId, RunId
 from swarm.network.addresses import split_peer
 from swarm.network.manifest import fetch_manifest
 from swarm.network.protocols import Endpoint
-from swarm.optimization.observing import STANDING, RunStanding, StandingRequest
+from swarm.optimization.observation import STANDING, RunStanding, StandingRequest
 
 CONTACT_TIMEOUT_S = 10.0
 NO_CONTACT = "failed to connect to bootstrap peers"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,14 +12,15 @@ import torch
 
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer
+from peers.complaint import Complaint
 from peers.interrupt import check
 from peers.run_directory import RunDirectory
-from peers.words import command_name
+from peers.words import command_name, listed
 from swarm.config import Manifest, load_manifest
 from swarm.errors import ConfigError, StateError
 from swarm.models.gpt import GPT
-from swarm.models.split import install_weights
-from swarm.state.checkpoint import flaw, latest, load_weights, read_manifest, steps
+from swarm.models.split import install_weights, split_model
+from swarm.state.checkpoint import flaw, latest, load_weights, read_manifest, step_directory, steps
 
 ROWS_AT_ONCE = 16
 MOST_ROWS = 512
@@ -49,13 +51,14 @@ def load_checkpoint(directory: RunDirectory, step: int | None = None) -> Checkpo
     """The model of a run after ``step``, or of its newest complete checkpoint.
 
     Every part's digest is verified, and that the checkpoint belongs to this run. Raises ConfigError when there is none
-    such, StateError when it is damaged. Costs the model's size in memory, three times over for a moment.
+    such, Complaint when parts of it are not on this machine, StateError when it is damaged. Costs the model's size in
+    memory, three times over for a moment.
     """
     # Small models on a machine that has other work: threads that wait for each other cost 3 times what they give.
     torch.set_num_threads(1)
     manifest = load_manifest(directory.manifest)
     root = directory.checkpoints
-    chosen = _choose(root, step)
+    chosen = _choose(directory, manifest, step)
     written_by = read_manifest(root, chosen).run
     if written_by != manifest.run_id:
         raise StateError(f"{root}: step {chosen} belongs to run {written_by[:12]}, not {manifest.run_id[:12]}")
@@ -63,7 +66,7 @@ def load_checkpoint(directory: RunDirectory, step: int | None = None) -> Checkpo
         model = GPT(manifest.model)
     install_weights(model, load_weights(root, chosen))
     newest = steps(root)[-1]
-    passed_over = flaw(root, newest) if step is None and newest != chosen else None
+    passed_over = _flaw(directory, manifest, newest) if step is None and newest != chosen else None
     return Checkpointed(chosen, model.eval(), _tokenizer(directory, manifest), manifest, passed_over)
 
 
@@ -107,9 +110,17 @@ def _tokenizer(directory: RunDirectory, manifest: Manifest) -> Tokenizer:
     return tokenizer
 
 
-def _choose(root: Path, step: int | None) -> int:
-    """The step asked for, or the newest complete one. Raises ConfigError when there is none such, StateError when all
-    are damaged."""
+def missing_parts(directory: RunDirectory, manifest: Manifest, step: int) -> list[str]:
+    """The parts of a step that are not on this machine, as where their peers ran on others; in the model's order."""
+    where = step_directory(directory.checkpoints, step)
+    names = [spec.name for spec in split_model(manifest.model, manifest.split)]
+    return [name for name in names if not (where / f"{name}.safetensors").is_file()]
+
+
+def _choose(directory: RunDirectory, manifest: Manifest, step: int | None) -> int:
+    """The step asked for, or the newest complete one. Raises ConfigError when there is none such, Complaint when it
+    lacks parts, StateError when all are damaged."""
+    root = directory.checkpoints
     have = steps(root)
     if not have:
         remedy = f"There is none: the run ended before the first was written. Train anew: {command_name()} quickstart"
@@ -118,6 +129,26 @@ def _choose(root: Path, step: int | None) -> int:
         allowed = f"one of {', '.join(map(str, have))}"
         raise ConfigError("--step", step, allowed, "Leave it out to take the newest complete one.")
     chosen = latest(root) if step is None else step
+    wanted = have[-1] if chosen is None else chosen
+    if lacking := missing_parts(directory, manifest, wanted):
+        raise _incomplete(directory, wanted, lacking, none=chosen is None)
     if chosen is None:
-        raise StateError(f"no checkpoint is complete; the newest: {flaw(root, have[-1])}")
+        raise StateError(f"no checkpoint is complete; the newest: {flaw(root, wanted)}")
     return chosen
+
+
+def _flaw(directory: RunDirectory, manifest: Manifest, step: int) -> str | None:
+    if lacking := missing_parts(directory, manifest, step):
+        return f"step {step}, which lacks {listed(lacking)} here"
+    return flaw(directory.checkpoints, step)
+
+
+def _incomplete(directory: RunDirectory, step: int, lacking: Sequence[str], *, none: bool) -> Complaint:
+    where = step_directory(directory.checkpoints, step)
+    cause = f"step {step} lacks {listed(lacking)}"
+    files = " ".join(f"{name}.safetensors" for name in lacking)
+    return Complaint(
+        f"no step is complete here: the newest, {cause}" if none else f"{cause} here",
+        check=f"{where}: a part is kept where a peer held it, which may be another machine",
+        next_=f"copy {files} of that step from there (the same path below that machine's home) into {where}",
+    )

@@ -13,7 +13,8 @@ class Foundation:
     """What the user gave: a preset's name or a file, what replaces values in it, and where the tokenizer comes from.
 
     ``changes`` are dotted keys such as ``run.steps``; those whose value is None are left as they are. ``texts`` are
-    files that a tokenizer is trained on when there is none; without them it is the built-in text.
+    files that a tokenizer is trained on when there is none; without them it is the built-in text. With ``resume`` the
+    run is an old one, and ``file`` its directory, the beginning of its id, or None for the newest.
     """
 
     preset: str | None
@@ -21,3 +22,4 @@ class Foundation:
     changes: Mapping[str, Any]
     tokenizer: Path | None
     texts: tuple[Path, ...] = ()
+    resume: bool = False

@@ -1,4 +1,4 @@
-"""What the founder of a run does before it is a member like any other: weights, roster, genesis."""
+"""What the founder of a run does before it is a member like any other: state, roster, founding record."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from typing import Protocol, runtime_checkable
 from peers.roles import Surroundings
 from peers.waiting_room import WaitingRoom
 from swarm.errors import PeerError, RunEnded
-from swarm.ids import PartName, PeerId
+from swarm.ids import PeerId
 from swarm.models.init import initial_weights
 from swarm.models.layout import FlatLayout
 from swarm.models.split import build_part, split_model
 from swarm.network.protocols import Directory
 from swarm.network.records import PeerRecord
 from swarm.optimization.calls import StepCalls
-from swarm.optimization.founding import Patience, found, gather_candidates
+from swarm.optimization.founding import Origin, Patience, found, gather_candidates
 from swarm.optimization.roster import Candidate, Role
-from swarm.pipeline.health import PING_TIMEOUT_S, Ping
+from swarm.pipeline.beats import Ping
+from swarm.pipeline.health import PING_TIMEOUT_S
 from swarm.schema import Empty
 from swarm.state.snapshot import Snapshot, digest, initial_snapshot
 from swarm.state.transfer import StateDonor
 
 GIVE_UP_S = 2.0
-GENESIS_TIMEOUT_S = 120.0
-"""A member answers the genesis when it has downloaded its part."""
+FOUNDING_TIMEOUT_S = 120.0
+"""A member answers the founding record when it has downloaded its part."""
 
 
 @runtime_checkable
@@ -37,8 +38,38 @@ class _Linked(Protocol):
     async def links(self) -> Mapping[PeerId, object]: ...
 
 
+class Beginning(Protocol):
+    """Where the state comes from that a run begins with."""
+
+    async def load(self) -> tuple[Origin, list[Snapshot]]:
+        """What the founding record says of it, and every part of it. Raises StateError when it is not to be had."""
+
+
+class InitialWeights:
+    """The weights that a new run begins with, made of its seed."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+
+    async def load(self) -> tuple[Origin, list[Snapshot]]:
+        """See :class:`Beginning`."""
+        snapshots = await self._around.device.run(self._make)
+        digests = {snapshot.part: await asyncio.to_thread(digest, snapshot) for snapshot in snapshots}
+        return Origin(digests=digests), snapshots
+
+    def _make(self) -> list[Snapshot]:
+        manifest = self._around.manifest
+        weights = initial_weights(manifest.model, manifest.run.seed)
+        return [
+            initial_snapshot(spec.name, layout, {name: weights[name] for name in layout.names})
+            for spec in split_model(manifest.model, manifest.split)
+            for layout in [FlatLayout.of(build_part(spec, manifest.model))]
+        ]
+
+
 class Founder:
-    """Makes the initial weights once and serves them until everybody has his part."""
+    """Has the state that the run begins with, and serves it until everybody has his part. ``beginning`` None: a new
+    run, with initial weights."""
 
     def __init__(
         self,
@@ -47,7 +78,9 @@ class Founder:
         calls: StepCalls,
         own_record: Callable[[], PeerRecord],
         donor: StateDonor,
+        beginning: Beginning | None = None,
     ) -> None:
+        self._beginning = beginning or InitialWeights(around)
         self._around, self._directory, self._calls = around, directory, calls
         self._own_record, self._donor = own_record, donor
         start = around.manifest.run.start_when
@@ -55,17 +88,16 @@ class Founder:
         self._room = WaitingRoom(places, random.Random())
 
     async def found(self, patience_s: float | None, waiting: Callable[[str], None]) -> None:
-        """Return when the genesis is decided; ``waiting`` is told who is missing, or has not accepted it yet.
+        """Return when the founding record is decided; ``waiting`` is told who is missing, or has not accepted it yet.
 
-        Raises RunEnded when too few peers come, or one does not accept, within ``patience_s`` each (None: wait for
-        ever), which those who came are told; a PeerError when this peer itself cannot accept.
+        Raises StateError when the state is not to be had; RunEnded when too few peers come, or one does not accept,
+        within ``patience_s`` each (None: wait for ever), which those who came are told; a PeerError when this peer
+        itself cannot accept.
         """
         run = self._around.manifest.run
-        snapshots = await self._around.device.run(self._initial_snapshots)
-        digests: dict[PartName, str] = {}
+        origin, snapshots = await self._beginning.load()
         for snapshot in snapshots:
-            digests[snapshot.part] = await asyncio.to_thread(digest, snapshot)
-            self._donor.offer(snapshot, digests[snapshot.part])
+            self._donor.offer(snapshot, origin.digests[snapshot.part])
         try:
             candidates = await gather_candidates(
                 self._candidates,
@@ -77,11 +109,11 @@ class Founder:
             )
             patience = Patience(clock=self._around.clock, seconds=patience_s, waiting=waiting)
             calls, run_id = self._calls, self._around.manifest.run_id
-            await found(calls, run_id, candidates, digests, patience, timeout_s=GENESIS_TIMEOUT_S)
+            await found(calls, run_id, candidates, origin, patience, timeout_s=FOUNDING_TIMEOUT_S)
         except RunEnded as ended:
             await self.give_up(ended.reason)
             raise
-        for part in digests:
+        for part in origin.digests:
             self._donor.withdraw(part)
 
     async def give_up(self, reason: str) -> None:
@@ -123,12 +155,3 @@ class Founder:
         except PeerError:
             return False
         return True
-
-    def _initial_snapshots(self) -> list[Snapshot]:
-        manifest = self._around.manifest
-        weights = initial_weights(manifest.model, manifest.run.seed)
-        return [
-            initial_snapshot(spec.name, layout, {name: weights[name] for name in layout.names})
-            for spec in split_model(manifest.model, manifest.split)
-            for layout in [FlatLayout.of(build_part(spec, manifest.model))]
-        ]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
+from peers.ckpt_resume import Resumable, find_resumable
 from peers.data import check_tokenizer
 from peers.foundation import Foundation
 from peers.manifest_file import write_manifest
@@ -17,18 +18,23 @@ from peers.tokenizer_sample import sample_texts
 from swarm.config import Manifest, new_nonce, parse_manifest
 from swarm.errors import ConfigError, Incompatible, StateError
 from swarm.models.spec import ModelConfig
+from swarm.state.checkpoint_disk import write_whole
 
 TOKENIZER_FILE = "tokenizer.json"
 MANIFEST_FILE = "run.toml"
+_FLAGS = {"run.start_when.stage_hosts": "hosts"}
+"""The flags that are not called like the key they set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Founded:
-    """A run that can be served: its manifest, its tokenizer's JSON, and where that came from, in words."""
+    """A run that can be served: its manifest, its tokenizer's JSON, and where that came from, in words. ``resumed`` is
+    what an old run goes on from."""
 
     manifest: Manifest
     tokenizer: bytes
     tokenizer_from: str
+    resumed: Resumable | None = None
 
     def write(self, into: Path) -> tuple[Path, Path]:
         """Write ``run.toml`` and ``tokenizer.json`` into a directory that has neither, and return their paths.
@@ -37,7 +43,7 @@ class Founded:
         """
         manifest, tokenizer = into / MANIFEST_FILE, into / TOKENIZER_FILE
         try:
-            tokenizer.write_bytes(self.tokenizer)
+            write_whole(tokenizer, [self.tokenizer])
             write_manifest(self.manifest, manifest)
         except OSError as error:
             raise StateError(f"{into}: {error.strerror}. Check space and permissions.") from error
@@ -80,6 +86,23 @@ def make_run(foundation: Foundation, document: dict[str, Any]) -> Founded:
     manifest = parse_manifest(document | named_run | {"tokenizer": {"digest": digest}}, _origin(foundation))
     check_tokenizer(manifest, tokenizer)
     return Founded(manifest=manifest, tokenizer=tokenizer, tokenizer_from=source)
+
+
+def resume_run(foundation: Foundation, home: Path | str | None) -> Founded:
+    """The run that is to go on, from its newest checkpoint that is complete and verified.
+
+    Raises ConfigError for a flag that would make it another run, and as :func:`peers.ckpt_resume.find_resumable`.
+    """
+    given = {"--preset": foundation.preset, "--tokenizer": foundation.tokenizer, "--text": foundation.texts or None}
+    given |= {f"--{_FLAGS.get(key, key.rpartition('.')[2])}": value for key, value in foundation.changes.items()}
+    for flag, value in given.items():
+        if value is not None:
+            remedy = "Leave it out: the run that goes on is the one that was. Without --resume a new one is founded."
+            shown = str(value) if isinstance(value, Path) else value
+            raise ConfigError(flag, shown, "nothing beside --resume", remedy)
+    found = find_resumable(foundation.file, home)
+    origin = str(found.directory.tokenizer)
+    return Founded(manifest=found.manifest, tokenizer=found.tokenizer, tokenizer_from=origin, resumed=found)
 
 
 def _tokenizer(foundation: Foundation, document: dict[str, Any], named: str | None) -> tuple[bytes, str]:

@@ -21,6 +21,11 @@ class Interrupted(BaseException):
         """128 + the signal's number, as shells have it: 130 for Ctrl-C, 143 for SIGTERM."""
         return 128 + self.number
 
+    @property
+    def said(self) -> str:
+        """The signal as people call it: ``Ctrl-C``, ``SIGTERM``."""
+        return "Ctrl-C" if self.number == signal.SIGINT else str(self)
+
 
 class _Received:
     number: int | None = None

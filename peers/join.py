@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from peers.join_settings import JoinSettings
 from peers.preflight import check_device, check_listen
 from peers.run_directory import RUNS
-from peers.session import Who, aloud, know_thyself, live, open_session, silent
+from peers.session import Who, aloud, know_thyself, last_event, live, open_session, silent
 from peers.settings import exact_settings
+from peers.words import command_name, print_error
 from swarm import __version__
 from swarm.clock import SystemClock
+from swarm.errors import EXIT_UNREACHABLE
 
 if TYPE_CHECKING:
     from peers.invite import Contacts
@@ -41,12 +43,18 @@ def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_
     check_device(settings.device)
     if role == "trainer":
         say("data", _checked_data(settings.data))
-    with take_place(home_directory(settings.home), settings.place, clock=SystemClock()) as place:
+    home = home_directory(settings.home)
+    # Looked for before the place is taken: what is known of its last peer goes with that.
+    over = "" if contacts.run is None else over_here(home, contacts.run)
+    with take_place(home, settings.place, clock=SystemClock()) as place:
         who = know_thyself(place, settings.name)
         say("identity", who.described())
         say("contact", f"dialling {', '.join(contacts.addresses)}")
         peer = _peer_settings(place, who, contacts, settings)
-        return live(place, peer.model_copy(update={"verbose": words, "json_lines": json_lines}))
+        code = live(place, peer.model_copy(update={"verbose": words, "json_lines": json_lines}))
+    if over and code == EXIT_UNREACHABLE:
+        print_error(over, next_=f"{command_name()} sample, or {command_name()} new for another run", label="note")
+    return code
 
 
 def _peer_settings(place: Place, who: Who, contacts: Contacts, settings: JoinSettings) -> PeerSettings:
@@ -74,8 +82,27 @@ def _peer_settings(place: Place, who: Who, contacts: Contacts, settings: JoinSet
         checkpoints_kept=CHECKPOINTS_KEPT,
         max_in_flight=settings.max_in_flight,
         grace_s=settings.grace,
+        preemption=settings.preemption,
+        preemption_url=settings.preemption_url,
         control=place.control.absolute(),
     )
+
+
+def over_here(home: Path, run: str) -> str:
+    """That a run has ended, in words, when the last peer of some place of this machine saw its last step close; else
+    empty. Reads events only."""
+    from peers.places import list_places
+
+    for place in list_places(home):
+        if place.state is None or place.state.run != run or place.live:
+            continue
+        events = Path(place.state.session) / "events.jsonl"
+        found = last_event(events, lambda event: event.get("kind") == "RunFound", whole=True)
+        closed = last_event(events, lambda event: event.get("kind") == "StepClosed", whole=True)
+        last = None if found is None else found.get("steps")
+        if closed is not None and last is not None and closed.get("step") == last:
+            return f"this run ended here at step {last}, its last"
+    return ""
 
 
 def _checked_data(data: Path | None) -> str:

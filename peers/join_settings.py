@@ -18,9 +18,10 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from peers.preflight import ANY_PORT
-from peers.settings import Address, Device, Name
+from peers.preflight import ANY_PORT, check_port
+from peers.settings import PATTERNS, Address, Device, MetadataAddress, Name, Preemption, check_preemption_url
 from swarm.errors import ConfigError
+from swarm.schema import in_words
 
 PREFIX = "SWARM_"
 FOR_TESTS = f"{PREFIX}TEST_"
@@ -58,6 +59,8 @@ class JoinSettings(BaseSettings):
     checkpoint_every: Annotated[int, Field(ge=1)] | None = None
     max_in_flight: Annotated[int, Field(ge=1, le=100_000)] | None = None
     grace: Annotated[float, Field(ge=0, le=86_400)] = GRACE_S
+    preemption: Preemption = "none"
+    preemption_url: MetadataAddress | None = None
 
     @field_validator(*_LISTS, mode="before")
     @classmethod
@@ -111,11 +114,13 @@ def load_join_settings(flags: Mapping[str, Any], config: Path | None = None) -> 
 
 
 def listen_on(listen: list[str] | None, port: int | None) -> tuple[str, ...] | None:
-    """``--listen`` and its short form ``--port``; None when neither is given. Raises ConfigError for both."""
+    """``--listen`` and its short form ``--port``; None when neither is given. Raises ConfigError for both, and for a
+    port that this process cannot open now."""
     if port is None:
         return tuple(listen) if listen else None
     if listen:
         raise ConfigError("--port", port, "one of --port and --listen", "Say the port in --listen, or leave that out.")
+    check_port(port)
     return (f"{ANY_PORT.removesuffix('0')}{port}",)
 
 
@@ -124,6 +129,7 @@ def _check(settings: JoinSettings) -> None:
         raise ConfigError("--stage", settings.stage, "only for role stage", "Leave it out for a trainer.")
     if settings.data is not None and settings.part_taken != "trainer":
         raise ConfigError("--data", str(settings.data), "only for role trainer", "A stage host reads no data.")
+    check_preemption_url("--preemption-url", settings.preemption, settings.preemption_url)
 
 
 def _check_environment() -> None:
@@ -156,5 +162,5 @@ def _explain(error: ValidationError, flags: Mapping[str, Any], config: Path | No
         return ConfigError(key, first["input"], f"one of {', '.join(known)}", f"{meant}Correct it in {config}.")
     variable, flag = f"{PREFIX}{key.upper()}", "--" + key.replace("_", "-")
     source = flag if key in flags else variable if variable in os.environ else str(config)
-    message = first["msg"][0].lower() + first["msg"][1:]
-    return ConfigError(source if source != str(config) else key, first["input"], message, f"Correct it in {source}.")
+    allowed = in_words(first, PATTERNS)
+    return ConfigError(source if source != str(config) else key, first["input"], allowed, f"Correct it in {source}.")

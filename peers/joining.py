@@ -2,45 +2,61 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
+from peers.download import PartDownload
 from peers.leaving import Leaving
-from peers.roles import Surroundings, build_empty, download_part
+from peers.roles import Surroundings, build_empty
 from peers.settings import PeerSettings
 from peers.situation import Situation
 from swarm.errors import (
     EXIT_ERROR,
+    EXIT_OK,
     EXIT_UNREACHABLE,
     EXIT_USAGE,
     Busy,
+    DeadlineMissed,
     OutOfSync,
     PeerError,
     Refused,
     RunEnded,
     StateError,
+    Superseded,
+    Unreachable,
     WrongStep,
 )
 from swarm.ids import PartName, PeerId
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.changes import Admission, admission_bytes
+from swarm.optimization.copies import copy_holders
 from swarm.optimization.member import Member
+from swarm.optimization.observation import STANDING, RunStanding, StandingRequest
 from swarm.optimization.observer import Observer, ObserverContext
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.records import CloseRecord, Decision
+from swarm.optimization.roster import TRAINERS, Places, choose_place
 from swarm.optimization.roster import Member as Listed
-from swarm.optimization.roster import choose_place
-from swarm.pipeline.patience import Patience
+from swarm.planning.patience import Patience
 from swarm.schema import Empty
 from swarm.security.signing import verify
 
 logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 30.0
+STANDING_TIMEOUT_S = 5.0
+ASK_AGAIN_S = 3.0
+"""How often a step's leader is asked while the step is open."""
 MAX_FAILURES = 8
-"""How many donors may fail before this peer gives up, saying what went wrong. Busy ones do not count."""
+"""How often in a row all donors that were asked may fail, without one more verified byte, before this peer gives up,
+saying what went wrong. Busy ones do not count."""
 FIRST_PAUSE_S = 0.2
+MAX_LEADERS = 4
+"""How many of a step's succession are asked who leads it."""
+NOTICE_S = 120.0
+"""How long a peer that was started anew waits for the run to go on without its former self: a step, and some more."""
 
 Prepare = Callable[[TrainedPart | None, CloseRecord], Awaitable[None]]
 """Our part has the state of this record for the first time: be ready to take work with it."""
@@ -81,67 +97,135 @@ class Joining:
             observe=member.observe,
         )
         self._known: CloseRecord | None = None
+        self._invited_by: PeerId | None = None
         self._part: TrainedPart | None = None
+        self._download: PartDownload | None = None
+        self._liars: set[PeerId] = set()
         self._prepared = False
+        self._noticed_by = 0.0
 
-    async def run(self, contact: PeerId) -> None:
+    async def run(self, contact: PeerId | None) -> None:
         """Return when a record names us. Raises RunEnded when there is no place for us, or when those who could help
         failed too often."""
-        failures, patience = 0, Patience(FIRST_PAUSE_S)
+        attempts = failures = 0
+        patience = Patience(FIRST_PAUSE_S)
         while True:
-            head = await self._newest(contact)
+            newest = await self._newest(contact)
+            head = newest.record
             self._around.watch.follow(())  # from here on the contact is one of many, and may leave
             self._check_place(head)
             self._learn(head)
+            lost = await self._lost(head, contact)
+            if self._is_double(head) and not self._is_needed(head, lost):
+                await self._member.stand_in(newest)
+                await self._wait_for_notice(head, patience)
+                continue
             await insist_on_being_reached(self._around, head.members.peers)
-            name = self._choose(head)
-            for donor in self._donors(head, name, contact):
-                try:
-                    return await self._join(Observer(self._context, donor, name), contact, head)
-                except (Busy, WrongStep) as later:
-                    self._situation.wait_for(f"a member that can help: {later.reason}")
-                except (PeerError, StateError, OutOfSync) as error:
-                    failures += 1
-                    logger.warning("joining with the help of %s failed: %s", donor, error)
-                    if failures >= MAX_FAILURES:
-                        reason = f"nobody could help this peer to join; the last that tried: {error}"
-                        raise RunEnded(reason, EXIT_UNREACHABLE) from error
+            name = self._choose(head, lost)
+            donors = self._donors(head, name, contact, attempts + (name in lost))
+            attempts, before = attempts + 1, self._here
+            try:
+                return await self._join(donors, contact, head)
+            except (Busy, WrongStep) as later:
+                self._situation.wait_for(f"a member that can help: {later.reason}")
+            except (PeerError, StateError, OutOfSync) as error:
+                failures = 1 if self._here != before else failures + 1
+                logger.warning("joining failed, %d times in a row: %s", failures, error)
+                if failures >= MAX_FAILURES:
+                    reason = f"nobody could help this peer to join; the last that tried: {error}"
+                    raise RunEnded(reason, EXIT_UNREACHABLE) from error
             await self._around.clock.sleep(patience.pause_s())
 
-    async def _newest(self, contact: PeerId) -> CloseRecord:
-        """The newest record, as the contact has it, or when it has gone any member that more than half of the roster we
-        know vouch for. Raises the contact's PeerError when nobody does."""
-        try:
-            return (await Observer(self._context, contact, None).start(contact)).record
-        except PeerError as gone:
-            known = self._known
-            for peer in () if known is None else known.members.peers:
-                try:
-                    return (await Observer(self._context, peer, None).start(contact, known)).record
-                except PeerError as error:
-                    logger.info("%s cannot stand in for the contact: %s", peer, error)
-            raise RunEnded(f"the contact is gone, and nobody stands in for it: {gone}", EXIT_UNREACHABLE) from gone
+    @property
+    def _here(self) -> tuple[int, int]:
+        """What has been reached: (step observed, bytes verified of the state that is being downloaded)."""
+        head, download = self._member.head, self._download
+        return (-1 if head is None else head.step), (0 if download is None else download.verified_bytes)
+
+    async def again(self, part: TrainedPart | None, known: CloseRecord | None, invited_by: PeerId | None) -> None:
+        """Come back into a run that went on without us, with the part that we hold. Which record is the newest, more
+        than half of those in the roster of ``known`` have to say; when they have gone, the peer whose invite was
+        followed (None for a founder). Raises as :meth:`run`."""
+        self._part, self._known, self._prepared = part, known, True
+        self._invited_by = invited_by
+        await self.run(None)
+
+    async def _newest(self, contact: PeerId | None) -> Decision:
+        """The newest decision, as the contact has it, or without one or when it has gone, any member that more than
+        half of the roster we know vouch for. Raises RunEnded when nobody does."""
+        known, trusted = self._known, [] if contact is None else [contact]
+        ways: list[tuple[PeerId, PeerId | None, CloseRecord | None]] = [(peer, peer, None) for peer in trusted]
+        ways += [(peer, contact, known) for peer in self._witnesses(known)]
+        ways += [(peer, peer, None) for peer in (self._invited_by,) if peer is not None]
+        failures: list[PeerError] = []
+        for peer, believed, vouching in ways:
+            try:
+                return await Observer(self._context, [peer], None).start(believed, vouching)
+            except PeerError as error:
+                logger.info("%s does not show what the newest record is: %s", peer, error)
+                failures.append(error)
+        first = failures[0] if failures else "there is nobody else"
+        raise RunEnded(f"nobody can show what the newest record is: {first}", EXIT_UNREACHABLE)
+
+    def _witnesses(self, known: CloseRecord | None) -> list[PeerId]:
+        """The others of the roster that we know, in an order of our own, those that are believed gone last."""
+        me, gone = self._around.endpoint.peer, self._around.watch.gone
+        others = [] if known is None else [peer for peer in known.members.peers if peer != me]
+        random.Random(me).shuffle(others)
+        return sorted(others, key=lambda peer: peer in gone)
 
     def _check_place(self, head: CloseRecord) -> None:
-        """Raises RunEnded when it is too late to be let in, or when the record names us though we never asked."""
+        """Raises RunEnded when it is too late to be let in: in order, when there is nothing more to take part in."""
         last = self._around.manifest.run.steps
-        if self._around.endpoint.peer not in head.members:
-            if head.step + 1 >= last:
-                raise RunEnded(f"the run is over but for its last step, {last}: nobody joins with that one", EXIT_ERROR)
-        elif not self._leaving.admitted.is_set():
+        if head.step >= last and not self._member.names(head):
+            raise RunEnded(f"the run is over: its last step, {last}, is closed", EXIT_OK)
+        if self._around.endpoint.peer not in head.members and head.step + 1 >= last:
+            raise RunEnded(f"the run is over but for its last step, {last}: nobody joins with that one", EXIT_ERROR)
+
+    def _is_double(self, head: CloseRecord) -> bool:
+        """Whether the record names another life of this peer: one before this process, or beside it."""
+        return self._around.endpoint.peer in head.members and not self._member.names(head)
+
+    async def _wait_for_notice(self, head: CloseRecord, patience: Patience) -> None:
+        """Wait a little for the run to notice that who was there under our name is gone. Raises RunEnded when it does
+        not within NOTICE_S, and at once when that one is heard: what is sent to it must not come here."""
+        clock = self._around.clock
+        self._situation.wait_for("the run to notice that this peer was started anew")
+        first, self._noticed_by = not self._noticed_by, self._noticed_by or clock.monotonic() + NOTICE_S
+        if clock.monotonic() >= self._noticed_by or (first and await self._around.watch.twin(head.members.peers)):
             raise RunEnded(
                 "this peer's identity takes part in the run already",
                 EXIT_ERROR,
-                check="does another process use the same identity, or was this peer killed a moment ago?",
-                remedy="Join from another place, or when the run has noticed that it is gone.",
+                check="does another process use the same identity, here or on another machine?",
+                remedy="Join from another place.",
             )
+        await clock.sleep(patience.pause_s())
 
     def _learn(self, head: CloseRecord) -> None:
         self._known = head
         for member in head.roster:
-            self._around.endpoint.learn(PeerId(member.peer), member.addresses)
+            if member.peer != self._around.endpoint.peer:  # what is said of another life of ours is not where we are
+                self._around.endpoint.learn(PeerId(member.peer), member.addresses)
 
-    def _choose(self, head: CloseRecord) -> PartName | None:
+    async def _lost(self, head: CloseRecord, contact: PeerId | None) -> tuple[str, ...]:
+        """The parts that nobody holds any more, as the contact sees it, or the first member that answers."""
+        me, call = self._around.endpoint.peer, self._around.endpoint.call
+        others = [peer for peer in head.members.peers if peer not in (me, contact)]
+        for peer in [*filter(None, [contact]), *others[:MAX_LEADERS]]:
+            try:
+                standing, _ = await call(peer, STANDING, StandingRequest(), RunStanding, timeout_s=STANDING_TIMEOUT_S)
+            except PeerError:
+                continue
+            return standing.lost
+        return ()
+
+    def _is_needed(self, head: CloseRecord, lost: Collection[str]) -> bool:
+        """Whether the run waits for somebody to take over what an earlier life of this peer was the last to do: it will
+        not close a step without us."""
+        before = head.members[self._around.endpoint.peer]
+        return before.part in lost or (before.role == "trainer" and TRAINERS in lost)
+
+    def _choose(self, head: CloseRecord, lost: Collection[str]) -> PartName | None:
         """Once: a peer that has to start over keeps its place."""
         manifest = self._around.manifest
         if self._prepared:
@@ -152,8 +236,7 @@ class Joining:
                 self._around.endpoint.peer,
                 self._settings.role,
                 self._settings.stage,
-                stages=manifest.split.stages,
-                private_ends=manifest.split.ends == "private",
+                Places(stages=manifest.split.stages, private_ends=manifest.split.ends == "private", lost=lost),
             )
         except Refused as refused:
             raise RunEnded(refused.reason, EXIT_USAGE) from refused
@@ -161,39 +244,111 @@ class Joining:
             self._situation.assigned(part, reason)
         return part
 
-    def _donors(self, head: CloseRecord, name: PartName | None, contact: PeerId) -> Sequence[PeerId]:
+    def _donors(
+        self, head: CloseRecord, name: PartName | None, contact: PeerId | None, attempt: int
+    ) -> Sequence[PeerId]:
         """Who can help: any member with decisions, a replica with a part; in an order of our own, so that those who
-        join together spread."""
-        me = self._around.endpoint.peer
-        donors = list(head.members.peers if name is None else head.members.replicas(name))
-        random.Random(me).shuffle(donors)
+        join together spread, and another one each time. When replicas have failed, those come after them that keep a
+        copy of the part: its replicas may all be gone. Who lied is not asked again."""
+        members = head.members.peers if name is None else head.members.replicas(name)
+        donors = self._willing(members)
+        random.Random(self._around.endpoint.peer).shuffle(donors)
         if name is None:
             donors.sort(key=lambda peer: peer != contact)  # it is known to answer
-        return [peer for peer in donors if peer != me]  # a record that names us names us as a replica too
+        first = attempt % max(1, len(donors))
+        donors = donors[first:] + donors[:first]
+        if name is not None and attempt > 0:
+            donors += self._willing(copy_holders(head.members, name, self._around.manifest.run.copies))
+        return donors
 
-    async def _join(self, observer: Observer, contact: PeerId, known: CloseRecord) -> None:
-        decision = await observer.start(contact, known)
+    def _willing(self, peers: Sequence[PeerId]) -> list[PeerId]:
+        me = self._around.endpoint.peer  # a record that names us names us as a replica too
+        return [peer for peer in peers if peer not in self._liars and peer != me]
+
+    async def _join(self, donors: Sequence[PeerId], contact: PeerId | None, known: CloseRecord) -> None:
+        observer = await self._went_on(donors)
+        if observer is None:
+            observer = Observer(self._context, donors, self._situation.part)
+            await self._begin(observer, contact, known)
+        while not self._member.is_member:
+            self._learn(await self._next(observer))
+        await observer.close()
+
+    async def _next(self, observer: Observer) -> CloseRecord:
+        """The next step's record, in which we ask to be named: again and again, for whoever leads the step may change,
+        and a step that is given up takes in whom it refused before."""
+        await self._ask(observer.head)
+        asking = asyncio.create_task(self._keep_asking(observer.head))
+        try:
+            return await observer.follow()
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def _keep_asking(self, head: CloseRecord) -> None:
+        while True:
+            await self._around.clock.sleep(ASK_AGAIN_S)
+            await self._ask(head)
+
+    async def _went_on(self, donors: Sequence[PeerId]) -> Observer | None:
+        """One more step from the state that we hold already, when somebody still keeps what comes after it for us."""
+        ours, part = self._member.head, self._part
+        if ours is None or not self._holds(ours):
+            return None
+        observer = Observer(self._context, donors, self._situation.part)
+        observer.go_on(ours, part)
+        try:
+            self._learn(await self._next(observer))
+        except (PeerError, StateError, OutOfSync) as error:
+            logger.info("nobody leads on from step %d: %s", ours.step, error)
+            return None
+        return observer
+
+    def _holds(self, record: CloseRecord) -> bool:
+        """Whether our part is just as this record says; without one, whether there is nothing to hold."""
+        part = self._part
+        return self._prepared and (self._situation.part is None if part is None else part.step == record.step)
+
+    async def _begin(self, observer: Observer, contact: PeerId | None, known: CloseRecord) -> None:
+        decision = await self._start(observer, contact, known)
         record, ours = decision.record, self._member.head
         if ours is not None and record.step < ours.step:
-            raise WrongStep(f"it is at step {record.step}, this peer at {ours.step}", peer=observer.donor)
-        if ours is not None and record.hash() == ours.hash():
-            observer.resume(self._part)  # only the donor is another
+            raise WrongStep(f"it is at step {record.step}, this peer at {ours.step}", peer=observer.donors[0])
+        if ours is not None and record.hash() == ours.hash() and self._holds(record):
+            observer.resume(self._part)  # only the donors are others
         else:
             await self._install(observer, decision)
-        while not self._member.is_member:
-            await self._ask(observer.head)
-            self._learn(await observer.follow())
+
+    async def _start(self, observer: Observer, contact: PeerId | None, known: CloseRecord) -> Decision:
+        """From the state that is here in part, as long as somebody keeps it; else from the newest."""
+        if self._download is not None:
+            try:
+                return await observer.start(contact, known, self._download.record)
+            except (PeerError, StateError) as error:
+                logger.info("nobody gives more of step %d: %s", self._download.record.step, error)
+        return await observer.start(contact, known)
 
     async def _install(self, observer: Observer, decision: Decision) -> None:
         name = self._situation.part
         if name is not None:
             if self._part is None or self._part.spec.name != name:
                 self._part = await build_empty(self._around, name)
-            await download_part(self._around, decision.record, self._part, observer.donor)
+            await self._fetch(observer.donors, decision.record, self._part)
         if not self._prepared:
             await self._prepare(self._part, decision.record)
             self._prepared = True
         await observer.begin(decision, self._part)
+
+    async def _fetch(self, donors: Sequence[PeerId], record: CloseRecord, part: TrainedPart) -> None:
+        """What is missing of the state. A failure keeps what was verified, for as long as somebody has the rest."""
+        download = self._download
+        if download is None or download.part is not part or download.record.hash() != record.hash():
+            download = self._download = PartDownload(self._around, record, part)
+        try:
+            await download.run(donors)
+        finally:
+            self._liars |= download.liars
+        self._download = None
 
     async def _ask(self, head: CloseRecord) -> None:
         """Ask the leader of the open step to be in its record's roster. A no is for this step only."""
@@ -208,15 +363,20 @@ class Joining:
             name=self._settings.name,
             part=self._situation.part,
             addresses=around.endpoint.addresses[:8],
+            incarnation=around.watch.incarnation,
         )
         signature = around.identity.sign(admission_bytes(around.manifest.run_id, step, head.hash(), member))
         body = Admission(step=step, member=member, signature=signature)
         self._leaving.admitted.set()
         self._situation.wait_for(f"step {step} to close, to be let in")
-        leader = head.members.leader(step)
-        try:
-            await self._calls.ask(leader, "lead/1/join", body, Empty, timeout_s=ASK_TIMEOUT_S)
-        except PeerError as error:
-            logger.info("not in step %d: %s", step, error)
-            if isinstance(error, Refused):
-                self._situation.wait_for(f"step {step} to close, to ask again: {error.reason}")
+        others = [peer for peer in head.members.succession(step) if peer != me]  # an earlier life of ours may be in it
+        for leader in others[:MAX_LEADERS]:
+            try:
+                await self._calls.ask(leader, "lead/1/join", body, Empty, timeout_s=ASK_TIMEOUT_S)
+                return
+            except PeerError as error:
+                logger.info("not in step %d: %s", step, error)
+                if isinstance(error, Refused):
+                    self._situation.wait_for(f"step {step} to close, to ask again: {error.reason}")
+                if not isinstance(error, (Superseded, Unreachable, DeadlineMissed)):
+                    return

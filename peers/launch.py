@@ -25,9 +25,12 @@ from typing import IO, Any
 from peers.interrupt import SIGNALS
 from peers.settings import PeerSettings
 from swarm.errors import StateError
+from swarm.network.rundir import sweep_under
 
 ENTRY = "peers.node:run_peer"
-PRELOAD = ("torch", "hivemind", "uvloop")
+PRELOAD = ("torch", "torch.fx.experimental.symbolic_shapes", "hivemind", "uvloop")
+"""The second is what torch imports with a process's first backward: half a second, for every peer again."""
+
 STOP_GRACE_S = 3.0
 KILL_GRACE_S = 1.0
 _SCRATCH_PREFIX = "swarm-"
@@ -77,8 +80,10 @@ class PeerGroup:
         return {name: pid for name, pid in self._peers.items() if pid}
 
     def open(self) -> None:
-        """Start the fork server; returns at once while it preloads. Raises StateError when it cannot be started."""
+        """Start the fork server; returns at once while it preloads. What a group left that was killed here with all its
+        peers, in the homes beside ``log``, is swept first. Raises StateError when it cannot be started."""
         sweep_scratch()
+        sweep_under(self._log.parent / "peers")
         # Blocked until the process is noted: an interrupt in between would leave one that nobody stops.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         try:

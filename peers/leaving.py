@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 
+from peers.roles import Surroundings
 from peers.situation import Situation
-from swarm.errors import EXIT_OK, PeerError, RunEnded, WrongStep
-from swarm.ids import RunId
+from swarm.errors import EXIT_OK, Busy, DeadlineMissed, PeerError, RunEnded, Superseded, Unreachable, WrongStep
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.changes import Departure, departure_bytes
 from swarm.optimization.member import Member
 from swarm.optimization.records import NO_RECORD
 from swarm.planning.deadlines import AdaptiveDeadline
+from swarm.planning.patience import Patience
 from swarm.schema import Empty
-from swarm.security.signing import PrivateIdentity
 
 
 class Leaving:
@@ -21,15 +21,14 @@ class Leaving:
 
     def __init__(
         self,
-        run: RunId,
+        around: Surroundings,
         member: Member,
         calls: StepCalls,
-        identity: PrivateIdentity,
         situation: Situation,
         deadline: AdaptiveDeadline,
     ) -> None:
-        self._run, self._member, self._calls, self._identity = run, member, calls, identity
-        self._situation, self._deadline = situation, deadline
+        self._run, self._identity, self._clock = around.manifest.run_id, around.identity, around.clock
+        self._member, self._calls, self._situation, self._deadline = member, calls, situation, deadline
         self._asked = asyncio.Event()
         self.exit_code = EXIT_OK
         self.admitted = asyncio.Event()
@@ -51,26 +50,37 @@ class Leaving:
         return f"asked to leave; step {self._member.open_step} is the first with which it may"
 
     async def run(self) -> None:
-        """Wait to be asked, then ask. Raises RunEnded when there is nothing to leave in order."""
+        """Wait to be asked, then ask. Raises RunEnded when there is nothing to leave in order: before it took part,
+        and while it would first have to be let in again."""
         await self._asked.wait()
         if not self._member.is_member and not self.admitted.is_set():
             raise RunEnded("it left before it took part", self.exit_code)
-        await self._member.wait_member()
+        patience = Patience(0.2)
         while not (self._member.departed or self._member.over):
-            step = self._member.open_step
-            await self._ask_leader(step)
-            await self._member.wait_open(step + 1)
+            if self._member.cut_off:
+                raise RunEnded(f"it left while the run went on without it: {self._member.cut_off}", self.exit_code)
+            await self._member.wait_member()
+            step, term = self._member.open_step, self._member.term
+            if await self._ask_leader(step):
+                await self._member.wait_term(step, term)
+            else:
+                await self._clock.sleep(patience.pause_s())
 
-    async def _ask_leader(self, step: int) -> None:
+    async def _ask_leader(self, step: int) -> bool:
+        """Whether its answer stands until the step is closed, or another leads it."""
         me = self._calls.me
         head = self._member.head
         previous = NO_RECORD if head is None else head.hash()
         signature = self._identity.sign(departure_bytes(self._run, step, previous, me))
-        body, leader = Departure(step=step, peer=me, signature=signature), self._member.roster.leader(step)
+        body, leader = Departure(step=step, peer=me, signature=signature), self._member.leader
         try:
             await self._calls.ask(leader, "lead/1/leave", body, Empty, timeout_s=self._deadline.seconds())
             self._situation.wait_for(f"step {step} to close")
         except WrongStep as error:
             self._situation.wait_for(f"the next step: {error.reason}")
+        except (Superseded, Unreachable, DeadlineMissed, Busy) as error:
+            self._situation.wait_for(f"a leader of step {step}: {error.reason}")
+            return False
         except PeerError as error:
             self._situation.wait_for(error.reason)
+        return True

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from peers.failure import Blame, blame, last_words
@@ -48,7 +49,7 @@ def peer_names(shape: RunShape) -> tuple[str, ...]:
     return (BOOTSTRAP, *hosts, *(f"trainer-{trainer}" for trainer in range(shape.trainers)))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class LocalRun:
     """Everything one run's loop needs. ``on_change`` is called after every look at the events."""
 
@@ -61,11 +62,13 @@ class LocalRun:
     view: RunView
     clock: Clock
     on_change: Callable[[], None]
+    _casualties: list[PeerExit] = field(default_factory=list)
 
     def train(self) -> None:
-        """Start all peers and wait until the last step is closed and every peer has ended well.
+        """Start all peers and wait until the last step is closed and every peer that is left has ended well.
 
-        Raises RunBroken naming the peer to blame, StateError when the fork server fails, Interrupted. Stops nothing.
+        Raises RunBroken naming the peer to blame when those that are left cannot go on, StateError when the fork server
+        fails, Interrupted. Stops nothing.
         """
         self.group.start(self._bootstrap())
         self._until(lambda: bool(self.view.addresses.get(BOOTSTRAP)), "the bootstrap's address")
@@ -130,20 +133,33 @@ class LocalRun:
         return any(not isinstance(told.record.event, LoopLag) for told in news)
 
     def _require_health(self, exits: list[PeerExit]) -> None:
+        """Raises RunBroken when the run cannot start, or go on, without those that have ended."""
         early = [exit_ for exit_ in exits if exit_.code == 0 and not self._closed]
         if early:
             # Its process may have ended before its last events were read.
             self._look()
         early = early if not self._closed else []
-        if not early and not any(exit_.code for exit_ in exits) and not self._bad_last_word():
+        bad = [exit_ for exit_ in exits if exit_.code]
+        self._casualties += bad
+        wrong = [exit_ for exit_ in bad if exit_.code > 0]  # after the last step a peer that is killed is not missed
+        if not early and (self._goes_on() or (self._closed and not wrong)):
             return
-        exits = [*exits, *self._listen()]
-        words = {exit_.name: last_words(self.directory.home(exit_.name) / "peer.log") for exit_ in exits}
-        found = blame(exits, self.view.stopped, self.view.lost_peers, words)
+        if not early and not (self._casualties or self._bad_last_word()):
+            return
+        self._casualties += self._listen()
+        words = {exit_.name: last_words(self.directory.home(exit_.name) / "peer.log") for exit_ in self._casualties}
+        found = blame(self._casualties, self.view.stopped, self.view.lost_peers, words)
         if found is None and early:
             found = Blame(early[0].name, "left before the last step was closed")
         if found is not None:
             raise RunBroken(f"{found.name} {found.reason}", found.name)
+
+    def _goes_on(self) -> bool:
+        """Whether the run has begun and is not over, and enough are left to go on with it, for nobody joins here: those
+        decide for themselves whether they can do without the others."""
+        begun = self.view.steps.last > 0 and not self._closed
+        roles = Counter(name.split("-")[0] for name in self.group.running)
+        return begun and roles["stage"] >= self.shape.stages and roles["trainer"] > 0
 
     def _bad_last_word(self) -> bool:
         return any(last.exit_code for last in self.view.stopped.values())

@@ -14,6 +14,9 @@ from peers.places import PlaceInfo
 from peers.standing import MemberStanding, Standing
 from swarm.errors import EXIT_INCOMPATIBLE
 
+LATE_S = 86_400.0
+"""How long a peer that ended is of interest to who did not ask for it."""
+
 T = TypeVar("T", Standing, MemberStanding)
 
 
@@ -76,6 +79,19 @@ def look_at_all(places: Sequence[PlaceInfo], *, timeout_s: float = PATIENCE_S) -
     for thread in threads:
         thread.join()
     return list(seen.values())
+
+
+def of_late(seen: Sequence[Seen], now: float) -> list[Seen]:
+    """Those that live, and those that ended less than :data:`LATE_S` before ``now`` (seconds since the epoch); of one
+    that was killed only its start is known. Pure."""
+    return [one for one in seen if one.place.live or _last_known(one.place) > now - LATE_S]
+
+
+def _last_known(place: PlaceInfo) -> float:
+    state = place.state
+    if state is None:
+        return 0.0
+    return state.started if state.end is None else state.end.at
 
 
 def standing_from(kind: type[T], answer: object, who: str) -> T:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from swarm.config import Manifest
+from swarm.state.checkpoint_disk import write_whole
 
 
 def render_manifest(manifest: Manifest) -> str:
@@ -17,9 +18,9 @@ def render_manifest(manifest: Manifest) -> str:
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
-    """Write :func:`render_manifest` to a new file. Raises OSError when the disk refuses."""
-    with path.open("x", encoding="utf-8") as file:
-        file.write(render_manifest(manifest))
+    """Have :func:`render_manifest` on the disk under that name, whole, whenever the power fails. Raises OSError when
+    the disk refuses."""
+    write_whole(path, [render_manifest(manifest).encode()])
 
 
 def _section(name: str, values: dict[str, Any]) -> str:

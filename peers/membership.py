@@ -8,71 +8,57 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping
-
-import torch
+import functools
 
 from data_shards.source import ShardSource
 from peers.announcer import Announcer
-from peers.checkpoints import CheckpointWriter, run_directory_of
+from peers.ckpt_keeper import CheckpointKeeper
 from peers.contact import ask_standing
+from peers.copying import Copying
+from peers.download import download_part
 from peers.founder import Founder
+from peers.holding import Holding
 from peers.joining import Joining, insist_on_being_reached
 from peers.leaving import Leaving
-from peers.roles import Role, StageRole, Surroundings, TrainerRole, build_empty, download_part
+from peers.quorum import Quorum
+from peers.roles import Surroundings, build_empty
+from peers.rounds import Rounds
+from peers.rules import rules_of
 from peers.settings import PeerSettings
 from peers.situation import Situation
 from peers.step_events import StepEvents
+from peers.watching import Watching
 from swarm.averaging.allreduce import AllReduce
-from swarm.averaging.plan import RoundKey, RoundResult
-from swarm.averaging.round import RoundCall, average, plan_round
-from swarm.averaging.strategies import STRATEGIES
-from swarm.config import Manifest
-from swarm.errors import ConfigError, PeerError, Refused, RunEnded, StateError
-from swarm.events import PeerReady
-from swarm.ids import PartName, PeerId, stage_of
-from swarm.models.split import split_model
-from swarm.network.protocols import MAX_BODY_BYTES, Directory
+from swarm.errors import EXIT_ERROR, EXIT_UNREACHABLE, ConfigError, PeerError, Refused, RunEnded, StateError
+from swarm.events import CutOff, PeerReady
+from swarm.ids import PartName, PeerId
+from swarm.network.protocols import Directory
 from swarm.network.records import PeerRecord
 from swarm.optimization.calls import StepCalls
+from swarm.optimization.closing_context import Closing
 from swarm.optimization.history import History
 from swarm.optimization.lead import LeadDesk
-from swarm.optimization.loop import Feed, StepLoop
-from swarm.optimization.member import Member, MemberContext
+from swarm.optimization.life import Life
+from swarm.optimization.live_calls import LiveCalls
+from swarm.optimization.loop import StepLoop
+from swarm.optimization.member import Member
+from swarm.optimization.member_context import MemberContext
 from swarm.optimization.observing import ObserverDesk
+from swarm.optimization.open_step import Attempt
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.parting import Parting
-from swarm.optimization.records import CloseRecord, Decision, record_room
-from swarm.optimization.roster import Roster
-from swarm.optimization.rules import StepRules
-from swarm.optimization.step import Closing, RemoteLeader
+from swarm.optimization.records import CloseRecord, Decision
+from swarm.optimization.remote_leader import RemoteLeader
+from swarm.optimization.roster import Roster, lost_parts
+from swarm.optimization.vote_file import VoteFile
 from swarm.planning.deadlines import AdaptiveDeadline
 from swarm.security.signing import verify
 from swarm.state.snapshot import Snapshot
 from swarm.state.transfer import StateDonor
 
 STEP_FLOOR_S, STEP_CEILING_S = 20.0, 120.0
-ROUND_SHARE = 0.8
-"""A round's share of the time that the leader waits for its outcome: so the round fails first and names the culprit."""
 WAITING_S = 1.0
 """How often a peer that waits for the genesis asks how far it is."""
-
-
-def rules_of(manifest: Manifest) -> StepRules:
-    """What the manifest says about every step."""
-    batch, stages = manifest.batch, manifest.split.stages
-    return StepRules(
-        run=manifest.run_id,
-        steps=manifest.run.steps,
-        target=batch.microbatches_per_step,
-        max_share=batch.max_share,
-        max_tokens=batch.microbatch_size * manifest.model.context,
-        stages=stages,
-        parts=tuple(spec.name for spec in split_model(manifest.model, manifest.split)),
-        max_members=record_room(batch.microbatches_per_step, stages, MAX_BODY_BYTES),
-        reproducible=manifest.run.reproducible,
-        optimizer=manifest.optimizer,
-    )
 
 
 class Membership:
@@ -93,36 +79,52 @@ class Membership:
         source: ShardSource | None = None,
     ) -> None:
         self._settings, self._around, self._directory = settings, around, directory
-        self._contact, self._source = contact, source
+        self._contact = contact
         self._founds = contact == around.endpoint.peer
         self._rules = rules_of(around.manifest)
         self.situation = Situation(around.events)
         self._deadline = AdaptiveDeadline(STEP_FLOOR_S, STEP_CEILING_S)
-        self._history = History(settings.home / "history.jsonl")
+        self._history = History(
+            settings.home / "history.jsonl",
+            around.manifest.run_id,
+            trouble=functools.partial(self.situation.disk_refuses, "the run's history"),
+        )
         self._allreduce = AllReduce(around.endpoint, around.clock)
+        self._holding = Holding(settings, around, source)
         self._member = Member(self._member_context(founder))
-        self._desk = LeadDesk(self._rules, around.endpoint.peer, self._member.wait_open, verify)
+        self._desk = LeadDesk(
+            self._rules,
+            around.endpoint.peer,
+            self._member.wait_open,
+            verify,
+            term_of=lambda: self._member.term,
+            hosted=around.manifest.split.ends == "hosted",
+        )
         self._calls = StepCalls(around.endpoint)
+        live = LiveCalls(self._calls, around.watch)
+        self._leader = RemoteLeader(live, self._member, around.clock, self._deadline.seconds)
+        self._watching = Watching(around.watch, around.endpoint, self._member, around.events, self.name_of)
+        self._quorum = Quorum(around.watch, self._member, around.events, around.clock, self.situation.wait_for)
         self._parting = Parting()
         self._donor = StateDonor(around.clock, max_downloads=self._downloads())
-        self._observers = ObserverDesk(founder, self._donor, self._snapshot, self._waiting_for, around.clock)
+        self._observers = ObserverDesk(founder, self._donor, self._snapshot, self.situation.awaited, around.clock)
+        self._observers.lost = lambda: lost_parts(self._member.roster, around.watch.gone)
+        self._copying = Copying(around, self._observers)
         self._announcer = Announcer(settings, around.endpoint, directory, self.situation, around.clock)
         self._step_events = StepEvents(around, self.situation)
-        self._leaving = Leaving(
-            around.manifest.run_id, self._member, self._calls, around.identity, self.situation, self._deadline
-        )
-        self._role: Role | None = None
+        self._leaving = Leaving(around, self._member, self._calls, self.situation, self._deadline)
+        self._joining = Joining(settings, around, self._member, self.situation, self._leaving, self._prepare)
         self._was_member = False
-        self._followed: tuple[PeerId, ...] = ()
-        self._installed = asyncio.Event()
         self._unfit: asyncio.Future[ConfigError | StateError] = asyncio.get_running_loop().create_future()
-        self._checkpoints = self._checkpoint_writer()
-        self._writing: asyncio.TaskGroup | None = None
+        self._keeper = CheckpointKeeper(settings, around)
         self._born = around.clock.monotonic()
         for service in (
-            around.watch, self._member, self._desk, self._allreduce, self._parting, self._donor, self._observers,
+            around.watch, self._member, self._desk, self._leader, self._allreduce, self._parting, self._donor,
+            self._observers, self._copying.desk(self._member, self._history),
         ):  # fmt: skip
             around.endpoint.mount(service)
+        for shelf in self._keeper.services():
+            around.endpoint.mount(shelf)
 
     def _downloads(self) -> int:
         """All at once at the genesis, from the founder; later a few."""
@@ -133,29 +135,27 @@ class Membership:
         around = self._around
         return MemberContext(
             me=around.endpoint.peer,
+            life=Life(
+                around.endpoint.peer,
+                around.watch.incarnation,
+                VoteFile(self._settings.identity.with_name("vote")),
+                functools.partial(self.situation.disk_refuses, "its votes"),
+            ),
             rules=self._rules,
-            device=around.device,
-            average=self._average,
+            attempt=Attempt(
+                me=around.endpoint.peer,
+                device=around.device,
+                settle=self._holding.settle,
+                average=Rounds(around, self._allreduce, self._deadline.seconds),
+                cursor=self._holding.cursor,
+            ),
             history=self._history,
             sign=around.identity.sign,
             verify=verify,
-            cursor=self._cursor,
             install=self._install,
             decided=self._decided,
             founder=founder,
-        )
-
-    def _checkpoint_writer(self) -> CheckpointWriter | None:
-        settings, around = self._settings, self._around
-        if settings.run_directory is None:
-            return None
-        return CheckpointWriter(
-            run_directory_of(settings.run_directory, around.manifest).checkpoints,
-            settings.checkpoint_every,
-            self._rules.steps,
-            kept=settings.checkpoints_kept,
-            events=around.events,
-            clock=around.clock,
+            gone=lambda: around.watch.gone,
         )
 
     # --- the story -----------------------------------------------------------------------------------------------
@@ -174,24 +174,29 @@ class Membership:
         return "every step of the run is closed"
 
     async def _live(self) -> None:
-        async with asyncio.TaskGroup() as writing:  # checkpoints may outlast the steps
-            self._writing = writing
-            async with asyncio.TaskGroup() as group:
-                work = (self._announcer.run, self._work, self._end_unfit, self._leaving.run)
-                background = [group.create_task(part()) for part in work]
-                group.create_task(self._begin())
-                closing = Closing(
-                    rules=self._rules,
-                    calls=self._calls,
-                    history=self._history,
-                    events=self._around.events,
-                    timeout_s=self._deadline.seconds,
-                    asking=self._desk.asking,
-                    settle=self._desk.settle,
-                )
-                await StepLoop(self._member, self._desk, closing, self._parting, self._feed()).run()
-                for task in background:
-                    task.cancel()
+        async with self._keeper, asyncio.TaskGroup() as group:  # checkpoints may outlast the steps
+            work = (
+                self._announcer.run, self._holding.run, self._end_unfit, self._leaving.run, self._watching.run,
+                self._quorum.run, self._copying.run,
+            )  # fmt: skip
+            background = [group.create_task(part()) for part in work]
+            group.create_task(self._begin())
+            closing = Closing(
+                rules=self._rules,
+                calls=self._calls,
+                history=self._history,
+                events=self._around.events,
+                desk=self._desk,
+                liveness=self._around.watch,
+                clock=self._around.clock,
+                timeout_s=self._deadline.seconds,
+                waiting=self.situation.wait_for,
+                copies=self._around.manifest.run.copies,
+                patience_s=self._settings.patience_s,
+            )
+            await StepLoop(self._member, closing, self._parting, self._holding.feed(self._leader), self._rejoin).run()
+            for task in background:
+                task.cancel()
 
     def leave(self, reason: str, exit_code: int) -> str:
         """Leave in order: see :meth:`peers.leaving.Leaving.ask`. :meth:`run` then ends after the step's close."""
@@ -210,25 +215,30 @@ class Membership:
         await self._be_reached()
         while not self._member.is_member:
             standing = await ask_standing(self._around.endpoint, self._around.clock, self._contact)
-            if standing.closed is not None and not self._installed.is_set():
-                joining = Joining(
-                    self._settings, self._around, self._member, self.situation, self._leaving, self._prepare
-                )
-                await joining.run(self._contact)
+            if standing.closed is not None and not self._holding.ready.is_set():
+                await self._joining.run(self._contact)
                 return
-            if standing.closed is None:
+            if standing.closed is None and not self._member.is_member:
                 self.situation.wait_for(standing.waiting_for or "the run to start")
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(WAITING_S):
                     await self._member.wait_member()
 
     async def _found(self) -> None:
-        founder = Founder(self._around, self._directory, self._calls, self._announcer.record, self._donor)
+        founder = Founder(
+            self._around,
+            self._directory,
+            self._calls,
+            self._announcer.record,
+            self._donor,
+            self._keeper.beginning(),
+        )
         try:
             await founder.found(self._settings.patience_s, self.situation.wait_for)
         except asyncio.CancelledError:
             await founder.give_up("its founder left before the run started")
             raise
+        await self._member.wait_member()  # our own close may take longer than the others'
         await self._around.be_reachable(self._member.roster.peers)  # now there is somebody to ask
 
     async def _be_reached(self) -> None:
@@ -241,52 +251,29 @@ class Membership:
                 self._around.endpoint.learn(peer, record.addresses)
             await insist_on_being_reached(self._around, tuple(records))
 
-    def _waiting_for(self) -> str:
-        return self.situation.waiting_for
-
-    async def _work(self) -> None:
-        await self._installed.wait()
-        if self._role is not None:
-            await self._role.run()
-
     async def _end_unfit(self) -> None:
         error = await asyncio.shield(self._unfit)
         raise RunEnded(str(error), error.exit_code) from error
 
-    def _feed(self) -> Feed | None:
-        if self._settings.role != "trainer":
-            return None
+    async def _rejoin(self) -> None:
+        """The run went on without us: get the newest state from others, and be let in again. Raises RunEnded when
+        nobody is left who could help, or when it is over."""
+        around, reason = self._around, self._member.cut_off
+        around.events.emit(CutOff(step=self._member.open_step, reason=reason))
+        self._was_member = False
+        known, others = self._member.forking.helpers(self._member.head)
+        if not others:
+            raise RunEnded(f"the run went on without this peer, and there is nobody else: {reason}", EXIT_UNREACHABLE)
+        self.situation.wait_for(f"a member that can help to come back: {reason}")
+        invited_by = None if self._founds else self._contact
+        await self._joining.again(self._holding.part, known, invited_by)
 
-        async def feed(step: int) -> None:
-            role = self._role
-            assert isinstance(role, TrainerRole)  # noqa: S101 - built before this peer is a member
-            roster = self._member.roster
-            await role.feed(step, RemoteLeader(self._calls, roster, self._deadline.seconds))
-
-        return feed
-
-    def _cursor(self) -> tuple[int, int] | None:
-        return self._role.service.cursor if isinstance(self._role, TrainerRole) else None
-
-    async def _snapshot(self) -> Snapshot | None:
-        part = None if self._role is None else self._role.part
-        return None if part is None else await self._around.device.run(part.snapshot)
-
-    async def _average(
-        self, step: int, part: PartName, weights: Mapping[PeerId, int], sums: torch.Tensor
-    ) -> RoundResult:
-        manifest = self._around.manifest
-        call = RoundCall(
-            key=RoundKey(step, part, 0),
-            replicas=tuple(weights),
-            weights=weights,
-            elements=sums.numel(),
-            timeout_s=ROUND_SHARE * self._deadline.seconds(),
-            dtype="float64" if manifest.run.reproducible else "float32",
-            seed=manifest.run.seed,
-        )
-        plan = plan_round(call, STRATEGIES[manifest.averaging.strategy], self._around.endpoint.peer)
-        return await average(self._allreduce, plan, sums, self._around.events)
+    async def _snapshot(self, name: PartName) -> Snapshot | None:
+        """Our own part, or the copy of another."""
+        part = self._holding.part
+        if part is None or part.spec.name != name:
+            return await self._copying.snapshot(name)
+        return await self._around.device.run(part.snapshot)
 
     # --- what the member calls back ------------------------------------------------------------------------------
 
@@ -317,16 +304,8 @@ class Membership:
 
     async def _prepare(self, part: TrainedPart | None, record: CloseRecord) -> None:
         """Our part is here for the first time: serve it."""
-        around, roster = self._around, record.members
-        if self._settings.role == "trainer":
-            assert self._source is not None  # noqa: S101 - opened before the run was entered
-            self._role = TrainerRole(around, part, roster, self._source, self._settings.max_in_flight)
-        elif part is not None and (stage := stage_of(part.spec.name)) is not None:
-            self._role = StageRole(around, part, stage, roster)
-        if self._role is not None:
-            around.endpoint.mount(self._role.service)
-            self._member.part = self._role.part
-        self._installed.set()
+        self._holding.take(part, record)
+        self._member.part = part
 
     def _learn(self, roster: Roster) -> None:
         for member in roster.members:
@@ -336,32 +315,43 @@ class Membership:
     async def _decided(self, decision: Decision) -> None:
         """A record was decided and our part has its result: say so, serve observers, open the next step."""
         record, roster = decision.record, decision.record.members
-        inside = self._around.endpoint.peer in roster
+        inside = self._member.names(record)
         seconds = self._step_events.closed(record, took_part=self._was_member)
         if self._was_member:
             self._deadline.observe(seconds)
-        await self._observers.publish(decision)
-        await self._keep_checkpoint(record)
+        await self._copying.decided(decision)
+        if inside and self.situation.part != roster[self._around.endpoint.peer].part:
+            await self._move(record)
+        held = self._holding.part
+        await self._observers.publish(decision, None if held is None else held.spec.name)
+        await self._keeper.decided(decision, held, departed=self._member.departed)
         if record.step >= self._rules.steps or self._member.departed:
             self._around.watch.follow(())
             return
         if inside:
             self._learn(roster)
-            if roster.peers != self._followed:
-                self._followed = roster.peers
-                self._around.watch.follow(roster.peers)
-        self._desk.open_step(record.step + 1, roster, record.hash())
-        if self._role is not None:
-            self._role.open_step(record.step + 1, roster)
+            self._around.watch.follow(self._member.forking.watched(roster))
+            self._quorum.look()
+        if self._around.endpoint.peer in roster and not inside:
+            return  # an earlier life of this peer is in it, for which it votes at most
+        self._desk.open_step(record.step + 1, roster, record.hash(), record.cursors)
+        self._holding.open_step(record)
         if inside and not self._was_member:
             self._ready(record)
+
+    async def _move(self, record: CloseRecord) -> None:
+        """This record has us hold another part, of which we said that we hold a copy: all that held it are lost. Raises
+        RunEnded when the copy is gone as well."""
+        name = PartName(record.members[self._around.endpoint.peer].part or "")
+        part = await self._copying.take(name, record.step)
+        if part is None:
+            raise RunEnded(f"this peer shall hold {name} from now on, and its copy of it is lost", EXIT_ERROR)
+        self.situation.assigned(name, "all that held it are lost, and a copy was here")
+        await self._prepare(part, record)
 
     def _ready(self, record: CloseRecord) -> None:
         """This record is the first that names us."""
         around, self._was_member = self._around, True
-        if isinstance(self._role, TrainerRole):
-            with contextlib.suppress(ConfigError):  # another shard than last time: from its beginning
-                self._role.service.seek(record.cursors.get(around.endpoint.peer, (0, 0)))
         if not self._leaving.asked:
             self.situation.ready()
         seconds = around.clock.monotonic() - self._born
@@ -369,14 +359,10 @@ class Membership:
             PeerReady(part=self.situation.part, step=record.step, reason=self.situation.reason, seconds=seconds)
         )
 
-    async def _keep_checkpoint(self, record: CloseRecord) -> None:
-        held = None if self._role is None else self._role.part
-        if self._checkpoints is None or held is None:
-            return
-        if self._checkpoints.due(record.step) or self._member.departed:
-            assert self._writing is not None  # noqa: S101 - records are only decided inside run()
-            snapshot = await self._around.device.run(held.snapshot)
-            self._writing.create_task(self._checkpoints.write(snapshot, record))
+    @property
+    def copies(self) -> tuple[PartName, ...]:
+        """The parts of which this peer keeps a copy beside its own."""
+        return self._copying.parts
 
     # --- names ---------------------------------------------------------------------------------------------------
 
@@ -386,8 +372,10 @@ class Membership:
         return self._member.roster
 
     def name_of(self, peer: str) -> str:
-        """The name a peer gave itself, its id when it is not in the roster."""
-        return self.roster[peer].name if peer in self.roster else peer
+        """The name a peer gave itself; before the roster is known "the contact", else the peer's id."""
+        if peer in self.roster:
+            return self.roster[peer].name
+        return "the contact" if peer == self._contact and not len(self.roster) else peer
 
     def describe(self, error: BaseException) -> str:
         """A peer's failure, with its name."""

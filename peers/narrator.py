@@ -10,27 +10,49 @@ from pathlib import Path
 from peers.voice import Speaker
 from peers.words import command_name, count, printable
 from swarm.clock import Clock
+from swarm.errors import EXIT_DRAINED, EXIT_OK
 from swarm.events import (
+    AttemptFailed,
+    CheckpointFailed,
     CheckpointWritten,
+    CopyDropped,
+    CopyHeld,
+    CutOff,
     DaemonLost,
+    DaemonRestarted,
     DigestMismatch,
+    DiskRefused,
+    DiskTook,
+    DonorDropped,
     Draining,
     Event,
     EventSink,
     Invited,
+    LineageBegan,
+    LineageConfirmed,
+    LineageGivenUp,
     PartAssigned,
+    PeerBack,
     PeerLost,
     PeerReady,
     PeerStarted,
     PeerStopped,
+    PreemptionNotice,
+    PreemptionWatch,
+    QuorumBack,
+    QuorumLost,
     Reachability,
     RosterChanged,
     RunFound,
     RunStarted,
     StateDownloaded,
     StepClosed,
+    StepGivenUp,
     SyncProgress,
+    TermBegan,
     Waiting,
+    WorkExcluded,
+    WorkWithdrawn,
 )
 from swarm.ids import ENDS, PartName
 
@@ -50,6 +72,7 @@ class _Told:
     quarter: int = 0
     kept: CheckpointWritten | None = None
     syncing: tuple[PartName, int] | None = None
+    synced: int = 0
 
 
 class Narrator:
@@ -81,6 +104,11 @@ class Narrator:
                     self._tell(event)
             case Invited():
                 self._invite(event.invite)
+            case StateDownloaded():
+                self._told.synced = event.step
+                self._tell(event)
+            case RunStarted() if self._told.synced:
+                self._say("joined", f"the run at step {self._told.synced}: {_swarm(event)}")
             case CheckpointWritten():
                 self._told.kept = event
             case PeerStopped():
@@ -94,8 +122,11 @@ class Narrator:
     def _tell(self, event: Event) -> None:
         words = describe(event)
         if words is not None:
-            self._say_pending()
-            self._voice.say(labelled(*words))
+            self._say(*words)
+
+    def _say(self, label: str, text: str) -> None:
+        self._say_pending()
+        self._voice.say(labelled(label, text))
 
     def _say_kept(self) -> None:
         kept = self._told.kept
@@ -125,7 +156,7 @@ class Narrator:
 
     def _say_pending(self) -> None:
         event, self._told.pending = self._told.pending, None
-        if event is None:
+        if event is None or not event.microbatches:
             return
         self._told.steps_at = self._clock.monotonic()
         of = f"/{self._told.run.steps}" if self._told.run is not None else ""
@@ -157,13 +188,15 @@ def describe(event: Event) -> tuple[str, str] | None:
             made_of = f"{count(event.stages, 'stage')}, {count(event.steps, 'step')}, wire version {event.wire}"
             return "run", f"{event.name}, {event.run[:12]}: {made_of}; from {event.source}"
         case RunStarted():
-            return "started", f"{count(len(event.roster), 'peer')}, {event.parameters:,} parameters"
+            return "started", _swarm(event)
         case PeerReady():
             return "READY", _ready(event)
         case DaemonLost():
             return "lost", f"our own libp2p daemon (exit code {event.exit_code})"
+        case DaemonRestarted():
+            return "restored", f"our own libp2p daemon serves again after {event.seconds:.1f} s"
         case PeerStopped():
-            return ("done" if event.exit_code == 0 else "ended"), _said(event.reason)
+            return _end(event)
         case _:
             return _describe_place(event) or _describe_others(event)
 
@@ -174,7 +207,7 @@ def _describe_place(event: Event) -> tuple[str, str] | None:
         case Reachability():
             return "reachability", f"{event.how}{': ' if event.detail else ''}{_said(event.detail)}"
         case Waiting():
-            return "waiting", _said(event.what)
+            return ("waiting", _said(event.what)) if event.what else None
         case PartAssigned():
             return "assigned", f"{_part(event.part)}, because {_said(event.reason)}"
         case StateDownloaded():
@@ -182,6 +215,32 @@ def _describe_place(event: Event) -> tuple[str, str] | None:
             return "synced", f"{event.part} of step {event.step}: {amount}, digest verified"
         case Draining():
             return "draining", f"leaving in order, asked by {_said(event.reason)}"
+        case PreemptionWatch() | PreemptionNotice():
+            return "preemption", _said(_preemption(event))
+        case _:
+            return _describe_keeping(event)
+
+
+def _describe_keeping(event: Event) -> tuple[str, str] | None:
+    """What it keeps, and what its disk does not let it keep."""
+    match event:
+        case CopyHeld():
+            amount = f"{_megabytes(event.bytes_received)} MB in {event.seconds:.1f} s"
+            return "copying", f"{_part(event.part)} of step {event.step}, in case its replicas die: {amount}"
+        case CopyDropped():
+            return "copying", f"{_part(event.part)} no longer: {_said(event.reason)}"
+        case DonorDropped():
+            return "syncing", f"{_part(event.part)} no more from {_said(f'{event.donor}: {event.reason}')}"
+        case CheckpointFailed():
+            kept = "none is here" if event.kept is None else f"that of step {event.kept} stays"
+            return "checkpoint", f"of step {event.step} was not written: {_said(event.reason)}; {kept}"
+        case DiskRefused():
+            return (
+                "disk",
+                f"does not take {_said(event.what)}: {_said(event.reason)}; tried again while this peer lives",
+            )
+        case DiskTook():
+            return "disk", f"takes {_said(event.what)} again: nothing is missing"
         case _:
             return None
 
@@ -196,8 +255,52 @@ def _describe_others(event: Event) -> tuple[str, str] | None:
             return "roster", f"step {event.step}: {'; '.join(filter(None, changes)) or 'unchanged'}"
         case PeerLost():
             return "lost", _said(f"{event.name} ({event.peer}): {event.reason}")
+        case PeerBack():
+            return "back", _said(f"{event.name} ({event.peer}) answers again")
         case DigestMismatch():
             return "mismatch", f"replicas of {event.part} differ after step {event.step}"
+        case _:
+            return _describe_repair(event)
+
+
+def _describe_repair(event: Event) -> tuple[str, str] | None:
+    """How a step is saved whose members are lost."""
+    match event:
+        case TermBegan():
+            return "leading", _said(f"step {event.step}, in place of those that are gone: {event.reason}")
+        case AttemptFailed():
+            return "repeated", _said(f"the closing of step {event.step}: {event.reason}")
+        case WorkWithdrawn():
+            gone = count(len(event.trainers), "trainer")
+            return "withdrawn", f"what {gone} did for step {event.step}: the others do as much instead"
+        case WorkExcluded():
+            lost = f"{len(event.microbatches)} of the microbatches of step {event.step}"
+            return "excluded", _said(f"{lost}, the others do as many instead: {event.reason}")
+        case StepGivenUp():
+            held = ", ".join(f"{peer} holds {part} now" for peer, part in event.holders.items())
+            lost = " and ".join(event.lost)
+            return "given up", _said(f"step {event.step}, since {lost} had nobody left: {held}; its work is done again")
+        case CutOff():
+            return "cut off", _said(f"{event.reason}; getting the newest state")
+        case _:
+            return _describe_partition(event)
+
+
+def _describe_partition(event: Event) -> tuple[str, str] | None:
+    """What a swarm does that is cut in two."""
+    match event:
+        case QuorumLost():
+            some = f"{event.there} of {count(event.voters, 'voter')}"
+            return "no quorum", f"{some} can be reached: step {event.step} waits for a majority, nothing is lost"
+        case QuorumBack():
+            return "quorum", f"a majority is there again after {event.seconds:.0f} s: step {event.step} goes on"
+        case LineageBegan():
+            some = f"{event.there} of {count(event.voters, 'voter')}"
+            return "provisional", f"{some} go on from step {event.step} by themselves: it counts when a majority agrees"
+        case LineageConfirmed():
+            return "confirmed", f"a majority agrees with all since step {event.step}: {event.microbatches} microbatches"
+        case LineageGivenUp():
+            return "given up", _said(f"{event.microbatches} microbatches since step {event.step}: {event.reason}")
         case _:
             return None
 
@@ -207,10 +310,32 @@ def labelled(label: str, text: str) -> str:
     return printable(f"{label:<{LABEL_WIDTH}}{text}").rstrip()
 
 
+def _end(event: PeerStopped) -> tuple[str, str]:
+    """What goes wrong is said by the error that follows, with what to do: once."""
+    if EXIT_OK < event.exit_code < EXIT_DRAINED:
+        return "ended", f"with exit code {event.exit_code}; the error says why"
+    return ("done" if event.exit_code == EXIT_OK else "ended"), _said(event.reason)
+
+
+def _swarm(event: RunStarted) -> str:
+    return f"{count(len(event.roster), 'peer')}, {event.parameters:,} parameters"
+
+
 def _ready(event: PeerReady) -> str:
     swarm = command_name()
     holds = f"{_part(event.part)} at step {event.step}, after {event.seconds:.1f} s"
     return f"{holds}\n{' ' * LABEL_WIDTH}look: {swarm} status, {swarm} peers; leave: Ctrl-C, or {swarm} drain"
+
+
+def _preemption(event: PreemptionWatch | PreemptionNotice) -> str:
+    if isinstance(event, PreemptionNotice):
+        left = "" if event.deadline_s is None else f" in {event.deadline_s:.0f} s"
+        return f"{event.source}: this machine is taken back{left}"
+    if not event.source:
+        return f"no notices are watched: {event.problem}"
+    if event.problem:
+        return f"{event.source} cannot be asked for notices: {event.problem}; trying on"
+    return f"notices of {event.source} are watched"
 
 
 def _part(part: PartName | None) -> str:

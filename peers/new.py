@@ -1,8 +1,8 @@
-"""``swarm new``: from a preset or a RUN.toml to a run that others can join, served by this peer."""
+"""``swarm new``: from a preset, a RUN.toml or a checkpoint to a run that others can join, served by this peer."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from peers.join_settings import JoinSettings
 from peers.preflight import check_listen
@@ -13,6 +13,8 @@ from swarm import __version__
 from swarm.clock import SystemClock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from peers.foundation import Foundation
     from peers.founding_files import Founded
 
@@ -21,14 +23,14 @@ def new(foundation: Foundation, settings: JoinSettings, *, words: bool, json_lin
     """Found a run and serve it in the foreground until it is over; returns the exit code. Blocking.
 
     Waits for its peers for ever. ``settings`` says where it listens and lives; what is about data and stages is not
-    used. Raises ConfigError, Incompatible or StateError, having left nothing, for what cannot be run.
+    used. Raises ConfigError, Incompatible, Complaint or StateError, having left nothing, for what cannot be run.
     """
     from peers.places import home_directory, take_place
 
     say = aloud if words else silent
-    say(f"swarm {__version__}", "founds a run")
+    say(f"swarm {__version__}", "goes on with a run" if foundation.resume else "founds a run")
     check_listen(settings.listen)
-    founded = _founded(foundation)
+    founded = _founded(foundation, settings, say)
     for label, text in summary(founded):
         say(label, text)
     with take_place(home_directory(settings.home), settings.place, clock=SystemClock()) as place:
@@ -48,8 +50,11 @@ def new(foundation: Foundation, settings: JoinSettings, *, words: bool, json_lin
             listen=settings.listen,
             announce=settings.announce,
             relay=settings.relay,
+            **_resumed(founded),
             patience_s=None,
             grace_s=settings.grace,
+            preemption=settings.preemption,
+            preemption_url=settings.preemption_url,
             control=place.control.absolute(),
             verbose=words,
             json_lines=json_lines,
@@ -74,11 +79,33 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
         ("tokenizer", f"{manifest.tokenizer.digest[:16]}, from {founded.tokenizer_from}"),
         ("starts", f"when {count(start.stage_hosts, 'stage host')} and {count(start.trainers, 'trainer')} are here"),
         ("ends", f"after {count(run.steps, 'step')}"),
+        *_goes_on(founded),
     ]  # fmt: skip
 
 
-def _founded(foundation: Foundation) -> Founded:
-    # Manifests import torch: after the first line, and after what can be refused without them.
-    from peers.founding_files import load_foundation, make_run
+def _goes_on(founded: Founded) -> list[tuple[str, str]]:
+    resumed = founded.resumed
+    if resumed is None:
+        return []
+    passed_over = [("not from", why) for why in resumed.passed_over]
+    return [*passed_over, ("goes on", f"after step {resumed.step}, as kept in {resumed.directory.checkpoints}")]
 
-    return make_run(foundation, load_foundation(foundation))
+
+def _resumed(founded: Founded) -> dict[str, Any]:
+    """The settings with which a founder begins with a checkpoint."""
+    resumed = founded.resumed
+    if resumed is None:
+        return {}
+    return {"resume": resumed.step, "run_directory": resumed.directory.root.absolute()}
+
+
+def _founded(foundation: Foundation, settings: JoinSettings, say: Callable[[str, str], None]) -> Founded:
+    # Manifests import torch: after the first line, and after what can be refused without them.
+    from peers.founding_files import load_foundation, make_run, resume_run
+
+    if foundation.resume:
+        return resume_run(foundation, settings.home)
+    document = load_foundation(foundation)
+    if foundation.tokenizer is None and "tokenizer" not in document:
+        say("tokenizer", "is made from text: some seconds")
+    return make_run(foundation, document)

@@ -10,6 +10,7 @@ import asyncio
 import functools
 import logging
 import os
+import secrets
 import threading
 from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ from peers.data import shard_for
 from peers.membership import Membership
 from peers.narration import Narration
 from peers.orders import Orders
+from peers.preemption.watcher import PreemptionWatcher
 from peers.roles import Surroundings, open_shard
 from peers.settings import PeerSettings
 from peers.words import one_line, report_error
@@ -44,7 +46,7 @@ from swarm.errors import (
     SwarmError,
     Unreachable,
 )
-from swarm.events import DaemonLost, EventSink, PeerLost, PeerStarted, PeerStopped, RunFound
+from swarm.events import EventSink, PeerStarted, PeerStopped, RunFound
 from swarm.ids import PeerId, RunId
 from swarm.monitoring.lag import LoopLagProbe
 from swarm.monitoring.recorder import Recorder
@@ -59,9 +61,6 @@ from swarm.pipeline.health import Watch
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
-
-VERDICT_PATIENCE_S = 8.0
-"""How long a failed call waits for the health watch to say who is really gone, before it is reported as it is."""
 
 
 def run_peer(settings: PeerSettings) -> int:
@@ -170,7 +169,7 @@ class Node:
             relay=settings.relay,
         )
         try:
-            return await LibP2PEndpoint.open(config, self._identity, self._clock)
+            return await LibP2PEndpoint.open(config, self._identity, self._clock, self._events)
         except Unreachable as error:
             # The daemon dials them itself at its start, and gives up when none answers.
             if NO_CONTACT in error.reason:
@@ -179,13 +178,13 @@ class Node:
 
     async def _until_over(self, endpoint: LibP2PEndpoint, device: DeviceThread) -> tuple[str, int]:
         """Everything that runs beside each other; the first to fail ends the rest."""
-        watch = Watch(endpoint, self._clock)
+        watch = Watch(endpoint, self._clock, incarnation=secrets.randbits(62))
         async with asyncio.TaskGroup() as group:
             guards = [
                 group.create_task(self._watch_daemon(endpoint)),
                 group.create_task(self._watch_signals(watch)),
-                group.create_task(self._watch_peers(watch)),
                 group.create_task(LoopLagProbe(self._events, self._clock).run()),
+                group.create_task(self._watch_preemption()),
             ]
             try:
                 return await self._take_part(endpoint, device, watch)
@@ -196,20 +195,24 @@ class Node:
     # --- guards --------------------------------------------------------------------------------------------------
 
     async def _watch_daemon(self, endpoint: LibP2PEndpoint) -> None:
-        code = await endpoint.wait_daemon()
-        self._events.emit(DaemonLost(exit_code=code))
-        raise RunEnded(f"the libp2p daemon of {self._settings.name} died (exit code {code})", EXIT_UNREACHABLE)
+        reason = await endpoint.wait_daemon()
+        if not reason:
+            return  # the endpoint was closed
+        raise RunEnded(
+            f"{self._settings.name}: {reason}",
+            EXIT_UNREACHABLE,
+            check="does this machine have memory left, and may p2pd, a program of the package hivemind, run on it?",
+            remedy="Then start this peer again, with the command that started it.",
+        )
 
     async def _watch_signals(self, watch: Watch) -> None:
         reason, exit_code = await self._orders.forced()
         await watch.tell_all(self._identity.peer, reason)
         raise RunEnded(f"{self._settings.name} {reason}", exit_code)
 
-    async def _watch_peers(self, watch: Watch) -> None:
-        peer, reason = await watch.run()
-        name = self._name_of(peer)
-        self._events.emit(PeerLost(peer=peer, name=name, reason=reason))
-        raise RunEnded(f"{name} ({peer}) is gone: {reason}", EXIT_UNREACHABLE)
+    async def _watch_preemption(self) -> None:
+        watcher = PreemptionWatcher(self._clock, self._events, self._orders.by_notice)
+        await watcher.run(self._settings.preemption, self._settings.preemption_url)
 
     # --- taking part ---------------------------------------------------------------------------------------------
 
@@ -242,13 +245,7 @@ class Node:
         try:
             return await membership.run(), membership.exit_code
         except* PeerError as errors:
-            # Nobody knows yet who is really gone: the health watch gets some time for its verdict.
             error = first_leaf(errors)
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise  # the verdict is in: it ended us while this failure was on its way
-            watch.suspect_all(str(error))
-            await self._clock.sleep(VERDICT_PATIENCE_S)
             raise RunEnded(membership.describe(error), EXIT_UNREACHABLE) from error
 
     async def _be_reachable(self, endpoint: LibP2PEndpoint, through: Sequence[PeerId]) -> str:
@@ -322,13 +319,6 @@ class Node:
         self._orders.adopt(functools.partial(self._leave, endpoint, membership))
         endpoint.allow_relay(lambda peer: peer in membership.roster)
         return membership
-
-    def _name_of(self, peer: PeerId) -> str:
-        """What to call a peer: its name in the roster, else what is known of it."""
-        known = None if self._membership is None else self._membership.name_of(peer)
-        if known is not None and known != peer:
-            return known
-        return "the contact" if peer == self._contact else "a peer"
 
     def _emit_found(self, manifest: Manifest, source: PeerId) -> None:
         self._events.emit(

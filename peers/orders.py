@@ -1,4 +1,4 @@
-"""How a peer is told to leave: a signal, or a command; in order first, by force when that takes too long."""
+"""How a peer is told to leave: by a signal, a command, a notice; in order first, by force when that takes too long."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ class Orders:
         self._loop = asyncio.get_running_loop()
         self._told: asyncio.Future[int] = self._loop.create_future()
         self._forced: asyncio.Future[tuple[str, int]] = self._loop.create_future()
+        self._noticed = False
 
     def listen(self) -> None:
         """Take SIGINT, SIGTERM and SIGHUP from now on, and for good: what comes after the loop has ended changes
@@ -58,6 +59,19 @@ class Orders:
             return "stopping: it had not joined the run yet"
         return self._leave(reason, EXIT_OK)
 
+    def by_notice(self, reason: str, within_s: float | None) -> None:
+        """The machine is taken back: leave in order, and by force when that takes longer than ``within_s`` seconds
+        (None: than the grace). Exit code 75 either way. Only the first notice counts."""
+        if self._noticed:
+            return
+        self._noticed = True
+        if self._leave is None:
+            self._force(f"was told to leave before it took part: {reason}", EXIT_DRAINED)
+            return
+        self._leave(reason, EXIT_DRAINED)
+        patience = self._grace_s if within_s is None else within_s
+        self._loop.call_later(patience, self._force, f"could not leave in order in time: {reason}", EXIT_DRAINED)
+
     async def forced(self) -> tuple[str, int]:
         """(reason, exit code) when the peer must end now: order was not asked for, is not possible, or takes longer
         than the grace."""
@@ -68,7 +82,8 @@ class Orders:
             by_keyboard = self._told.result() == 128 + signal.SIGINT
             await asyncio.wait({self._forced}, timeout=None if by_keyboard else self._grace_s)
         if not self._forced.done():
-            return f"could not leave in order within {self._grace_s:g} s", self._told.result()
+            exit_code = EXIT_DRAINED if self._noticed else self._told.result()
+            return f"could not leave in order within {self._grace_s:g} s", exit_code
         return self._forced.result()
 
     async def unless_forced(self, name: str, work: Coroutine[Any, Any, ResultT]) -> ResultT:

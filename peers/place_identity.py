@@ -8,10 +8,10 @@ from pathlib import Path
 from peers.choose import choose_any
 from peers.complaint import Complaint
 from peers.names import friendly_name
-from peers.places import KEY_FILE, list_places, take_place
+from peers.places import KEY_FILE, PlaceInfo, list_places, take_place
 from peers.words import command_name
 from swarm.clock import SystemClock
-from swarm.errors import EXIT_OK
+from swarm.errors import EXIT_OK, EXIT_USAGE
 from swarm.ids import PeerId
 from swarm.network.identity import load_or_create
 
@@ -34,12 +34,36 @@ def show_identity(home: Path, wanted: str) -> PlaceIdentity:
     if not list_places(home):
         raise _none_yet(home, wanted)
     place = choose_any(home, wanted, command="id")
-    key = place.path / KEY_FILE
-    if not key.is_file():
+    if not (place.path / KEY_FILE).is_file():
         raise _none_yet(home, place.name)
+    return _identity_of(place)
+
+
+def _identity_of(place: PlaceInfo) -> PlaceIdentity:
+    key = place.path / KEY_FILE
     peer = load_or_create(key).peer
     name = place.state.name if place.state is not None and place.state.name else friendly_name(peer)
     return PlaceIdentity(place=place.name, peer=peer, name=name, key=key)
+
+
+def show_identities(home: Path) -> list[PlaceIdentity]:
+    """The identity of every place that has one; makes nothing. Raises Complaint when none has, ConfigError for a key
+    file that is no good."""
+    found = [_identity_of(place) for place in list_places(home) if (place.path / KEY_FILE).is_file()]
+    if not found:
+        raise _none_yet(home, "1")
+    return found
+
+
+def only_identity(home: Path) -> PlaceIdentity:
+    """The identity of the only place that has one. Raises Complaint when none has, and (exit code 2) when several
+    have."""
+    found = show_identities(home)
+    if len(found) == 1:
+        return found[0]
+    raise Complaint(f"there are {len(found)} places here",
+                    check="; ".join(f"{one.place}: {one.name}" for one in found),
+                    next_=f"{command_name()} id --json --place {found[0].place}", exit_code=EXIT_USAGE)  # fmt: skip
 
 
 def create_identity(home: Path, place: str) -> PlaceIdentity:

@@ -49,14 +49,35 @@ def check_listen(addresses: Sequence[str]) -> None:
             _check_bind(text, _FAMILIES[names[0]], _TRANSPORTS[names[1]], (host, port))
 
 
+def check_port(port: int) -> None:
+    """Refuse a TCP port of all interfaces that nobody could listen on, as :func:`check_listen` does, in words about
+    ``--port``. Raises ConfigError."""
+    try:
+        _bind(socket.AF_INET, socket.SOCK_STREAM, ("0.0.0.0", port))
+    except OSError as error:
+        remedy = "Choose another, or leave --port out to take any free one."
+        match error.errno:
+            case errno.EADDRINUSE:
+                allowed = f"a free port; {port} is taken{_holder(port)}"
+            case errno.EACCES:
+                allowed, remedy = "a port this user may open", f"Choose one from 1024 on. {remedy}"
+            case _:
+                allowed, remedy = "a port to listen on", f"{error.strerror or error}. {remedy}"
+        raise ConfigError("--port", port, allowed, remedy) from None
+
+
+def _bind(family: int, kind: int, place: tuple[str, int]) -> None:
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(place)
+        if kind == socket.SOCK_STREAM:
+            # With SO_REUSEADDR a port that somebody listens on is refused only here.
+            probe.listen(1)
+
+
 def _check_bind(text: str, family: int, kind: int, place: tuple[str, int]) -> None:
     try:
-        with socket.socket(family, kind) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(place)
-            if kind == socket.SOCK_STREAM:
-                # With SO_REUSEADDR a port that somebody listens on is refused only here.
-                probe.listen(1)
+        _bind(family, kind, place)
     except OSError as error:
         raise _refused(text, error, place[1]) from None
 

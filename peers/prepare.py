@@ -21,6 +21,7 @@ from peers.words import count
 from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, check_manifest, new_nonce
 from swarm.errors import ConfigError, StateError
 from swarm.models.spec import ModelConfig, SplitConfig
+from swarm.state.checkpoint_disk import write_whole
 
 HELD_OUT_FRACTION = 0.05
 _MORE_TEXT = "Give more text, or ask for fewer --trainers."
@@ -102,7 +103,7 @@ def prepare_run(shape: RunShape, corpus: Corpus, directory: RunDirectory) -> Pre
     held_out = build_shard(directory.held_out, split.held_out, tokenizer_json)
     _check_sizes(manifest, corpus.name, shards, held_out)
     try:
-        directory.tokenizer.write_bytes(tokenizer_json)
+        write_whole(directory.tokenizer, [tokenizer_json])
         write_manifest(manifest, directory.manifest)
     except OSError as error:
         raise StateError(f"{directory.root}: {error.strerror}. Check space and permissions.") from error

@@ -107,7 +107,8 @@ class Progress:
 def row(step: StepRow, usage: StepBytes | None, notes: tuple[str, ...] = ()) -> str:
     """One line of the table."""
     sent = size(usage.sent) if usage else "-"
-    cells = f"{step.step:>6}  {step.loss:>7.3f}  {amount(step.tokens_per_s):>7}  {len(step.swapped):>5}  {sent:>10}"
+    loss = "-" if step.given_up else f"{step.loss:.3f}"
+    cells = f"{step.step:>6}  {loss:>7}  {amount(step.tokens_per_s):>7}  {len(step.swapped):>5}  {sent:>10}"
     return f"{cells}  {'; '.join(notes)}".rstrip()
 
 

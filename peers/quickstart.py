@@ -240,7 +240,7 @@ class _Quickstart:
 
     def _draw(self) -> None:
         evaluation = self._evaluation
-        trained = [(row.step, row.loss) for row in self._view.steps.rows()]
+        trained = [(row.step, row.loss) for row in self._view.steps.rows() if not row.given_up]
         held_out = [
             (step, loss)
             for step, loss in ((0, evaluation.first), (evaluation.last_step, evaluation.last))
@@ -293,8 +293,12 @@ class _Quickstart:
 
     def _summary(self) -> str:
         rows = self._view.steps.rows()
-        losses = [f"{row.loss:.2f}" for row in (rows[0], rows[-1])[: len(rows)]]
-        parts = [f"{count(len(rows), 'step')}, training loss {' → '.join(losses)}"]
+        trained = [f"{row.loss:.2f}" for row in rows if not row.given_up]
+        parts = [count(len(rows), "step")]
+        if len(trained) < len(rows):
+            parts.append(f"{len(rows) - len(trained)} of them given up")
+        if trained:
+            parts.append(f"training loss {' → '.join(dict.fromkeys((trained[0], trained[-1])))}")
         if self._evaluation.first is not None and self._evaluation.last is not None:
             parts.append(f"held-out {self._evaluation.first:.2f} → {self._evaluation.last:.2f} nats per token")
         parts.append(f"{amount(self._view.tokens_per_s or 0)} tokens/s")

@@ -57,8 +57,9 @@ def build_report(facts: RunFacts, view: RunView, evaluation: Evaluation, outcome
     How it ended: ``exit_reason``, ``exit_code``, ``message``, ``failed_peer`` (name of the one to blame).
     What ran: ``run`` (id), ``directory`` (path), ``peers`` and ``stage_hosts`` (both the number of stage hosts; the
     bootstrap and the trainers come on top), ``stages``, ``trainers``, ``parameters`` (of the whole model),
-    ``steps_wanted``; ``steps``: how many were closed.
-    Learning, in nats per target token: ``losses`` (one per closed step), of them ``loss_first`` and ``loss_last``;
+    ``steps_wanted``; ``steps``: how many were closed; ``steps_given_up``: the numbers of those of which nothing counts,
+    because a part had nobody left who held it.
+    Learning, in nats per target token: ``losses`` (one per step that counts), of them ``loss_first`` and ``loss_last``;
     ``eval_first`` and ``eval_last``, on held-out text with the initial weights and with those of step
     ``eval_last_step``; ``sample``: text made up by the latter.
     Speed: ``tokens`` (target tokens of all closed steps), ``tokens_per_s`` (those after the first step, per second
@@ -77,6 +78,7 @@ def build_report(facts: RunFacts, view: RunView, evaluation: Evaluation, outcome
     are among the committed, counted more than once: 0 in every run.
     """
     rows = view.steps.rows()
+    trained = [row for row in rows if not row.given_up]
     return {
         "exit_reason": outcome.exit_reason,
         "exit_code": outcome.exit_code,
@@ -91,9 +93,10 @@ def build_report(facts: RunFacts, view: RunView, evaluation: Evaluation, outcome
         "parameters": view.parameters,
         "steps": len(rows),
         "steps_wanted": facts.steps_wanted,
-        "loss_first": rows[0].loss if rows else None,
-        "loss_last": rows[-1].loss if rows else None,
-        "losses": [row.loss for row in rows],
+        "steps_given_up": [row.step for row in rows if row.given_up],
+        "loss_first": trained[0].loss if trained else None,
+        "loss_last": trained[-1].loss if trained else None,
+        "losses": [row.loss for row in trained],
         "eval_first": evaluation.first,
         "eval_last": evaluation.last,
         "eval_last_step": evaluation.last_step,

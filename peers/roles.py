@@ -6,6 +6,7 @@ A role is built when the genesis record says which part this peer holds, and fol
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,30 +16,25 @@ from swarm.clock import Clock
 from swarm.compression.codec import codec_named
 from swarm.config import Manifest
 from swarm.device import DeviceThread
-from swarm.errors import Busy, StateError
-from swarm.events import EventSink, StateDownloaded, SyncProgress
-from swarm.ids import PartName, PeerId
+from swarm.errors import ConfigError, StateError, WrongStep
+from swarm.events import EventSink
+from swarm.ids import MicrobatchId, PartName, PeerId
+from swarm.models.passes import rehearse
+from swarm.models.spec import PartSpec
 from swarm.models.split import boundary_spec, split_model, token_spec
 from swarm.network.protocols import Endpoint
 from swarm.optimization.accumulate import AccumulatorDType
 from swarm.optimization.part import TrainedPart
-from swarm.optimization.records import CloseRecord, Contribution
+from swarm.optimization.records import Contribution
+from swarm.optimization.remote_leader import RemoteLeader
 from swarm.optimization.roster import Roster
-from swarm.optimization.step import RemoteLeader
 from swarm.pipeline.compute import BoundarySpecs, EndsCompute, StageCompute
 from swarm.pipeline.health import Watch
 from swarm.pipeline.journey import FinishedJourney, JourneyContext
 from swarm.pipeline.server import Places, StageContext, StageServer, StageSettings
 from swarm.pipeline.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
-from swarm.planning.deadlines import AdaptiveDeadline
 from swarm.security.signing import PrivateIdentity, verify
-from swarm.state.transfer import Wanted, download
-
-CHUNK_TIMEOUT_S = 30.0
-PROGRESS_EVERY_S = 0.3
-BUSY_PAUSE_S = 0.2
-"""Seconds before a busy donor is asked again."""
 
 
 async def _reachable(through: Sequence[PeerId]) -> str:
@@ -70,54 +66,23 @@ class Surroundings:
         )
 
 
-async def build_empty(around: Surroundings, name: PartName) -> TrainedPart:
-    """The part, without weights. Raises StateError for a part that the model does not have."""
-    manifest = around.manifest
+def spec_of(manifest: Manifest, name: PartName) -> PartSpec:
+    """What a part of the run's model is made of. Raises StateError for one that the model does not have."""
     spec = next((spec for spec in split_model(manifest.model, manifest.split) if spec.name == name), None)
     if spec is None:
         raise StateError(f"{name} is not a part of this run's model")
+    return spec
+
+
+async def build_empty(around: Surroundings, name: PartName) -> TrainedPart:
+    """The part, without weights. Raises StateError for a part that the model does not have."""
+    manifest = around.manifest
+    spec = spec_of(manifest, name)
     accumulator: AccumulatorDType = "float64" if manifest.run.reproducible else "float32"
+    await around.device.run(rehearse)
     return await around.device.run(
         lambda: TrainedPart(
             spec, manifest.model, manifest.optimizer, device=around.device.torch_device, accumulator=accumulator
-        )
-    )
-
-
-async def download_part(around: Surroundings, record: CloseRecord, part: TrainedPart, donor: PeerId) -> None:
-    """Install the state that ``record`` vouches for. Raises StateError or the donor's PeerError; a busy donor is asked
-    again. Progress is told a few times a second."""
-    name = part.spec.name
-    if name not in record.digests:
-        raise StateError(f"the record of step {record.step} names no {name}")
-    started = told = around.clock.monotonic()
-    wanted = Wanted(part=name, step=record.step, digest=record.digests[name], layout=part.layout)
-
-    def progress(received: int, total: int) -> None:
-        nonlocal told
-        now = around.clock.monotonic()
-        if now - told >= PROGRESS_EVERY_S or received == total:
-            told = now
-            around.events.emit(
-                SyncProgress(part=name, step=record.step, donor=donor, bytes_received=received, bytes_total=total)
-            )
-
-    while True:
-        try:
-            snapshot = await download(
-                around.endpoint, donor, wanted, chunk_timeout_s=CHUNK_TIMEOUT_S, progress=progress
-            )
-            break
-        except Busy:
-            await around.clock.sleep(BUSY_PAUSE_S)
-    await around.device.run(part.install, snapshot)
-    around.events.emit(
-        StateDownloaded(
-            part=name,
-            step=record.step,
-            donor=donor,
-            bytes_received=sum(len(buffer) for buffer in snapshot.buffers()),
-            seconds=around.clock.monotonic() - started,
         )
     )
 
@@ -147,7 +112,7 @@ class StageRole:
         )
         self.service = StageServer(settings, context, Places.of(roster.trainers, roster.stages()))
 
-    def open_step(self, step: int, roster: Roster) -> None:
+    def open_step(self, step: int, roster: Roster, cursor: tuple[int, int] | None) -> None:
         """The step that opens now, and who takes part in it."""
         self.service.open_step(step, Places.of(roster.trainers, roster.stages()))
 
@@ -168,6 +133,7 @@ class TrainerRole:
         context = JourneyContext(
             run=manifest.run_id,
             seed=manifest.run.seed,
+            target=manifest.batch.microbatches_per_step,
             stages=len(stages),
             endpoint=around.endpoint,
             device=around.device,
@@ -176,8 +142,9 @@ class TrainerRole:
             events=around.events,
             clock=around.clock,
             verify=verify,
-            deadline=AdaptiveDeadline(floor_s=10.0, ceiling_s=120.0),
             suspect=around.watch.suspect,
+            gone=lambda: around.watch.gone.keys(),
+            doubted=lambda: around.watch.doubted,
         )
         self.service = Trainer(
             context,
@@ -188,17 +155,22 @@ class TrainerRole:
             max_in_flight=in_flight,
         )
 
-    def open_step(self, step: int, roster: Roster) -> None:
-        """Who takes part in the step that opens now; its work is started by the step loop."""
-        self.service.rewire(roster.stages(), len(roster.trainers))
+    def open_step(self, step: int, roster: Roster, cursor: tuple[int, int] | None) -> None:
+        """The step that opens now, who takes part in it, and where a record says that our shard continues; its work is
+        started by the step loop."""
+        with contextlib.suppress(ConfigError):  # another shard than last time: from its beginning
+            self.service.open_step(step, roster.stages(), len(roster.trainers), cursor)
 
     async def run(self) -> None:
         """Nothing beside the steps, until cancelled."""
         await asyncio.Event().wait()
 
     async def feed(self, step: int, leader: RemoteLeader) -> None:
-        """One step's work; see :meth:`swarm.pipeline.trainer.Trainer.feed`."""
-        await self.service.feed(step, _Reports(leader))
+        """One step's work, until cancelled or the step is closed; see :meth:`swarm.pipeline.trainer.Trainer.feed`."""
+        try:
+            await self.service.feed(step, _Reports(leader))
+        except* WrongStep:
+            pass
 
 
 class _Reports:
@@ -209,6 +181,12 @@ class _Reports:
 
     async def lease(self, step: int, wanted: int) -> int:
         return await self._leader.lease(step, wanted)
+
+    async def wait_quota(self, step: int) -> None:
+        await self._leader.wait_quota(step)
+
+    async def set_aside(self, step: int, microbatch: MicrobatchId, reason: str) -> None:
+        await self._leader.put_aside(step, microbatch, reason)
 
     async def complete(self, journey: FinishedJourney) -> None:
         contribution = Contribution(

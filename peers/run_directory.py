@@ -1,7 +1,9 @@
-"""The directory of one local run: where everything lies, and how to find it again."""
+"""The directory of a run on this machine: where everything lies, and how to find it again."""
 
 from __future__ import annotations
 
+import os
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,6 +16,8 @@ from swarm.errors import ConfigError
 OUT = Path("out")
 RUNS = "runs"
 """Below a home: what this machine's peers keep of each run they joined."""
+_RUN_ID = re.compile(r"[0-9a-f]{6,64}")
+_FIRST_LINE = re.compile(r"# run ([0-9a-f]{64})\s*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,20 +95,54 @@ def create_run_directory(out: Path | None, clock: Clock) -> RunDirectory:
     return RunDirectory(root)
 
 
-def find_run_directory(given: Path | None) -> RunDirectory:
-    """The directory given, or the newest run under ``./out`` and in this machine's home. Raises ConfigError when there
-    is none."""
+def find_run_directory(given: Path | None, home: Path | str | None = None) -> RunDirectory:
+    """The directory given, else that of the run whose id begins like this, else the newest run; runs are looked for
+    under ``./out`` and in this machine's home. Raises ConfigError when there is none."""
     if given is None:
-        joined = home_directory() / RUNS
-        runs = [path.parent for root in (OUT, joined) for path in root.glob("*/run.toml")]
+        runs = known_runs(home)
         if not runs:
             remedy = f"There is none. Train one: {command_name()} quickstart, or name its directory."
-            raise ConfigError("DIR", f"{OUT} or {joined}", "a directory that holds runs", remedy)
-        given = max(runs, key=lambda path: (path.stat().st_mtime_ns, path.name))
+            raise ConfigError("DIR", f"{OUT} or {_joined(home)}", "a directory that holds runs", remedy)
+        return runs[0]
     found = RunDirectory(given)
-    if not found.manifest.is_file():
-        what = "It holds no run.toml" if given.is_dir() else "It is a file" if given.exists() else "It does not exist"
+    there = os.path.exists(given)  # not pathlib's, which raises for a name that is too long
+    if not there and _RUN_ID.fullmatch(str(given)):
+        return _by_id(str(given), home)
+    if not os.path.isfile(found.manifest):
+        what = "It holds no run.toml" if os.path.isdir(given) else "It is a file" if there else "It does not exist"
         raise ConfigError(
             "DIR", str(given), "a directory that swarm quickstart or swarm join made", f"{what}: check the path."
         )
     return found
+
+
+def known_runs(home: Path | str | None = None) -> list[RunDirectory]:
+    """Every run under ``./out`` and in this machine's home, the newest first. Reads no file."""
+    files = [file for root in (OUT, _joined(home)) for file in root.glob("*/run.toml")]
+    files.sort(key=lambda file: (file.parent.stat().st_mtime_ns, file.parent.name), reverse=True)
+    return [RunDirectory(file.parent) for file in files]
+
+
+def said_run_id(directory: RunDirectory) -> str:
+    """The run id that the first line of ``run.toml`` says, "" when it says none. Cheap and not verified: the id follows
+    from the manifest's content."""
+    try:
+        with directory.manifest.open(encoding="utf-8", errors="replace") as file:
+            found = _FIRST_LINE.match(file.readline(200))
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def _by_id(prefix: str, home: Path | str | None) -> RunDirectory:
+    found = [directory for directory in known_runs(home) if said_run_id(directory).startswith(prefix)]
+    ids = {said_run_id(directory) for directory in found}
+    if len(ids) == 1:
+        return found[0]
+    where = f"{OUT} and {_joined(home)} hold {'several such' if ids else 'none such'}"
+    raise ConfigError("DIR", prefix, "a directory, or the beginning of the id of one run",
+                      f"{where}: {command_name()} ckpt ls shows all there are.")  # fmt: skip
+
+
+def _joined(home: Path | str | None) -> Path:
+    return home_directory(home) / RUNS

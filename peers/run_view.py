@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from swarm.events import (
     CheckpointWritten,
+    Event,
     HopMoved,
     PeerLost,
     PeerStarted,
@@ -16,8 +17,10 @@ from swarm.events import (
     RunStarted,
     StateDownloaded,
     StepClosed,
+    StepGivenUp,
 )
 from swarm.monitoring.microbatches import Microbatches
+from swarm.monitoring.reader import RawEvent
 from swarm.monitoring.tail import Told
 from swarm.monitoring.views import Digests, StepTable, Traffic
 
@@ -70,17 +73,29 @@ class RunView:
                 self.stopped[told.name] = Stopped(told.record.wall, reason, code)
             case RunStarted(parameters=parameters):
                 self.parameters = parameters
-            case PeerLost(name=name, reason=reason):
-                self.lost_peers.setdefault(name, reason)
-                self._note(f"{name} lost: {reason}")
-            case HopMoved():
-                self.hops_moved += 1
-                old, new = self._name(event.old), self._name(event.new)
-                self._note(f"stage {event.stage}: work of {old} continues on {new} ({event.reason})")
             case CheckpointWritten(step=step):
                 self.checkpoint_steps.add(step)
             case StateDownloaded(step=0, bytes_received=received):
                 self.bytes_at_start += received
+            case _:
+                self._annotate(event)
+
+    def _annotate(self, event: Event | RawEvent) -> None:
+        """Note what happens on the way to the step that closes next."""
+        match event:
+            case PeerLost(name=name, reason=reason):
+                self.lost_peers.setdefault(name, reason)
+                self._note(f"{name} lost: {reason}")
+            case StepGivenUp() if event.step not in self.steps:
+                held = ", ".join(f"{self._name(peer)} holds {part} now" for peer, part in event.holders.items())
+                self._note(f"given up, {' and '.join(event.lost)} was lost: {held}")
+            case HopMoved():
+                self._moved(event)
+
+    def _moved(self, event: HopMoved) -> None:
+        self.hops_moved += 1
+        old, new = self._name(event.old), self._name(event.new)
+        self._note(f"stage {event.stage}: work of {old} continues on {new} ({event.reason})")
 
     @property
     def tokens_per_s(self) -> float | None:

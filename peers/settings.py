@@ -6,21 +6,56 @@ says on the command line, in the environment or in a file becomes this in :mod:`
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
+from peers.preemption.choice import read_choice, read_url
 from swarm.errors import ConfigError
+from swarm.schema import in_words
 
 DEVICE = r"^(cpu|cuda(:[0-9]{1,3})?)$"
 NAME = r"^[a-z0-9][a-z0-9-]{0,40}$"
+PATTERNS = {
+    DEVICE: "cpu, cuda or cuda:N",
+    NAME: "1 to 41 small letters, digits and dashes, the first no dash",
+}
+"""What they mean, in words."""
 PATIENCE_S = 120.0
+
+
+def _understood(read: Callable[[str], object]) -> Callable[[str], str]:
+    """A validator: the text itself, when ``read`` can make something of it."""
+
+    def check(text: str) -> str:
+        try:
+            read(text)
+        except ValueError as error:
+            raise PydanticCustomError("preemption", "{allowed}", {"allowed": str(error)}) from None
+        return text
+
+    return check
+
 
 Role = Literal["bootstrap", "stage", "trainer"]
 Address = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 Name = Annotated[str, StringConstraints(pattern=NAME)]
 Device = Annotated[str, StringConstraints(pattern=DEVICE)]
+Preemption = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_understood(read_choice))]
+"""What gives notice that this machine is taken back: see :func:`peers.preemption.choice.read_choice`."""
+MetadataAddress = Annotated[str, StringConstraints(max_length=1024), AfterValidator(_understood(read_url))]
+"""Where the clouds' metadata is asked for: see :func:`peers.preemption.choice.read_url`."""
 
 
 class PeerSettings(BaseModel):
@@ -34,11 +69,13 @@ class PeerSettings(BaseModel):
     ``listen`` are multiaddrs, ``announce`` those that others shall be told instead of what was found out.
     ``run_directory`` is where this machine keeps the run: manifest, tokenizer, and the checkpoints that its peers
     write every ``checkpoint_every`` steps (None: a tenth of the run) and when they end; ``{run}`` in it stands for the
-    run's name and id. ``checkpoints_kept`` older ones stay (None: all).
+    run's name and id. ``checkpoints_kept`` older ones stay (None: all). With ``resume``, a bootstrap founds the run
+    with the checkpoint of that step there.
     ``max_in_flight`` bounds a trainer's journeys; None lets it choose from what it measures. ``grace_s`` bounds how
-    long it may take to leave in order after SIGTERM; 0 leaves at once. ``control`` is the socket on which it answers
-    ``swarm status``; None: it does not. On stdout ``verbose`` tells what happens, ``json_lines`` writes
-    every event.
+    long it may take to leave in order after SIGTERM; 0 leaves at once. ``preemption`` is what gives notice that this
+    machine is taken back; ``preemption_url`` where a cloud is asked, None: where clouds answer. ``control`` is the
+    socket on which it answers ``swarm status``; None: it does not. On stdout ``verbose`` tells what happens,
+    ``json_lines`` writes every event.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -61,9 +98,12 @@ class PeerSettings(BaseModel):
     run_directory: Path | None = None
     checkpoint_every: Annotated[int, Field(ge=1)] | None = None
     checkpoints_kept: Annotated[int, Field(ge=1)] | None = None
+    resume: Annotated[int, Field(ge=0)] | None = None
     max_in_flight: Annotated[int, Field(ge=1, le=100_000)] | None = None
     patience_s: Annotated[float, Field(gt=0)] | None = PATIENCE_S
     grace_s: Annotated[float, Field(ge=0)] = 0.0
+    preemption: Preemption = "none"
+    preemption_url: MetadataAddress | None = None
     control: Path | None = None
     verbose: bool = False
     json_lines: bool = False
@@ -100,6 +140,10 @@ def check_settings(settings: PeerSettings) -> None:
         raise ConfigError("stage", settings.stage, "only for role stage", f"Leave it out for a {settings.role}.")
     if settings.data is not None and settings.role != "trainer":
         raise ConfigError("data", str(settings.data), "only for role trainer", f"A {settings.role} reads no data.")
+    if settings.resume is not None and (settings.role != "bootstrap" or settings.run_directory is None):
+        allowed = "only for role bootstrap, together with run_directory"
+        raise ConfigError("resume", settings.resume, allowed, "Say where the checkpoint is.")
+    check_preemption_url("preemption_url", settings.preemption, settings.preemption_url)
     if settings.checkpoint_every is not None and settings.run_directory is None:
         raise ConfigError(
             "checkpoint_every",
@@ -109,11 +153,19 @@ def check_settings(settings: PeerSettings) -> None:
         )
 
 
+def check_preemption_url(key: str, preemption: str, url: str | None) -> None:
+    """Refuse a URL that nothing would be asked at: whoever gives it believes that a cloud is watched. Raises
+    ConfigError."""
+    if url is not None and not read_choice(preemption).clouds:
+        remedy = f"preemption is {preemption}: say which cloud it is, or leave the URL out."
+        raise ConfigError(key, url, "only with preemption aws, gcp, azure or auto", remedy)
+
+
 def explain(error: ValidationError, remedy: str = "Correct it.") -> ConfigError:
     """A failed validation of settings as the ConfigError of its first mistake."""
     first = error.errors(include_url=False)[0]
     key = str(first["loc"][0]) if first["loc"] else "settings"
     if first["type"] == "missing":
         return ConfigError(key, None, "a value: it has no default", "Give one.")
-    message = "no such key" if first["type"] == "extra_forbidden" else first["msg"][0].lower() + first["msg"][1:]
+    message = "no such key" if first["type"] == "extra_forbidden" else in_words(first, PATTERNS)
     return ConfigError(key, first["input"], message, remedy)

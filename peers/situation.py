@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from peers.standing import Phase
-from swarm.events import Draining, EventSink, PartAssigned, Reachability, Waiting
+from swarm.events import DiskRefused, DiskTook, Draining, EventSink, PartAssigned, Reachability, Waiting
 from swarm.ids import PartName
 from swarm.optimization.records import CloseRecord
 
 
 @dataclass(slots=True)
 class Situation:
-    """One peer's own view of itself. ``loss`` and ``tokens_per_s`` are of the newest closed step."""
+    """One peer's own view of itself. ``loss`` and ``tokens_per_s`` are of the newest closed step; ``disk`` is
+    what the disk does not take, with the reason."""
 
     events: EventSink
     phase: Phase = "starting"
@@ -23,6 +24,7 @@ class Situation:
     step: int = 0
     loss: float | None = None
     tokens_per_s: float | None = None
+    disk: dict[str, str] = field(default_factory=dict)
 
     def wait_for(self, what: str) -> None:
         """Say what this peer waits for; nothing is said twice."""
@@ -31,6 +33,19 @@ class Situation:
         self.waiting_for = what
         if self.phase == "starting":
             self.phase = "waiting"
+
+    def awaited(self) -> str:
+        """What this peer waits for, for those who ask it."""
+        return self.waiting_for
+
+    def disk_refuses(self, what: str, reason: str) -> None:
+        """The disk does not take something, and why; "": it takes it again. Nothing is said twice."""
+        if bool(reason) != (what in self.disk):
+            self.events.emit(DiskRefused(what=what, reason=reason) if reason else DiskTook(what=what))
+        if reason:
+            self.disk[what] = reason
+        else:
+            self.disk.pop(what, None)
 
     def assigned(self, part: PartName | None, reason: str) -> None:
         """It is known what this peer holds."""
@@ -54,5 +69,5 @@ class Situation:
     def closed(self, record: CloseRecord, seconds: float) -> None:
         """A step was closed, ``seconds`` after it opened."""
         self.step = record.step
-        if record.step:
+        if record.committed:
             self.loss, self.tokens_per_s = record.loss, record.tokens / max(seconds, 1e-9)

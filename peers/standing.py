@@ -16,8 +16,9 @@ SCHEMA = 1
 class Standing:
     """One peer, now. ``waiting_for`` is empty unless it waits; ``reason`` says why it holds its part.
 
-    ``reachability`` is in words; ``loss`` and ``tokens_per_s`` are of the last closed step, None before the first;
-    ``started`` is seconds since the epoch.
+    ``copies`` are the other parts of which it keeps a copy. ``reachability`` is in words, and so is ``disk``: what this
+    machine's disk does not take, empty when it takes all. ``loss`` and ``tokens_per_s`` are of the last closed step,
+    None before the first; ``started`` is seconds since the epoch.
     """
 
     schema: int = SCHEMA
@@ -31,6 +32,7 @@ class Standing:
     run_name: str
     part: str | None
     reason: str
+    copies: tuple[str, ...] = ()
     step: int
     steps: int
     loss: float | None
@@ -39,17 +41,20 @@ class Standing:
     addresses: tuple[str, ...]
     reachability: str
     started: float
+    disk: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberStanding:
     """One peer of the run as another sees it. ``state`` is member, waiting or draining; ``link`` is how this peer
-    reaches it: self, direct, relayed, or unknown when it never had to."""
+    reaches it: self, direct, relayed, or unknown when it never had to. ``copies`` are the parts of which it has to keep
+    a copy."""
 
     name: str
     peer: str
     role: str
     part: str | None
+    copies: tuple[str, ...] = ()
     state: str
     link: str
     addresses: tuple[str, ...]

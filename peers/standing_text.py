@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from peers.look import Seen
 from peers.place_state import PlaceState
 from peers.standing import MemberStanding, Standing
-from peers.words import amount, count, one_line, short_address
+from peers.words import amount, command_name, count, one_line, short_address
 
 NO_PART = "no part"
 
@@ -28,6 +28,13 @@ def status_lines(seen: Sequence[Seen]) -> list[str]:
         lines += [*([""] if live else []), "not running"]
         lines += [f"  {line}" for line in table([(one.place.name, one.place.title, _end(one)) for one in ended])]
     return lines
+
+
+def hidden_line(number: int) -> list[str]:
+    """What is left out, when anything is."""
+    if not number:
+        return []
+    return ["", f"not shown: {count(number, 'peer')} that ended more than a day ago ({command_name()} status --all)"]
 
 
 def detail_lines(seen: Seen) -> list[str]:
@@ -98,16 +105,21 @@ def _row(seen: Seen) -> tuple[str, ...]:
 def _remarks(seen: Seen) -> list[str]:
     if seen.trouble is not None:
         return [f"{seen.trouble.cause}; {seen.trouble.check}"]
-    if seen.standing is not None and seen.standing.waiting_for:
-        return [f"waiting: {one_line(seen.standing.waiting_for)}"]
-    return []
+    standing = seen.standing
+    if standing is None:
+        return []
+    copies = ", ".join(standing.copies)
+    facts = [("waiting", standing.waiting_for), ("the disk does not take", standing.disk), ("copies", copies)]
+    return [f"{label}: {one_line(text)}" for label, text in facts if text]
 
 
 def _facts(standing: Standing) -> list[tuple[str, str]]:
     facts = [
         ("waiting", standing.waiting_for),
+        ("disk", f"does not take {standing.disk}" if standing.disk else ""),
         ("role", standing.role),
         ("part", f"{standing.part or NO_PART}{f', because {standing.reason}' if standing.reason else ''}"),
+        ("copies", ", ".join(standing.copies)),
         ("run", f"{_run(standing.run_name, standing.run)}, {count(standing.members, 'member')}"),
         ("step", _step(standing)),
         ("loss", "" if standing.loss is None else f"{standing.loss:.3f}"),
@@ -139,7 +151,8 @@ def _end(seen: Seen) -> str:
 
 def _member(member: MemberStanding) -> tuple[str, ...]:
     where = short_address(member.addresses[0]) if member.addresses else f"{member.peer[:6]}…{member.peer[-6:]}"
-    return (member.name, member.role, member.state, member.link, where)
+    copies = f"copies: {', '.join(member.copies)}" if member.copies else ""
+    return (member.name, member.role, member.state, member.link, where, copies)
 
 
 def _part_order(part: str | None) -> tuple[int, int, str]:

@@ -6,10 +6,11 @@ from typing import Any
 
 from peers.roles import Surroundings
 from peers.situation import Situation
-from swarm.events import LinkUsage, RosterChanged, RunStarted, StepClosed
+from swarm.events import LinkUsage, RosterChanged, RunStarted, StepClosed, StepGivenUp
 from swarm.models.flops import model_parameter_count
 from swarm.optimization.records import CloseRecord
-from swarm.optimization.roster import Member, Roster
+from swarm.optimization.roster import TRAINERS, Member, Roster, lost_parts
+from swarm.optimization.succession import owner
 
 
 class StepEvents:
@@ -53,8 +54,16 @@ class StepEvents:
         if joined or left:
             self._around.events.emit(RosterChanged(step=record.step, joined=joined, left=left))
 
+    def _given_up(self, record: CloseRecord, before: Roster, after: Roster) -> None:
+        lost = lost_parts(before, record.absent)
+        held = {peer: after[peer].part or after[peer].role for peer in after.peers}
+        new = {peer: part for peer, part in held.items() if part in lost or (part == "trainer" and TRAINERS in lost)}
+        self._around.events.emit(StepGivenUp(step=record.step, lost=lost, holders=new))
+
     def _step(self, record: CloseRecord, before: Roster, seconds: float) -> None:
         events = self._around.events
+        if record.void:
+            self._given_up(record, before, record.members)
         events.emit(
             StepClosed(
                 step=record.step,
@@ -65,7 +74,7 @@ class StepEvents:
                 clip=record.clip,
                 lr=record.lr,
                 digests=dict(record.digests),
-                leader=before.leader(record.step),
+                leader=owner(before, record.step, record.term),
                 record=record.hash(),
                 seconds=seconds,
             )

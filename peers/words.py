@@ -6,10 +6,11 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from peers.complaint import Complaint
-from swarm.errors import ConfigError, RunEnded, SwarmError
+from swarm.errors import EXIT_UNREACHABLE, ConfigError, RunEnded, SwarmError
 
 SAMPLE_WIDTH = 300
 VALUE_WIDTH = 120
@@ -44,9 +45,20 @@ def report_error(error: SwarmError) -> None:
         case Complaint():
             print_error(error.cause, check=error.check, next_=error.next)
         case RunEnded():
-            print_error(error.reason, check=error.check, next_=error.remedy)
+            print_error(error.reason, check=error.check, next_=error.remedy or _after(error))
         case _:
             print_error(str(error))
+
+
+def _after(ended: RunEnded) -> str:
+    """What to do when peers cannot be reached and the error itself does not know."""
+    if ended.exit_code != EXIT_UNREACHABLE:
+        return ""
+    swarm = command_name()
+    return (
+        f"look whether the run goes on: {swarm} peers (here, or where another of its peers runs). If it does, start "
+        f"this one again as before: it is the same peer then. What was learned is kept: {swarm} sample"
+    )
 
 
 def _shown(value: object) -> str:
@@ -100,6 +112,12 @@ def age_of_checkpoint(step: int, closed: int | None) -> str | None:
 def count(number: int, noun: str) -> str:
     """``1 trainer``, ``2 trainers``."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(names: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``; empty for none."""
+    *first, last = names or ("",)
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def amount(value: float) -> str:

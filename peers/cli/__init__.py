@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 
@@ -20,5 +21,13 @@ def main() -> None:
         code = run(sys.argv[1:])
     except Interrupted as interrupt:
         code = interrupt.exit_code
+        _say(f"interrupted by {interrupt.said}")
     silence()
     sys.exit(code)
+
+
+def _say(line: str) -> None:
+    # A terminal that closed takes no more lines.
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()

@@ -7,8 +7,10 @@ from typing import Annotated
 
 import typer
 
+from peers.cli.ckpt import ckpt
 from peers.cli.data import data
 from peers.cli.drain import drain
+from peers.cli.history import history
 from peers.cli.identity import identity
 from peers.cli.invite import invite
 from peers.cli.join import join
@@ -57,8 +59,10 @@ app.command(cls=LightCommand, epilog=_EPILOG)(peers)
 app.command(cls=LightCommand, epilog=_EPILOG)(drain)
 app.command(cls=LightCommand, epilog=_EPILOG)(invite)
 app.command("id", cls=LightCommand, epilog=_EPILOG)(identity)
+app.command(epilog=_EPILOG)(history)
 app.command(epilog=_EPILOG)(sample)
 app.add_typer(data, name="data", epilog=_EPILOG)
+app.add_typer(ckpt, name="ckpt", epilog=_EPILOG)
 
 
 def run(arguments: Sequence[str]) -> int:

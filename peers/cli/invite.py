@@ -14,13 +14,13 @@ def invite(peer: Peer = None, home: Home = None) -> None:
 
     Example: swarm invite > invite.txt
     """
-    from peers.choose import choose_live
+    from peers.choose import choose_speaker
     from peers.control_client import ask
     from peers.invite import parse_invite
     from peers.places import home_directory
     from peers.words import print_error
 
-    place = choose_live(home_directory(home), peer, command="invite")
+    place = choose_speaker(home_directory(home), peer, command="invite")
     text = str(ask(place.control, "invite", who=place.described))
     print(text, flush=True)
     print("Whoever has it can join this run. On another machine: swarm join INVITE", file=sys.stderr)

@@ -9,7 +9,20 @@ from typing import Annotated
 import typer
 
 from peers.cli.options import Home
-from peers.cli.peer_options import Announce, AsEvents, Config, Grace, Listen, PeerName, Place, Port, Quiet, Relay
+from peers.cli.peer_options import (
+    Announce,
+    AsEvents,
+    Config,
+    Grace,
+    Listen,
+    PeerName,
+    Place,
+    Port,
+    Preemption,
+    PreemptionUrl,
+    Quiet,
+    Relay,
+)
 
 
 class Role(StrEnum):
@@ -59,6 +72,8 @@ def join(
         int | None, typer.Option(metavar="N", help="Most microbatches a trainer has on their way.")
     ] = None,
     grace: Grace = None,
+    preemption: Preemption = None,
+    preemption_url: PreemptionUrl = None,
     config: Config = None,
     quiet: Quiet = False,
     as_json: AsEvents = False,
@@ -92,6 +107,8 @@ def join(
             "checkpoint_every": checkpoint_every,
             "max_in_flight": max_in_flight,
             "grace": grace,
+            "preemption": preemption,
+            "preemption_url": preemption_url,
         },
         config,
     )

@@ -8,11 +8,28 @@ from typing import Annotated
 import typer
 
 from peers.cli.options import Home
-from peers.cli.peer_options import Announce, AsEvents, Config, Grace, Listen, Place, Port, Quiet, Relay
+from peers.cli.peer_options import (
+    Announce,
+    AsEvents,
+    Config,
+    Grace,
+    Listen,
+    Place,
+    Port,
+    Preemption,
+    PreemptionUrl,
+    Quiet,
+    Relay,
+)
 
 
 def new(
-    run: Annotated[Path | None, typer.Argument(metavar="RUN.toml", help="The run's manifest.")] = None,
+    run: Annotated[
+        Path | None, typer.Argument(metavar="RUN.toml", help="The run's manifest; with --resume its directory.")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a run whose peers are all gone, from its newest checkpoint.")
+    ] = False,
     preset: Annotated[
         str | None, typer.Option(metavar="NAME", help="Instead of a file: tiny, small or medium.")
     ] = None,
@@ -36,6 +53,8 @@ def new(
     announce: Announce = None,
     relay: Relay = None,
     grace: Grace = None,
+    preemption: Preemption = None,
+    preemption_url: PreemptionUrl = None,
     config: Config = None,
     quiet: Quiet = False,
     as_json: AsEvents = False,
@@ -45,10 +64,15 @@ def new(
     Prints the invite and what to type elsewhere, waits for the peers that the run needs, and starts it. Listens on all
     interfaces: whoever can reach this machine and has the invite can join.
 
+    With --resume it is the run kept in a directory, or whose id begins like what is given, or the newest here.
+
     Example: swarm new --preset tiny --steps 100
     """
     from peers.join_settings import listen_on, load_join_settings
+    from peers.presets import refuse_as_file
 
+    if not resume:
+        refuse_as_file(run)
     settings = load_join_settings(
         {
             "home": home,
@@ -57,6 +81,8 @@ def new(
             "announce": tuple(announce) if announce else None,
             "relay": None if relay is None else relay.value,
             "grace": grace,
+            "preemption": preemption,
+            "preemption_url": preemption_url,
         },
         config,
     )
@@ -71,5 +97,7 @@ def new(
     from peers.foundation import Foundation
     from peers.new import new as run_new
 
-    foundation = Foundation(preset=preset, file=run, changes=changes, tokenizer=tokenizer, texts=tuple(text or ()))
+    foundation = Foundation(
+        preset=preset, file=run, changes=changes, tokenizer=tokenizer, texts=tuple(text or ()), resume=resume
+    )
     raise typer.Exit(run_new(foundation, settings, words=not quiet and not as_json, json_lines=as_json))

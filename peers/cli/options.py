@@ -17,7 +17,7 @@ Home = Annotated[
 Peer = Annotated[
     str | None,
     typer.Option(
-        "--peer", metavar="PEER", help="Its name, its place, or how its peer id begins; needed when several run here."
+        "--peer", metavar="PEER", help="Its name, its place, or how its peer id begins.  [default: the only one]"
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON, nothing else.")]

@@ -44,6 +44,21 @@ Grace = Annotated[
         "--grace", metavar="S", min=0, help="Seconds to leave in order after Ctrl-C or SIGTERM.  [default: 60]"
     ),
 ]
+Preemption = Annotated[
+    str | None,
+    typer.Option(
+        "--preemption",
+        metavar="WHAT",
+        help="What gives notice that this machine is taken back, for the peer to leave in time: aws, gcp, azure, auto "
+        "(whichever answers), file:PATH, command:CMD (exit code 0 is the notice) or none.  [default: none]",
+    ),
+]
+PreemptionUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--preemption-url", metavar="URL", help="Where a cloud's metadata is.  [default: http://169.254.169.254]"
+    ),
+]
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML file with any of these.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 AsEvents = Annotated[bool, typer.Option("--json", help="Print every event as a line of JSON, nothing else.")]

@@ -13,18 +13,19 @@ SCHEMA = 1
 def peers(peer: Peer = None, home: Home = None, as_json: AsJson = False) -> None:
     """Show the whole swarm, by part.
 
-    As a peer of this machine sees it, with how it reaches the others.
+    As a peer of this machine sees it, with how it reaches the others. Without --peer any peer of the run will do;
+    where peers of several runs live, say which.
 
     Example: swarm peers --json
     """
-    from peers.choose import choose_live
+    from peers.choose import choose_speaker
     from peers.control_client import ask
     from peers.look import members_from, standing_from
     from peers.places import home_directory
     from peers.standing import Standing
     from peers.standing_text import member_lines
 
-    place = choose_live(home_directory(home), peer, command="peers")
+    place = choose_speaker(home_directory(home), peer, command="peers")
     standing = standing_from(Standing, ask(place.control, "status", who=place.described), place.described)
     members = members_from(ask(place.control, "peers", who=place.described), place.described)
     if not as_json:

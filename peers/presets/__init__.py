@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import tomllib
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
+from peers.words import command_name
 from swarm.errors import ConfigError
 
 
@@ -22,6 +24,13 @@ def load_preset(name: str) -> dict[str, Any]:
         remedy = "Choose one of these, or write your own: a RUN.toml in place of --preset."
         raise ConfigError("--preset", name, f"one of {known}", remedy)
     return tomllib.loads(_text(name))
+
+
+def refuse_as_file(given: Path | None) -> None:
+    """Raises ConfigError for the name of a preset where a RUN.toml belongs, and no file is called so."""
+    if given is not None and str(given) in _found() and not given.exists():
+        remedy = f"There is no file of that name. The preset is meant? Then: {command_name()} new --preset {given}"
+        raise ConfigError("RUN.toml", str(given), "a file; presets are named by --preset", remedy)
 
 
 def preset_purpose(name: str) -> str:

@@ -1,7 +1,8 @@
 """A whole fake swarm: peers that write the events a real run would, and the bootstrap its checkpoints.
 
-How it goes is read from the environment: ``FAKE_FAULT``, ``<peer> <what>``, makes that peer misbehave in step 2;
-``pause`` alone keeps every peer waiting in step 2 until it is told to stop; ``no-checkpoint`` alone writes none.
+How it goes is read from the environment: ``FAKE_FAULT``, ``<peer> <what>``, makes that peer misbehave in step 2, and
+the others give up, unless ``what`` is ``fall``: then they do without it. ``pause`` alone keeps every peer waiting in
+step 2 until it is told to stop; ``no-checkpoint`` alone writes none.
 """
 
 from __future__ import annotations
@@ -74,14 +75,18 @@ class _Fake:
             signal.pause()
         name, _, what = fault.partition(" ")
         if name == self.settings.name:
-            if what == "kill":
+            (self.root / "struck").touch()
+            if what in ("kill", "fall"):
                 os.kill(os.getpid(), signal.SIGKILL)
             if what == "leave":
                 self.emit("PeerStopped", reason="left", exit_code=0)
                 return 0
             raise ValueError("a bug in the peer")
-        if what:
-            signal.pause()
+        if what and what != "fall":
+            while not (self.root / "struck").exists():
+                signal.sigtimedwait([], 0.01)
+            self.emit("PeerStopped", reason=f"cannot do without {name}", exit_code=3)
+            return 3
         return None
 
     def close(self, step: int) -> None:

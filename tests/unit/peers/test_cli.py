@@ -94,4 +94,5 @@ def test_cli_interrupted_while_importing_exits_without_a_traceback(number: signa
         "main()\n"
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=os.environ)
-    assert (result.returncode, result.stderr) == (128 + number, "")
+    said = {signal.SIGINT: "interrupted by Ctrl-C\n", signal.SIGTERM: "interrupted by SIGTERM\n"}
+    assert (result.returncode, result.stderr) == (128 + number, said[number])

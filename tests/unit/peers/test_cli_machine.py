@@ -19,8 +19,9 @@ from peers.cli.app import run
 from peers.complaint import Complaint
 from peers.farewell import follow
 from peers.look import Seen, look_at_all, members_from
-from peers.places import PlaceInfo, list_places, look_at_place
+from peers.places import PlaceInfo, list_places, look_at_place, take_place
 from peers.standing_text import detail_lines, member_lines, status_lines
+from swarm.clock import SystemClock
 from tests.harness.standing_peer import INVITE, PEER, RUN, running, standing
 
 HEAVY = ("torch", "hivemind", "pydantic", "multiaddr", "cryptography", "asyncio", "rich", "uvloop", "numpy")
@@ -33,6 +34,16 @@ try:
 finally:
     print("heavy:", ",".join(sorted(set(sys.modules) & set({heavy!r}))), file=sys.stderr)
 """
+
+
+class At(SystemClock):
+    """The machine's clock at another moment (seconds since the epoch)."""
+
+    def __init__(self, moment: float) -> None:
+        self._moment = moment
+
+    def wall(self) -> float:
+        return self._moment
 
 
 @pytest.fixture(autouse=True)
@@ -226,19 +237,69 @@ def test_members_from_what_is_no_list_of_them_complain(answer: object) -> None:
 # --- with several, and with none -------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def stranger(home: Path) -> Iterator[subprocess.Popen[str]]:
+    with running(home, "--place", "gpu", "--name", "keen-mole", "--number", "2", "--run", "ab" * 32) as process:
+        yield process
+
+
 @pytest.mark.parametrize("command", ["peers", "drain", "invite"])
-def test_commands_with_several_peers_ask_which(
-    otter: subprocess.Popen[str], mole: subprocess.Popen[str], capsys: pytest.CaptureFixture[str], command: str
+def test_commands_with_peers_of_several_runs_ask_which(
+    otter: subprocess.Popen[str], stranger: subprocess.Popen[str], capsys: pytest.CaptureFixture[str], command: str
 ) -> None:
     assert run([command]) == 2
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert f"brave-otter (place 1, pid {otter.pid}); keen-mole (place gpu, pid {mole.pid})" in shown.err
+    assert (
+        f"brave-otter (place 1, pid {otter.pid}) in tiny ({RUN[:12]}); keen-mole (place gpu, pid {stranger.pid})"
+        in shown.err
+    )
     example = "NAME" if command == "drain" else "brave-otter"
     assert f"{command} --peer {example}" in shown.err
     assert run([command, "--peer", "12D3KooWLbT7"]) == 2
     assert "that '12D3KooWLbT7' could mean" in capsys.readouterr().err
     assert run(["invite", "--peer", "gpu"]) == 0
+
+
+def test_commands_with_several_peers_of_one_run_ask_any_that_answers(
+    otter: subprocess.Popen[str], mole: subprocess.Popen[str], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["invite"]) == 0
+    assert capsys.readouterr().out == f"{INVITE}\n"
+    (home / "1" / "control.sock").unlink()  # brave-otter is only starting
+    assert run(["peers"]) == 0
+    assert "as keen-mole sees it" in capsys.readouterr().out
+    assert run(["drain"]) == 2
+    assert "there are 2 peers here" in capsys.readouterr().err
+
+
+def test_status_hides_what_ended_long_ago_unless_asked(
+    otter: subprocess.Popen[str], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = Path(home / "1" / "place.json").stat().st_mtime
+    for name, age in (("late", 3600.0), ("long", 90_000.0)):
+        with take_place(home, name, clock=At(now - age)) as place:
+            place.open_session(name=f"{name}-gone", peer=PEER.format(3), role="stage")
+            place.ended("every step is closed", 0)
+    assert run(["status"]) == 0
+    shown = capsys.readouterr().out
+    assert "late-gone" in shown
+    assert "long-gone" not in shown
+    assert shown.splitlines()[-1].startswith("not shown: 1 peer that ended more than a day ago (")
+    assert run(["status", "--all"]) == 0
+    shown = capsys.readouterr().out
+    assert "long-gone" in shown
+    assert "not shown" not in shown
+    assert run(["status", "--json"]) == 0
+    assert [place["place"] for place in _document(capsys)["places"]] == ["1", "late", "long"]
+
+
+def test_status_of_a_peer_killed_long_ago_is_hidden_too(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    take_place(home, "1", clock=At(1_700_000_000.0)).close()
+    assert run(["status"]) == 3
+    shown = capsys.readouterr()
+    assert shown.out.startswith("not shown: 1 peer")
+    assert shown.err.startswith("error: no peer runs here")
 
 
 def test_status_lists_the_live_and_the_ended(
@@ -292,6 +353,21 @@ def test_id_makes_nothing_unless_asked(home: Path, capsys: pytest.CaptureFixture
     assert not place.live
     assert run(["id"]) == 0
     assert made["peer"] in capsys.readouterr().out
+
+
+def test_id_of_several_places_lists_them_and_as_json_wants_one(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for place in ("1", "gpu"):
+        assert run(["id", "--create", "--place", place]) == 0
+    capsys.readouterr()
+    assert run(["id"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[1] for line in lines if line.startswith("place")] == ["1", "gpu"]
+    assert run(["id", "--json"]) == 2
+    shown = capsys.readouterr()
+    assert (shown.out, "there are 2 places here" in shown.err) == ("", True)
+    assert "id --json --place 1" in shown.err
+    assert run(["id", "--json", "--place", "gpu"]) == 0
+    assert _document(capsys)["place"] == "gpu"
 
 
 @pytest.mark.parametrize(("arguments", "code"), [(["--place", "../x", "--create"], 2), (["--place", "2"], 3)])

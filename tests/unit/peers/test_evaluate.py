@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
+from peers.complaint import Complaint
 from peers.evaluate import Sampling, load_checkpoint, sample_text
 from peers.manifest_file import write_manifest
 from peers.prepare import RunShape, make_manifest
@@ -56,6 +57,26 @@ def test_checkpoint_all_torn_says_so(run: RunDirectory) -> None:
         _tear(run, step)
     with pytest.raises(StateError, match="no checkpoint is complete"):
         load_checkpoint(run)
+
+
+def test_checkpoint_whose_parts_are_elsewhere_names_them_and_where_they_belong(run: RunDirectory) -> None:
+    for step in (0, 3):
+        for part in ("stage-1", "ends"):
+            (run.checkpoints / f"step-{step:08d}" / f"{part}.safetensors").unlink()
+    with pytest.raises(
+        Complaint, match="no step is complete here: the newest, step 3 lacks stage-1 and ends"
+    ) as newest:
+        load_checkpoint(run)
+    assert str(run.checkpoints / "step-00000003") in newest.value.next
+    assert "stage-1.safetensors ends.safetensors" in newest.value.next
+    with pytest.raises(Complaint, match="step 0 lacks stage-1 and ends here"):
+        load_checkpoint(run, 0)
+
+
+def test_checkpoint_newest_lacks_a_part_that_is_said_beside_the_older_one(run: RunDirectory) -> None:
+    (run.checkpoints / "step-00000003" / "stage-1.safetensors").unlink()
+    older = load_checkpoint(run)
+    assert (older.step, older.passed_over) == (0, "step 3, which lacks stage-1 here")
 
 
 def test_checkpoint_of_a_step_that_was_not_kept_lists_those_that_were(run: RunDirectory) -> None:

@@ -188,6 +188,29 @@ def test_join_invite_of_another_version_is_incompatible(
     assert started == []
 
 
+def test_join_a_run_that_ended_here_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lives = iter([(True, 0), (False, 3), (False, 3)])
+
+    def run_peer(settings: PeerSettings) -> int:
+        closed, code = next(lives)
+        events: list[dict[str, object]] = [{"kind": "RunFound", "run": RUN, "name": "mine", "steps": 6}]
+        events += [{"kind": "StepClosed", "step": step} for step in (5, 6)] if closed else []
+        (settings.home / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        return code
+
+    monkeypatch.setattr("peers.node.run_peer", run_peer)
+    home = ["--home", str(tmp_path)]
+    assert run(["join", INVITE, "--place", "a", *home]) == 0
+    assert capsys.readouterr().err == ""
+    assert run(["join", INVITE, "--place", "b", *home]) == 3
+    assert "note: this run ended here at step 6, its last" in capsys.readouterr().err
+    other = Invite(run=RunId("cd" * 32), name="other", at=(ADDRESS,)).text()
+    assert run(["join", other, "--place", "b", *home]) == 3
+    assert capsys.readouterr().err == ""
+
+
 # --- ports -----------------------------------------------------------------------------------------------------------
 
 

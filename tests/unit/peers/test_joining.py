@@ -11,9 +11,22 @@ import pytest
 from peers import joining
 from peers.joining import MAX_FAILURES, Joining
 from peers.situation import Situation
-from swarm.errors import EXIT_UNREACHABLE, EXIT_USAGE, Busy, Refused, RunEnded, StateError, Unreachable, WrongStep
-from swarm.ids import PeerId
+from swarm.errors import (
+    EXIT_OK,
+    EXIT_UNREACHABLE,
+    EXIT_USAGE,
+    Busy,
+    Refused,
+    RunEnded,
+    StateError,
+    Unreachable,
+    Violation,
+    WrongStep,
+)
+from swarm.ids import PeerId, stage_part
 from swarm.optimization.changes import Admission
+from swarm.optimization.copies import copy_holders
+from swarm.optimization.observation import RunStanding
 from swarm.optimization.observer import ObserverContext
 from swarm.optimization.records import CloseRecord, Decision
 from swarm.optimization.roster import Roster
@@ -28,25 +41,44 @@ NAMED = Roster([*ROSTER.members, listed(JOINER)])
 
 
 class Scripted:
-    """An observer whose donor does what the test says; raising is one of the things."""
+    """An observer whose donors do what the test says; raising is one of the things."""
 
-    def __init__(self, world: World, donor: PeerId, name: str | None) -> None:
-        self.world, self.donor, self.name = world, donor, name
+    def __init__(self, world: World, donors: Sequence[PeerId], name: str | None) -> None:
+        self.world, self.candidates, self.name = world, tuple(donors), name
+        self.donors: tuple[PeerId, ...] = ()
         self.head: CloseRecord | None = None
 
-    async def start(self, contact: PeerId, known: CloseRecord | None = None) -> Decision:
-        self.world.asked.append((self.donor, self.name))
-        behave = self.world.behave.get(self.donor)
-        if behave is not None:
-            behave(self)
-        self.head = self.world.run.head
-        return self.world.run.decisions[-1]
+    async def start(
+        self, contact: PeerId, known: CloseRecord | None = None, wanted: CloseRecord | None = None
+    ) -> Decision:
+        self.world.asked.append((self.candidates, self.name))
+        self.world.wanted.append(wanted)
+        if self.name is not None and self.world.start:
+            error = self.world.start.pop(0)
+            if error is not None:
+                raise error
+        for donor in self.candidates:
+            behave = self.world.behave.get(donor)
+            if behave is not None:
+                behave(self)
+        self.donors = self.candidates
+        self.head = wanted or self.world.run.head
+        return next(kept for kept in self.world.run.decisions if kept.record == self.head)
 
     async def begin(self, decision: Decision, part: Any) -> None:
         self.world.member.head = decision.record
+        if part is not None:
+            part.step = decision.record.step
 
     def resume(self, part: Any) -> None:
-        self.world.resumed.append(self.donor)
+        self.world.resumed.append(self.donors)
+
+    def go_on(self, head: CloseRecord, part: Any) -> None:
+        self.head = head
+        self.world.went_on.append(self.candidates)
+
+    async def close(self) -> None:
+        self.world.closed += 1
 
     async def follow(self) -> CloseRecord:
         """The next step closes, and its record names us."""
@@ -65,57 +97,103 @@ class World:
         self.run = Run(2)
         self.behave: dict[PeerId, Behave] = {}
         self.follow: list[Exception | None] = []
-        self.asked: list[tuple[PeerId, str | None]] = []
-        self.resumed: list[PeerId] = []
-        self.downloads: list[tuple[str, PeerId]] = []
+        self.start: list[Exception | None] = []
+        self.asked: list[tuple[tuple[PeerId, ...], str | None]] = []
+        self.wanted: list[CloseRecord | None] = []
+        self.resumed: list[tuple[PeerId, ...]] = []
+        self.went_on: list[tuple[PeerId, ...]] = []
+        self.closed = 0
+        self.downloads: list[tuple[str, int, tuple[PeerId, ...]]] = []
+        self.made: list[Fetching] = []
+        self.broken: list[tuple[int, Exception]] = []
         self.admissions: list[tuple[PeerId, Admission]] = []
         self.clock, self.events = FakeClock(), EventList(JOINER)
         self.situation = Situation(self.events)
         self.leaving = SimpleNamespace(asked=False, exit_code=0, admitted=_Flag())
-        self.member = SimpleNamespace(head=None, is_member=False, observe=None)
+        self.member = SimpleNamespace(
+            head=None,
+            is_member=False,
+            observe=None,
+            names=lambda record: bool(self.admissions),
+            stand_in=self._stand_in,
+        )
+        self.stood_in: list[Decision] = []
+        self.twins = False
+        self.lost: tuple[str, ...] = ()
         self.prepared = 0
         self.unreachable = ""
-        run = SimpleNamespace(steps=steps)
+        run = SimpleNamespace(steps=steps, copies=1)
         split = SimpleNamespace(stages=2, ends="private")
         self.around = SimpleNamespace(
             manifest=SimpleNamespace(run_id=RUN, run=run, split=split),
-            endpoint=SimpleNamespace(peer=JOINER, addresses=("/memory/J",), learn=lambda peer, addresses: None),
+            endpoint=SimpleNamespace(
+                peer=JOINER, addresses=("/memory/J",), learn=lambda peer, addresses: None, call=self._standing
+            ),
             identity=SimpleNamespace(sign=lambda data: sign(JOINER, data)),
             device=None,
             events=self.events,
             clock=self.clock,
-            watch=SimpleNamespace(follow=lambda roster: None),
+            watch=SimpleNamespace(follow=lambda roster: None, gone={}, incarnation=7, twin=self._twin),
             be_reachable=self._be_reachable,
         )
         settings = SimpleNamespace(role="stage", stage=stage, name="j")
         monkeypatch.setattr(joining, "Observer", self._observer)
         monkeypatch.setattr(joining, "build_empty", self._build)
-        monkeypatch.setattr(joining, "download_part", self._download)
+        monkeypatch.setattr(joining, "PartDownload", self._download)
         monkeypatch.setattr(joining, "StepCalls", lambda endpoint: self)
         self.joining = Joining(settings, self.around, self.member, self.situation, self.leaving, self._prepare)  # type: ignore[arg-type]
 
     def donors(self) -> list[PeerId]:
         """Who was asked for a part, in order."""
-        return [donor for donor, name in self.asked if name is not None]
+        return [donor for donors, name in self.asked if name is not None for donor in donors]
 
     async def ask(self, peer: PeerId, method: str, body: Admission, reply: Any, *, timeout_s: float) -> None:
         """Stands in for the step calls."""
         self.admissions.append((peer, body))
 
-    def _observer(self, context: ObserverContext, donor: PeerId, name: str | None) -> Scripted:
-        return Scripted(self, donor, name)
+    def _observer(self, context: ObserverContext, donors: Sequence[PeerId], name: str | None) -> Scripted:
+        return Scripted(self, donors, name)
+
+    async def _standing(self, peer: PeerId, method: str, *body: Any, timeout_s: float) -> tuple[RunStanding, bytes]:
+        return RunStanding(founder=peer, closed=0, waiting_for="", lost=self.lost), b""
+
+    async def _twin(self, roster: Sequence[PeerId]) -> bool:
+        return self.twins
+
+    async def _stand_in(self, decision: Decision) -> None:
+        self.stood_in.append(decision)
 
     async def _be_reachable(self, through: Sequence[PeerId]) -> str:
         return self.unreachable
 
     async def _build(self, around: Any, name: str) -> Any:
-        return SimpleNamespace(spec=SimpleNamespace(name=name))
+        return SimpleNamespace(spec=SimpleNamespace(name=name), step=-1)
 
-    async def _download(self, around: Any, record: CloseRecord, part: Any, donor: PeerId) -> None:
-        self.downloads.append((part.spec.name, donor))
+    def _download(self, around: Any, record: CloseRecord, part: Any) -> Fetching:
+        self.made.append(Fetching(self, record, part))
+        return self.made[-1]
 
     async def _prepare(self, part: Any, record: CloseRecord) -> None:
         self.prepared += 1
+
+
+class Fetching:
+    """A download that brings so many bytes and fails, as often as the test says, and then succeeds."""
+
+    def __init__(self, world: World, record: CloseRecord, part: Any) -> None:
+        self.world, self.record, self.part = world, record, part
+        self.verified_bytes = 0
+        self.liars: set[PeerId] = set()
+
+    async def run(self, donors: Sequence[PeerId]) -> None:
+        self.world.downloads.append((self.part.spec.name, self.record.step, tuple(donors)))
+        if self.world.broken:
+            brought, error = self.world.broken.pop(0)
+            self.verified_bytes += brought
+            if isinstance(error, Violation):
+                self.liars.add(PeerId(error.peer))
+            raise error
+        self.part.step = self.record.step
 
 
 class _Flag:
@@ -129,58 +207,67 @@ class _Flag:
         return self.given
 
 
-def fail(error: Exception, times: int = 10**6) -> Behave:
-    """A donor that fails so often."""
-    left = [times]
-
-    def behave(observer: Scripted) -> None:
-        if observer.name is not None and left[0] > 0:
-            left[0] -= 1
-            raise error
-
-    return behave
-
-
-async def test_joiner_takes_a_replica_as_its_donor_and_asks_the_leader_of_the_open_step(
+async def test_joiner_takes_all_replicas_as_donors_and_asks_the_leader_of_the_open_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     world = World(monkeypatch)
     await world.joining.run(CONTACT)
     (leader, admission), head = world.admissions[0], world.run.decisions[2].record
-    assert (leader, admission.step, admission.member.part) == (ROSTER.leader(3), 3, "stage-0")
+    assert (leader, admission.step, admission.member.part) == (ROSTER.succession(3)[0], 3, "stage-0")
+    assert admission.member.incarnation == 7
     assert head.step == 2
-    assert world.donors()[0] in (DONOR, OTHER)
-    assert world.prepared == 1
+    assert set(world.donors()) == {DONOR, OTHER}
+    assert set(world.downloads[0][2]) == {DONOR, OTHER}
+    assert (world.prepared, world.closed) == (1, 1)
+
+
+async def test_joiner_whose_replicas_are_all_gone_asks_who_keeps_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.start = [Unreachable("gone")]
+    await world.joining.run(CONTACT)
+    parts = [donors for donors, name in world.asked if name is not None]
+    (holder,) = copy_holders(ROSTER, stage_part(0), 1)
+    assert [set(donors) for donors in parts] == [{DONOR, OTHER}, {DONOR, OTHER, holder}]
+    assert parts[1][-1] == holder, "replicas first"
 
 
 async def test_joiner_asks_busy_donors_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
-    for donor in (DONOR, OTHER):
-        world.behave[donor] = fail(Busy("8 peers are joining"), 5 * MAX_FAILURES)
+    world.start = [Busy("8 peers are joining")] * (5 * MAX_FAILURES)
     await world.joining.run(CONTACT)
-    assert len(world.donors()) > 10 * MAX_FAILURES
     assert world.clock.now > 30.0, "it did not pause between its questions"
     assert any("8 peers are joining" in str(event) for event in world.events.events)
 
 
 async def test_joiner_gives_up_after_some_failures_and_names_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
-    for donor in (DONOR, OTHER):
-        world.behave[donor] = fail(StateError("the digest is wrong"))
+    world.start = [StateError("the digest is wrong")] * 99
     with pytest.raises(RunEnded, match="nobody could help .* the digest is wrong") as error:
         await world.joining.run(CONTACT)
     assert error.value.exit_code == EXIT_UNREACHABLE
-    assert len(world.donors()) == MAX_FAILURES
-    assert set(world.donors()) == {DONOR, OTHER}
+    assert len(world.donors()) == 2 * MAX_FAILURES + MAX_FAILURES - 1, "both replicas, and then who keeps a copy"
+    firsts = [donors[0] for donors, name in world.asked if name is not None]
+    assert firsts[:4] == firsts[:2] * 2, "another donor first each time"
+    assert set(firsts) == {DONOR, OTHER}
 
 
-async def test_joiner_whose_donor_fails_in_the_middle_goes_on_with_another(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_joiner_whose_donors_fail_in_the_middle_goes_on_from_what_it_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = World(monkeypatch)
     world.follow = [Unreachable("the stream broke")]
     await world.joining.run(CONTACT)
-    first, second = world.donors()
-    assert first != second
-    assert world.resumed == [second], "the other is at the same step: nothing is downloaded twice"
+    assert len(world.went_on) == 1, "somebody kept what comes after it"
+    assert (len(world.downloads), world.prepared, world.resumed) == (1, 1, [])
+
+
+async def test_joiner_for_whom_nobody_kept_updates_begins_again_at_the_same_step_and_downloads_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+    world.follow = [Unreachable("the stream broke"), WrongStep("not kept here any more")]
+    await world.joining.run(CONTACT)
+    assert len(world.resumed) == 1, "others are at the same step: nothing is downloaded twice"
     assert (len(world.downloads), world.prepared) == (1, 1)
 
 
@@ -192,10 +279,48 @@ async def test_joiner_that_fell_behind_downloads_anew_and_is_prepared_once(monke
             for _ in range(3):
                 world.run.close()
 
-    world.behave = dict.fromkeys((DONOR, OTHER), close_many)
-    world.follow = [WrongStep("not kept here any more")]
+    world.behave = {DONOR: close_many}
+    world.follow = [WrongStep("not kept here any more")] * 2
     await world.joining.run(CONTACT)
     assert (len(world.downloads), world.prepared, world.resumed) == (2, 1, [])
+
+
+async def test_joiner_whose_donors_all_die_while_it_downloads_goes_on_with_the_same_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+    world.broken = [(1000, Unreachable("the stream broke"))] * (2 * MAX_FAILURES)
+    await world.joining.run(CONTACT)
+    assert len(world.made) == 1, "what was verified was thrown away"
+    assert [step for _, step, _ in world.downloads] == [2] * (2 * MAX_FAILURES + 1), "as long as it gets on"
+    asked = [wanted for wanted, (_, name) in zip(world.wanted, world.asked, strict=True) if name is not None]
+    assert {None if wanted is None else wanted.step for wanted in asked[1:]} == {2}
+
+
+async def test_joiner_that_gets_nothing_more_of_a_state_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.broken = [(1000, Unreachable("no"))] + [(0, Unreachable("the stream broke"))] * 99
+    with pytest.raises(RunEnded, match="the stream broke"):
+        await world.joining.run(CONTACT)
+    assert len(world.downloads) == MAX_FAILURES
+
+
+async def test_joiner_whose_state_nobody_keeps_any_more_begins_with_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.broken = [(1000, Unreachable("the stream broke"))]
+    world.start = [None, WrongStep("stage-0 is at step 7 here, not 2")]
+    before = world.run.head.step
+    world.behave = {DONOR: lambda observer: world.run.close() if len(world.made) == 1 else None}
+    await world.joining.run(CONTACT)
+    assert [step for _, step, _ in world.downloads] == [before, before + 1]
+    assert world.made[0] is not world.made[1]
+
+
+async def test_joiner_asks_no_liar_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.broken = [(1000, Violation("not what its hash says", peer=DONOR))]
+    await world.joining.run(CONTACT)
+    assert [set(donors) for _, _, donors in world.downloads] == [{DONOR, OTHER}, {OTHER, CONTACT}]
 
 
 async def test_joiner_that_is_named_while_it_changes_donors_does_not_ask_itself(
@@ -209,7 +334,7 @@ async def test_joiner_that_is_named_while_it_changes_donors_does_not_ask_itself(
             closed.append(world.run.close(NAMED))
             world.member.is_member = True
 
-    world.behave = dict.fromkeys((CONTACT, DONOR, OTHER), name_us)
+    world.behave = {CONTACT: name_us}
     world.follow = [Unreachable("the stream broke")] * 2
     await world.joining.run(CONTACT)
     assert JOINER not in world.donors()
@@ -229,26 +354,36 @@ async def test_joiner_whose_stage_has_changed_before_it_held_anything_builds_the
     world.run.decisions[-1] = signed(world.run.head.model_copy(update={"roster": thin.members}))
     downloaded: list[str] = []
 
-    async def download(around: Any, record: CloseRecord, part: Any, donor: PeerId) -> None:
-        downloaded.append(part.spec.name)
+    async def run(self: Fetching, donors: Sequence[PeerId]) -> None:
+        downloaded.append(self.part.spec.name)
         if len(downloaded) == 1:
-            after = full[part.spec.name]
-            world.run.decisions[-1] = signed(record.model_copy(update={"roster": after.members}))
+            after = full[self.part.spec.name]
+            world.run.decisions[-1] = signed(self.record.model_copy(update={"roster": after.members}))
+            world.start = [WrongStep("gone on")]
             raise StateError("the link broke")
 
-    monkeypatch.setattr(joining, "download_part", download)
+    monkeypatch.setattr(Fetching, "run", run)
     await world.joining.run(CONTACT)
     assert sorted(downloaded) == ["stage-0", "stage-1"]
     assert world.situation.part == downloaded[1]
 
 
-@pytest.mark.parametrize("steps", [2, 3])
-async def test_joiner_that_comes_with_the_last_step_or_after_it_downloads_nothing(
-    monkeypatch: pytest.MonkeyPatch, steps: int
-) -> None:
-    world = World(monkeypatch, steps=steps)
+async def test_joiner_that_comes_with_the_last_step_downloads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, steps=3)
     with pytest.raises(RunEnded, match="nobody joins with that one"):
         await world.joining.run(CONTACT)
+    assert (world.downloads, world.admissions) == ([], [])
+
+
+@pytest.mark.parametrize("roster", [ROSTER, NAMED], ids=["a stranger", "one that took part in an earlier life"])
+async def test_joiner_that_comes_after_the_last_step_ends_in_order(
+    monkeypatch: pytest.MonkeyPatch, roster: Roster
+) -> None:
+    world = World(monkeypatch, steps=3)
+    world.run.close(roster)
+    with pytest.raises(RunEnded, match="the run is over: its last step, 3, is closed") as ended:
+        await world.joining.run(CONTACT)
+    assert ended.value.exit_code == EXIT_OK
     assert (world.downloads, world.admissions) == ([], [])
 
 
@@ -258,6 +393,16 @@ async def test_joiner_whose_identity_takes_part_already_is_told_so(monkeypatch: 
     with pytest.raises(RunEnded, match="takes part in the run already"):
         await world.joining.run(CONTACT)
     assert world.downloads == []
+    assert world.stood_in[0].record == world.run.head, "it may still vote"
+
+
+async def test_joiner_that_hears_of_its_twin_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.run.close(NAMED)
+    world.twins = True
+    with pytest.raises(RunEnded, match="takes part in the run already"):
+        await world.joining.run(CONTACT)
+    assert world.clock.now == 0.0
 
 
 async def test_joiner_that_wishes_for_a_stage_that_is_not_is_a_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,7 +427,7 @@ async def test_joiner_whose_contact_does_not_answer_says_so(monkeypatch: pytest.
         raise Unreachable("no such peer", peer=CONTACT)
 
     world.behave[CONTACT] = silent
-    with pytest.raises(RunEnded, match="the contact is gone.*no such peer"):
+    with pytest.raises(RunEnded, match="nobody can show what the newest record is.*no such peer"):
         await world.joining.run(CONTACT)
 
 

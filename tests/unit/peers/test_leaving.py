@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from peers.leaving import Leaving
 from peers.situation import Situation
-from swarm.errors import EXIT_DRAINED, EXIT_OK, PeerError, Refused, RunEnded, Unreachable, WrongStep
+from swarm.errors import (
+    EXIT_DRAINED,
+    EXIT_OK,
+    Busy,
+    DeadlineMissed,
+    PeerError,
+    Refused,
+    RunEnded,
+    Superseded,
+    Unreachable,
+    Violation,
+    WrongStep,
+)
 from swarm.events import Draining, Waiting
 from swarm.ids import PeerId
 from swarm.optimization.changes import ChangeRules, Changes, Departure, Moment
@@ -19,6 +32,8 @@ from swarm.optimization.roster import Roster
 from swarm.planning.deadlines import AdaptiveDeadline
 from tests.harness.expect import eventually
 from tests.harness.swarm import EventList
+from tests.unit.averaging.world import LoopClock
+from tests.unit.optimization.puppets import virtual
 from tests.unit.optimization.world import (
     GENESIS,
     ROSTER,
@@ -28,6 +43,7 @@ from tests.unit.optimization.world import (
     Bench,
     apply,
     decide,
+    prepare,
     reconcile,
     record,
     sign,
@@ -67,11 +83,11 @@ class Home:
     def __init__(self, *, founded: bool = True) -> None:
         self.bench, self.calls, self.events = Bench(A, founded=founded), Calls(), EventList(A)
         self.situation = Situation(self.events)
+        around = SimpleNamespace(manifest=SimpleNamespace(run_id=RUN), identity=Identity(), clock=LoopClock())
         self.leaving = Leaving(
-            RUN,
+            around,  # type: ignore[arg-type]
             self.bench.member,
             self.calls,  # type: ignore[arg-type]
-            Identity(),  # type: ignore[arg-type]
             self.situation,
             AdaptiveDeadline(floor_s=1.0, ceiling_s=9.0),
         )
@@ -93,12 +109,13 @@ class Home:
         return self.calls.asked[times - 1][1]
 
 
+@virtual
 async def test_member_that_is_told_to_leave_asks_the_leader_of_the_open_step_and_goes_with_its_record() -> None:
     home = Home()
     going = asyncio.create_task(home.leaving.run())
     assert home.leaving.ask("SIGTERM", EXIT_DRAINED) == "asked to leave; step 1 is the first with which it may"
     request = await home.asked(1)
-    assert home.calls.asked[0][0] == ROSTER.leader(1)
+    assert home.calls.asked[0][0] == ROSTER.succession(1)[0]
     ChangeRules(RUN, RULES.parts, 9, verify).check_departure(Moment(1, ROSTER, GENESIS.hash()), request)
     assert home.situation.waiting_for == "step 1 to close"
     await home.close(leave=request)
@@ -107,9 +124,10 @@ async def test_member_that_is_told_to_leave_asks_the_leader_of_the_open_step_and
     assert len(home.calls.asked) == 1
 
 
+@virtual
 async def test_member_that_cannot_be_spared_says_why_and_asks_again_with_every_step() -> None:
     home = Home()
-    home.calls.answers = [Refused("it holds the only replica"), WrongStep("it is too late"), Unreachable("gone")]
+    home.calls.answers = [Refused("it holds the only replica"), WrongStep("it is too late"), Violation("forged")]
     going = asyncio.create_task(home.leaving.run())
     home.leaving.ask("swarm drain", EXIT_OK)
     await home.asked(1)
@@ -121,15 +139,16 @@ async def test_member_that_cannot_be_spared_says_why_and_asks_again_with_every_s
     third = await home.asked(3)
     assert [body.step for _, body in home.calls.asked] == [1, 2, 3]
     assert third.step == closed.step + 1
-    await eventually(lambda: home.situation.waiting_for == "gone")
+    await eventually(lambda: home.situation.waiting_for == "forged")
     said = [event.what for event in home.events.of(Waiting)]
-    assert said == ["it holds the only replica", "the next step: it is too late", "gone"]
-    assert home.leaving.ask("again", EXIT_OK) == "draining: gone"
+    assert said == ["it holds the only replica", "the next step: it is too late", "forged"]
+    assert home.leaving.ask("again", EXIT_OK) == "draining: forged"
     going.cancel()
     with pytest.raises(asyncio.CancelledError):
         await going
 
 
+@virtual
 async def test_member_that_is_never_let_go_stays_to_the_end_of_the_run() -> None:
     home = Home()
     home.calls.answers = [Refused("no")] * RULES.steps
@@ -145,6 +164,58 @@ async def test_member_that_is_never_let_go_stays_to_the_end_of_the_run() -> None
     assert home.bench.member.over
 
 
+@pytest.mark.parametrize("error", [Unreachable("dead"), DeadlineMissed("late"), Busy("full"), Superseded("A leads")])
+@virtual
+async def test_member_whose_leader_does_not_answer_asks_until_somebody_does(error: PeerError) -> None:
+    home = Home()
+    home.calls.answers = [error] * 4
+    going = asyncio.create_task(home.leaving.run())
+    home.leaving.ask("SIGTERM", EXIT_DRAINED)
+    await home.asked(2)
+    assert home.situation.waiting_for == f"a leader of step 1: {error.reason}"
+    request = await home.asked(5)
+    assert home.situation.waiting_for == "step 1 to close"
+    await home.close(leave=request)
+    await going
+    assert {body.step for _, body in home.calls.asked} == {1}
+
+
+@virtual
+async def test_member_asks_the_next_leader_when_another_takes_over() -> None:
+    home = Home()
+    going = asyncio.create_task(home.leaving.run())
+    home.leaving.ask("SIGTERM", EXIT_DRAINED)
+    await home.asked(1)
+    await asyncio.sleep(60)
+    assert len(home.calls.asked) == 1
+    await home.bench.ask(prepare(term=2))
+    await home.asked(2)
+    assert [peer for peer, _ in home.calls.asked] == [ROSTER.succession(1)[0], ROSTER.succession(1)[2]]
+    going.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await going
+
+
+@pytest.mark.parametrize("when", ["before", "while it asks", "while it waits"])
+@virtual
+async def test_member_that_is_cut_off_need_not_come_back_to_leave(when: str) -> None:
+    home = Home()
+    home.leaving.admitted.set()
+    if when == "while it asks":
+        home.calls.answers = [Unreachable("dead")] * 9
+    if when == "before":
+        await home.bench.member.cut("B is steps ahead")
+    going = asyncio.create_task(home.leaving.run())
+    home.leaving.ask("SIGTERM", EXIT_DRAINED)
+    if when != "before":
+        await home.asked(1)
+        await home.bench.member.cut("B is steps ahead")
+    with pytest.raises(RunEnded, match="B is steps ahead") as ended:
+        await going
+    assert ended.value.exit_code == EXIT_DRAINED
+
+
+@virtual
 async def test_peer_that_is_told_to_leave_before_it_took_part_ends_at_once() -> None:
     home = Home(founded=False)
     home.leaving.ask("SIGTERM", EXIT_DRAINED)
@@ -154,6 +225,7 @@ async def test_peer_that_is_told_to_leave_before_it_took_part_ends_at_once() -> 
     assert home.calls.asked == []
 
 
+@virtual
 async def test_peer_that_a_record_may_name_already_waits_for_that_record() -> None:
     home = Home(founded=False)
     home.leaving.admitted.set()
@@ -169,12 +241,10 @@ async def test_peer_that_a_record_may_name_already_waits_for_that_record() -> No
     await going
 
 
-def test_order_that_is_repeated_changes_nothing() -> None:
-    async def story() -> None:
-        home = Home()
-        home.leaving.ask("SIGTERM", EXIT_DRAINED)
-        home.leaving.ask("swarm drain", EXIT_OK)
-        assert home.leaving.exit_code == EXIT_DRAINED
-        assert [event.reason for event in home.events.of(Draining)] == ["SIGTERM"]
-
-    asyncio.run(story())
+@virtual
+async def test_order_that_is_repeated_changes_nothing() -> None:
+    home = Home()
+    home.leaving.ask("SIGTERM", EXIT_DRAINED)
+    home.leaving.ask("swarm drain", EXIT_OK)
+    assert home.leaving.exit_code == EXIT_DRAINED
+    assert [event.reason for event in home.events.of(Draining)] == ["SIGTERM"]

@@ -13,15 +13,24 @@ from peers.narrator import Narrator
 from peers.settings import PeerSettings, exact_settings
 from peers.voice import Voice
 from swarm.events import (
+    CheckpointFailed,
+    CopyDropped,
+    CopyHeld,
+    DonorDropped,
     Draining,
     Event,
     Invited,
+    LineageBegan,
+    LineageConfirmed,
+    LineageGivenUp,
     LoopLag,
     PartAssigned,
     PeerLost,
     PeerReady,
     PeerStarted,
     PeerStopped,
+    QuorumBack,
+    QuorumLost,
     Reachability,
     RosterChanged,
     RunFound,
@@ -86,6 +95,26 @@ def _step(step: int) -> StepClosed:
             "synced        ends of step 4: 1.5 MB in 0.5 s, digest verified",
         ),
         (
+            CopyHeld(part=ENDS, step=4, donor=PEER, bytes_received=1_500_000, seconds=0.5),
+            "copying       the ends (embedding and head) of step 4, in case its replicas die: 1.5 MB in 0.5 s",
+        ),
+        (
+            CopyDropped(part=PartName("stage-1"), reason="other peers keep it now"),
+            "copying       stage 1 no longer: other peers keep it now",
+        ),
+        (
+            DonorDropped(part=ENDS, step=4, donor=PEER, code="violation", reason="a chunk is not\nwhat it must be"),
+            f"syncing       the ends (embedding and head) no more from {PEER}: a chunk is not what it must be",
+        ),
+        (
+            CheckpointFailed(part=ENDS, step=20, reason="No space left on device", kept=10),
+            "checkpoint    of step 20 was not written: No space left on device; that of step 10 stays",
+        ),
+        (
+            CheckpointFailed(part=ENDS, step=0, reason="I/O error", kept=None),
+            "checkpoint    of step 0 was not written: I/O error; none is here",
+        ),
+        (
             RunStarted(run=RunId("ab" * 32), stages=2, roster=({},) * 4, parameters=1000),
             "started       4 peers, 1,000 parameters",
         ),
@@ -95,8 +124,26 @@ def _step(step: int) -> StepClosed:
         ),
         (Draining(reason="Ctrl-C"), "draining      leaving in order, asked by Ctrl-C"),
         (PeerLost(peer=PEER, name="s1", reason="it is silent"), f"lost          s1 ({PEER}): it is silent"),
+        (
+            QuorumLost(step=7, there=1, voters=3),
+            "no quorum     1 of 3 voters can be reached: step 7 waits for a majority, nothing is lost",
+        ),
+        (QuorumBack(step=7, seconds=31.4), "quorum        a majority is there again after 31 s: step 7 goes on"),
+        (
+            LineageBegan(step=7, there=3, voters=8),
+            "provisional   3 of 8 voters go on from step 7 by themselves: it counts when a majority agrees",
+        ),
+        (
+            LineageConfirmed(step=7, microbatches=12),
+            "confirmed     a majority agrees with all since step 7: 12 microbatches",
+        ),
+        (
+            LineageGivenUp(step=7, microbatches=12, reason="others did more"),
+            "given up      12 microbatches since step 7: others did more",
+        ),
         (PeerStopped(reason="every step is closed", exit_code=0), "done          every step is closed"),
         (PeerStopped(reason="s0 was stopped", exit_code=143), "ended         s0 was stopped"),
+        (PeerStopped(reason="s1 is gone", exit_code=3), "ended         with exit code 3; the error says why"),
     ],
 )
 def test_narrator_says_what_happens(event: Event, line: str) -> None:
@@ -104,6 +151,14 @@ def test_narrator_says_what_happens(event: Event, line: str) -> None:
     Narrator(heard, heard, FakeClock()).emit(event)
     assert heard.lines == [line]
     assert heard.events == [event]
+
+
+def test_narrator_a_late_joiner_is_told_that_it_joined() -> None:
+    heard = Heard()
+    narrator = Narrator(heard, heard, FakeClock())
+    narrator.emit(StateDownloaded(part=ENDS, step=4, donor=PEER, bytes_received=1, seconds=0.5))
+    narrator.emit(RunStarted(run=RunId("ab" * 32), stages=2, roster=({},) * 4, parameters=1000))
+    assert heard.lines[1:] == ["joined        the run at step 4: 4 peers, 1,000 parameters"]
 
 
 def test_narrator_ready_says_what_to_type_next() -> None:
@@ -264,7 +319,7 @@ FORGED = "otter\nREADY         stage 0\r\n\u2028error: run this"
         PeerLost(peer=PEER, name=FORGED, reason=FORGED),
         Waiting(what=FORGED),
         PartAssigned(part=None, reason=FORGED),
-        PeerStopped(reason=FORGED, exit_code=3),
+        PeerStopped(reason=FORGED, exit_code=75),
     ],
 )
 def test_narrator_names_of_others_forge_no_lines(event: Event) -> None:

@@ -158,6 +158,8 @@ def test_make_run_keeps_the_nonce_of_a_file(tmp_path: Path, line: str, kept: boo
     [
         (["new"], "tiny, small, medium"),
         (["new", "run.toml", "--preset", "tiny"], "either a RUN.toml or --preset"),
+        (["new", "tiny"], "new --preset tiny"),
+        (["new", "--preset", "tiny", "--name", "Bad Name"], "1 to 41 small letters, digits and dashes"),
         (["new", "--preset", "huge"], "one of tiny, small, medium"),
         (["new", "--preset", "tiny", "--stages", "9"], "split.stages"),
         (["new", "--preset", "tiny", "--hosts", "1"], "run.start_when.stage_hosts"),

@@ -106,6 +106,14 @@ def test_quickstart_peer_failing_is_named_and_everything_stopped(
     assert (report["exit_reason"], report["failed_peer"], report["steps"]) == ("peer_failed", peer, 1)
 
 
+def test_quickstart_peer_that_the_others_can_do_without_ends_nothing(tmp_path: Path) -> None:
+    command = Command(tmp_path, "--steps", "4", "--peers", "3", "--trainers", "1", fault="stage-1-1 fall")
+    code, out, err = command.finish(10)
+    assert (code, err) == (0, ""), out
+    report = command.report()
+    assert (report["exit_reason"], report["steps"]) == ("completed", 4)
+
+
 def test_quickstart_fork_server_killed_says_what_died_and_what_to_do(tmp_path: Path) -> None:
     command = Command(tmp_path, "--steps", "4", "--peers", "2", "--trainers", "1", fault="pause")
     _await((command.out / "peers" / "trainer-0" / "paused").exists)

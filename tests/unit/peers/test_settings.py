@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -169,9 +170,40 @@ def test_join_settings_unreadable_file_is_a_config_error(tmp_path: Path, content
         load_join_settings({}, config)
 
 
+def test_listen_on_a_taken_port_is_about_the_option_that_was_given() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"{port} is taken .*pid {os.getpid()}") as caught:
+            listen_on(None, port)
+    assert (caught.value.key, caught.value.value) == ("--port", port)
+    assert "--listen" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"name": "Bad Name"}, "1 to 41 small letters, digits and dashes, the first no dash"),
+        ({"device": "tpu"}, "cpu, cuda or cuda:N"),
+        ({"threads": 0}, "a number greater than or equal to 1"),
+        ({"role": "boss"}, "'auto', 'stage' or 'trainer'"),
+    ],
+)
+def test_settings_that_do_not_fit_are_explained_in_words(flags: dict[str, object], words: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_join_settings(flags)
+    assert caught.value.allowed == words
+
+
 def test_listen_on_port_is_short_for_all_interfaces() -> None:
     assert listen_on(None, None) is None
-    assert listen_on(None, 4001) == ("/ip4/0.0.0.0/tcp/4001",)
+    with socket.socket() as probe:
+        probe.bind(("0.0.0.0", 0))
+        port = probe.getsockname()[1]
+        # Bound and not listening: with SO_REUSEADDR on both sides another may bind it too, and here nobody else has it.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        assert listen_on(None, port) == (f"/ip4/0.0.0.0/tcp/{port}",)
     assert listen_on(["/ip4/1.2.3.4/tcp/5"], None) == ("/ip4/1.2.3.4/tcp/5",)
     with pytest.raises(ConfigError, match="--port"):
         listen_on(["/ip4/1.2.3.4/tcp/5"], 4001)

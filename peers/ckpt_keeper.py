@@ -1,0 +1,73 @@
+"""What one peer keeps of its run on this machine's disk: it writes its part, hands out what is there, and, where it
+founds a run that is resumed, begins with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from peers.checkpoints import CheckpointWriter, run_directory_of
+from peers.ckpt_resume import FromCheckpoint
+from peers.founder import Beginning
+from peers.roles import Surroundings
+from peers.settings import PeerSettings
+from swarm.network.protocols import Service
+from swarm.optimization.part import TrainedPart
+from swarm.optimization.records import Decision
+from swarm.state.checkpoint_shelf import CheckpointShelf
+
+
+class CheckpointKeeper:
+    """Does nothing for a peer without a run directory. An async context manager: leaving it waits for what is being
+    written, so checkpoints may outlast the steps; left by an error, it waits for nothing but the file under way."""
+
+    def __init__(self, settings: PeerSettings, around: Surroundings) -> None:
+        self._around, self._resume = around, settings.resume
+        self._root: Path | None = None
+        self._writer: CheckpointWriter | None = None
+        self._writing: asyncio.TaskGroup | None = None
+        if settings.run_directory is not None:
+            self._root = run_directory_of(settings.run_directory, around.manifest).checkpoints
+            self._writer = CheckpointWriter(
+                self._root,
+                settings.checkpoint_every,
+                around.manifest.run.steps,
+                kept=settings.checkpoints_kept,
+                events=around.events,
+                clock=around.clock,
+            )
+
+    def services(self) -> Sequence[Service]:
+        """What to mount: whoever wants to hold the whole run may fetch from here."""
+        return () if self._root is None else (CheckpointShelf(self._root),)
+
+    def beginning(self) -> Beginning | None:
+        """The checkpoint that a resumed run goes on from; None: a new run, with initial weights."""
+        if self._root is None or self._resume is None:
+            return None
+        return FromCheckpoint(self._root, self._resume, self._around.manifest.run_id)
+
+    async def decided(self, decision: Decision, held: TrainedPart | None, *, departed: bool) -> None:
+        """A record was decided and our part has its result: write it when it is due, or the last that we take part in.
+        Returns when the state is in hand; it is written meanwhile. Call it inside the context."""
+        if self._writer is None:
+            return
+        self._writer.heard(decision)
+        step = decision.record.step
+        last = departed or step == self._around.manifest.run.steps
+        if held is not None and (last or self._writer.due(step)):
+            assert self._writing is not None  # noqa: S101 - records are only decided inside the context
+            snapshot = await self._around.device.run(held.snapshot)
+            self._writing.create_task(self._writer.write(snapshot, decision.record, last=last))
+
+    async def __aenter__(self) -> CheckpointKeeper:
+        self._writing = await asyncio.TaskGroup().__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._writing is not None  # noqa: S101 - entered
+        await self._writing.__aexit__(kind, error, traceback)

@@ -1,0 +1,123 @@
+"""What a run is resumed from when every peer of it is gone: the newest complete checkpoint of a directory, verified."""
+
+from __future__ import annotations
+
+import asyncio
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peers.ckpt_proof import proof_in
+from peers.ckpt_verify import CheckedStep, check_step, check_tokenizer_file
+from peers.complaint import Complaint
+from peers.run_directory import RunDirectory, find_run_directory
+from peers.words import command_name, listed
+from swarm.config import Manifest, load_manifest
+from swarm.errors import ConfigError, StateError
+from swarm.ids import PartName, RunId
+from swarm.models.split import split_model
+from swarm.optimization.founding import Origin
+from swarm.state.checkpoint import load_part
+from swarm.state.checkpoint_files import read_manifest, step_directory, steps
+from swarm.state.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumable:
+    """A run that can go on after ``step``. ``passed_over`` says, newest first, why newer checkpoints cannot be used."""
+
+    directory: RunDirectory
+    manifest: Manifest
+    tokenizer: bytes
+    step: int
+    passed_over: tuple[str, ...]
+
+
+class FromCheckpoint:
+    """The state that a resumed run begins with: every part of a step, as its close record says. Implements
+    :class:`peers.founder.Beginning`."""
+
+    def __init__(self, root: Path, step: int, run: RunId) -> None:
+        self._root, self._step, self._run = root, step, run
+
+    async def load(self) -> tuple[Origin, list[Snapshot]]:
+        """Read and verify all of it, off the event loop. Raises StateError naming the file that is not as it was."""
+        return await asyncio.to_thread(self._load)
+
+    def _load(self) -> tuple[Origin, list[Snapshot]]:
+        manifest = read_manifest(self._root, self._step)
+        proof = proof_in(manifest, self._run)
+        proof.standing()
+        snapshots = [
+            load_part(self._root, self._step, PartName(part), expected_digest=expected)
+            for part, expected in manifest.parts.items()
+        ]
+        return Origin.after(proof.record), snapshots
+
+
+def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
+    """The run in the directory given (or whose id begins like that, or the newest) and the checkpoint to go on from.
+
+    The newest step that is complete and right to the last bit; older ones stand in for those that are not. Raises
+    ConfigError when there is no such run or no checkpoint of it, StateError when its files are damaged, and Complaint
+    when parts are missing, with the command that gets them, or when the run is over. Reads whole steps: minutes for a
+    large model.
+    """
+    directory = find_run_directory(given, home)
+    manifest = load_manifest(directory.manifest)
+    tokenizer = check_tokenizer_file(directory, manifest)
+    present = steps(directory.checkpoints)
+    if not present:
+        remedy = (
+            f"None was written: found the run anew with {command_name()} new {shlex.quote(str(directory.manifest))}"
+        )
+        raise ConfigError("--resume", str(directory.root), "a run with a checkpoint", remedy)
+    passed: list[CheckedStep] = []
+    for step in reversed(present):
+        checked = check_step(directory, manifest.run_id, step)
+        lacking = _lacking(checked, manifest)
+        if checked.good and not lacking:
+            if step >= manifest.run.steps:
+                raise _over(directory, manifest)
+            told = tuple(_told(one, manifest) for one in passed)
+            return Resumable(directory=directory, manifest=manifest, tokenizer=tokenizer, step=step, passed_over=told)
+        passed.append(checked)
+    raise _incomplete(directory, manifest, passed)
+
+
+def _lacking(checked: CheckedStep, manifest: Manifest) -> list[PartName]:
+    """The model's parts that are not there, whatever the record says there are."""
+    names = [spec.name for spec in split_model(manifest.model, manifest.split)]
+    return [name for name in names if name not in checked.parts]
+
+
+def _told(checked: CheckedStep, manifest: Manifest) -> str:
+    if checked.bad:
+        return f"step {checked.step} is damaged: {checked.bad[0]}"
+    return f"step {checked.step} lacks {listed(_lacking(checked, manifest))} here"
+
+
+def _over(directory: RunDirectory, manifest: Manifest) -> Complaint:
+    return Complaint(
+        f"the run is over: its last step, {manifest.run.steps}, is closed",
+        check=f"the checkpoint in {directory.checkpoints}",
+        next_=f"{command_name()} sample {shlex.quote(str(directory.root))}, or found a new run with more --steps",
+    )
+
+
+def _incomplete(directory: RunDirectory, manifest: Manifest, passed: Sequence[CheckedStep]) -> Exception:
+    """The error for a directory without a whole step; of the newest that has anything good."""
+    newest = next((one for one in passed if one.parts and not one.bad), None)
+    if newest is None:
+        return StateError(f"no checkpoint can be used; the newest: {_told(passed[0], manifest)}")
+    lacking = _lacking(newest, manifest)
+    root = shlex.quote(str(directory.root))
+    files = ", ".join(f"{part}.safetensors" for part in lacking)
+    return Complaint(
+        f"no checkpoint is complete here: {_told(newest, manifest)}",
+        check=f"{files} of that step lie where peers held these parts: below runs/ of those machines' homes, in "
+              f"{step_directory(directory.checkpoints, newest.step).name}/",
+        next_=f"copy such a directory here, then {command_name()} ckpt pull {root} --from COPY "
+              f"(while peers of the run still live: --from INVITE)",
+    )  # fmt: skip

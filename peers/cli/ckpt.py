@@ -1,0 +1,140 @@
+"""``swarm ckpt``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peers.cli.options import AsJson, Home
+
+if TYPE_CHECKING:
+    from peers.ckpt_verify import CheckedStep
+
+SCHEMA = 1
+
+ckpt = typer.Typer(help="List, check and fetch checkpoints: what a run can be resumed from.", no_args_is_help=True)
+
+Directory = Annotated[
+    Path | None,
+    typer.Argument(metavar="DIR", help="A run's directory, or how its id begins.  [default: the newest run]"),
+]
+
+
+@ckpt.command("ls")
+def list_checkpoints(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="A run's directory, or how its id begins.  [default: all there are]"),
+    ] = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """List runs and their checkpoints: the parts that are here, and those that are not.
+
+    A machine keeps the parts that its peers trained, so a step may lack some; they lie on other machines.
+
+    Example: swarm ckpt ls --json
+    """
+    from peers.ckpt_listing import run_facts, run_lines
+    from peers.run_directory import find_run_directory, known_runs
+
+    runs = known_runs(home) if directory is None else [find_run_directory(directory, home)]
+    facts = [run_facts(run) for run in runs]
+    if as_json:
+        typer.echo(json.dumps({"schema": SCHEMA, "runs": facts}))
+        return
+    for one in facts:
+        typer.echo("\n".join(run_lines(one)))
+    if not facts:
+        typer.echo("no run is kept here: swarm quickstart and swarm join leave them", err=True)
+
+
+@ckpt.command()
+def verify(
+    directory: Directory = None,
+    step: Annotated[int | None, typer.Option(metavar="N", min=0, help="Only this one.  [default: all]")] = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check every byte of a run's checkpoints against its digest, and each record against its signatures.
+
+    Exit code 1, naming the file, when something is wrong. A part that is on another machine is not wrong.
+
+    Example: swarm ckpt verify --step 60
+    """
+    from peers.run_directory import find_run_directory
+    from peers.words import print_error
+
+    found = find_run_directory(directory, home)
+    # After the directory is known to be one: a wrong path should not cost the seconds that torch takes.
+    from peers.ckpt_verify import check_run
+
+    manifest, checked = check_run(found, step)
+    bad = [trouble for one in checked for trouble in one.bad]
+    if as_json:
+        document = {"schema": SCHEMA, "path": str(found.root.absolute()), "run": manifest.run_id, "ok": not bad,
+                    "steps": [_facts(one) for one in checked]}  # fmt: skip
+        typer.echo(json.dumps(document))
+    else:
+        for one in checked:
+            typer.echo(_line(one))
+    sys.stdout.flush()
+    for trouble in bad:
+        print_error(trouble)
+    raise typer.Exit(1 if bad else 0)
+
+
+@ckpt.command()
+def pull(
+    directory: Annotated[
+        Path | None,
+        typer.Argument(metavar="DIR", help="Where to put it.  [default: where this machine keeps that run]"),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            "--peer",
+            metavar="SOURCE",
+            help="An invite, a peer of this machine, or a directory.  [default: the peer that runs here]",
+        ),
+    ] = None,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch what is missing here of the newest checkpoint that can be had whole.
+
+    Asks the peers of a running run, verifies every byte, and continues where it was interrupted. With all parts in one
+    place a run can be resumed there (swarm new --resume) when all its peers are gone.
+
+    Example: swarm ckpt pull --from swarm1:eyJydW4…
+    """
+    from peers.ckpt_fetching import pull_from
+
+    result = pull_from(source, directory, home, words=not as_json)
+    if as_json:
+        document = {"schema": SCHEMA, "path": str(result.directory.root.absolute()), "run": result.run,
+                    "step": result.step, "fetched": result.fetched, "bytes": result.bytes}  # fmt: skip
+        typer.echo(json.dumps(document))
+        return
+    what = "is complete here" if result.fetched else "was complete here already, and no newer one can be had whole"
+    typer.echo(f"step {result.step} {what}: {result.directory.root}")
+
+
+def _facts(one: CheckedStep) -> dict[str, object]:
+    return {"step": one.step, "ok": not one.bad, "complete": one.good, "bytes": one.bytes, "parts": one.parts,
+            "missing": one.missing, "proof": one.proof, "bad": one.bad}  # fmt: skip
+
+
+def _line(one: CheckedStep) -> str:
+    from peers.words import count, listed
+
+    lacks = f", lacks {listed(one.missing)}" if one.missing else ""
+    signed = {"decided": ", its record signed by those who decided it", "unproven": ", its record unproven"}
+    state = "damaged" if one.bad else "whole" if one.parts else "empty"
+    parts = f"{count(len(one.parts), 'part')} of {one.bytes:,} bytes"
+    return f"step {one.step}: {state}, {parts}{lacks}{signed.get(one.proof, '')}"

@@ -1,0 +1,61 @@
+"""``swarm history``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from peers.cli.options import AsJson, Home
+
+SCHEMA = 1
+
+
+def history(
+    place: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PEER",
+            show_default=False,
+            help="Whose: its name, its place, or how its peer id begins.  [default: a peer of the only run here]",
+        ),
+    ] = None,
+    peer: Annotated[str | None, typer.Option("--peer", "--place", metavar="PEER", help="The same as PEER.")] = None,
+    file: Annotated[
+        str | None,
+        typer.Option("--file", metavar="FILE", help="A history.jsonl, or a directory with one, in place of a peer."),
+    ] = None,
+    last: Annotated[int | None, typer.Option("--last", metavar="N", min=1, help="Only the newest N.")] = None,
+    verify: Annotated[bool, typer.Option("--verify", help="Check hashes, signatures, counts and cursors.")] = False,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what was decided about each step of a run.
+
+    A line for each close record that a peer keeps, of a run in progress or one that is over: term, loss, tokens, who
+    led, who came and went.
+
+    With --verify exit code 1, naming the first record that does not hold, unless every record follows the one before
+    and is signed by a majority of those who decide, cursors never go back, and no microbatch is committed twice.
+
+    Example: swarm history --last 20 --verify
+    """
+    from peers.history import document, lines, read
+    from peers.history_source import find_history
+    from peers.words import command_name, print_error
+    from swarm.errors import ConfigError
+
+    if place is not None and peer is not None:
+        raise ConfigError("--peer", peer, f"one peer, and {place!r} is one already", "Leave one of them out.")
+    told = read(find_history(place or peer, file, home), last=last, verify=verify)
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, **document(told)}))
+    elif told.records:
+        print("\n".join(lines(told)))
+    sys.stdout.flush()
+    if told.broken:
+        print_error(told.broken, check="what other peers of the run keep: the longest history that holds is the run's",
+                    next_=f"{command_name()} history --verify there, or here with --file and a copy of it")  # fmt: skip
+        raise typer.Exit(1)

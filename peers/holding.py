@@ -1,0 +1,97 @@
+"""What this peer holds of the model, and what it does with it: nothing until a record or a download says, and something
+else from the step on at whose close it takes a lost part over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+
+from data_shards.source import ShardSource
+from peers.roles import Role, StageRole, Surroundings, TrainerRole
+from peers.settings import PeerSettings
+from swarm.ids import MicrobatchId, PeerId, stage_of
+from swarm.optimization.loop import Feed
+from swarm.optimization.part import TrainedPart
+from swarm.optimization.records import CloseRecord
+from swarm.optimization.remote_leader import RemoteLeader
+from swarm.optimization.roster import Roster
+
+
+class Holding:
+    """The role of one peer. ``source`` is a trainer's data. Empty until :meth:`take`; a bootstrap's stays so."""
+
+    def __init__(self, settings: PeerSettings, around: Surroundings, source: ShardSource | None) -> None:
+        self._settings, self._around, self._source = settings, around, source
+        self._role: Role | None = None
+        self._changed = asyncio.Event()
+        self.ready = asyncio.Event()
+
+    @property
+    def part(self) -> TrainedPart | None:
+        """What is held now."""
+        return None if self._role is None else self._role.part
+
+    def take(self, part: TrainedPart | None, record: CloseRecord) -> None:
+        """Our part is here, with the state that the record names: serve it, instead of what was held before."""
+        before, self._role = self._role, self._role_for(part, record.members)
+        if before is not None:
+            self._around.endpoint.unmount(before.service)
+        if self._role is not None:
+            self._around.endpoint.mount(self._role.service)
+        self._changed.set()
+        self.ready.set()
+
+    def _role_for(self, part: TrainedPart | None, roster: Roster) -> Role | None:
+        if self._settings.role == "trainer":
+            assert self._source is not None  # noqa: S101 - opened before the run was entered
+            return TrainerRole(self._around, part, roster, self._source, self._settings.max_in_flight)
+        if part is not None and (stage := stage_of(part.spec.name)) is not None:
+            return StageRole(self._around, part, stage, roster)
+        return None
+
+    async def run(self) -> None:
+        """Do what is held, until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._role is None:
+                continue
+            working = asyncio.create_task(self._role.run())
+            changed = asyncio.create_task(self._changed.wait())
+            try:
+                await asyncio.wait({working, changed}, return_when=asyncio.FIRST_COMPLETED)
+                if working.done():
+                    working.result()
+            finally:
+                working.cancel()
+                changed.cancel()
+                await asyncio.gather(working, return_exceptions=True)
+
+    def feed(self, leader: RemoteLeader) -> Feed | None:
+        """A trainer's work for one step."""
+        if self._settings.role != "trainer":
+            return None
+
+        async def feed(step: int) -> None:
+            role = self._role
+            assert isinstance(role, TrainerRole)  # noqa: S101 - taken before this peer is a member
+            leader.begun = role.service
+            await role.feed(step, leader)
+
+        return feed
+
+    # --- from step to step ---------------------------------------------------------------------------------------
+
+    def open_step(self, record: CloseRecord) -> None:
+        """The step after this record is open."""
+        if self._role is not None:
+            self._role.open_step(record.step + 1, record.members, record.cursors.get(self._around.endpoint.peer))
+
+    async def settle(self, step: int, assigned: Mapping[MicrobatchId, tuple[PeerId, ...]]) -> None:
+        """Hold exactly what is assigned: see :class:`swarm.optimization.open_step.Settle`."""
+        if self._role is not None:
+            await self._role.service.settle(step, assigned)
+
+    def cursor(self, step: int, committed: Collection[MicrobatchId]) -> tuple[int, int] | None:
+        """Where our shard continues after a step with these microbatches; None without a shard."""
+        return self._role.service.cursor_after(step, committed) if isinstance(self._role, TrainerRole) else None

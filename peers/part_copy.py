@@ -1,0 +1,215 @@
+"""A copy of one part that this peer does not train, brought from step to step by what the part's replicas decide.
+
+It is an observer of them (``swarm.optimization.observing``) that never asks to be let in. No replica waits for it: its
+state comes at a limited rate, from donors that nobody else downloads from just now, and its updates are computed beside
+the loop and the device, on the host. It is at a step's state as soon as the update has come, 4 bytes a parameter; until
+then the step cannot be had from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from peers.recent_records import RecentRecords
+from peers.roles import Surroundings, spec_of
+from swarm.errors import OutOfSync, PeerError, StateError
+from swarm.events import CopyDropped, CopyHeld, DonorDropped
+from swarm.ids import PartName, PeerId
+from swarm.optimization.copies import copy_holders, copy_rate
+from swarm.optimization.observer import Observer, ObserverContext, Runs
+from swarm.optimization.part_state import PartState
+from swarm.optimization.records import CloseRecord, Decision
+from swarm.optimization.roster import Roster
+from swarm.optimization.waiting import first_done
+from swarm.planning.patience import Patience
+from swarm.security.signing import verify
+from swarm.state.bucket import Bucket
+from swarm.state.chunks import Cut
+from swarm.state.download import Download, DownloadContext, Wanted
+from swarm.state.snapshot import Snapshot
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.2
+MOST_STEPS_WAITED = 64
+"""A copy whose state came too late waits one step before it is fetched anew, then two, and so on up to this many."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyContext:
+    """What the copies of one peer share. ``host`` runs what takes long; ``turn`` is held by the one that downloads;
+    ``copied`` is told of every decision whose result a copy holds, ``dropped`` when it holds nothing any more."""
+
+    around: Surroundings
+    records: RecentRecords
+    host: Runs
+    turn: asyncio.Lock
+    copied: Callable[[PartName, Decision], Awaitable[None]]
+    dropped: Callable[[PartName], Awaitable[None]]
+
+
+class PartCopy:
+    """Run it until it is not wanted any more, then :meth:`drop` it. Memory per parameter: 12 bytes, 12 more while it
+    takes an update, and the updates that others want of it."""
+
+    def __init__(self, context: CopyContext, part: PartName) -> None:
+        self._context, self.part = context, part
+        around = context.around
+        self._observing = ObserverContext(
+            run=around.manifest.run_id,
+            endpoint=around.endpoint,
+            device=context.host,
+            verify=verify,
+            observe=self._observe,
+            known=context.records.at,
+        )
+        self._observer: Observer | None = None
+        self._state: PartState | None = None
+        self._record: CloseRecord | None = None
+        self._moved = asyncio.Condition()
+        self._failures = self._late = 0
+
+    @property
+    def step(self) -> int | None:
+        """The closed step whose result it holds; None while it holds nothing."""
+        return None if self._record is None else self._record.step
+
+    def holds(self, step: int) -> bool:
+        """Whether it is exactly at this step's state, as it was decided here."""
+        decided = self._context.records.at(step)
+        return self.step == step and (decided is None or self._is(decided))
+
+    def _is(self, record: CloseRecord) -> bool:
+        return self._record is not None and self._record.hash() == record.hash()
+
+    @property
+    def state(self) -> PartState | None:
+        """What it holds. It moves on with the run, until whoever runs it stops."""
+        return self._state if self._record is not None else None
+
+    async def snapshot(self) -> Snapshot | None:
+        """The state, for others; None while there is none. Waits for an update that is being taken."""
+        state = self.state
+        return None if state is None else await self._context.host.run(state.snapshot)
+
+    async def reach(self, step: int) -> None:
+        """Return when it holds this step's state or a later one."""
+        async with self._moved:
+            await self._moved.wait_for(lambda: self.step is not None and self.step >= step)
+
+    async def run(self) -> None:
+        """Follow, until cancelled. What fails is tried again, with others first: when a step closes, or after a pause.
+        What is held is kept as long as no newer step was decided: it may be all that is left."""
+        patience = Patience(FIRST_PAUSE_S)
+        while True:
+            head = await self._context.records.wait(0)
+            late = self._late
+            try:
+                await self._follow(head)
+            except (PeerError, StateError, OutOfSync) as error:
+                logger.info("the copy of %s at step %s: %s", self.part, self.step, error)
+            await self.leave()
+            self._failures += 1
+            if self._late > late:
+                await self._context.records.wait(head.step + min(2**self._late, MOST_STEPS_WAITED))
+            else:
+                pause = self._context.around.clock.sleep(patience.pause_s())
+                await first_done(self._context.records.wait(head.step + 1), pause)
+
+    async def leave(self) -> None:
+        """Nobody needs to keep anything for us any more. A courtesy: never raises a PeerError."""
+        observer, self._observer = self._observer, None
+        if observer is not None:
+            await observer.close()
+
+    async def give_up(self, decision: Decision) -> None:
+        """The step after the one held here was given up, as this peer knows itself: what is held is the state after it,
+        too. Nobody may be left who could tell."""
+        state, record = self.state, self._record
+        if state is not None and record is not None and decision.record.previous == record.hash():
+            await self._context.host.run(_skip, state, decision.record.step)
+            await self._observe(dataclasses.replace(decision, mean=None))
+
+    async def drop(self, reason: str) -> None:
+        """Hold nothing any more, and free the memory. Not while it runs."""
+        if self._record is not None:
+            self._context.around.events.emit(CopyDropped(part=self.part, reason=reason))
+        self._state = self._record = None
+        await self._context.dropped(self.part)
+
+    # --- following -----------------------------------------------------------------------------------------------
+
+    async def _follow(self, head: CloseRecord) -> None:
+        """Never returns. Raises PeerError, StateError or OutOfSync when nobody is left who leads on."""
+        if self._record is not None and self._record.step < head.step:
+            await self.drop(f"it was at step {self._record.step}, and nobody keeps what came after it")
+        observing = dataclasses.replace(self._observing, spare=self._record is None)
+        observer = self._observer = Observer(observing, self._donors(head.members), self.part)
+        me = self._context.around.endpoint.peer
+        if self._record is None:
+            async with self._context.turn:
+                await self._fetch(observer, await observer.start(me, wanted=self._context.records.head))
+        else:
+            await observer.start(me, wanted=self._record)
+            observer.resume(self._state)
+        while True:
+            await observer.follow()
+
+    def _donors(self, roster: Roster) -> tuple[PeerId, ...]:
+        """The part's replicas, each holder beginning with another, and with another after every failure."""
+        around, replicas = self._context.around, roster.replicas(self.part)
+        holders = copy_holders(roster, self.part, around.manifest.run.copies)
+        me = around.endpoint.peer
+        first = (holders.index(me) if me in holders else 0) + self._failures
+        first %= max(1, len(replicas))
+        return replicas[first:] + replicas[:first]
+
+    async def _fetch(self, observer: Observer, decision: Decision) -> None:
+        """The state after this decision, at a limited rate."""
+        around, record = self._context.around, decision.record
+        manifest, began = around.manifest, around.clock.monotonic()
+        state = PartState.of(spec_of(manifest, self.part), manifest.model, manifest.optimizer)
+        wanted = Wanted(part=self.part, step=record.step, digest=record.digests[self.part], layout=state.layout)
+        rate = copy_rate(Cut(state.layout.elements).total_bytes, self._context.records.step_s)
+        context = DownloadContext(
+            endpoint=around.endpoint, clock=around.clock, pace=Bucket(rate), dropped=self._donor_dropped(record)
+        )
+        download = Download(context, wanted)
+        await self._context.host.run(state.install, await download.fetch(observer.donors))
+        self._state, self._late = state, self._late + 1  # until it has caught up
+        await observer.begin(decision, state)
+        given = download.given
+        around.events.emit(
+            CopyHeld(
+                part=self.part,
+                step=record.step,
+                donor=max(given, key=lambda donor: given[donor]),
+                bytes_received=sum(given.values()),
+                seconds=around.clock.monotonic() - began,
+            )
+        )
+
+    def _donor_dropped(self, record: CloseRecord) -> Callable[[PeerId, PeerError], None]:
+        def tell(donor: PeerId, error: PeerError) -> None:
+            event = DonorDropped(part=self.part, step=record.step, donor=donor, code=error.code, reason=error.reason)
+            self._context.around.events.emit(event)
+
+        return tell
+
+    async def _observe(self, decision: Decision) -> None:
+        """The copy holds the result of this decision."""
+        self._record = decision.record
+        if decision.record.step >= self._context.records.head.step:
+            self._late = self._failures = 0
+        await self._context.copied(self.part, decision)
+        async with self._moved:
+            self._moved.notify_all()
+
+
+def _skip(state: PartState, step: int) -> None:
+    if state.step < step:
+        state.give_up()

@@ -1,0 +1,62 @@
+"""Whether those that are there could decide the open step: a member that is cut off with a few others says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from swarm.clock import Clock
+from swarm.events import EventSink, LineageBegan, QuorumBack, QuorumLost
+from swarm.optimization.acceptor import majority
+from swarm.optimization.lineage import Fork
+from swarm.optimization.member import Member
+from swarm.optimization.records import voters
+from swarm.pipeline.health import Watch
+
+
+class Quorum:
+    """One member's view, judged anew whenever somebody is gone or back.
+
+    What it says is for people and logs: a step is decided by who answers, not by who is believed to be there.
+    ``waiting`` is told what this peer waits for, "" when the majority is back.
+    """
+
+    def __init__(
+        self, watch: Watch, member: Member, events: EventSink, clock: Clock, waiting: Callable[[str], None]
+    ) -> None:
+        self._watch, self._member = watch, member
+        self._events, self._clock, self._waiting = events, clock, waiting
+        self._since: float | None = None
+        self._fork: Fork | None = None
+
+    async def run(self) -> None:
+        """Judge until cancelled."""
+        while True:
+            self.look()
+            await self._watch.changed()
+
+    def look(self) -> None:
+        """Judge once, and say what has changed."""
+        member, gone = self._member, self._watch.gone
+        if member.cut_off and self._since is not None:
+            self._back()  # a majority went on without us: it is there
+        if member.head is None or not member.is_member or member.over:
+            return
+        fork = member.forking.fork
+        electors = voters(member.roster, member.head.hash()) if fork is None else fork.voters
+        there, needed = sum(peer not in gone for peer in electors), majority(len(electors))
+        if fork is not None and fork is not self._fork:
+            self._fork = fork
+            self._events.emit(LineageBegan(step=fork.step, there=there, voters=len(electors)))
+            self._waiting(f"provisional since step {fork.step}: {there} of {len(electors)} voters")
+        elif there < needed and self._since is None:
+            self._since = self._clock.monotonic()
+            self._events.emit(QuorumLost(step=member.open_step, there=there, voters=len(electors)))
+            self._waiting(f"a majority: {there} of {len(electors)} voters are there, {needed} are needed")
+        elif there >= needed and self._since is not None:
+            self._back()
+
+    def _back(self) -> None:
+        seconds, self._since = self._clock.monotonic() - (self._since or 0.0), None
+        self._events.emit(QuorumBack(step=self._member.open_step, seconds=seconds))
+        if not self._member.cut_off:
+            self._waiting("")

@@ -1,0 +1,39 @@
+"""A member's averaging rounds, as the manifest says they go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from peers.roles import Surroundings
+from swarm.averaging.allreduce import AllReduce
+from swarm.averaging.plan import RoundKey, RoundResult
+from swarm.averaging.round import RoundCall, average, plan_round
+from swarm.averaging.strategies import STRATEGIES
+from swarm.optimization.open_step import Round
+
+ROUND_SHARE = 0.8
+"""A round's share of the time that the leader waits for its outcome: so the round fails first and names the culprit."""
+
+
+class Rounds:
+    """See :class:`swarm.optimization.open_step.Average`. ``leader_waits_s`` is how long the leader waits."""
+
+    def __init__(self, around: Surroundings, allreduce: AllReduce, leader_waits_s: Callable[[], float]) -> None:
+        self._around, self._allreduce, self._leader_waits_s = around, allreduce, leader_waits_s
+
+    async def __call__(self, wanted: Round, sums: torch.Tensor) -> RoundResult:
+        """One round of our part's group. Raises RoundFailed."""
+        manifest = self._around.manifest
+        call = RoundCall(
+            key=RoundKey(wanted.step, wanted.part, wanted.attempt),
+            replicas=tuple(wanted.weights),
+            weights=wanted.weights,
+            elements=sums.numel(),
+            timeout_s=ROUND_SHARE * self._leader_waits_s(),
+            dtype="float64" if manifest.run.reproducible else "float32",
+            seed=manifest.run.seed,
+        )
+        plan = plan_round(call, STRATEGIES[manifest.averaging.strategy], self._around.endpoint.peer)
+        return await average(self._allreduce, plan, sums, self._around.events)

@@ -1,0 +1,191 @@
+"""The writer beside the training: when, what, and what happens when the disk refuses."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from peers import checkpoints
+from peers.checkpoints import MAX_WAITING, CheckpointWriter
+from peers.ckpt_proof import proof_in
+from swarm.events import CheckpointFailed, CheckpointWritten, Event
+from swarm.ids import ENDS, stage_part
+from swarm.state.checkpoint import held, latest, read_manifest, steps
+from swarm.state.checkpoint_disk import alone
+from swarm.state.checkpoint_files import part_path
+from tests.unit.peers.fake_clock import FakeClock
+from tests.unit.peers.kept_run import PARTS, KeptRun, kept_run
+from tests.unit.state.broken_disk import BrokenDisk, install
+
+
+class Heard:
+    """Every event."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        """See :class:`swarm.events.EventSink`."""
+        self.events.append(event)
+
+    def of(self, kind: type[Event]) -> list[Event]:
+        """Those of a kind."""
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+@pytest.fixture
+def run() -> KeptRun:
+    return kept_run()
+
+
+def writer(root: Path, heard: Heard, *, every: int | None = 10, kept: int | None = None) -> CheckpointWriter:
+    return CheckpointWriter(root, every, 100, kept=kept, events=heard, clock=FakeClock())
+
+
+def hidden(root: Path) -> list[Path]:
+    """What is left of writing."""
+    return list(root.rglob(".*"))
+
+
+async def write_step(run: KeptRun, step: int, writers: list[CheckpointWriter]) -> None:
+    """Everybody's part of a step, each by its own writer."""
+    decision, states = run.decide(step), run.states(step)
+    for one, part in zip(writers, PARTS, strict=True):
+        one.heard(decision)
+        await one.write(states[part], decision.record)
+
+
+def test_writer_is_due_at_the_same_steps_everywhere(tmp_path: Path) -> None:
+    usual = writer(tmp_path, Heard(), every=None)
+    assert [step for step in range(101) if usual.due(step)] == list(range(0, 101, 10))
+    assert writer(tmp_path, Heard(), every=3).due(100)
+
+
+async def test_writers_of_a_machine_make_one_checkpoint_that_proves_itself(tmp_path: Path, run: KeptRun) -> None:
+    heard = Heard()
+    writers = [writer(tmp_path, heard) for _ in PARTS]
+    await write_step(run, 0, writers)
+    await write_step(run, 1, writers)
+    assert latest(tmp_path) == 1
+    proof = proof_in(read_manifest(tmp_path, 1), run.manifest.run_id)
+    assert proof.standing() == "decided"
+    assert proof.record == run.decisions[1].record
+    assert len(heard.of(CheckpointWritten)) == 2 * len(PARTS)
+    assert not heard.of(CheckpointFailed)
+    assert hidden(tmp_path) == []
+
+
+async def test_writer_of_another_replica_leaves_a_part_that_is_there(tmp_path: Path, run: KeptRun) -> None:
+    heard = Heard()
+    await write_step(run, 0, [writer(tmp_path, heard) for _ in PARTS])
+    path = part_path(tmp_path, 0, ENDS)
+    before = path.stat().st_ino
+    await writer(tmp_path, heard).write(run.states(0)[ENDS], run.decisions[0].record)
+    assert path.stat().st_ino == before
+    assert len(heard.of(CheckpointWritten)) == len(PARTS)
+
+
+async def test_writer_leaves_a_part_to_the_replica_that_is_writing_it(tmp_path: Path, run: KeptRun) -> None:
+    heard = Heard()
+    record = run.decide(0).record
+    with alone(part_path(tmp_path, 0, ENDS), wait=False) as ours:
+        assert ours
+        await writer(tmp_path, heard).write(run.states(0)[ENDS], record)
+    assert heard.events == []
+    assert held(tmp_path, 0).parts == {}
+
+
+async def test_writer_that_died_does_not_keep_the_next_one_out(tmp_path: Path, run: KeptRun) -> None:
+    record = run.decide(0).record
+    path = part_path(tmp_path, 0, ENDS)
+    path.parent.mkdir(parents=True)
+    (path.parent / f".{path.name}.lock").touch()
+    (path.parent / f".{path.name}.0badcafe.tmp").write_bytes(b"half")
+    heard = Heard()
+    await writer(tmp_path, heard).write(run.states(0)[ENDS], record)
+    assert len(heard.of(CheckpointWritten)) == 1
+    assert sorted(entry.name for entry in path.parent.iterdir()) == ["ends.safetensors", "record.json"]
+
+
+async def test_writer_with_the_proof_improves_a_record_without(tmp_path: Path, run: KeptRun) -> None:
+    run.decide(0)
+    decision, states = run.decide(1), run.states(1)
+    await writer(tmp_path, Heard()).write(states[ENDS], decision.record)
+    assert proof_in(read_manifest(tmp_path, 1), run.manifest.run_id).standing() == "unproven"
+    knowing = writer(tmp_path, Heard())
+    for one in run.decisions:
+        knowing.heard(one)
+    await knowing.write(states[stage_part(0)], decision.record)
+    assert proof_in(read_manifest(tmp_path, 1), run.manifest.run_id).standing() == "decided"
+    await writer(tmp_path, Heard()).write(states[stage_part(1)], decision.record)
+    assert proof_in(read_manifest(tmp_path, 1), run.manifest.run_id).standing() == "decided"
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+async def test_writer_on_a_disk_that_refuses_says_so_keeps_the_old_and_goes_on(
+    tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    heard = Heard()
+    writers = [writer(tmp_path, heard, kept=1) for _ in PARTS]
+    await write_step(run, 0, writers)
+    await write_step(run, 10, writers)
+    with monkeypatch.context() as patch:
+        disk = install(patch, BrokenDisk(20, OSError(code, os.strerror(code))))
+        await write_step(run, 20, writers)
+    assert disk.fired
+    failed = heard.of(CheckpointFailed)
+    assert len(failed) == 1
+    assert isinstance(failed[0], CheckpointFailed)
+    assert (failed[0].step, failed[0].kept) == (20, 10)
+    assert os.strerror(code) in failed[0].reason
+    assert latest(tmp_path) == 10
+    await write_step(run, 30, writers)
+    assert latest(tmp_path) == 30
+    assert steps(tmp_path) == (0, 30)
+
+
+async def test_writer_does_not_write_a_state_that_is_not_the_record_s(tmp_path: Path, run: KeptRun) -> None:
+    heard = Heard()
+    record = run.decide(0).record
+    await writer(tmp_path, heard).write(run.states(0, seed=5)[ENDS], record)
+    (failed,) = heard.of(CheckpointFailed)
+    assert isinstance(failed, CheckpointFailed)
+    assert "was not written" in failed.reason
+    assert held(tmp_path, 0).parts == {}
+
+
+async def test_writer_keeps_the_newest_complete_ones(tmp_path: Path, run: KeptRun) -> None:
+    writers = [writer(tmp_path, Heard(), kept=2) for _ in PARTS]
+    for step in (0, 10, 20, 30, 40):
+        await write_step(run, step, writers)
+    assert steps(tmp_path) == (0, 30, 40)
+
+
+async def test_writer_behind_a_slow_disk_leaves_out_and_says_so(
+    tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At most MAX_WAITING states stay in memory, however slow the disk."""
+    heard, gate = Heard(), threading.Event()
+    real = checkpoints.write_part
+
+    def slow(*arguments: object, **more: object) -> Path:
+        gate.wait(20)
+        return real(*arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(checkpoints, "write_part", slow)
+    one = writer(tmp_path, heard)
+    decisions = [run.decide(step) for step in (0, 10, 20)]
+    tasks = [asyncio.create_task(one.write(run.states(d.record.step)[ENDS], d.record)) for d in decisions]
+    await tasks[MAX_WAITING]
+    (failed,) = heard.of(CheckpointFailed)
+    assert isinstance(failed, CheckpointFailed)
+    assert (failed.step, failed.kept) == (20, None)
+    tasks.append(asyncio.create_task(one.write(run.states(20)[ENDS], decisions[2].record, last=True)))
+    gate.set()
+    await asyncio.gather(*tasks)
+    assert [event.step for event in heard.of(CheckpointWritten) if isinstance(event, CheckpointWritten)] == [0, 10, 20]

@@ -1,0 +1,297 @@
+"""``swarm ckpt`` and ``swarm new --resume`` on directories; from running peers they are in ``tests/processes``."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peers.ckpt_resume import FromCheckpoint, find_resumable
+from peers.cli.app import run as swarm
+from peers.run_directory import RunDirectory, find_run_directory, known_runs, said_run_id
+from peers.settings import PeerSettings
+from swarm.config import load_manifest
+from swarm.errors import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, EXIT_USAGE, ConfigError, StateError
+from swarm.ids import ENDS, stage_part
+from swarm.state.checkpoint import latest, part_path, step_directory, steps
+from tests.unit.peers.kept_run import PARTS, KeptRun, kept_run
+from tests.unit.peers.test_cli import HEAVY, PROBE
+
+STAGE_0, STAGE_1 = stage_part(0), stage_part(1)
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def run() -> KeptRun:
+    return kept_run()
+
+
+@pytest.fixture
+def kept(tmp_path: Path, run: KeptRun) -> RunDirectory:
+    """Steps 10 (whole) and 20 (without stage 1), where a machine keeps the runs it joined."""
+    root = tmp_path / "home" / "runs" / f"kept-{run.manifest.run_id[:12]}"
+    run.keep(root, 10)
+    return run.keep(root, 20, [ENDS, STAGE_0])
+
+
+def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1
+    return json.loads(out)
+
+
+def flip(path: Path, place: int = -1) -> None:
+    data = bytearray(path.read_bytes())
+    data[place] ^= 16
+    path.write_bytes(data)
+
+
+# --- ls --------------------------------------------------------------------------------------------------------------
+
+
+def test_ls_shows_runs_steps_sizes_and_what_is_missing(
+    kept: RunDirectory, run: KeptRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert swarm(["ckpt", "ls", "--json"]) == 0
+    (facts,) = said(capsys)["runs"]
+    assert (facts["name"], facts["run"], facts["newest_complete"]) == ("kept", run.manifest.run_id, 10)
+    whole, partial = facts["steps"]
+    assert (whole["step"], whole["complete"], whole["missing"], whole["troubles"]) == (10, True, [], [])
+    assert whole["bytes"] == sum(part_path(kept.checkpoints, 10, part).stat().st_size for part in PARTS)
+    assert (partial["step"], partial["complete"], partial["missing"]) == (20, False, ["stage-1"])
+    assert [one["part"] for one in partial["parts"]] == ["ends", "stage-0"]
+    assert swarm(["ckpt", "ls", str(kept.root)]) == 0
+    title, first, second = capsys.readouterr().out.splitlines()
+    assert title.startswith(f"kept {run.manifest.run_id[:12]}")
+    assert "step 10       complete  (3 parts, " in first
+    assert "step 20       lacks stage-1  (2 parts, " in second
+
+
+def test_ls_of_nothing_and_of_damage(kept: RunDirectory, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    os.truncate(part_path(kept.checkpoints, 10, ENDS), 100)
+    assert swarm(["ckpt", "ls"]) == 0
+    assert f"damaged: {part_path(kept.checkpoints, 10, ENDS).absolute()}: torn" in capsys.readouterr().out
+    assert swarm(["ckpt", "ls", "--home", str(tmp_path / "other")]) == 0
+    assert "no run is kept here" in capsys.readouterr().err
+    for strange in ("nowhere", "x" * 500, ""):
+        assert swarm(["ckpt", "ls", strange]) == EXIT_USAGE
+
+
+def test_run_is_found_by_the_beginning_of_its_id(kept: RunDirectory, run: KeptRun, tmp_path: Path) -> None:
+    assert said_run_id(kept) == run.manifest.run_id
+    assert find_run_directory(Path(run.manifest.run_id[:8])) == kept
+    assert find_run_directory(None) == kept
+    other = kept_run(name="other", nonce="0" * 15 + "1")
+    other.keep(tmp_path / "out" / "other", 0)
+    assert len(known_runs()) == 2
+    assert find_run_directory(Path(run.manifest.run_id[:8])) == kept
+    with pytest.raises(ConfigError, match="hold none such"):
+        find_run_directory(Path("0123456789"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("ckpt", "--help"), "verify"),
+        (("ckpt", "pull", "--help"), "--from"),
+        (("ckpt", "ls"), "lacks stage-1"),
+        (("ckpt", "ls", "--json"), '"newest_complete": 10'),
+    ],
+)
+def test_ckpt_help_and_ls_import_nothing_heavy(kept: RunDirectory, arguments: tuple[str, ...], words: str) -> None:
+    path = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, sys.path)])
+    ended = subprocess.run(
+        [sys.executable, "-c", PROBE.format(heavy=HEAVY), *arguments],
+        capture_output=True, text=True, timeout=30, env=os.environ | {"PYTHONPATH": path, "COLUMNS": "80"},
+    )  # fmt: skip
+    assert ended.stderr == "heavy: \n"
+    assert ended.returncode == 0
+    assert words in ended.stdout
+
+
+# --- verify ----------------------------------------------------------------------------------------------------------
+
+
+def test_verify_whole_files_and_their_signatures(kept: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert swarm(["ckpt", "verify", "--json"]) == 0
+    document = said(capsys)
+    assert document["ok"]
+    assert [(one["step"], one["complete"], one["proof"], one["missing"]) for one in document["steps"]] == [
+        (10, True, "decided", []),
+        (20, False, "decided", ["stage-1"]),
+    ]
+    assert swarm(["ckpt", "verify", str(kept.root), "--step", "20"]) == 0
+    line = capsys.readouterr().out
+    assert line.startswith("step 20: whole, 2 parts of ")
+    assert "lacks stage-1, its record signed by those who decided it" in line
+
+
+@pytest.mark.parametrize("name", ["ends.safetensors", "stage-0.safetensors", "record.json"])
+def test_verify_changed_byte_is_exit_1_and_names_the_file(
+    kept: RunDirectory, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = step_directory(kept.checkpoints, 10) / name
+    flip(path, path.stat().st_size // 2)
+    assert swarm(["ckpt", "verify"]) == 1
+    captured = capsys.readouterr()
+    assert str(path) in captured.err
+    assert "step 10: damaged" in captured.out
+    assert "step 20: whole" in captured.out
+
+
+def test_verify_of_no_checkpoint_or_step_is_usage(kept: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert swarm(["ckpt", "verify", "--step", "11"]) == EXIT_USAGE
+    assert "one of 10, 20" in capsys.readouterr().err
+    shutil.rmtree(kept.checkpoints)
+    assert swarm(["ckpt", "verify"]) == EXIT_USAGE
+
+
+# --- pull ------------------------------------------------------------------------------------------------------------
+
+
+def test_pull_from_a_directory_makes_the_newest_step_whole(
+    kept: RunDirectory, run: KeptRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = run.keep(tmp_path / "copy", 20, [STAGE_1])
+    assert swarm(["ckpt", "pull", "--from", str(copy.root), "--json"]) == 0
+    document = said(capsys)
+    assert (document["step"], document["fetched"], document["run"]) == (20, ["stage-1"], run.manifest.run_id)
+    assert document["path"] == str(kept.root)
+    assert latest(kept.checkpoints) == 20
+    assert swarm(["ckpt", "verify", "--step", "20"]) == 0
+    assert swarm(["ckpt", "pull", "--from", str(copy.root)]) == 0
+    assert "step 20 was complete here already" in capsys.readouterr().out
+
+
+def test_pull_into_a_new_directory_brings_all_that_a_run_needs(
+    run: KeptRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = run.keep(tmp_path / "copy", 20)
+    new = RunDirectory(tmp_path / "new")
+    assert swarm(["ckpt", "pull", str(new.root), "--from", str(copy.root)]) == 0
+    assert "step 20 is complete here" in capsys.readouterr().out
+    assert load_manifest(new.manifest) == run.manifest
+    assert new.tokenizer.read_bytes() == run.tokenizer
+    assert latest(new.checkpoints) == 20
+    assert not list(new.root.rglob(".*"))
+
+
+def test_pull_what_nobody_has_names_it(kept: RunDirectory, run: KeptRun, tmp_path: Path, capsys: Any) -> None:
+    shutil.rmtree(step_directory(kept.checkpoints, 10))
+    copy = run.keep(tmp_path / "copy", 20, [ENDS])
+    assert swarm(["ckpt", "pull", "--from", str(copy.root)]) == EXIT_UNREACHABLE
+    error = capsys.readouterr().err
+    assert "no step can be had whole: of the newest, 20, nobody who answers has stage-1" in error
+    assert "ckpt ls" in error
+
+
+def test_pull_damaged_parts_keeps_what_is_here(kept: RunDirectory, run: KeptRun, tmp_path: Path, capsys: Any) -> None:
+    copy = run.keep(tmp_path / "copy", 20)
+    flip(part_path(copy.checkpoints, 20, STAGE_1))
+    assert swarm(["ckpt", "pull", "--from", str(copy.root)]) == 1
+    assert "nobody has a good stage-1 of step 20" in capsys.readouterr().err
+    assert latest(kept.checkpoints) == 10
+
+
+def test_pull_into_another_run_s_directory_is_refused(
+    kept: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = kept_run(name="other", nonce="0" * 15 + "1").keep(tmp_path / "other", 0)
+    assert swarm(["ckpt", "pull", str(kept.root), "--from", str(other.root)]) == EXIT_INCOMPATIBLE
+    assert "holds run" in capsys.readouterr().err
+    assert steps(kept.checkpoints) == (10, 20)
+
+
+@pytest.mark.parametrize("source", [None, "nobody", "swarm1:rubbish"])
+def test_pull_from_nobody_says_what_to_do(source: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    code = swarm(["ckpt", "pull", *([] if source is None else ["--from", source])])
+    assert code in (EXIT_UNREACHABLE, EXIT_USAGE)
+    assert capsys.readouterr().err.startswith("error: ")
+
+
+# --- resume ----------------------------------------------------------------------------------------------------------
+
+
+async def test_resume_takes_the_newest_whole_step_and_says_what_it_passed_over(
+    kept: RunDirectory, run: KeptRun
+) -> None:
+    found = find_resumable(None, None)
+    assert (found.directory, found.step, found.manifest) == (kept, 10, run.manifest)
+    assert found.passed_over == ("step 20 lacks stage-1 here",)
+    origin, snapshots = await FromCheckpoint(kept.checkpoints, 10, run.manifest.run_id).load()
+    record = next(one.record for one in run.decisions if one.record.step == 10)
+    assert (origin.step, origin.previous, origin.cursors) == (10, record.hash(), record.cursors)
+    assert {snapshot.part: origin.digests[snapshot.part] for snapshot in snapshots} == record.digests
+
+
+def test_resume_falls_back_from_a_step_with_a_flipped_bit(kept: RunDirectory, run: KeptRun) -> None:
+    run.keep(kept.root, 20)
+    assert find_resumable(kept.root, None).step == 20
+    flip(part_path(kept.checkpoints, 20, ENDS))
+    found = find_resumable(kept.root, None)
+    assert found.step == 10
+    assert "step 20 is damaged" in found.passed_over[0]
+
+
+async def test_resume_checks_again_what_changed_meanwhile(kept: RunDirectory, run: KeptRun) -> None:
+    flip(part_path(kept.checkpoints, 10, ENDS))
+    with pytest.raises(StateError, match="ends"):
+        await FromCheckpoint(kept.checkpoints, 10, run.manifest.run_id).load()
+
+
+def test_resume_without_a_part_names_it_and_the_command(kept: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(step_directory(kept.checkpoints, 10))
+    assert swarm(["new", "--resume"]) == 1
+    error = capsys.readouterr().err
+    assert "no checkpoint is complete here: step 20 lacks stage-1" in error
+    assert "stage-1.safetensors" in error
+    assert f"ckpt pull {kept.root} --from" in error
+
+
+def test_resume_of_a_run_that_is_over_says_so(run: KeptRun, tmp_path: Path, capsys: Any) -> None:
+    directory = run.keep(tmp_path / "over", 100)
+    assert swarm(["new", "--resume", str(directory.root)]) == 1
+    assert "the run is over: its last step, 100, is closed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--preset", "tiny"], "nothing beside --resume"),
+        (["--steps", "3"], "--steps = 3"),
+        (["--hosts", "3"], "--hosts = 3"),
+        (["--tokenizer", "t.json"], "--tokenizer = 't.json'"),
+        (["nowhere"], "DIR = 'nowhere'"),
+    ],
+)
+def test_resume_bad_usage(
+    kept: RunDirectory, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert swarm(["new", "--resume", *arguments]) == EXIT_USAGE
+    assert words in capsys.readouterr().err
+
+
+def test_resume_starts_a_founder_with_the_checkpoint(
+    kept: RunDirectory, run: KeptRun, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    started: list[PeerSettings] = []
+    monkeypatch.setattr("peers.node.run_peer", lambda settings: started.append(settings) or 0)
+    assert swarm(["new", "--resume", run.manifest.run_id[:10], "--listen", "/ip4/127.0.0.1/tcp/0"]) == 0
+    (settings,) = started
+    assert (settings.role, settings.resume, settings.run_directory) == ("bootstrap", 10, kept.root)
+    assert settings.manifest is not None
+    assert load_manifest(settings.manifest).run_id == run.manifest.run_id
+    out = capsys.readouterr().out
+    assert "step 20 lacks stage-1 here" in out
+    assert "after step 10" in out

@@ -1,0 +1,229 @@
+"""``swarm history``: whose, what it shows, and what it finds."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from peers.cli.app import run as swarm
+from peers.history_rows import SHOWN_NAMES, Named, row_lines, row_of
+from peers.places import take_place
+from swarm.clock import SystemClock
+from swarm.ids import MicrobatchId
+from swarm.optimization.history import History
+from swarm.optimization.history_file import HistoryLine
+from swarm.optimization.records import Aside
+from swarm.optimization.succession import owner
+from tests.unit.peers.decided_chain import PEERS, RUN, TRAINER, document, eventful, roster, write
+from tests.unit.peers.test_cli import HEAVY, PROBE
+
+CHAIN = eventful()
+TORN = b'{"run":"5a5a'
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return write(tmp_path / "copy" / "history.jsonl", CHAIN.lines)
+
+
+# --- what it shows ---------------------------------------------------------------------------------------------------
+
+
+def test_history_shows_a_line_for_each_step_and_who_came_and_went(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert swarm(["history", "--file", str(path)]) == 0
+    title, head, *rows = capsys.readouterr().out.splitlines()
+    assert title == f"run (5a5a5a5a5a5a), steps 0 to 6: {path}"
+    assert head.split() == ["step", "term", "loss", "tokens", "microbatches", "members", "leader", "hash", "changes"]
+    cells = [row.split(maxsplit=8) for row in rows]
+    assert [row[0] for row in cells] == [str(step) for step in range(7)]
+    assert [row[7] for row in cells] == [line.record.hash()[:12] for line in CHAIN.lines]
+    assert [row[5] for row in cells] == ["3", "3", "5", "4", "3", "3", "3"]
+    assert cells[0][1:7] == ["0", "-", "0", "0", "3", "-"]
+    assert (cells[1][2], cells[1][3], cells[1][4]) == ("0.1571", "21", "2")
+    assert {number: row[8] for number, row in enumerate(cells) if len(row) > 8} == {
+        0: "the run begins", 2: "joined: tern and vole", 3: "lost: mole; proposed in term 1", 4: "left: vole",
+    }  # fmt: skip
+    leader = owner(CHAIN.lines[2].record.members, 3, 2)
+    assert PEERS[cells[3][6]] == leader
+    assert cells[3][1] == "2"
+    assert not any("\x1b" in row for row in rows)
+
+
+def test_history_as_json_is_one_stable_line(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert swarm(["history", "--file", str(path), "--json", "--verify", "--last", "4"]) == 0
+    found = document(capsys)
+    assert list(found) == ["schema", "path", "run", "records", "rows", "torn", "earlier", "verified", "broken"]
+    assert (found["schema"], found["run"], found["records"], found["torn"]) == (1, RUN, 7, False)
+    assert found["verified"] == {"ok": True, "records": 7, "microbatches": 12, "trusted": None}
+    assert [row["step"] for row in found["rows"]] == [3, 4, 5, 6]
+    assert list(found["rows"][0]) == [
+        "step", "term", "proposed", "founding", "void", "loss", "tokens", "microbatches", "aside", "members", "joined",
+        "left", "absent", "leader", "accepted", "grad_norm", "clip", "lr", "hash", "previous", "cursors",
+        "provisional_since", "confirmed",
+    ]  # fmt: skip
+    first = found["rows"][0]
+    assert first["absent"] == [{"peer": PEERS["mole"], "name": "mole"}]
+    assert (first["term"], first["proposed"], first["accepted"]) == (2, 1, 3)
+    assert first["cursors"] == {TRAINER: [0, 6]}
+    assert found["rows"][3]["hash"] == CHAIN.head.hash()
+
+
+def test_history_of_the_last_few_says_so(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert swarm(["history", "--file", str(path.parent), "--last", "2"]) == 0
+    title, _, *rows = capsys.readouterr().out.splitlines()
+    assert "steps 0 to 6, the last 2 shown" in title
+    assert [row.split()[0] for row in rows] == ["5", "6"]
+    assert [row.split()[6] in PEERS for row in rows] == [True, True], "the roster before is known"
+    assert swarm(["history", "--file", str(path), "--last", "0"]) == 2
+
+
+def test_history_row_of_many_and_strange_names_is_one_harmless_line() -> None:
+    line = CHAIN.lines[2]
+    row = dataclasses.replace(
+        row_of(line, roster("otter", "mole", "heron")),
+        joined=tuple(Named(f"p{n}", f"\x1b[31mn{n}\n") for n in range(SHOWN_NAMES + 3)),
+        aside=2,
+    )
+    _, text = row_lines([row])
+    assert text.isprintable()
+    assert "n7 and 3 more; 2 microbatches set aside" in text
+
+
+def test_history_row_of_a_joiner_s_first_record_knows_no_leader_and_counts_what_was_set_aside() -> None:
+    aside = Aside(microbatch=MicrobatchId(TRAINER, "c0" * 8, 0, 9), reason="not finite")
+    line = HistoryLine(CHAIN.lines[3].record.model_copy(update={"aside": (aside,)}), None, 2)
+    row = row_of(line, None)
+    assert (row.leader, row.joined, row.left, row.accepted, row.aside) == (None, (), (), None, 1)
+    assert row.absent == (Named(PEERS["mole"], PEERS["mole"]),)
+    assert "1 microbatch set aside" in row_lines([row])[1]
+
+
+# --- whose -----------------------------------------------------------------------------------------------------------
+
+
+def session(home: Path, place: str, name: str, lines: list[HistoryLine], *, run: str = RUN) -> Path:
+    with take_place(home, place, clock=SystemClock()) as taken:
+        root = taken.open_session(name=name, peer=PEERS["otter"], role="stage", run=run, run_name="small")
+        if lines:
+            write(root / "history.jsonl", lines)
+        taken.ended("over", 0)
+    return root
+
+
+def test_history_of_a_place_by_name_option_and_by_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = session(tmp_path / "home", "1", "otter", CHAIN.lines)
+    for arguments in (["otter"], ["1"], ["--peer", "otter"], ["--place", "1"], [PEERS["otter"][:14]], []):
+        assert swarm(["history", *arguments]) == 0
+        title = capsys.readouterr().out.splitlines()[0]
+        assert title == (
+            f"run small (5a5a5a5a5a5a), steps 0 to 6, as otter (place 1) keeps it: {root / 'history.jsonl'}"
+        )
+    (tmp_path / "home").rename(tmp_path / "moved")
+    assert swarm(["history", "--home", str(tmp_path / "moved"), "otter"]) == 0
+
+
+def test_history_without_a_name_is_the_longest_of_the_only_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (
+        session(tmp_path / "home", place, f"peer-{place}", CHAIN.lines[:length])
+        for place, length in (("a", 7), ("b", 2))
+    )
+    os.utime(second / "history.jsonl", (2_000_000_000, 2_000_000_000))
+    assert swarm(["history", "--json"]) == 0
+    assert document(capsys)["path"] == str(first / "history.jsonl")
+    session(tmp_path / "home", "c", "peer-c", CHAIN.lines, run="77" * 32)
+    assert swarm(["history"]) == 2
+    error = capsys.readouterr().err
+    assert "peers of 2 runs are here" in error
+    assert "history a" in error
+    assert swarm(["history", "b", "--json"]) == 0
+    assert document(capsys)["path"] == str(second / "history.jsonl")
+
+
+def test_history_of_a_local_run_s_directory_is_one_of_its_peers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = write(tmp_path / "out" / "first" / "peers" / "bootstrap" / "history.jsonl", CHAIN.lines)
+    assert swarm(["history", "--file", "out/first", "--json"]) == 0
+    assert document(capsys)["path"] == str(kept)
+
+
+def test_history_that_is_not_there_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def error(*arguments: str) -> tuple[int, str]:
+        return swarm(["history", *arguments]), capsys.readouterr().err
+
+    assert error()[0] == 1
+    assert "no peer of this machine has a history" in error()[1]
+    code, said = error("nobody")
+    assert (code, "no peer here is called 'nobody'" in said) == (3, True)
+    code, said = error("--file", "nowhere")
+    assert (code, "--file = 'nowhere'" in said, "next:" in said) == (2, True, True)
+    assert error("a", "--peer", "b")[0] == 2
+    assert error("a", "--file", "b")[0] == 2
+    session(tmp_path / "home", "1", "otter", [])
+    code, said = error("otter")
+    assert (code, "otter (place 1) has no history" in said) == (1, True)
+    older = session(tmp_path / "home", "2", "mole", CHAIN.lines)
+    session(tmp_path / "home", "2", "mole", [])
+    code, said = error("mole")
+    assert (code, f"history --file {older / 'history.jsonl'}" in said) == (1, True)
+    for text, why in (("", "no record yet"), ("# notes\n", "first line is no close record"), ("{", "no record yet")):
+        (tmp_path / "file").write_text(text)
+        code, said = error("--file", "file")
+        assert (code, why in said.lower()) == (2, True), said
+
+
+def test_history_being_written_or_cut_is_shown_as_far_as_it_goes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(tmp_path / "history.jsonl", CHAIN.lines[:2], TORN)
+    History(path, RUN).begin(CHAIN.lines[3].record)
+    write(path, CHAIN.lines[3:5], TORN)
+    assert swarm(["history", "--file", str(path), "--verify"]) == 0
+    *_, torn, before, verified = capsys.readouterr().out.splitlines()
+    assert "an unfinished line" in torn
+    assert "history-1.jsonl" in before
+    assert "verified: 2 records" in verified
+    assert "the first, of step 3, is taken on trust" in verified
+    assert swarm(["history", "--file", str(path.with_name("history-1.jsonl")), "--json"]) == 0
+    found = document(capsys)
+    assert (found["records"], found["torn"]) == (2, True)
+
+
+# --- as a command ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("history", "--help"), 0, "Example: swarm history --last 20 --verify"),
+        (("history", "--file", "copy"), 0, "joined: tern and vole"),
+        (("history", "--file", "copy", "--verify"), 0, "verified: 7 records"),
+        (("history", "--file", "copy", "--json"), 0, '"records": 7'),
+        (("history",), 1, ""),
+    ],
+)
+def test_history_imports_nothing_heavy(path: Path, arguments: tuple[str, ...], code: int, words: str) -> None:
+    found = os.pathsep.join([str(Path(__file__).parents[3]), *filter(None, sys.path)])
+    ended = subprocess.run(
+        [sys.executable, "-c", PROBE.format(heavy=HEAVY), *arguments],
+        capture_output=True, text=True, timeout=30, env=os.environ | {"PYTHONPATH": found, "COLUMNS": "80"},
+    )  # fmt: skip
+    assert ended.stderr.endswith("heavy: \n")
+    assert ended.returncode == code
+    assert words in ended.stdout
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,47 @@
+"""What the composition root does when the network under it is gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from peers.node import Node
+from peers.orders import Orders
+from peers.settings import PeerSettings
+from swarm.clock import SystemClock
+from swarm.errors import EXIT_UNREACHABLE, RunEnded
+from swarm.events import NullSink
+from swarm.network.endpoint import LibP2PEndpoint
+from swarm.network.identity import load_or_create
+
+
+class _Endpoint:
+    """One whose daemon is gone for good, or that was closed."""
+
+    def __init__(self, last_words: str) -> None:
+        self._last_words = last_words
+
+    async def wait_daemon(self) -> str:
+        """See LibP2PEndpoint."""
+        return self._last_words
+
+
+def _node(tmp_path: Path) -> Node:
+    settings = PeerSettings(home=tmp_path, role="stage", name="brave-otter")
+    identity = load_or_create(tmp_path / "identity.key")
+    return Node(settings, identity, NullSink(), SystemClock(), Orders(settings.grace_s))
+
+
+async def test_node_whose_daemon_is_not_replaced_ends_saying_what_to_check_and_do(tmp_path: Path) -> None:
+    gone = cast(LibP2PEndpoint, _Endpoint("our libp2p daemon died 5 times within 60 s"))
+    with pytest.raises(RunEnded, match="brave-otter: our libp2p daemon died 5 times") as ended:
+        await _node(tmp_path)._watch_daemon(gone)
+    assert ended.value.exit_code == EXIT_UNREACHABLE
+    assert "p2pd" in ended.value.check
+    assert ended.value.remedy
+
+
+async def test_node_whose_endpoint_was_closed_has_nothing_to_say(tmp_path: Path) -> None:
+    await _node(tmp_path)._watch_daemon(cast(LibP2PEndpoint, _Endpoint("")))

@@ -1,0 +1,101 @@
+"""A run's manifest and tokenizer in its directory: whole, whenever the power fails, and mended where they were not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from peers import checkpoints
+from peers.checkpoints import keep_run
+from peers.ckpt_verify import check_tokenizer_file
+from peers.run_directory import RunDirectory
+from swarm.config import load_manifest
+from swarm.errors import ConfigError, StateError
+from tests.unit.peers.kept_run import KeptRun, kept_run
+from tests.unit.state.broken_disk import BrokenDisk, PowerCut, install
+
+
+@pytest.fixture(scope="module")
+def run() -> KeptRun:
+    return kept_run()
+
+
+def keep(run: KeptRun, root: Path) -> RunDirectory:
+    directory = RunDirectory(root)
+    keep_run(directory, run.manifest, run.tokenizer)
+    return directory
+
+
+def usable(run: KeptRun, directory: RunDirectory) -> bool:
+    """Whether a checkpoint there could be used."""
+    return (
+        load_manifest(directory.manifest).run_id == run.manifest.run_id
+        and check_tokenizer_file(directory, run.manifest) == run.tokenizer
+    )
+
+
+def files(directory: RunDirectory) -> list[str]:
+    return sorted(entry.name for entry in directory.root.iterdir())
+
+
+def test_what_is_there_already_stays(run: KeptRun, tmp_path: Path) -> None:
+    directory = keep(run, tmp_path / "run")
+    before = [path.stat().st_ino for path in (directory.manifest, directory.tokenizer)]
+    keep(run, tmp_path / "run")
+    assert [path.stat().st_ino for path in (directory.manifest, directory.tokenizer)] == before
+    assert files(directory) == ["run.toml", "tokenizer.json"]
+
+
+@pytest.mark.parametrize("left", [b"", b"[run]\nname = "], ids=["empty", "half"])
+@pytest.mark.parametrize("name", ["run.toml", "tokenizer.json"])
+def test_a_torn_file_is_mended_by_the_next_peer(run: KeptRun, tmp_path: Path, name: str, left: bytes) -> None:
+    directory = keep(run, tmp_path)
+    (tmp_path / name).write_bytes(left)
+    with pytest.raises((ConfigError, StateError)):
+        usable(run, directory)
+    keep(run, tmp_path)
+    assert usable(run, directory)
+    assert files(directory) == ["run.toml", "tokenizer.json"]
+
+
+def test_power_that_fails_at_any_call_leaves_each_file_whole_or_away(
+    run: KeptRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = 0
+    for at in range(1, 200):
+        directory = RunDirectory(tmp_path / str(at))
+        disk = BrokenDisk(at, PowerCut())
+        with monkeypatch.context() as patch:
+            install(patch, disk)
+            try:
+                keep_run(directory, run.manifest, run.tokenizer)
+            except PowerCut:
+                calls += 1
+        disk.bury()
+        if not disk.fired:
+            break
+        disk.forget(names=False)
+        assert not directory.tokenizer.exists() or check_tokenizer_file(directory, run.manifest) == run.tokenizer
+        assert not directory.manifest.exists() or load_manifest(directory.manifest) == run.manifest
+        keep_run(directory, run.manifest, run.tokenizer)
+        assert usable(run, directory)
+    assert calls > 10
+
+
+def test_what_was_kept_is_on_the_disk(run: KeptRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory = RunDirectory(tmp_path / "run")
+    disk = install(monkeypatch, BrokenDisk())
+    keep_run(directory, run.manifest, run.tokenizer)
+    disk.forget(names=True)
+    assert usable(run, directory)
+
+
+def test_a_disk_that_refuses_is_named(run: KeptRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: Path, pieces: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(checkpoints, "write_whole", refuse)
+    with pytest.raises(StateError, match="Check space"):
+        keep_run(RunDirectory(tmp_path), run.manifest, run.tokenizer)
