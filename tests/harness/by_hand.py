@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -93,10 +94,13 @@ def by_hand(root: Path) -> Iterator[ByHand]:
     try:
         yield hand
     finally:
-        for one in hand.started:
-            if one.process.poll() is None:
+        for _ in range(2):  # the second one forces who cannot be spared; sent at once, both might arrive as one
+            running = [one for one in hand.started if one.process.poll() is None]
+            for one in running:
                 one.process.send_signal(signal.SIGTERM)
-                one.process.send_signal(signal.SIGTERM)
+            for one in running:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    one.process.wait(0.5)
         for one in hand.started:
             try:
                 one.process.wait(10)
@@ -110,6 +114,7 @@ RUN = """
 name = "hand"
 steps = {steps}
 start_when = {{ stage_hosts = 2, trainers = 1 }}
+copies = 0
 [model]
 vocab_size = 512
 dim = 32

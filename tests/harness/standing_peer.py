@@ -76,10 +76,11 @@ def members(name: str, count: int) -> list[MemberStanding]:
 class StandingPeer:
     """The commands of such a peer; ``over`` is set when it is to end."""
 
-    def __init__(self, name: str, number: int, count: int) -> None:
+    def __init__(self, name: str, number: int, count: int, run: str) -> None:
         self.over = asyncio.Event()
         self.drained = False
-        self._standing, self._members = standing(name, number), members(name, count)
+        self._standing = dataclasses.replace(standing(name, number), run=run)
+        self._members = members(name, count)
 
     async def status(self, request: Mapping[str, Any]) -> Standing:
         """As a peer does; the first after a drain is the last."""
@@ -121,8 +122,8 @@ def running(home: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 async def _live(name: str, chosen: argparse.Namespace) -> int:
     loop = asyncio.get_running_loop()
     with take_place(chosen.home, chosen.place, clock=SystemClock()) as place:
-        place.open_session(name=name, peer=PEER.format(chosen.number), role="stage", run=RUN, run_name="tiny")
-        peer = StandingPeer(name, chosen.number, chosen.members)
+        place.open_session(name=name, peer=PEER.format(chosen.number), role="stage", run=chosen.run, run_name="tiny")
+        peer = StandingPeer(name, chosen.number, chosen.members, chosen.run)
         loop.add_signal_handler(signal.SIGTERM, peer.over.set)
         table = {"status": peer.status, "peers": peer.peers, "drain": peer.drain, "invite": peer.invite}
         server = ControlServer(place.control, table)
@@ -142,6 +143,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--name", default="brave-otter")
     parser.add_argument("--number", type=int, default=1)
     parser.add_argument("--members", type=int, default=4)
+    parser.add_argument("--run", default=RUN)
     chosen = parser.parse_args(arguments)
     return asyncio.run(_live(chosen.name, chosen))
 

@@ -18,11 +18,12 @@ from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.membership import Membership
 from peers.roles import Surroundings, open_shard
 from peers.settings import PeerSettings
-from swarm.clock import SystemClock
+from swarm.clock import Clock, SystemClock
 from swarm.config import Manifest, parse_manifest
 from swarm.device import DeviceThread, resolve_device
 from swarm.events import Event
 from swarm.ids import PeerId, RunId
+from swarm.monitoring.recorder import Recorder
 from swarm.network.protocols import Directory, Endpoint
 from swarm.pipeline.health import Watch
 from swarm.security.signing import PrivateIdentity
@@ -104,7 +105,9 @@ class LocalPeer:
 class LocalSwarm:
     """``await LocalSwarm(tmp_path, …).run()`` trains until the last step is closed.
 
-    ``overrides`` are manifest sections; ``documents`` are the trainers' texts, one tuple of documents each.
+    ``overrides`` are manifest sections; ``documents`` are the trainers' texts, one tuple of documents each. With
+    ``record`` each peer's events are also in its home, as a real one's. ``on_added`` hear the name of each new peer; an
+    identity in ``twins`` may be there twice.
     """
 
     def __init__(
@@ -115,6 +118,7 @@ class LocalSwarm:
         trainers: int = 1,
         documents: Iterable[Iterable[str]] | None = None,
         max_in_flight: int | None = None,
+        record: bool = False,
         **overrides: dict[str, Any],
     ) -> None:
         self.root = root
@@ -124,9 +128,27 @@ class LocalSwarm:
         for path, shard in zip(self.shards, texts, strict=True):
             build_shard(path, shard, self.tokenizer)
         self.manifest = small_manifest(self.tokenizer, hosts, trainers, overrides)
-        self.network = SimNetwork(SystemClock())
+        self.network = SimNetwork(self._clock(""))
         self.hosts, self._max_in_flight = hosts, max_in_flight
         self.peers: dict[str, LocalPeer] = {}
+        self.numbers: dict[str, int] = {}
+        self._started = 0
+        self.twins: set[PeerId] = set()
+        self.on_added: list[Callable[[str], None]] = []
+        self._record, self._recorders = record, dict[str, Recorder]()
+
+    def _incarnations(self) -> int:
+        """Another for every peer that is started, whatever its identity."""
+        self._started += 1
+        return self._started
+
+    def _clock(self, name: str) -> Clock:
+        """A peer's clock, or ("") the network's."""
+        return SystemClock()
+
+    def _device(self, name: str) -> DeviceThread:
+        """What runs a peer's torch."""
+        return DeviceThread(resolve_device("cpu"))
 
     async def open(self) -> None:
         """Open everybody's endpoint; nobody does anything yet."""
@@ -137,7 +159,7 @@ class LocalSwarm:
             await self._add(f"trainer-{index}", "trainer", 200 + index, founder, data=shard)
 
     async def _endpoint(self, home: Path, identity: PrivateIdentity) -> OpenEndpoint:
-        return self.network.endpoint(identity.peer)
+        return self.network.endpoint(identity.peer, twin=identity.peer in self.twins)
 
     async def _add(
         self,
@@ -150,18 +172,19 @@ class LocalSwarm:
     ) -> PeerId:
         identity = PrivateIdentity(hashlib.sha256(str(number).encode()).digest())
         home = self.root / name
-        home.mkdir(mode=0o700)
+        home.mkdir(mode=0o700, exist_ok=True)  # a peer that was started again keeps its disk
         endpoint = await self._endpoint(home, identity)
         settings = PeerSettings(home=home, name=name, role=role, max_in_flight=self._max_in_flight, **more)
-        events, clock = EventList(identity.peer), SystemClock()
+        self.numbers[name] = number
+        events, clock = EventList(identity.peer), self._clock(name)
         around = Surroundings(
             manifest=self.manifest,
             identity=identity,
             endpoint=endpoint,
-            device=DeviceThread(resolve_device("cpu")),
+            device=self._device(name),
             events=events,
             clock=clock,
-            watch=Watch(endpoint, clock),
+            watch=Watch(endpoint, clock, incarnation=self._incarnations()),
         )
         self.peers[name] = LocalPeer(
             settings=settings,
@@ -171,6 +194,11 @@ class LocalSwarm:
             contact=contact or founder or identity.peer,
             events=events,
         )
+        if self._record:
+            self._recorders[name] = Recorder(home / "events.jsonl", identity.peer, clock)
+            events.listeners.append(self._recorders[name].emit)
+        for hear in self.on_added:
+            hear(name)
         return identity.peer
 
     async def run(self, *, timeout_s: float = 60.0) -> None:
@@ -183,9 +211,15 @@ class LocalSwarm:
                 for peer in list(self.peers.values()):
                     self._start(peer)
         finally:
+            await self._bury()
             for peer in self.peers.values():
                 await peer.endpoint.close()
                 await peer.around.device.close()
+            for recorder in self._recorders.values():
+                recorder.close()
+
+    async def _bury(self) -> None:
+        """End what stands still, where killed peers do: before anything of theirs is closed."""
 
     async def join(
         self, name: str, role: Any, number: int, *, contact: str | None = None, may_fail: bool = False, **settings: Any
@@ -221,9 +255,9 @@ class LocalSwarm:
         return [event for peer in self.peers.values() for event in peer.events.of(kind)]
 
     def history(self, name: str = "bootstrap") -> list[dict[str, Any]]:
-        """A peer's close records, by default the founder's, decoded."""
-        lines = (self.root / name / "history.jsonl").read_text().splitlines()
-        return [json.loads(line) for line in lines]
+        """A peer's close records, by default the founder's, decoded; not what proves them: peers differ in it."""
+        records = [json.loads(line) for line in (self.root / name / "history.jsonl").read_text().splitlines()]
+        return [{key: value for key, value in record.items() if key != "decision"} for record in records]
 
 
 def _documents(index: int) -> list[str]:
@@ -233,7 +267,7 @@ def _documents(index: int) -> list[str]:
 def small_manifest(tokenizer: bytes, hosts: int, trainers: int, overrides: dict[str, dict[str, Any]]) -> Manifest:
     """A manifest that trains in milliseconds; ``overrides`` replace keys of its sections."""
     sections: dict[str, dict[str, Any]] = {
-        "run": {"steps": 3, "start_when": {"stage_hosts": hosts, "trainers": trainers}},
+        "run": {"steps": 3, "copies": 0, "start_when": {"stage_hosts": hosts, "trainers": trainers}},
         "model": {"vocab_size": VOCAB, "dim": 32, "layers": 4, "heads": 2, "context": 16},
         "split": {"stages": 2},
         "tokenizer": {"digest": tokenizer_digest(tokenizer)},

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-MOMENTS = 20
+MOMENTS = 12
 SPREAD_S = 16.0
 """From the first instruction of the interpreter to about the end of a three-step run on two cores."""
 END_S = 15.0

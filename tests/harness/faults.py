@@ -1,0 +1,153 @@
+"""Faults on purpose: what goes wrong, at which event, in which world.
+
+    plan = FaultPlan(
+        Strike("kill", On(Accumulated, peer="host-1", nth=3), Kill(("host-1",))),
+        Strike("back", On(StepClosed, peer="host-0", nth=2, after="kill"), Restart("host-1", keep_disk=True)),
+        world=MemoryWorld(swarm),
+    )
+    run_world(swarm.run())
+    plan.assert_fired()
+
+A fault is struck by an event of a named peer, never by a guessed time; only how long it lasts may be said in seconds of
+the world's clock. A world that cannot do what is planned says so before anything runs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from swarm.events import Event
+from tests.harness.faults_kinds import Fault
+
+
+@dataclass(frozen=True, slots=True)
+class On:
+    """The ``nth`` event of a kind (by class or name) that a peer writes ("" for anybody) whose fields are as ``where``
+    says: equal to a value, or such that a callable says yes. Counted from the strike called ``after`` on."""
+
+    kind: type[Event] | str
+    peer: str = ""
+    nth: int = 1
+    where: Mapping[str, Any] = field(default_factory=dict)
+    after: str = ""
+
+    def matches(self, peer: str, kind: str, fields: Mapping[str, Any]) -> bool:
+        """Whether it counts this event."""
+        wanted = self.kind if isinstance(self.kind, str) else self.kind.__name__
+        if kind != wanted or (self.peer and self.peer != peer):
+            return False
+        return all(name in fields and _fits(fields[name], value) for name, value in self.where.items())
+
+
+@dataclass(frozen=True, slots=True)
+class Strike:
+    """One fault and its moment. ``label`` is what other strikes and messages call it; unique in a plan."""
+
+    label: str
+    on: On
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class Fired:
+    """A strike that happened: when by the world's wall clock, and whom it hit (by name and by id)."""
+
+    strike: Strike
+    wall: float
+    peers: tuple[str, ...]
+    ids: tuple[str, ...]
+
+
+class World(Protocol):
+    """What faults happen in."""
+
+    root: Path
+
+    def check(self, fault: Fault) -> None:
+        """Raises CannotInflict for a fault that this world has no means for, or names nobody in it."""
+
+    def listen(self, hear: Callable[[str, str, Mapping[str, Any]], None]) -> None:
+        """Tell (peer's name, kind, fields) of every event from now on, of later peers too."""
+
+    def inflict(self, fault: Fault) -> Iterable[str]:
+        """Do it, now; the names of those hit. What takes time goes on beside."""
+
+    def identity(self, name: str) -> str:
+        """The peer id behind a name."""
+
+    def wall(self) -> float:
+        """The wall clock that events are stamped with."""
+
+
+class FaultPlan:
+    """Strikes and what became of them. Raises CannotInflict, at once, for what the world cannot do, ValueError for
+    labels that are not unique or not there.
+
+    What fires is appended to ``faults.jsonl`` in the world's root, for the checkers. An error while a fault is
+    inflicted is kept for :meth:`assert_fired`: the peer whose event it was is not to blame.
+    """
+
+    def __init__(self, *strikes: Strike, world: World) -> None:
+        labels = [strike.label for strike in strikes]
+        if len(set(labels)) != len(labels):
+            raise ValueError(f"labels are not unique: {labels}")
+        for strike in strikes:
+            if strike.on.after and strike.on.after not in labels:
+                raise ValueError(f"{strike.label} waits for {strike.on.after!r}, which is no strike of this plan")
+            world.check(strike.fault)
+        self._strikes, self._world = strikes, world
+        self._seen = dict.fromkeys(labels, 0)
+        self.fired: dict[str, Fired] = {}
+        self.errors: list[tuple[str, Exception]] = []
+        world.listen(self._hear)
+
+    def _hear(self, peer: str, kind: str, fields: Mapping[str, Any]) -> None:
+        before = set(self.fired)  # a strike that this very event sets off does not let another count it
+        for strike in self._strikes:
+            on = strike.on
+            if strike.label in before or (on.after and on.after not in before) or not on.matches(peer, kind, fields):
+                continue
+            self._seen[strike.label] += 1
+            if self._seen[strike.label] == on.nth:
+                self._strike(strike)
+
+    def _strike(self, strike: Strike) -> None:
+        wall = self._world.wall()
+        try:
+            hit = tuple(self._world.inflict(strike.fault))
+            ids = tuple(map(self._world.identity, hit))
+        except Exception as error:  # noqa: BLE001 - told in assert_fired()
+            self.errors.append((strike.label, error))
+            return
+        line = {"t": wall, "kind": strike.fault.name, "peers": ids, "label": strike.label}
+        line["seconds"] = getattr(strike.fault, "seconds", None)
+        with (self._world.root / "faults.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        # Last: who waits for this key reads the file next, from another thread.
+        self.fired[strike.label] = Fired(strike, wall, hit, ids)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many faults of each kind have fired."""
+        names = [fired.strike.fault.name for fired in self.fired.values()]
+        return {name: names.count(name) for name in dict.fromkeys(names)}
+
+    def assert_fired(self) -> None:
+        """Raises AssertionError naming every strike that did not happen, with how often its event was seen, or that
+        broke."""
+        broken = [f"{label}: {type(error).__name__}: {error}" for label, error in self.errors]
+        known = {label for label, _ in self.errors} | set(self.fired)
+        missing = [
+            f"{one.label}: {one.fault.name} did not fire; {self._seen[one.label]} of {one.on.nth} events seen"
+            for one in self._strikes
+            if one.label not in known
+        ]
+        assert not broken + missing, "\n  ".join(["faults did not happen as planned:", *broken, *missing])
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    return bool(wanted(value)) if callable(wanted) else bool(value == wanted)

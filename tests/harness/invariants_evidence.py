@@ -1,0 +1,241 @@
+"""What the files of a run's peers say: every event with its writer and incarnation, and every close record.
+
+A home is a directory with ``events.jsonl``, ``history.jsonl`` or both; of any other directory all homes below it count.
+Files are read as a killed peer leaves them: a last line without its end is no failure, any other unreadable line is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from swarm.events import Event
+from swarm.ids import MicrobatchId, PeerId
+from swarm.monitoring.reader import UNREADABLE, RawEvent, Recorded, read_all
+from swarm.optimization.history_file import HistoryLine, earlier
+from swarm.optimization.records import CloseRecord
+
+EVENTS, HISTORY = "events.jsonl", "history.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One event: who wrote it in which incarnation (numbered over the whole run), when by its wall clock, and what."""
+
+    peer: PeerId
+    incarnation: int
+    wall: float
+    kind: str
+    fields: Mapping[str, Any]
+
+    @property
+    def step(self) -> int:
+        """The event's step, -1 where it has none."""
+        return int(self.fields.get("step", -1))
+
+    @property
+    def microbatch(self) -> MicrobatchId:
+        """The event's microbatch. Raises KeyError for an event without one."""
+        return MicrobatchId(*self.fields["microbatch"])
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One peer's history file: its records in the order of the file. ``peer`` is its path where no event names it. One
+    that is ``aside`` was followed by another."""
+
+    peer: str
+    records: tuple[CloseRecord, ...]
+    aside: bool = False
+
+    def without_given_up(self, kept: Collection[str]) -> Chain:
+        """The same, but for provisional records set aside that are not among those whose hashes are ``kept``."""
+        if not self.aside:
+            return self
+        records = tuple(one for one in self.records if not one.provisional or one.hash() in kept)
+        return Chain(self.peer, records, self.aside)
+
+
+@dataclass(frozen=True, slots=True)
+class FaultFact:
+    """A fault that was done on purpose: what, to which peers, when by the harness's wall clock, and for how long."""
+
+    wall: float
+    kind: str
+    peers: tuple[str, ...]
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything a checker may look at. ``unreadable`` are complaints about the files themselves."""
+
+    facts: tuple[Fact, ...]
+    chains: tuple[Chain, ...]
+    faults: tuple[FaultFact, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+    @cached_property
+    def _by_kind(self) -> Mapping[str, tuple[Fact, ...]]:
+        found: dict[str, list[Fact]] = defaultdict(list)
+        for fact in self.facts:
+            found[fact.kind].append(fact)
+        return {kind: tuple(facts) for kind, facts in found.items()}
+
+    def of(self, *kinds: str) -> Iterator[Fact]:
+        """All events of these kinds; of one incarnation in the order in which they were written."""
+        if len(kinds) == 1:
+            yield from self._by_kind.get(kinds[0], ())
+        else:
+            yield from (fact for fact in self.facts if fact.kind in kinds)
+
+    @cached_property
+    def records(self) -> Mapping[int, CloseRecord]:
+        """By step, the record that most histories have: the run's, where peers agree. I20 says where they do not.
+
+        A record that founds a run anew after a step is in :attr:`founding`, and here only where the step's is not."""
+        closed = _common(record for chain in self.chains for record in chain.records if not founds_anew(record))
+        return dict(sorted({**self.founding, **closed}.items()))
+
+    @cached_property
+    def founding(self) -> Mapping[int, CloseRecord]:
+        """By step, the record with which a run went on from a checkpoint of that step."""
+        return _common(record for chain in self.chains for record in chain.records if founds_anew(record))
+
+    def common(self, record: CloseRecord) -> CloseRecord:
+        """What most histories have in this record's place."""
+        return (self.founding if founds_anew(record) else self.records)[record.step]
+
+    def opened_with(self, step: int) -> CloseRecord | None:
+        """The record whose roster takes part in a step; None when it is not known."""
+        return self.founding.get(step - 1) or self.records.get(step - 1)
+
+    @cached_property
+    def peers(self) -> frozenset[PeerId]:
+        """Those whose events are here."""
+        return frozenset(fact.peer for fact in self.facts)
+
+
+@dataclass(slots=True)
+class Gatherer:
+    """Collects a run's evidence piece by piece; each list of events added is a start (an incarnation) of its own."""
+
+    facts: list[Fact] = field(default_factory=list)
+    chains: list[Chain] = field(default_factory=list)
+    faults: list[FaultFact] = field(default_factory=list)
+    unreadable: list[str] = field(default_factory=list)
+    _incarnations: int = 0
+
+    def recorded(self, events: Iterable[Recorded], source: str = "") -> str:
+        """Add what one file holds; returns who wrote it, "" for an empty one. A second PeerStarted begins another
+        incarnation: a peer that was started again in the same home."""
+        self._incarnations += 1
+        peer, began = "", False
+        for entry in events:
+            if entry.event.kind == UNREADABLE:
+                self.unreadable.append(f"{source}: {_fields(entry.event).get('text', '')!r:.80}")
+                continue
+            if entry.event.kind == "PeerStarted":
+                self._incarnations += began
+                began = True
+            peer = entry.peer
+            if entry.event.kind == "LineageGivenUp":
+                self._forget(int(_fields(entry.event)["step"]))
+            self.facts.append(
+                Fact(peer, self._incarnations, entry.wall, entry.event.kind, _fields(entry.event)),
+            )
+        return peer
+
+    def _forget(self, step: int) -> None:
+        """What this start did from a step on does not count, and it said so."""
+        mine = [fact for fact in self.facts if fact.incarnation == self._incarnations and fact.step >= step]
+        given_up = set(map(id, mine))
+        self.facts = [fact for fact in self.facts if id(fact) not in given_up]
+
+    def history(self, peer: str, lines: Sequence[bytes], source: str = "", *, aside: bool = False) -> None:
+        """Add one history file, given as its whole lines; ``aside`` when the peer has begun another since."""
+        records = []
+        for number, line in enumerate(lines, 1):
+            try:
+                records.append(HistoryLine.decode(line).record)
+            except ValueError as error:
+                self.unreadable.append(f"{source}, line {number}: {error}")
+        self.chains.append(Chain(peer, tuple(records), aside))
+
+    def home(self, path: Path) -> None:
+        """Add a peer's home. Raises OSError for files that cannot be read."""
+        peer = self.recorded(read_all(path / EVENTS), str(path / EVENTS))
+        for file in (*earlier(path / HISTORY), path / HISTORY):
+            if file.exists():
+                lines = _whole_lines(file.read_bytes())
+                self.history(peer or str(path), lines, str(file), aside=file.name != HISTORY)
+
+    def evidence(self) -> Evidence:
+        """All of it, but for the provisional records that were set aside and are in nobody's history."""
+        kept = {record.hash() for chain in self.chains if not chain.aside for record in chain.records}
+        chains = tuple(chain.without_given_up(kept) for chain in self.chains)
+        return Evidence(tuple(self.facts), chains, tuple(self.faults), tuple(self.unreadable))
+
+
+def gather(directories: Iterable[Path]) -> Evidence:
+    """The evidence below these directories. Raises FileNotFoundError naming one that holds no home."""
+    gatherer = Gatherer()
+    for directory in directories:
+        homes = sorted({path.parent for name in (EVENTS, HISTORY) for path in directory.rglob(name)})
+        if not homes:
+            raise FileNotFoundError(f"{directory}: neither {EVENTS} nor {HISTORY} in it or below")
+        for home in homes:
+            gatherer.home(home)
+        for path in sorted(directory.rglob("faults.jsonl")):
+            gatherer.faults += map(_fault, _whole_lines(path.read_bytes()))
+    return gatherer.evidence()
+
+
+def founds_anew(record: CloseRecord) -> bool:
+    """Whether it closes no step but names who goes on after one."""
+    return record.step > 0 and not record.committed
+
+
+def event_hash(evidence: Evidence) -> str:
+    """Hex sha256 over every event with its writer and time, for worlds that must repeat themselves (I29). The order is
+    that of the homes and, within one, of writing."""
+    digest = hashlib.sha256()
+    for fact in evidence.facts:
+        text = json.dumps([fact.peer, fact.wall, fact.kind, dict(fact.fields)], sort_keys=True, default=str)
+        digest.update(text.encode() + b"\n")
+    return digest.hexdigest()
+
+
+def _common(records: Iterable[CloseRecord]) -> dict[int, CloseRecord]:
+    votes: dict[int, Counter[str]] = defaultdict(Counter)
+    known: dict[str, CloseRecord] = {}
+    for record in records:
+        digest = record.hash()
+        votes[record.step][digest] += 1
+        known[digest] = record
+    return {step: known[max(sorted(counts), key=counts.__getitem__)] for step, counts in sorted(votes.items())}
+
+
+def _fields(event: Event | RawEvent) -> dict[str, Any]:
+    return event.fields if isinstance(event, RawEvent) else event.fields()
+
+
+def _whole_lines(data: bytes) -> list[bytes]:
+    return [line for line in data[: data.rfind(b"\n") + 1].splitlines() if line]
+
+
+def _fault(line: bytes) -> FaultFact:
+    value = json.loads(line)
+    seconds = value.get("seconds")
+    return FaultFact(
+        float(value["t"]),
+        str(value["kind"]),
+        tuple(map(str, value["peers"])),
+        None if seconds is None else float(seconds),
+    )

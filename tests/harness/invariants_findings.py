@@ -1,0 +1,53 @@
+"""What a checker of an invariant found, and what the bars are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tests.harness.invariants_evidence import Evidence
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One place where an invariant does not hold."""
+
+    invariant: str
+    text: str
+    step: int = -1
+    peer: str = ""
+
+    def __str__(self) -> str:
+        where = [f"step {self.step}"] if self.step >= 0 else []
+        where += [self.peer] if self.peer else []
+        return f"{self.invariant} {', '.join(where)}: {self.text}" if where else f"{self.invariant}: {self.text}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The bars, in seconds of the run's clock. ``target`` microbatches make a step, None when it is not known: then all
+    steps must have as many. ``detection_s`` are for what the faults of a kind may take until nothing new is sent there.
+    """
+
+    target: int | None = None
+    gap_s: float = 60.0
+    kill_detection_s: float = 2.0
+    pause_detection_s: float = 5.0
+
+
+@dataclass(slots=True)
+class Findings:
+    """``looked`` counts what was compared, so that a check that had nothing to look at is seen to have had nothing."""
+
+    invariant: str
+    looked: int = 0
+    failures: list[Failure] = field(default_factory=list)
+
+    def expect(self, holds: bool, text: str, *, step: int = -1, peer: str = "") -> None:
+        """One comparison."""
+        self.looked += 1
+        if not holds:
+            self.failures.append(Failure(self.invariant, text, step, peer))
+
+
+Checker = Callable[[Evidence, Limits, Findings], None]

@@ -1,0 +1,122 @@
+"""Described links between real processes on loopback, from a synchronous test: proxies in a thread of their own.
+
+    with shaped({"default": {"latency_ms": 40}}) as links:
+        host = hand.start("join", invite, *links.options("host-0"))
+        links.belongs("host-0", host.process.pid)
+        links.cut(("host-0",), ("trainer-0",))
+
+A peer listens on the port that :meth:`ShapedLinks.options` chose and announces its proxy's; who calls is found out from
+the kernel's table of connections, by process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import psutil
+
+from swarm.clock import SystemClock
+from swarm.sim.links import Links, LinkShape, Traffic
+from swarm.sim.proxy import LinkProxy
+from tests.harness.processes import children_of
+
+LOOPBACK = "127.0.0.1"
+
+
+class ShapedLinks:
+    """Proxies and the commands that change them; every method may be called from any thread. Made by :func:`shaped`."""
+
+    def __init__(self, links: Links) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
+        self._pids: dict[int, str] = {}
+        self._thread.start()
+        self.proxy = self._do(self._make(links))
+
+    async def _make(self, links: Links) -> LinkProxy:
+        return LinkProxy(Traffic(links), SystemClock(), self.who)
+
+    def options(self, name: str) -> tuple[str, ...]:
+        """Command line of a peer that shall be reached through a proxy; the same after a restart."""
+        port = free_port()
+        proxied = self._do(self.proxy.expose(name, LOOPBACK, port))
+        return ("--listen", f"/ip4/{LOOPBACK}/tcp/{port}", "--announce", f"/ip4/{LOOPBACK}/tcp/{proxied}")
+
+    def belongs(self, name: str, pid: int) -> None:
+        """A process, and all it starts, is this peer."""
+        self._pids[pid] = name
+
+    def who(self, port: int) -> str:
+        """Whose process has a connection from this port of loopback; "" when nobody's that is known."""
+        for pid, name in list(self._pids.items()):
+            family = [pid, *(child.pid for child in children_of(pid))]
+            if any(port in _ports(one) for one in family):
+                return name
+        return ""
+
+    def cut(self, sources: Iterable[str], targets: Sequence[str], *, both: bool = True) -> None:
+        """From now on no byte passes from one group to the other."""
+        self._command(lambda traffic: traffic.cut(sources, targets, both=both))
+
+    def heal(self) -> None:
+        """All links are as described."""
+        self._command(lambda traffic: traffic.heal())
+
+    def slow(self, source: str, target: str, shape: LinkShape) -> None:
+        """The link has another shape from now on, in both directions."""
+        self._command(lambda traffic: traffic.slow(source, target, shape, both=True))
+
+    def spoil(self, source: str, target: str, pieces: int = 1) -> None:
+        """The next pieces of a stream in this direction have a bit flipped."""
+        self._command(lambda _: self.proxy.spoil(source, target, pieces))
+
+    def passed(self, source: str, target: str) -> int:
+        """Bytes that went that way so far."""
+        return self.proxy.passed.get((source, target), 0)
+
+    def close(self) -> None:
+        """End proxies and thread. Idempotent."""
+        if self._thread.is_alive():
+            self._do(self.proxy.close())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def _command(self, act: Callable[[Traffic], object]) -> None:
+        async def do() -> None:
+            act(self.proxy.traffic)
+            self.proxy.changed()
+
+        self._do(do())
+
+    def _do(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(10.0)
+
+
+@contextlib.contextmanager
+def shaped(description: Mapping[str, Any] | None = None) -> Iterator[ShapedLinks]:
+    """Links as described (see :mod:`swarm.sim.links`), ended with the block."""
+    links = ShapedLinks(Links.parse(description or {}))
+    try:
+        yield links
+    finally:
+        links.close()
+
+
+def free_port() -> int:
+    """A port of loopback that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind((LOOPBACK, 0))
+        return int(probe.getsockname()[1])
+
+
+def _ports(pid: int) -> set[int]:
+    try:
+        return {connection.laddr.port for connection in psutil.Process(pid).net_connections("tcp") if connection.laddr}
+    except psutil.Error:
+        return set()

@@ -1,0 +1,190 @@
+"""A whole swarm in a virtual world: time jumps, links and devices are as described, peers stop as processes stop.
+
+    swarm = SimSwarm(tmp_path, hosts=4, links=Links.parse({"default": {"latency_ms": 20}}), stage_s={"forward": 0.1})
+    run_world(swarm.run())
+
+Every peer's events go to its ``events.jsonl`` as in a real run, so the checkers of :mod:`tests.harness.invariants` read
+them. The same seed gives the same events, times included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+from unittest import mock
+
+import torch
+
+from swarm.clock import Clock
+from swarm.device import DeviceThread
+from swarm.ids import PeerId
+from swarm.pipeline.compute import EndsCompute, StageCompute
+from swarm.sim.device import InlineDevice, Paced, SimulatedDevice
+from swarm.sim.links import Links, Traffic
+from swarm.sim.loop import PEER, SimLoop
+from swarm.sim.network import SimEndpoint, SimNetwork
+from swarm.sim.world import LoopClock, as_peer
+from tests.harness.swarm import LocalPeer, LocalSwarm
+
+
+class SimSwarm(LocalSwarm):
+    """A :class:`LocalSwarm` for :func:`swarm.sim.world.run_world`.
+
+    With ``may_fail`` a peer that ends with an error, its ``outcome``, ends only itself.
+    ``stage_s`` and ``ends_s`` are seconds that a stage's or the ends' part takes, by method: forward, forward_loss and
+    backward; embed, loss and embed_backward.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        *,
+        links: Links | None = None,
+        may_fail: bool = False,
+        stage_s: Mapping[str, float] | None = None,
+        ends_s: Mapping[str, float] | None = None,
+        **shape: Any,
+    ) -> None:
+        super().__init__(root, record=True, **shape)
+        self.network = SimNetwork(LoopClock(), traffic=Traffic(links))
+        self.clocks: dict[str, LoopClock] = {}
+        self.devices: dict[str, SimulatedDevice] = {}
+        self._stage_s, self._ends_s, self._may_fail = stage_s or {}, ends_s or {}, may_fail
+        self._killed: dict[str, asyncio.Event] = {}
+        self._inner: dict[str, asyncio.Task[None]] = {}
+
+    def _clock(self, name: str) -> Clock:
+        clock = LoopClock()
+        if name:
+            self.clocks[name] = clock
+        return clock
+
+    def _device(self, name: str) -> DeviceThread:
+        device = SimulatedDevice(InlineDevice(torch.device("cpu")), LoopClock())
+        self.devices[name] = device
+        return cast(DeviceThread, device)
+
+    async def _add(self, name: str, *args: Any, **more: Any) -> PeerId:
+        peer = await super()._add(name, *args, **more)
+        self.network.names[peer] = name
+        self._killed[name] = asyncio.Event()
+        return peer
+
+    async def run(self, *, timeout_s: float = 36_000.0) -> None:
+        """See :meth:`LocalSwarm.run`; ``timeout_s`` is virtual."""
+        with self._paced():
+            await super().run(timeout_s=timeout_s)
+
+    @contextlib.contextmanager
+    def _paced(self) -> Iterator[None]:
+        """Roles build computes that take their time on the device of the peer whose code is running."""
+        kinds = ((StageCompute, self._stage_s), (EndsCompute, self._ends_s))
+        homes = [module for name, module in sys.modules.items() if name.startswith("peers.")]
+        with contextlib.ExitStack() as patches:
+            for kind, seconds in kinds:
+                for module in homes:
+                    if seconds and getattr(module, kind.__name__, None) is kind:
+                        make = functools.partial(self._pace, kind, seconds)
+                        patches.enter_context(mock.patch.object(module, kind.__name__, make))
+            yield
+
+    def _pace(self, kind: type[Any], seconds: Mapping[str, float], part: Any, *more: Any) -> Any:
+        return kind(Paced(part, self.devices[PEER.get()], seconds), *more)
+
+    async def _bury(self) -> None:
+        """End what was killed: only now does it run once more, to be cancelled."""
+        for name in list(self._inner):
+            if self._killed[name].is_set() or _loop().is_frozen(name):
+                await self._end(name)
+
+    async def _end(self, name: str) -> None:
+        self._inner[name].cancel()
+        _loop().thaw(name)
+        await asyncio.wait([self._inner[name]])
+
+    async def forget(self, name: str) -> None:
+        """A peer that was killed is buried, and nothing is known of it any more, nor anything left on its disk."""
+        await self._end(name)
+        peer = self.peers.pop(name)
+        await peer.around.device.close()
+        shutil.rmtree(peer.settings.home)
+        for known in (self.devices, self.clocks, self.numbers, self._recorders, self._inner, self._killed):
+            known.pop(name)  # type: ignore[attr-defined]
+
+    def kill(self, name: str) -> None:
+        """As kill -9: not one instruction more. Links break at once."""
+        self._recorders[name].close()
+        self.peers[name].events.listeners.clear()
+        self._stop(name)
+        self.network.leave(self._endpoint_of(name))
+        self._killed[name].set()
+
+    def pause(self, name: str) -> None:
+        """As SIGSTOP: it stands still, its links stay up."""
+        self._stop(name)
+
+    def resume(self, name: str) -> None:
+        """As SIGCONT."""
+        self._endpoint_of(name).stopped.clear()
+        _loop().thaw(name)
+
+    def is_dead(self, name: str) -> bool:
+        """Whether it was killed."""
+        return self._killed[name].is_set()
+
+    def _stop(self, name: str) -> None:
+        _loop().freeze(name)
+        self._endpoint_of(name).stopped.set()
+
+    def _endpoint_of(self, name: str) -> SimEndpoint:
+        endpoint = self.peers[name].endpoint
+        assert isinstance(endpoint, SimEndpoint)
+        return endpoint
+
+    def _start(self, peer: LocalPeer, *, may_fail: bool = False) -> None:
+        name = peer.settings.name
+
+        async def live() -> None:
+            try:
+                await peer.run()
+            except Exception:
+                if not (may_fail or self._may_fail):
+                    raise
+            finally:
+                await peer.endpoint.close()
+
+        async def watch() -> None:
+            inner = asyncio.get_running_loop().create_task(live(), name=name, context=as_peer(name))
+            inner.add_done_callback(_retrieve)
+            self._inner[name] = inner
+            death = asyncio.ensure_future(self._killed[name].wait())
+            try:
+                await asyncio.wait([inner, death], return_when=asyncio.FIRST_COMPLETED)
+                if inner.done():
+                    inner.result()
+            finally:
+                death.cancel()
+                if not self._killed[name].is_set() and not inner.done():
+                    inner.cancel()
+                    if not _loop().is_frozen(name):
+                        await asyncio.wait([inner])
+
+        peer.task = self._group.create_task(watch(), name=f"watch {name}", context=as_peer(""))
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Its error is in ``outcome``; one that nobody asks for is logged when the task is collected, at any moment."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _loop() -> SimLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, SimLoop), "a SimSwarm runs in run_world()"
+    return loop

@@ -1,0 +1,220 @@
+"""Faults among processes, with processes that only write events and hold a child and a file, as a peer does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from swarm.sim.links import LinkShape
+from tests.harness.by_hand import Started
+from tests.harness.expect import wait_until
+from tests.harness.faults import FaultPlan, On, Strike
+from tests.harness.faults_kinds import (
+    CannotInflict,
+    CorruptBytes,
+    FillDisk,
+    FreeDisk,
+    Heal,
+    JoinerStorm,
+    Kill,
+    KillDaemon,
+    Partition,
+    Pause,
+    Restart,
+    Resume,
+    SkewClock,
+    SlowDevice,
+    SlowLink,
+    Twin,
+)
+from tests.harness.faults_means import PipedHand
+from tests.harness.faults_processes import ProcessWorld
+from tests.harness.processes import children_of
+from tests.harness.shaping import ShapedLinks, shaped
+
+SCRIPT = """
+import json, pathlib, subprocess, sys, time, threading
+home = pathlib.Path(sys.argv[1]); place = home / "1"
+key = place / "identity.key"
+if not key.exists():
+    place.mkdir(parents=True, exist_ok=True); key.write_text(home.name)
+daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "p2pd"])
+kept, pause = place / "kept", threading.Event()
+for number in range(100000):
+    try:
+        with kept.open("a") as file:
+            file.write("x")
+        room = True
+    except OSError:
+        room = False
+    event = {"t": time.time(), "m": 0.0, "peer": key.read_text(), "kind": "Tick", "number": number, "room": room}
+    print(json.dumps(event | {"daemon": daemon.poll() is None, "kept": kept.stat().st_size}), flush=True)
+    pause.wait(0.01)
+"""
+
+
+class Scripts(PipedHand):
+    """Starts the script above where a peer would be started."""
+
+    def start(self, *arguments: str, prefix: Sequence[str] = (), home: Path | None = None) -> Started:
+        return self.spawn([sys.executable, "-c", SCRIPT, str(home)])
+
+
+@contextlib.contextmanager
+def world_of(root: Path, *names: str, links: ShapedLinks | None = None) -> Iterator[ProcessWorld]:
+    """A world of scripts, none of which outlives it."""
+    hand = Scripts(root / "h")
+    try:
+        with ProcessWorld(hand, links) as world:
+            for name in names:
+                world.start(name, "join", "INVITE")
+            yield world
+    finally:
+        for one in hand.started:
+            if one.process.poll() is None:
+                one.process.send_signal(signal.SIGSTOP)
+            for pid in [child.pid for child in children_of(one.process.pid)] + [one.process.pid]:
+                with contextlib.suppress(psutil.Error):
+                    psutil.Process(pid).kill()
+            one.process.wait()
+
+
+def ticks(world: ProcessWorld, name: str) -> list[dict[str, object]]:
+    """What the newest start of a peer has written."""
+    return world.peers[name].starts[-1].events("Tick")
+
+
+def fired(plan: FaultPlan, label: str) -> None:
+    """Until a strike has happened, or broke."""
+    wait_until(lambda: label in plan.fired or plan.errors, deadline_s=20, what=label)
+    assert not plan.errors, plan.errors
+
+
+def test_kill_takes_the_peer_and_what_it_started(tmp_path: Path) -> None:
+    with world_of(tmp_path, "host-0", "host-1") as world:
+        plan = FaultPlan(Strike("kill", On("Tick", peer="host-1", nth=3), Kill(("host-1",))), world=world)
+        fired(plan, "kill")
+        plan.assert_fired()
+        victim, other = world.peers["host-1"], world.peers["host-0"]
+        assert victim.starts[0].process.returncode == -9
+        assert plan.fired["kill"].ids == ("host-1",)
+        assert other.alive
+        line = json.loads((tmp_path / "faults.jsonl").read_text())
+        assert (line["kind"], line["peers"]) == ("kill", ["host-1"])
+
+
+def test_daemon_alone_is_killed(tmp_path: Path) -> None:
+    with world_of(tmp_path, "host-0") as world:
+        plan = FaultPlan(Strike("kill", On("Tick", nth=3), KillDaemon("host-0")), world=world)
+        fired(plan, "kill")
+        wait_until(lambda: not ticks(world, "host-0")[-1]["daemon"], what="the loss of the daemon")
+        assert world.peers["host-0"].alive
+
+
+def test_pause_stops_the_whole_tree_until_it_is_resumed(tmp_path: Path) -> None:
+    with world_of(tmp_path, "host-0", "host-1") as world:
+        plan = FaultPlan(
+            Strike("stop", On("Tick", peer="host-0", nth=3), Pause(("host-0",))),
+            Strike("go", On("Tick", peer="host-1", nth=20, after="stop"), Resume(("host-0",))),
+            world=world,
+        )
+        fired(plan, "stop")
+        pids = world.peers["host-0"].pids()
+        states = {psutil.Process(pid).status() for pid in pids}
+        assert len(pids) == 2
+        if "go" not in plan.fired:
+            assert states == {psutil.STATUS_STOPPED}
+        fired(plan, "go")
+        before = len(ticks(world, "host-0"))
+        wait_until(lambda: len(ticks(world, "host-0")) > before + 3, what="more ticks")
+
+
+def test_pause_that_lasts_ends_by_itself(tmp_path: Path) -> None:
+    with world_of(tmp_path, "host-0") as world:
+        plan = FaultPlan(Strike("stop", On("Tick", nth=3), Pause(("host-0",), seconds=0.3)), world=world)
+        fired(plan, "stop")
+        seen = len(ticks(world, "host-0"))
+        wait_until(lambda: len(ticks(world, "host-0")) > seen + 10, what="more ticks")
+        times = [float(str(tick["t"])) for tick in ticks(world, "host-0")]
+        assert max(after - before for before, after in zip(times, times[1:], strict=False)) >= 0.25
+
+
+def test_disk_fills_and_is_freed(tmp_path: Path) -> None:
+    with world_of(tmp_path, "host-0") as world:
+        plan = FaultPlan(
+            Strike("full", On("Tick", nth=3), FillDisk("host-0")),
+            Strike("free", On("Tick", where={"room": False}, after="full"), FreeDisk("host-0")),
+            Strike("seen", On("Tick", where={"room": True}, nth=3, after="free"), Kill(("host-0",))),
+            world=world,
+        )
+        for label in ("full", "free", "seen"):
+            fired(plan, label)
+        rooms = [tick["room"] for tick in ticks(world, "host-0")]
+        assert False in rooms
+
+
+def test_slow_device_gets_a_share_of_the_time(tmp_path: Path) -> None:
+    with world_of(tmp_path, "host-0") as world:
+        plan = FaultPlan(
+            Strike("slow", On("Tick", nth=3), SlowDevice("host-0", 10.0)),
+            Strike("fast", On("Tick", nth=10, after="slow"), SlowDevice("host-0", 1.0)),
+            world=world,
+        )
+        fired(plan, "fast")
+        times = [float(str(tick["t"])) for tick in ticks(world, "host-0")]
+        assert max(after - before for before, after in zip(times, times[1:], strict=False)) >= 0.03
+
+
+@pytest.mark.parametrize("keep_disk", [True, False])
+def test_restart_keeps_the_key_and_the_disk_only_when_asked(tmp_path: Path, keep_disk: bool) -> None:
+    with world_of(tmp_path, "host-0") as world:
+        plan = FaultPlan(Strike("again", On("Tick", nth=5), Restart("host-0", keep_disk)), world=world)
+        fired(plan, "again")
+        wait_until(lambda: ticks(world, "host-0"), deadline_s=20, what="the second start")
+        first = ticks(world, "host-0")[0]
+        assert first["peer"] == "host-0"
+        assert (int(str(first["kept"])) > 1) == keep_disk
+        assert len(world.peers["host-0"].starts) == 2
+
+
+def test_twin_has_the_same_key_and_another_home(tmp_path: Path) -> None:
+    with world_of(tmp_path, "host-0") as world:
+        plan = FaultPlan(Strike("two", On("Tick", nth=2), Twin("host-0")), world=world)
+        fired(plan, "two")
+        wait_until(lambda: ticks(world, "host-0-twin"), deadline_s=20, what="the twin")
+        assert ticks(world, "host-0-twin")[0]["peer"] == "host-0"
+        assert world.peers["host-0"].alive
+
+
+def test_storm_starts_as_many_as_asked(tmp_path: Path) -> None:
+    with world_of(tmp_path, "host-0") as world:
+        plan = FaultPlan(Strike("storm", On("Tick", nth=2), JoinerStorm(3)), world=world)
+        fired(plan, "storm")
+        assert plan.fired["storm"].peers == ("joiner-1", "joiner-2", "joiner-3")
+        assert {"joiner-1", "joiner-2", "joiner-3"} < set(world.peers)
+
+
+def test_links_are_commanded_and_what_needs_them_is_refused_without(tmp_path: Path) -> None:
+    needing = [Partition(("a",), ("b",)), Heal(), SlowLink(("a", "b"), LinkShape()), CorruptBytes(("a", "b"))]
+    with world_of(tmp_path) as world:
+        for fault in [*needing, SkewClock("a", 1.0)]:
+            with pytest.raises(CannotInflict):
+                FaultPlan(Strike("x", On("Tick"), fault), world=world)
+    with shaped() as links, world_of(tmp_path, links=links) as world:
+        traffic = links.proxy.traffic
+        world.inflict(Partition(("a",), ("b",), one_way=True))
+        assert (traffic.is_cut("a", "b"), traffic.is_cut("b", "a")) == (True, False)
+        world.inflict(SlowLink(("a", "b"), LinkShape(latency_s=1.0)))
+        assert traffic.shape("b", "a").latency_s == 1.0
+        world.inflict(CorruptBytes(("a", "b"), 2))
+        assert links.proxy.spoils_left("a", "b") == 2
+        world.inflict(Heal())
+        assert not traffic.is_cut("a", "b")
+        assert traffic.shape("a", "b") == LinkShape()

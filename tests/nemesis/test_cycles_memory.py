@@ -1,0 +1,31 @@
+"""A thousand deaths and returns in one run in virtual time: what cannot be seen adding up in ten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.harness.cycles_memory import cycle
+from tests.harness.invariants import check_run
+
+ROUNDS = 375
+LEAST = 1000
+WARM_UP = 25
+MOST_GROWTH = 1.05
+
+pytestmark = [pytest.mark.nemesis, pytest.mark.timeout(7200)]
+
+
+def test_thousand_deaths_and_returns_leave_nothing_behind(tmp_path: Path) -> None:
+    cycled = cycle(tmp_path, rounds=ROUNDS)
+    assert cycled.cycles >= LEAST
+    before, after = cycled.loads[WARM_UP : WARM_UP + 10], cycled.loads[-10:]
+    print(f"{cycled.cycles} deaths in {cycled.steps} steps: {before[0]} -> {after[-1]}")
+    assert min(load.memory_bytes for load in after) <= MOST_GROWTH * min(load.memory_bytes for load in before)
+    assert min(load.objects for load in after) <= MOST_GROWTH * min(load.objects for load in before)
+    assert min(load.tasks for load in after) <= min(load.tasks for load in before)
+    for load in after:
+        assert load.descriptors <= max(one.descriptors for one in before)
+        assert load.files <= max(one.files for one in before)
+    check_run([tmp_path]).assert_sound(("I1", "I4", "I5", "I7", "I8", "I10", "I20", "I26"))

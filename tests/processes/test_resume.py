@@ -1,0 +1,115 @@
+"""A run whose peers are all killed goes on from what their disks hold, bit for bit as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peers.run_directory import RunDirectory
+from swarm.state.checkpoint_files import held
+from tests.harness.by_hand import RUN, ByHand, Started, by_hand
+from tests.harness.expect import wait_until
+
+pytestmark = pytest.mark.process
+LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0")
+EVERY = 5
+
+REPRODUCIBLE = RUN.format(steps=100_000).replace("[run]", "[run]\nreproducible = true")
+
+
+def join_all(hand: ByHand, invite: str, text: Path) -> list[Started]:
+    """Two stage hosts and a trainer, each with a home of its own, as on three machines."""
+    often = ("--checkpoint-every", str(EVERY), *LOCAL)
+    roles = {
+        "a": ("--role", "stage", "--stage", "0"),
+        "b": ("--role", "stage", "--stage", "1"),
+        "c": ("--role", "trainer", "--data", str(text)),
+    }
+    return [hand.start("join", invite, *role, *often, home=hand.home.parent / name) for name, role in roles.items()]
+
+
+def kill_all(peers: list[Started]) -> None:
+    for one in peers:
+        one.process.send_signal(signal.SIGKILL)
+    for one in peers:
+        one.process.wait(20)
+
+
+def stop_all(peers: list[Started]) -> None:
+    """Twice Ctrl-C, the second when the first was heard: two signals at once may be one."""
+    for one in peers:
+        one.process.send_signal(signal.SIGINT)
+        wait_until(lambda one=one: one.events("Draining") or one.process.poll() is not None, deadline_s=30)  # type: ignore[misc]
+        one.process.send_signal(signal.SIGINT)
+        one.process.wait(30)
+
+
+def closed(peer: Started) -> dict[int, dict[str, Any]]:
+    return {event["step"]: event for event in peer.events("StepClosed")}
+
+
+def kept(home: Path) -> RunDirectory:
+    (found,) = (home / "runs").iterdir()
+    return RunDirectory(found)
+
+
+def test_run_of_which_every_peer_was_killed_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join(f"Paragraph {n}, which is {n * 7} words from home." * 6 for n in range(80)))
+    (tmp_path / "run.toml").write_text(REPRODUCIBLE)
+    with by_hand(tmp_path) as hand:
+        bootstrap = hand.start("new", str(tmp_path / "run.toml"), *LOCAL)
+        invite = bootstrap.wait_event("Invited")["invite"]
+        first = join_all(hand, invite, text)
+        trainer = first[2]
+        for peer in first:
+            peer.wait_event("CheckpointWritten", step=2 * EVERY)
+        run = trainer.wait_event("RunFound")["run"]
+
+        # Each machine has its own part; this one fetches them all while the run goes on.
+        assert held(kept(tmp_path / "a").checkpoints, EVERY).missing == ("ends", "stage-1")
+        pulled = hand.run("ckpt", "pull", "--from", invite, "--json", timeout_s=120)
+        assert pulled.returncode == 0, pulled.stderr
+        document = json.loads(pulled.stdout)
+        assert document["run"] == run
+        assert sorted(document["fetched"]) == ["ends", "stage-0", "stage-1"]
+        begin = document["step"]
+        assert begin >= 2 * EVERY
+        # Once more, through the peer that runs here: what is new since.
+        for peer in first:
+            peer.wait_event("CheckpointWritten", step=begin + EVERY)
+        begin = json.loads(hand.run("ckpt", "pull", "--json", timeout_s=120).stdout)["step"]
+        assert begin > document["step"]
+        verified = hand.run("ckpt", "verify", "--json")
+        assert verified.returncode == 0, verified.stderr
+        checked = json.loads(verified.stdout)["steps"]
+        assert [(one["complete"], one["proof"]) for one in checked] == [(True, "decided")] * 2
+
+        trainer.wait_step(begin + 2 * EVERY, deadline_s=120)
+        kill_all([bootstrap, *first])
+        before = closed(trainer)
+
+        # The home of a host lacks parts, and says so.
+        alone = hand.run("new", "--resume", "--home", str(tmp_path / "a"))
+        assert alone.returncode == 1
+        assert "lacks" in alone.stderr
+
+        founder = hand.start("new", "--resume", *LOCAL)
+        again = founder.wait_event("Invited")["invite"]
+        second = join_all(hand, again, text)
+        second[2].wait_step(begin + EVERY, deadline_s=120)
+        assert second[2].wait_event("RunFound")["run"] == run
+        assert second[2].wait_event("PeerReady")["step"] == begin
+        assert {event["peer"] for event in second[2].events()} == {event["peer"] for event in trainer.events()}
+        after = closed(second[2])
+        for step in range(begin + 1, begin + EVERY + 1):
+            assert after[step]["digests"] == before[step]["digests"], f"step {step} is another than it was"
+
+        # It goes on being kept, and may be resumed again.
+        for peer in second:
+            peer.wait_event("CheckpointWritten", step=(begin // EVERY + 1) * EVERY)
+        stop_all([founder, *second])

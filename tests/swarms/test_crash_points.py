@@ -1,0 +1,45 @@
+"""Whoever dies, at whatever moment: everybody holds the state of the step before or of the one after, exactly.
+
+Some moments of every kind; :mod:`tests.nemesis.test_crash_points` has them all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.harness.crashes import Crash, Life, crashes, live, sweep
+from tests.harness.faults import On
+from tests.harness.faults_messages import ANSWERS, ASKS
+from tests.harness.faults_sweep import Moment
+
+TELLING = ("step/1/", "averaging/1/agree", "lead/1/complete")
+"""Messages after which somebody counts on something."""
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Life:
+    return live(tmp_path_factory.mktemp("crashes") / "calm")
+
+
+def test_death_at_an_event_leaves_nothing_between_two_steps(calm: Life, tmp_path: Path) -> None:
+    chosen = crashes(calm, most=10, seed=4, kinds=lambda kind: " " not in kind)
+    assert len({crash.moment.on.kind for crash in chosen}) >= 9
+    assert len({crash.victim for crash in chosen}) >= 4
+    sweep(tmp_path, calm, chosen)
+
+
+def test_death_around_a_message_leaves_nothing_between_two_steps(calm: Life, tmp_path: Path) -> None:
+    chosen = crashes(calm, most=5, seed=2, kinds=lambda kind: kind.partition(" ")[2].startswith(TELLING))
+    assert {str(crash.moment.on.kind).partition(" ")[0] for crash in chosen} == {ASKS.strip(), ANSWERS.strip()}
+    sweep(tmp_path, calm, chosen)
+
+
+def test_life_that_is_not_whole_says_where(calm: Life, tmp_path: Path) -> None:
+    life = live(tmp_path / "life", Crash(Moment(On("StepClosed", peer="host-1", nth=2), 3)))
+    life.assert_whole(calm)
+    between = life.holdings[0]
+    life.holdings[0] = type(between)(between.at, between.peer, between.part, between.step, "f" * 64)
+    with pytest.raises(AssertionError, match="is no decided state"):
+        life.assert_whole(calm)

@@ -1,0 +1,130 @@
+"""Who is cut off for longer than the grace goes on alone; in the end the run has one history all the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from swarm.events import (
+    Committed,
+    CutOff,
+    LineageBegan,
+    LineageConfirmed,
+    LineageGivenUp,
+    PeerReady,
+    QuorumBack,
+    QuorumLost,
+    StepClosed,
+)
+from swarm.sim.links import Links
+from swarm.sim.world import run_world
+from tests.harness.faults import FaultPlan, On, Strike
+from tests.harness.faults_kinds import Kill, Partition
+from tests.harness.faults_memory import MemoryWorld
+from tests.harness.invariants import check_run
+from tests.harness.simulated import SimSwarm
+
+GRACE_S = 4.0
+DONE = "every step of the run is closed"
+WHOLE = ("host-0", "host-1", "trainer-0")
+"""A replica of each part."""
+OTHERS = ("host-2", "host-3", "trainer-1")
+
+
+def story(root: Path, *strikes: Strike, steps: int, grace_s: float = GRACE_S, trainers: int = 2) -> SimSwarm:
+    """A run with these faults, which everybody but the killed sees to its end, and which keeps its invariants: one
+    history, every microbatch once, none lost, and cursors that say so."""
+    swarm = SimSwarm(
+        root,
+        hosts=4,
+        trainers=trainers,
+        links=Links.parse({"default": {"latency_ms": 5}}),
+        stage_s={"forward": 0.3, "forward_loss": 0.3, "backward": 0.6},
+        run={"steps": steps, "quorum_grace_s": grace_s},
+        batch={"microbatch_size": 1, "microbatches_per_step": 4},
+    )
+    with MemoryWorld(swarm) as world:
+        plan = FaultPlan(*strikes, world=world)
+        run_world(swarm.run(timeout_s=900.0))
+    plan.assert_fired()
+    ends = {name: peer.outcome for name, peer in swarm.peers.items() if not swarm.is_dead(name)}
+    assert ends == dict.fromkeys(ends, DONE)
+    report = check_run([root])
+    report.assert_sound()
+    assert report.steps == steps
+    return swarm
+
+
+def cut_at_step_2(peers: tuple[str, ...], others: tuple[str, ...], seconds: float) -> Strike:
+    """When the second step is closed."""
+    return Strike("cut", On(StepClosed, peer="host-0", nth=2), Partition(peers, others, seconds=seconds))
+
+
+def who(swarm: SimSwarm, kind: Any) -> set[str]:
+    """Who wrote such an event."""
+    return {name for name, peer in swarm.peers.items() if peer.events.of(kind)}
+
+
+def provisional(swarm: SimSwarm, name: str) -> list[int]:
+    """The steps of a peer's history that were closed without a majority."""
+    return [record["step"] for record in swarm.history(name) if record["lineage"]]
+
+
+def test_what_was_closed_without_a_majority_counts_when_the_others_did_nothing_else(tmp_path: Path) -> None:
+    """The others have as many voters, but lack a stage."""
+    few, waiting = ("host-0", "host-2", "host-1", "trainer-0"), ("bootstrap", "host-3", "trainer-1", "trainer-2")
+    swarm = story(tmp_path, cut_at_step_2(few, waiting, 30.0), steps=16, trainers=3)
+    assert who(swarm, QuorumLost) == {*few, *waiting}
+    assert who(swarm, LineageBegan) == set(few)
+    assert who(swarm, CutOff) == set(waiting)
+    assert not who(swarm, LineageGivenUp)
+    (confirmed,) = swarm.events(LineageConfirmed)
+    steps = provisional(swarm, "host-0")
+    assert steps == list(range(3, 3 + len(steps)))
+    assert len(steps) >= 2
+    assert confirmed.step == 3
+    after = next(record for record in swarm.history("host-0") if record["step"] == steps[-1] + 1)
+    assert len(after["confirmation"]["acceptances"]) >= 5
+    assert all(len(swarm.peers[name].events.of(PeerReady)) == 2 for name in waiting)
+
+
+def test_who_went_on_alone_gives_it_up_when_a_majority_did_too(tmp_path: Path) -> None:
+    swarm = story(tmp_path, cut_at_step_2(WHOLE, ("bootstrap", *OTHERS), 28.0), steps=16)
+    assert who(swarm, QuorumLost) == who(swarm, LineageBegan) == who(swarm, LineageGivenUp) == set(WHOLE)
+    assert not who(swarm, LineageConfirmed)
+    for name in WHOLE:
+        (given_up,) = swarm.peers[name].events.of(LineageGivenUp)
+        assert (given_up.step, given_up.microbatches > 0) == (3, True)
+        assert len(swarm.peers[name].events.of(PeerReady)) == 2
+        assert not provisional(swarm, name)
+        assert (tmp_path / name / "history-1.jsonl").exists(), "what was given up is kept aside"
+
+
+def test_of_two_lineages_the_one_that_did_more_counts(tmp_path: Path) -> None:
+    swarm = story(
+        tmp_path,
+        Strike("boot", On(StepClosed, peer="host-0"), Kill(("bootstrap",))),
+        cut_at_step_2(WHOLE, OTHERS, 40.0),
+        steps=20,
+    )
+    assert who(swarm, LineageBegan) == {*WHOLE, *OTHERS}
+    (confirmed,) = swarm.events(LineageConfirmed)
+    losers = who(swarm, LineageGivenUp)
+    assert losers in (set(WHOLE), set(OTHERS))
+    given_up = swarm.events(LineageGivenUp)
+    assert all(event.microbatches <= confirmed.microbatches for event in given_up)
+    assert all(event.step == 3 for event in given_up)
+
+
+def test_run_whose_majority_never_comes_back_goes_on_and_says_that_it_is_provisional(tmp_path: Path) -> None:
+    swarm = story(tmp_path, Strike("kill", On(StepClosed, peer="host-0", nth=2), Kill(("bootstrap", *OTHERS))), steps=7)
+    assert who(swarm, LineageBegan) == set(WHOLE)
+    assert not who(swarm, QuorumBack)
+    assert {tuple(provisional(swarm, name)) for name in WHOLE} <= {(3, 4, 5, 6, 7), (4, 5, 6, 7)}
+
+
+def test_without_a_grace_nobody_goes_on_alone(tmp_path: Path) -> None:
+    swarm = story(tmp_path, cut_at_step_2(WHOLE, ("bootstrap", *OTHERS), 28.0), steps=16, grace_s=0.0)
+    assert who(swarm, QuorumLost) == who(swarm, CutOff) == set(WHOLE)
+    assert not who(swarm, LineageBegan)
+    assert {event.step for event in swarm.events(Committed)} == set(range(1, 17))

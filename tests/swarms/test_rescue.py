@@ -1,0 +1,100 @@
+"""A part whose last replica dies is taken over from a copy, or by a peer that joins; no more is lost than a step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.errors import RunEnded
+from swarm.events import CopyHeld, JourneyCompleted, PeerLost, StepClosed, StepGivenUp
+from swarm.sim.world import run_world
+from tests.harness.faults import FaultPlan, On, Strike
+from tests.harness.faults_kinds import Fault, JoinerStorm, Kill, Restart
+from tests.harness.faults_memory import MemoryWorld
+from tests.harness.invariants import check_run
+from tests.harness.simulated import SimSwarm
+
+STEPS = 6
+MIDST = On(JourneyCompleted, peer="trainer-0", where={"step": 3})
+NOTICED = On(PeerLost, after="kill")
+
+
+def holders(swarm: SimSwarm, part: str, step: int = -1) -> list[str]:
+    """The peers that hold a part, by name, as a record says: by default the newest that the bootstrap has."""
+    return [member["name"] for member in swarm.history()[step]["roster"] if member["part"] == part]
+
+
+def swarm_of(root: Path, hosts: int, trainers: int, *, copies: int = 2, ends: str = "private") -> SimSwarm:
+    """Two stages; a peer's events are in its home."""
+    run, split = {"steps": STEPS, "copies": copies}, {"stages": 2, "ends": ends}
+    return SimSwarm(root, hosts=hosts, trainers=trainers, run=run, split=split)
+
+
+def struck(swarm: SimSwarm, victims: tuple[str, ...], *then: Fault) -> None:
+    """Run it to its end; the victims are killed in the midst of step 3, what follows happens when one is missed."""
+    after = (Strike(f"then-{index}", NOTICED, fault) for index, fault in enumerate(then))
+    plan = FaultPlan(Strike("kill", MIDST, Kill(victims)), *after, world=MemoryWorld(swarm))
+    try:
+        run_world(swarm.run(timeout_s=600.0))
+    finally:
+        plan.assert_fired()
+
+
+def check(swarm: SimSwarm, killed: tuple[str, ...]) -> dict[int, dict[str, Any]]:
+    """Everybody else saw the run to its end, with one chain, of which step 3 is given up and nothing else is lost."""
+    for name, peer in swarm.peers.items():
+        assert name in killed or peer.outcome == "every step of the run is closed", (name, peer.outcome)
+    records = {record["step"]: record for record in swarm.history()}
+    assert [step for step, record in records.items() if record["void"]] == [3]
+    assert records[3]["digests"] == records[2]["digests"]
+    assert records[3]["cursors"] == records[2]["cursors"]
+    assert {event.microbatches for event in swarm.events(StepClosed) if event.step == 3} == {0}
+    check_run([swarm.root]).assert_sound()
+    return records
+
+
+def test_stage_whose_replicas_all_die_is_taken_over_from_a_copy(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=4, trainers=1)
+    victims = ("host-1", "host-3")
+    struck(swarm, victims)
+    check(swarm, victims)
+    lost = next(event.lost for event in swarm.events(StepGivenUp))
+    assert holders(swarm, lost[0], 2) == sorted(victims)
+    assert [len(holders(swarm, part)) for part in ("ends", "stage-0", "stage-1")] == [1, 1, 1]
+    assert {event.part for event in swarm.events(CopyHeld)} == {"ends", "stage-0", "stage-1"}
+
+
+def test_stage_that_nobody_can_be_spared_for_is_taken_over_by_who_joins(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=2, trainers=2)
+    struck(swarm, ("host-1",), JoinerStorm(1))
+    check(swarm, ("host-1",))
+    lost = next(event.lost for event in swarm.events(StepGivenUp))
+    assert [name for name in holders(swarm, lost[0]) if name.startswith("joiner")]
+
+
+def test_trainer_that_was_the_last_comes_back_and_gets_the_ends_from_a_copy(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=3, trainers=1)
+    struck(swarm, ("trainer-0",), Restart("trainer-0"))
+    records = check(swarm, ("trainer-0",))
+    assert {event.lost for event in swarm.events(StepGivenUp)} == {("ends",)}
+    again = [one["microbatch"] for one in records[4]["committed"]]
+    assert min(position for *_, position in again) == next(iter(records[2]["cursors"].values()))[1]
+
+
+def test_trainer_that_was_the_last_comes_back_where_the_ends_are_hosted(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=2, trainers=1, copies=0, ends="hosted")
+    struck(swarm, ("trainer-0",), Restart("trainer-0"))
+    check(swarm, ("trainer-0",))
+    assert {event.lost for event in swarm.events(StepGivenUp)} == {("trainers",)}
+
+
+def test_part_of_which_nobody_kept_a_copy_ends_the_run_and_says_how_to_go_on(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=2, trainers=2, copies=0)
+    with pytest.raises(BaseExceptionGroup) as ended:
+        struck(swarm, ("host-1",))
+    found = ended.value.subgroup(RunEnded)
+    assert found is not None
+    assert "nobody held a copy" in repr(found) or "last replica" in repr(found)
+    assert not swarm.events(StepGivenUp)

@@ -1,0 +1,65 @@
+"""Who comes back when the run is over, or while another of the same identity takes part, is told so and ends."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from peers.watching import ALONE_S
+from swarm.errors import EXIT_UNREACHABLE, RunEnded
+from swarm.events import Accumulated, StepClosed
+from swarm.optimization.calls import first_leaf
+from swarm.sim.world import run_world
+from tests.harness.faults import FaultPlan, On, Strike
+from tests.harness.faults_kinds import Pause, Twin
+from tests.harness.faults_memory import MemoryWorld
+from tests.harness.invariants import check_run
+from tests.harness.simulated import SimSwarm
+
+PACE = {"forward": 0.3, "backward": 0.3}
+STEPS = 6
+
+
+def test_peer_that_slept_through_the_end_of_the_run_ends_in_a_stated_time(tmp_path: Path) -> None:
+    swarm = SimSwarm(tmp_path, hosts=4, trainers=2, run={"steps": STEPS}, stage_s=PACE, may_fail=True)
+    plan = FaultPlan(
+        Strike("sleep", On(Accumulated, peer="host-1", where={"step": 3}), Pause(("host-1",), seconds=300.0)),
+        world=MemoryWorld(swarm),
+    )
+    times: list[float] = []
+
+    async def live() -> None:
+        with contextlib.suppress(Exception):
+            await swarm.run(timeout_s=3000.0)
+        times.append(swarm.network.clock.wall())
+
+    run_world(live())
+    plan.assert_fired()
+    others = [peer.outcome for name, peer in swarm.peers.items() if name != "host-1"]
+    assert set(others) == {"every step of the run is closed"}
+    outcome = swarm.peers["host-1"].outcome
+    assert isinstance(outcome, BaseExceptionGroup)
+    ended = first_leaf(outcome)
+    assert isinstance(ended, RunEnded)
+    assert ended.exit_code == EXIT_UNREACHABLE
+    assert f"nobody of the run has answered for {ALONE_S:.0f} s" in ended.reason
+    assert "host-0" in ended.reason
+    assert times[0] - plan.fired["sleep"].wall < 300.0 + ALONE_S + 60.0
+
+
+def test_second_peer_with_an_identity_is_told_and_ends_and_the_first_goes_on(tmp_path: Path) -> None:
+    """On another machine, with a copy of the first one's disk."""
+    swarm = SimSwarm(tmp_path, hosts=4, trainers=2, run={"steps": STEPS}, stage_s=PACE, may_fail=True)
+    plan = FaultPlan(
+        Strike("two", On(Accumulated, peer="host-1", where={"step": 3}), Twin("host-1")), world=MemoryWorld(swarm)
+    )
+    run_world(swarm.run())
+    plan.assert_fired()
+    second = swarm.peers.pop("host-1-again-1")
+    assert isinstance(second.outcome, BaseExceptionGroup)
+    assert "takes part in the run already" in str(first_leaf(second.outcome))
+    assert {name: peer.outcome for name, peer in swarm.peers.items()} == dict.fromkeys(
+        swarm.peers, "every step of the run is closed"
+    )
+    assert swarm.peers["host-1"].events.of(StepClosed)[-1].step == STEPS, "it is let in again where it missed a step"
+    check_run([tmp_path]).assert_sound()

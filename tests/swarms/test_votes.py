@@ -1,0 +1,80 @@
+"""A majority is killed in one step and comes back in part: with its votes the run goes on, without them it waits."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from swarm.events import Accumulated, Event, StepClosed, Waiting
+from swarm.sim.world import run_world
+from tests.harness.faults import FaultPlan, On, Strike
+from tests.harness.faults_kinds import Kill, Restart
+from tests.harness.faults_memory import MemoryWorld
+from tests.harness.invariants import check_run
+from tests.harness.simulated import SimSwarm
+
+STEPS = 12
+PACE = {"forward": 0.3, "backward": 0.3}
+KILLED = ("bootstrap", "host-1", "host-2", "trainer-1")
+RETURNED = ("host-1", "host-2")
+STAYED = ("host-0", "host-3", "trainer-0")
+
+
+def struck(root: Path, *, keep_disk: bool) -> tuple[SimSwarm, FaultPlan]:
+    """Four of seven are killed in step 3; two of them are started again when the others see that they are too few."""
+    swarm = SimSwarm(root, hosts=4, trainers=2, run={"steps": STEPS}, stage_s=PACE)
+    few: dict[str, Any] = {"what": lambda what: what.startswith("a majority: ")}
+    plan = FaultPlan(
+        Strike("kill", On(Accumulated, peer="host-0", where={"step": 3}), Kill(KILLED)),
+        *(Strike(name, On(Waiting, where=few, after="kill"), Restart(name, keep_disk=keep_disk)) for name in RETURNED),
+        world=MemoryWorld(swarm),
+    )
+
+    async def live() -> None:
+        with contextlib.suppress(TimeoutError):
+            await swarm.run(timeout_s=100.0)
+
+    run_world(live())
+    plan.assert_fired()
+    return swarm, plan
+
+
+def closed(swarm: SimSwarm, name: str, kind: type[Event] = StepClosed) -> list[int]:
+    """The steps that a peer took part in."""
+    return [event.step for event in swarm.peers[name].events.events if isinstance(event, StepClosed)]
+
+
+def test_majority_that_was_killed_and_returns_with_its_votes_lets_the_run_go_on(tmp_path: Path) -> None:
+    swarm, _ = struck(tmp_path, keep_disk=True)
+    for name in STAYED:
+        assert swarm.peers[name].outcome == "every step of the run is closed", swarm.peers[name].outcome
+        assert closed(swarm, name) == list(range(1, STEPS + 1))
+    for name in RETURNED:
+        back = f"{name}-again-1"
+        assert swarm.peers[back].outcome == "every step of the run is closed", swarm.peers[back].outcome
+        assert 3 not in closed(swarm, back), "it voted, and did nothing else"
+        assert closed(swarm, back)[-1] == STEPS
+    check_run([tmp_path]).assert_sound()
+
+
+def test_majority_that_was_killed_and_returns_without_its_votes_decides_nothing(tmp_path: Path) -> None:
+    swarm, _ = struck(tmp_path, keep_disk=False)
+    for name in swarm.peers:
+        assert max(closed(swarm, name), default=0) <= 2
+    check_run([tmp_path]).assert_sound()
+
+
+@pytest.mark.parametrize("keep_disk", [True, False])
+def test_peer_started_again_at_once_is_let_in_and_there_is_one_history(tmp_path: Path, keep_disk: bool) -> None:
+    swarm = SimSwarm(tmp_path, hosts=4, trainers=2, run={"steps": STEPS}, stage_s=PACE)
+    plan = FaultPlan(
+        Strike("again", On(Accumulated, peer="host-1", where={"step": 3}), Restart("host-1", keep_disk=keep_disk)),
+        world=MemoryWorld(swarm),
+    )
+    run_world(swarm.run())
+    plan.assert_fired()
+    assert swarm.peers["host-1-again-1"].outcome == "every step of the run is closed"
+    check_run([tmp_path]).assert_sound()
