@@ -40,7 +40,7 @@ from swarm.network.identity import load_or_create
 from swarm.network.protocols import Answer, Method, Payload, Request
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.schedules import OptimizerConfig
-from swarm.pipeline.compute import BoundarySpecs, StageCompute
+from swarm.pipeline.compute import BoundarySpecs, Material, StageCompute
 from swarm.schema import Empty
 from swarm.state.snapshot import initial_snapshot
 
@@ -107,7 +107,15 @@ class StageWork:
         for number in self._numbers:
             microbatch = MicrobatchId(peer, "00" * 8, 0, number)
             self.output, graph = await device.run(self._compute.forward, self.input, number, first=True)
-            await device.run(self._compute.backward, graph, self._gradient, microbatch, peer)
+            material = Material(
+                step=self._part.step + 1,
+                microbatch=microbatch,
+                seed=number,
+                first=True,
+                input=self.input,
+                gradient=self._gradient,
+            )
+            await device.run(self._compute.contribute, material, graph, peer)
             self.jobs += 2
             if number % MICROBATCHES_PER_STEP == MICROBATCHES_PER_STEP - 1:
                 await device.run(self._close_step)

@@ -29,6 +29,7 @@ from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, check_
 from swarm.models.spec import ModelConfig, SplitConfig
 from swarm.monitoring.tail import EventTail
 from swarm.optimization.history import History
+from swarm.optimization.history_file import HistoryReader
 from swarm.optimization.records import CloseRecord
 from swarm.optimization.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
@@ -124,6 +125,7 @@ def make_manifest(layout: Layout, scale: Scale, data: Data, *, reproducible: boo
             steps=scale.steps,
             reproducible=reproducible,
             start_when=StartWhen(stage_hosts=layout.stages * layout.replicas, trainers=TRAINERS),
+            copies=0,
         ),
         model=scale.model,
         split=SplitConfig(stages=layout.stages, ends=layout.ends),
@@ -146,11 +148,20 @@ def train(
     directory = RunDirectory(root)
     data.copy_to(directory)
     write_manifest(manifest, directory.manifest)
-    shape = _shape(layout, manifest)
+    shape = shape_of(layout, manifest)
     if same_peers_as is not None:
-        _reuse_identities(RunDirectory(same_peers_as), directory, shape)
+        reuse_identities(RunDirectory(same_peers_as), directory, shape)
     began = monotonic()
-    LocalRun(
+    local_run(group, directory, manifest, shape).train()
+    _wait_ended(group)
+    seconds = monotonic() - began
+    records = read_records(directory, manifest)
+    return TrainedRun(manifest=manifest, directory=directory, layout=layout, records=records, seconds=seconds)
+
+
+def local_run(group: PeerGroup, directory: RunDirectory, manifest: Manifest, shape: RunShape) -> LocalRun:
+    """What ``swarm quickstart`` trains with, without its table."""
+    return LocalRun(
         shape=shape,
         manifest=manifest,
         directory=directory,
@@ -160,11 +171,7 @@ def train(
         view=RunView(),
         clock=SystemClock(),
         on_change=lambda: None,
-    ).train()
-    _wait_ended(group)
-    seconds = monotonic() - began
-    records = read_records(directory, manifest)
-    return TrainedRun(manifest=manifest, directory=directory, layout=layout, records=records, seconds=seconds)
+    )
 
 
 def read_records(directory: RunDirectory, manifest: Manifest) -> tuple[CloseRecord, ...]:
@@ -193,14 +200,14 @@ def read_history(path: Path) -> tuple[CloseRecord, ...]:
     """One peer's chain of close records, verified link by link. Raises OutOfSync where it breaks."""
     chain = History()
     records = []
-    with path.open("rb") as file:
-        for line in file:
-            records.append(CloseRecord.model_validate_json(line))
-            chain.append(records[-1])
+    for line in HistoryReader(path):
+        chain.append(line.record)
+        records.append(line.record)
     return tuple(records)
 
 
-def _shape(layout: Layout, manifest: Manifest) -> RunShape:
+def shape_of(layout: Layout, manifest: Manifest) -> RunShape:
+    """A run of this layout, as quickstart describes it."""
     return RunShape(
         steps=manifest.run.steps,
         peers=manifest.run.start_when.stage_hosts,
@@ -212,7 +219,8 @@ def _shape(layout: Layout, manifest: Manifest) -> RunShape:
     )
 
 
-def _reuse_identities(old: RunDirectory, new: RunDirectory, shape: RunShape) -> None:
+def reuse_identities(old: RunDirectory, new: RunDirectory, shape: RunShape) -> None:
+    """Give the peers of a new run the keys of an old one's."""
     for name in peer_names(shape):
         new.home(name).mkdir(mode=0o700, parents=True)
         shutil.copy2(old.home(name) / "identity.key", new.home(name) / "identity.key")

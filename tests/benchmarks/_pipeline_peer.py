@@ -39,7 +39,6 @@ from swarm.pipeline.journey import FinishedJourney, JourneyContext
 from swarm.pipeline.server import Places, StageContext, StageServer, StageSettings
 from swarm.pipeline.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
-from swarm.planning.deadlines import AdaptiveDeadline
 from swarm.security.signing import verify
 from tests.benchmarks._pipeline_load import (
     SIZES,
@@ -225,6 +224,11 @@ class EndlessSource:
         """Nobody asks."""
         return 0, 0
 
+    @property
+    def microbatches_per_epoch(self) -> int:
+        """Nobody asks."""
+        return 1
+
     def seek(self, cursor: tuple[int, int]) -> None:
         """Nobody asks."""
 
@@ -236,6 +240,7 @@ class EndlessLeader:
         self._window = window
         self.open = True
         self.seconds: list[float] = []
+        self.home = asyncio.Event()
 
     async def lease(self, step: int, wanted: int) -> int:
         """All of it, or none."""
@@ -245,6 +250,15 @@ class EndlessLeader:
         """It ended now."""
         self._window.note()
         self.seconds.append(journey.seconds)
+        self.home.set()
+
+    async def set_aside(self, step: int, microbatch: MicrobatchId, reason: str) -> None:
+        """Nothing is poisonous here."""
+        raise RuntimeError(f"{microbatch} was set aside: {reason}")
+
+    async def wait_quota(self, step: int) -> None:
+        """There is none any more."""
+        await asyncio.Event().wait()
 
 
 class Feeder:
@@ -253,10 +267,12 @@ class Feeder:
     def __init__(self, machine: Machine, in_flight: int | None) -> None:
         self._machine, self._in_flight = machine, in_flight
         self._trainer: Trainer | None = None
+        self._stages: list[list[PeerId]] = []
 
     def meet(self, trainer: PeerId, route: Sequence[PeerId]) -> None:
         """Who takes part."""
-        machine, stages = self._machine, [[peer] for peer in route]
+        machine = self._machine
+        stages = self._stages = [[peer] for peer in route]
         context = JourneyContext(
             run=RUN,
             stages=STAGES,
@@ -267,7 +283,6 @@ class Feeder:
             events=machine.recorder,
             clock=machine.clock,
             verify=verify,
-            deadline=AdaptiveDeadline(floor_s=10.0, ceiling_s=120.0),
             suspect=machine.watch.suspect,
         )
         self._trainer = Trainer(
@@ -286,12 +301,17 @@ class Feeder:
         window = Window(order)
         leader = EndlessLeader(window)
         async with self._machine.attended(), asyncio.TaskGroup() as group:
-            group.create_task(self._trainer.feed(step, leader))
+            self._trainer.open_step(step, self._stages, 1, None)
+            feeding = group.create_task(self._trainer.feed(step, leader))
             await asyncio.sleep(order.warmup_s)
             window.open()
             await asyncio.sleep(order.seconds)
             found = window.close()
             leader.open = False
+            while len(leader.seconds) < len(self._trainer.started(step)):
+                leader.home.clear()
+                await leader.home.wait()
+            feeding.cancel()
         journeys = sorted(leader.seconds)
         return found | {"journey_s": journeys[len(journeys) // 2], "whole_step": len(journeys)}
 

@@ -91,7 +91,8 @@ class Measurement:
 
 
 def discover() -> dict[str, Callable[[bool], Any]]:
-    """Name → ``run`` of every benchmark. Imports all modules of the package, so they import torch inside ``run``.
+    """Name → ``run`` of every benchmark; a name has hyphens where its module has underscores. Imports all modules of
+    the package, so they import torch inside ``run``.
 
     One whose imports are missing on this machine is left out, and stderr says so.
     """
@@ -104,7 +105,7 @@ def discover() -> dict[str, Callable[[bool], Any]]:
                 print(f"{module.name} cannot run here: {error}", file=sys.stderr)
                 continue
             if callable(run):
-                found[module.name] = run
+                found[module.name.replace("_", "-")] = run
     return found
 
 

@@ -1,0 +1,196 @@
+"""One member of ours in the benchmark ``allreduce-kill``: ``python -m tests.benchmarks._allreduce_ours HOME SLOT``.
+
+It runs what a peer of a run averages with: daemon, endpoint, :class:`AllReduce`. A result is held until an order says
+that all live members reported the same one, as a close record would; then it replaces the member's numbers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+import uvloop
+
+from swarm.averaging.allreduce import AllReduce
+from swarm.averaging.messages import AGREE, CHUNK
+from swarm.averaging.plan import RoundKey, RoundPlan
+from swarm.averaging.reducers import Floats, Result, weighted_mean
+from swarm.clock import SystemClock
+from swarm.errors import RoundFailed
+from swarm.ids import PeerId, RunId, stage_part
+from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
+from swarm.network.identity import load_or_create
+from swarm.network.protocols import Answer, Endpoint, Method, Request, Service
+from tests.benchmarks._allreduce_load import ELEMENTS, SIGNED, TIMEOUT_S, Fuse, Kill, Vector, vector_of
+from tests.benchmarks._pipeline_load import threads
+from tests.benchmarks._pipeline_worker import say
+
+RUN = RunId("4a" * 32)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tapped:
+    """A service whose every handler passes through ``tap``."""
+
+    inner: Service
+    tap: FusedEndpoint
+
+    def methods(self) -> Sequence[Method]:
+        """See :class:`~swarm.network.protocols.Service`."""
+        return [replace(method, handle=self.tap.handler(method)) for method in self.inner.methods()]
+
+
+class FusedEndpoint:
+    """A real endpoint that notes what passes it for the round's fuse, and is otherwise that endpoint."""
+
+    def __init__(self, inner: LibP2PEndpoint) -> None:
+        self._inner = inner
+        self.light(Fuse(None, {}), others=0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def light(self, fuse: Fuse, others: int) -> None:
+        """A round with so many other members begins."""
+        self.fuse, self._unheard = fuse, others
+        self._heard_all, self._signing = asyncio.Event(), asyncio.Lock()
+
+    def mount(self, service: Service) -> None:
+        """See :class:`~swarm.network.protocols.Endpoint`."""
+        self._inner.mount(_Tapped(service, self))
+
+    def handler(self, method: Method) -> Any:
+        """The method's own, with a note of each answer before it leaves."""
+
+        async def handle(request: Request) -> Answer:
+            answer = await method.handle(request)
+            if method.name == CHUNK:
+                self.fuse.note("answered")
+            elif method.name == AGREE:
+                self._unheard -= 1
+                if not self._unheard:
+                    self._heard_all.set()
+            return answer
+
+        return handle
+
+    async def call(self, target: PeerId, method: str, *args: Any, **options: Any) -> Any:
+        """See :class:`~swarm.network.protocols.Endpoint`.
+
+        Where the victim is to die between two signatures, they leave one by one, and not before everybody else's has
+        come and been acknowledged: otherwise who was told would fail because it could not tell.
+        """
+        if method == CHUNK:
+            self.fuse.note("sent")
+        if method != AGREE or self.fuse.event != SIGNED:
+            return await self._inner.call(target, method, *args, **options)
+        await self._heard_all.wait()
+        async with self._signing:
+            answer = await self._inner.call(target, method, *args, **options)
+            self.fuse.note(SIGNED)
+            return answer
+
+
+class Member:
+    """Its numbers, the result it holds, and the all-reduce."""
+
+    def __init__(self, endpoint: LibP2PEndpoint, slot: int) -> None:
+        self._tapped, self._slot = FusedEndpoint(endpoint), slot
+        tapped = cast(Endpoint, self._tapped)
+        self._allreduce = AllReduce(tapped, SystemClock(), reducer=self._reduce)
+        self._tapped.mount(self._allreduce)
+        self._numbers: Vector = vector_of(0, slot, "whole")
+        self._held: torch.Tensor | None = None
+        self._before = ""
+
+    def _reduce(self, sums: Mapping[PeerId, Floats], order: Sequence[PeerId], total_weight: int) -> Result:
+        result = weighted_mean(sums, order, total_weight)
+        self._tapped.fuse.note("reduced")
+        return result
+
+    def begin(self, number: int, kind: str) -> None:
+        """Make this round's numbers."""
+        self._numbers = vector_of(number, self._slot, kind)
+        self._before, self._held = _digest(self._numbers), None
+
+    async def attempt(self, key: RoundKey, members: Sequence[PeerId], kill: Kill | None) -> dict[str, Any]:
+        """One attempt at the round. ``digest`` is empty when it failed; ``kept`` says that the inputs are unharmed."""
+        weights = dict.fromkeys(members, 1)
+        plan = RoundPlan(
+            key=key, members=tuple(members), weights=weights, elements=ELEMENTS, timeout_s=TIMEOUT_S, dtype="float32"
+        )
+        self._tapped.light(Fuse(kill, self._totals(plan)), len(members) - 1)
+        began = time.monotonic()
+        found: dict[str, Any] = {"digest": "", "error": "", "contributors": []}
+        try:
+            result = await self._allreduce.reduce(plan, torch.from_numpy(self._numbers))
+            self._held = result.tensor
+            found |= {"digest": result.digest, "contributors": list(result.contributors)}
+        except RoundFailed as failure:
+            self._held = None
+            found["error"] = str(failure)
+        found["seconds"] = time.monotonic() - began
+        return found | {"kept": _digest(self._numbers) == self._before}
+
+    def _totals(self, plan: RoundPlan) -> dict[str, int]:
+        mine, others = len(plan.chunks_of(self._allreduce.peer)), len(plan.members) - 1
+        return {"sent": len(plan.chunks) - mine, "reduced": mine, "answered": mine * others, SIGNED: others}
+
+    def apply(self) -> None:
+        """The result that was held becomes the member's numbers."""
+        assert self._held is not None, "an order to apply what this member does not hold"
+        self._numbers = self._held.numpy()
+
+
+def _digest(values: Vector) -> str:
+    return hashlib.sha256(values.data).hexdigest()
+
+
+async def _obey(order: dict[str, Any], endpoint: LibP2PEndpoint, member: Member) -> dict[str, Any]:
+    match order:
+        case {"meet": dict(addresses)}:
+            for peer, known in addresses.items():
+                endpoint.learn(PeerId(peer), known)
+        case {"begin": int(number), "kind": str(kind)}:
+            member.begin(number, kind)
+        case {"step": int(step), "attempt": int(attempt), "members": members, "kill": kill}:
+            peers = [PeerId(peer) for peer in members]
+            return await member.attempt(RoundKey(step, stage_part(0), attempt), peers, Kill(**kill) if kill else None)
+        case {"apply": True}:
+            member.apply()
+        case {"save": str(path)}:
+            member._numbers.tofile(path)
+        case _:
+            raise ValueError(f"an order that this member does not understand: {order}")
+    return {}
+
+
+async def main(home: Path, slot: int) -> None:
+    """Serve orders until stdin ends."""
+    threads(1)
+    reader = asyncio.StreamReader()
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    config = EndpointConfig(run_dir=home / "run")
+    endpoint = await LibP2PEndpoint.open(config, load_or_create(home / "identity.key"), SystemClock())
+    try:
+        await endpoint.enter(RUN)
+        member = Member(endpoint, slot)
+        addresses = endpoint.addresses
+        say({"peer": endpoint.peer, "addresses": addresses, "pid": os.getpid(), "daemon": endpoint.daemon_pid})
+        while line := await reader.readline():
+            say(await _obey(json.loads(line), endpoint, member))
+    finally:
+        await endpoint.close()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(Path(sys.argv[1]), int(sys.argv[2])))

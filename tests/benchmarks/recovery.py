@@ -1,0 +1,271 @@
+"""How soon a swarm goes on after a stage host is killed with -9, or stopped: work under way on it, and the next step.
+
+Real processes on loopback, 3 stages × 3 replicas, 2 trainers and a bootstrap, on simulated devices: steps of about two
+seconds. One fault at a time, at one of the victim's own turns: SIGKILL or SIGSTOP of a stage host and its daemon.
+
+*Reroute time* of a fault: from the fault to the last time at which a microbatch that was under way on the victim was
+given to the replica that then did it; what came to the victim's turn only later counts from there
+(``_recovery_figures`` says what is under way). A fault that met none is no sample, and counted.
+
+*Commit gap* of a fault: from it to the next closed step, less the median step without anybody away; at least 0.
+
+Who was killed is started again, with its identity and home, once a step was closed; who was paused goes on then too, or
+after 20 s. A stage is hit again only when all its replicas are ready.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peers.local_run import BOOTSTRAP, RunBroken, peer_names
+from peers.manifest_file import write_manifest
+from peers.run_directory import RunDirectory
+from peers.settings import PeerSettings, exact_settings
+from swarm.clock import SystemClock
+from swarm.config import Manifest
+from swarm.models.spec import ModelConfig
+from swarm.optimization.schedules import OptimizerConfig
+from swarm.pipeline.batch import BatchConfig
+from tests.benchmarks._parity_run import TRAINERS, Layout, Scale, build_data, make_manifest, shape_of
+from tests.benchmarks._recovery_figures import Recovery, p95, recoveries
+from tests.benchmarks._recovery_world import ForkedWorld
+from tests.benchmarks.runner import Cell, Result
+from tests.harness.faults import FaultPlan, On, Strike
+from tests.harness.faults_kinds import Kill, Pause, Restart, Resume
+from tests.harness.invariants import Report, check
+from tests.harness.invariants_evidence import gather
+
+STAGES, REPLICAS = 3, 3
+LAYOUT = Layout(name="3 × 3", stages=STAGES, replicas=REPLICAS, ends="private")
+SCALE = Scale(
+    model=ModelConfig(vocab_size=512, dim=32, layers=3, heads=2, context=32),
+    batch=BatchConfig(microbatch_size=2, microbatches_per_step=24),
+    optimizer=OptimizerConfig(lr=1e-3, warmup_steps=5, clip_norm=0.5),
+    steps=1_000_000,
+    characters=200_000,
+)
+WARM_STEPS = 6
+TURNS_IN_A_STEP = 16
+"""A replica's: 24 microbatches, both ways, over three replicas."""
+
+PAUSE_S = 20.0
+PATIENCE_S = 90.0
+DEFAULT_BUDGET_S, FULL_BUDGET_S = 500.0, 3600.0
+BARS_S: Mapping[str, tuple[float, float]] = {"kill": (2.0, 5.0), "pause": (5.0, 10.0)}
+"""Reroute and commit gap, at the 95 % quantile."""
+
+
+def run(full: bool) -> Result:
+    """Seconds until a killed or stopped replica's work goes on elsewhere, and until the next step. Not in a thread: the
+    peers live as long as the one they are started from."""
+    kinds = ["kill"] * (100 if full else 40) + ["pause"] * (50 if full else 20)
+    with tempfile.TemporaryDirectory(prefix="recovery-") as scratch:
+        root = Path(scratch) / "run"
+        left_out = measure(root, kinds, FULL_BUDGET_S if full else DEFAULT_BUDGET_S)
+        return result(root, left_out)
+
+
+def measure(root: Path, kinds: Sequence[str], budget_s: float) -> int:
+    """Train in ``root`` and do these faults, in a seeded order, as long as the budget lasts; how many were left out."""
+    data = build_data(root, SCALE)
+    directory = RunDirectory(root)
+    manifest = make_manifest(LAYOUT, SCALE, data, reproducible=False)
+    write_manifest(manifest, directory.manifest)
+    return Campaign(directory, manifest, random.Random(0)).run(kinds, budget_s)
+
+
+@dataclass(slots=True)
+class Seen:
+    """What the peers' events say so far: the highest step under way and closed, who is ready, where the bootstrap is.
+    ``away`` are peers that were hit, with a step: they are there again when ready anew, or closing a later one."""
+
+    under_way: int = 0
+    closed: int = 0
+    ready: set[str] = field(default_factory=set)
+    away: dict[str, int] = field(default_factory=dict)
+    started: set[str] = field(default_factory=set)
+    address: tuple[str, ...] = ()
+
+    def note(self, name: str, kind: str, fields: Mapping[str, Any]) -> None:
+        """One event."""
+        if kind == "HopBegan":
+            self.under_way = max(self.under_way, fields["step"])
+        elif kind == "StepClosed":
+            self.closed = max(self.closed, fields["step"])
+            if fields["step"] > self.away.get(name, self.closed):
+                self.back(name)
+        elif kind == "PeerReady":
+            self.back(name)
+        elif kind == "CutOff":
+            self.ready.discard(name)
+        elif kind == "PeerStarted":
+            self.started.add(name)
+            self.address = self.address or tuple(fields["addresses"])  # the bootstrap is the first
+
+    def gone(self, name: str) -> None:
+        """It was hit."""
+        self.ready.discard(name)
+        self.away[name] = self.under_way + 1
+
+    def back(self, name: str) -> None:
+        """It takes part."""
+        self.ready.add(name)
+        self.away.pop(name, None)
+
+
+class Campaign:
+    """One run and the faults done to it."""
+
+    def __init__(self, directory: RunDirectory, manifest: Manifest, rng: random.Random) -> None:
+        self._directory, self._manifest, self._rng = directory, manifest, rng
+        self._seen = Seen()
+        self._world = ForkedWorld(directory.root, self._seen.note)
+        self._clock = SystemClock()
+        self._names = peer_names(shape_of(LAYOUT, manifest))
+
+    def run(self, kinds: Sequence[str], budget_s: float) -> int:
+        """See :func:`measure`. Raises RunBroken when a peer ends that was not killed, or nothing happens any more."""
+        order = self._rng.sample(list(kinds), len(kinds))
+        until = self._clock.monotonic() + budget_s
+        try:
+            self._begin()
+            for number, kind in enumerate(order):
+                if self._clock.monotonic() > until:
+                    return len(order) - number
+                self._strike(number, kind)
+            self._pass_steps(2)
+        finally:
+            self._world.stop()
+        return 0
+
+    def _begin(self) -> None:
+        world, seen, home = self._world, self._seen, self._directory.home
+        world.group.open()
+        files = {"manifest": self._directory.manifest.absolute(), "tokenizer": self._directory.tokenizer.absolute()}
+        world.start(exact_settings(home=home(BOOTSTRAP).absolute(), role="bootstrap", name=BOOTSTRAP, **files))
+        self._until(lambda: bool(seen.address), "the bootstrap's address")
+        for name in self._names[1:]:
+            world.start(self._settings(name, seen.address))
+            self._until(lambda name=name: name in seen.started, f"{name} to start")  # all at once would be a storm
+        self._until(lambda: seen.closed >= WARM_STEPS, "the first steps")
+
+    def _settings(self, name: str, bootstrap: tuple[str, ...]) -> PeerSettings:
+        role, number = name.split("-")[:2]
+        common: dict[str, Any] = {"home": self._directory.home(name).absolute(), "name": name, "bootstrap": bootstrap}
+        common["run"] = self._manifest.run_id
+        if role == "stage":
+            return exact_settings(**common, role="stage", stage=int(number))
+        return exact_settings(**common, role="trainer", data=self._directory.shard(int(number)).absolute())
+
+    def _strike(self, number: int, kind: str) -> None:
+        world, seen = self._world, self._seen
+        self._until(lambda: bool(self._whole_stages()), "a stage whose replicas are all ready")
+        victim = self._rng.choice(self._rng.choice(self._whole_stages()))
+        turn = On("HopBegan", nth=self._rng.randint(1, TURNS_IN_A_STEP), where={"replica": world.identity(victim)})
+        closing = On("StepClosed", where={"step": lambda step: step >= seen.under_way}, after=f"{kind} {number}")
+        blow, end = (
+            (Kill((victim,)), Restart(victim)) if kind == "kill" else (Pause((victim,), PAUSE_S), Resume((victim,)))
+        )
+        plan = FaultPlan(
+            Strike(f"{kind} {number}", turn, blow), Strike(f"{end.name} {number}", closing, end), world=world
+        )
+        self._until(lambda: f"{kind} {number}" in plan.fired or bool(plan.errors), "the fault")
+        began = self._clock.monotonic()
+        seen.gone(victim)
+        self._until(lambda: f"{end.name} {number}" in plan.fired or bool(plan.errors), "the next closed step")
+        plan.assert_fired()
+        took = self._clock.monotonic() - began
+        print(f"{number}: {kind} {victim}, step {seen.closed} closed {took:.2f} s later", file=sys.stderr)
+        self._pass_steps(2)
+
+    def _whole_stages(self) -> list[list[str]]:
+        """Names of the replicas of every stage that has all of them."""
+        stages = [[name for name in self._names if name.startswith(f"stage-{stage}-")] for stage in range(STAGES)]
+        return [names for names in stages if self._seen.ready.issuperset(names)]
+
+    def _pass_steps(self, count: int) -> None:
+        step = self._seen.closed
+        self._until(lambda: self._seen.closed >= step + count, "the next steps")
+
+    def _until(self, condition: Callable[[], bool], what: str) -> None:
+        end = self._clock.monotonic() + PATIENCE_S
+        while not condition():
+            if self._clock.monotonic() > end:
+                raise RunBroken(f"waited {PATIENCE_S:g} s for {what}")
+            self._world.look()
+
+
+def result(root: Path, left_out: int) -> Result:
+    """The table and the figures asked for, from what a run left."""
+    evidence = gather([root])
+    found, step_s = recoveries(evidence)
+    report = check(evidence)
+    by_kind = {kind: [one for one in found if one.kind == kind] for kind in BARS_S}
+    summary: dict[str, Any] = {}
+    for kind, ones in by_kind.items():
+        summary[f"{kind}_reroute_p95_s"] = rounded(p95(reroutes(ones)))
+        summary[f"{kind}_commit_gap_p95_s"] = rounded(p95([one.commit_gap_s for one in ones]))
+    for kind, (reroute_s, gap_s) in BARS_S.items():
+        summary |= {f"{kind}_reroute_p95_target_s": reroute_s, f"{kind}_commit_gap_p95_target_s": gap_s}
+    summary |= {f"{kind}s": len(ones) for kind, ones in by_kind.items()}
+    summary |= {"step_s": round(step_s, 3)} | counted(report)
+    columns = (
+        "fault", "times", "met_no_work", "microbatches", "abandoned", "reroute_p50_s", "reroute_p95_s", "reroute_max_s",
+        "gap_p50_s", "gap_p95_s", "gap_max_s",
+    )  # fmt: skip
+    rows = [row(kind, ones) for kind, ones in by_kind.items()]
+    return Result(columns=columns, rows=rows, summary=summary, notes=notes(report, left_out))
+
+
+def row(kind: str, ones: Sequence[Recovery]) -> list[Cell]:
+    """For the table."""
+    waits, gaps = reroutes(ones), [one.commit_gap_s for one in ones]
+    idle = sum(one.affected == 0 for one in ones)
+    affected, abandoned = sum(one.affected for one in ones), sum(one.abandoned for one in ones)
+    return [kind, len(ones), idle, affected, abandoned, *spread(waits), *spread(gaps)]
+
+
+def spread(values: Sequence[float]) -> list[Cell]:
+    """Median, 95 % quantile and maximum."""
+    ordered = sorted(values)
+    return [
+        rounded(ordered[len(ordered) // 2] if ordered else None),
+        rounded(p95(values)),
+        rounded(max(values, default=None)),
+    ]
+
+
+def reroutes(ones: Sequence[Recovery]) -> list[float]:
+    """The reroute times of faults that met work."""
+    return [one.reroute_s for one in ones if one.reroute_s is not None]
+
+
+def counted(report: Report) -> dict[str, Any]:
+    """What the checkers say."""
+    names = {"lost": "I2", "duplicated": "I1", "digest_mismatches": "I5"}
+    return {name: len(report.of(invariant)) for name, invariant in names.items()} | {
+        "other_failures": sorted({str(one)[:200] for one in report.failures if one.invariant not in names.values()})[:5]
+    }
+
+
+def rounded(value: float | None) -> float | None:
+    """To milliseconds."""
+    return None if value is None or math.isinf(value) else round(value, 3)
+
+
+def notes(report: Report, left_out: int) -> list[str]:
+    """What a reader must know."""
+    told = [
+        f"{STAGES} stages × {REPLICAS} replicas, {TRAINERS} trainers; simulated devices, real processes and bytes",
+        f"{report.steps} steps; a fault strikes at a turn of its victim, once two steps have closed since the last one",
+        "reroute: per fault the longest wait of a microbatch under way; abandoned: its step closed without it",
+        "gap: from the fault to the next closed step, less step_s, the median step without anybody away",
+    ]
+    return told + ([f"{left_out} faults were left out: no time"] if left_out else [])

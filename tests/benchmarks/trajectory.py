@@ -1,0 +1,190 @@
+"""Whether a run ends with the same weights, bit for bit, when replicas are killed, and loses nothing when trainers are.
+
+Three runs of real processes with the same peers and data: one in peace, one whose stage hosts are killed with -9 in
+every phase of their work, one whose trainers are, which are started again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from peers.launch import PeerExit, PeerGroup
+from peers.local_run import RunBroken
+from peers.manifest_file import write_manifest
+from peers.run_directory import RunDirectory
+from peers.settings import PeerSettings
+from swarm.clock import SystemClock
+from swarm.config import Manifest
+from swarm.models.spec import ModelConfig
+from swarm.optimization.schedules import OptimizerConfig
+from swarm.pipeline.batch import BatchConfig
+from tests.benchmarks._parity_run import Layout, Scale, build_data, local_run, make_manifest, reuse_identities, shape_of
+from tests.benchmarks.runner import Result
+from tests.harness.invariants import Report, check_run
+
+STAGES, REPLICAS = 3, 3
+LAYOUT = Layout(name="3 × 3", stages=STAGES, replicas=REPLICAS, ends="private")
+SCALE = Scale(
+    model=ModelConfig(vocab_size=512, dim=64, layers=3, heads=4, context=64, dropout=0.1),
+    batch=BatchConfig(microbatch_size=4, microbatches_per_step=12),
+    optimizer=OptimizerConfig(lr=1e-3, warmup_steps=5, clip_norm=0.5),
+    steps=40,
+    characters=200_000,
+)
+HOST_FATES: Mapping[str, tuple[str, int]] = {
+    "stage-0-1": ("queued", 30),
+    "stage-1-1": ("forward", 50),
+    "stage-2-1": ("backward", 70),
+    "stage-0-2": ("retained", 90),
+    "stage-1-2": ("mid-all-reduce", 24),
+    "stage-2-2": ("averaged", 30),
+}
+"""Two of three replicas of every stage die, each in another phase, one after the other over the run."""
+
+TRAINER_FATES: Mapping[str, tuple[str, int]] = {"trainer-0": ("completing", 60), "trainer-1": ("averaged", 26)}
+FIRED = "fired.jsonl"
+
+
+def run(full: bool) -> Result:
+    """Kills in every phase; there is no fuller version. Not in a thread: the peers live as long as the one they are
+    started from."""
+    return measure()
+
+
+class StruckGroup(PeerGroup):
+    """Peers of which some kill themselves; trainers that did are started again, with what is on their disk."""
+
+    def __init__(self, log: Path) -> None:
+        super().__init__(log, entry="tests.benchmarks._trajectory_peer:run")
+        self._settings: dict[str, PeerSettings] = {}
+        self.restarted: list[str] = []
+
+    def start(self, settings: PeerSettings) -> None:
+        """See :meth:`peers.launch.PeerGroup.start`."""
+        self._settings[settings.name] = settings
+        super().start(settings)
+
+    def poll(self, timeout_s: float) -> list[PeerExit]:
+        """See :meth:`peers.launch.PeerGroup.poll`."""
+        exits = super().poll(timeout_s)
+        again = [one for one in exits if one.code == -9 and one.name.startswith("trainer")]
+        for one in again:
+            self.restarted.append(one.name)
+            self.start(self._settings[one.name])
+        return [one for one in exits if one not in again]
+
+
+@dataclass(slots=True, kw_only=True)
+class Trained:
+    """One run: what was decided in each step, what the checkers say, and who was killed."""
+
+    name: str
+    root: Path
+    digests: list[dict[str, str]]
+    report: Report
+    fired: list[dict[str, str]]
+    seconds: float
+    restarted: list[str] = field(default_factory=list)
+
+    def row(self) -> list[Any]:
+        """For the table."""
+        kinds = [kind for kind in ("I1", "I2", "I5") if self.report.of(kind)]
+        return [self.name, len(self.fired), len(self.digests) - 1, ", ".join(kinds) or "none", round(self.seconds, 1)]
+
+
+def measure() -> Result:
+    """See :func:`run`."""
+    with tempfile.TemporaryDirectory(prefix="trajectory-") as scratch:
+        root = Path(scratch)
+        data = build_data(root / "data", SCALE)
+        manifest = make_manifest(LAYOUT, SCALE, data, reproducible=True)
+        runs: dict[str, Trained] = {}
+        for name, fates in {"in peace": {}, "hosts killed": HOST_FATES, "trainers killed": TRAINER_FATES}.items():
+            directory = RunDirectory(root / name.replace(" ", "-"))
+            data.copy_to(directory)
+            if runs:
+                reuse_identities(RunDirectory(runs["in peace"].root), directory, shape_of(LAYOUT, manifest))
+            runs[name] = train(name, directory, manifest, fates)
+        peace, hosts = runs["in peace"], runs["hosts killed"]
+        difference = largest_difference(peace.root, hosts.root)
+    return to_result(runs, difference, same=peace.digests == hosts.digests)
+
+
+def train(name: str, directory: RunDirectory, manifest: Manifest, fates: Mapping[str, tuple[str, int]]) -> Trained:
+    """One run to its end. Raises RunBroken when it does not get there."""
+    write_manifest(manifest, directory.manifest)
+    fired = directory.root / FIRED
+    os.environ["TRAJECTORY_FATES"], os.environ["TRAJECTORY_FIRED"] = json.dumps(fates), str(fired)
+    group, shape = StruckGroup(directory.root / "fork.log"), shape_of(LAYOUT, manifest)
+    clock = SystemClock()
+    began = clock.monotonic()
+    try:
+        group.open()
+        local_run(group, directory, manifest, shape).train()
+    finally:
+        group.stop()
+        del os.environ["TRAJECTORY_FATES"], os.environ["TRAJECTORY_FIRED"]
+    lines = fired.read_text().splitlines() if fired.exists() else []
+    died = [json.loads(line) for line in lines]
+    if {one["name"] for one in died} != set(fates):
+        raise RunBroken(
+            f"of {sorted(fates)} only {[one['name'] for one in died]} were killed: the rest never got there"
+        )
+    return Trained(
+        name=name,
+        root=directory.root,
+        digests=decided(directory),
+        report=check_run([directory.root]),
+        fired=died,
+        seconds=clock.monotonic() - began,
+        restarted=group.restarted,
+    )
+
+
+def decided(directory: RunDirectory) -> list[dict[str, str]]:
+    """Digest of every part after every step, as the bootstrap's history has it."""
+    lines = (directory.home("bootstrap") / "history.jsonl").read_text().splitlines()
+    return [json.loads(line)["digests"] for line in lines]
+
+
+def largest_difference(one: Path, other: Path) -> float:
+    """Between any two weights of the newest checkpoints of two runs."""
+    from safetensors.torch import load_file
+
+    newest = [max((root / "checkpoints").iterdir(), key=lambda step: step.name) for root in (one, other)]
+    worst = 0.0
+    for file in newest[0].glob("*.safetensors"):
+        first, second = load_file(file), load_file(newest[1] / file.name)
+        for tensor, values in first.items():
+            worst = max(
+                worst, float((values.double() - second[tensor].double()).abs().max()) if values.numel() else 0.0
+            )
+    return worst
+
+
+def to_result(runs: Mapping[str, Trained], difference: float, *, same: bool) -> Result:
+    """The table and the figures asked for."""
+    reports = [trained.report for trained in runs.values()]
+    summary = {
+        "max_abs_diff": difference,
+        "same_digests_in_every_step": same,
+        "kills": sum(len(trained.fired) for trained in runs.values()),
+        "lost": sum(len(report.of("I2")) for report in reports),
+        "duplicated": sum(len(report.of("I1")) for report in reports),
+        "digest_mismatches": sum(len(report.of("I5")) for report in reports),
+        "other_failures": sorted({str(f)[:200] for report in reports for f in report.failures})[:5],
+    }
+    notes = [
+        f"{STAGES} stages × {REPLICAS} replicas, 2 trainers, {SCALE.steps} steps, reproducible, dropout on",
+        "killed: " + ", ".join(f"{one['name']} ({one['phase']})" for t in runs.values() for one in t.fired),
+        "trainers that were killed are started again: " + ", ".join(runs["trainers killed"].restarted),
+        "in the third run weights differ from the first's: who feeds a step depends on which trainers are there",
+    ]
+    columns = ["run", "kills", "steps", "broken invariants", "seconds"]
+    return Result(columns=columns, rows=[trained.row() for trained in runs.values()], summary=summary, notes=notes)
