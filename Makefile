@@ -13,7 +13,7 @@ NAME ?=
 # Test processes. Tests marked `process` share one of them, so they never run at the same time.
 WORKERS ?= 2
 
-.PHONY: help setup quickstart test lint format bench clean
+.PHONY: help setup quickstart test nemesis lint format bench clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +26,9 @@ quickstart: setup ## train a small model with a local swarm; ARGS="--steps 5 --p
 
 test: setup ## all tests that need neither root nor Docker; ARGS passed to pytest
 	@$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+nemesis: setup ## the tests with faults that take minutes, in one process; ARGS passed to pytest
+	@$(VENV)/bin/python -m pytest -m nemesis $(ARGS)
 
 lint: setup ## ruff and mypy, nothing changed
 	@$(VENV)/bin/ruff check .
