@@ -51,6 +51,11 @@ class ForkedWorld:
         self._tails.setdefault(settings.name, EventTail({settings.name: path}))
         self.group.start(settings)
 
+    def leave(self, name: str) -> None:
+        """Ask a peer to leave in order. It may end now."""
+        self._dead.add(name)
+        self.group.signal(name, signal.SIGTERM)
+
     def look(self) -> None:
         """Tell what peers wrote since the last look; strikes what is due. Raises RunBroken when one ended that was not
         killed."""

@@ -12,9 +12,10 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from typing import Any
 
+from tests.benchmarks._join_others import Others, measure
 from tests.benchmarks.runner import ROOT, Result
 from tests.harness.namespaces import Net, lan, why_not
 
@@ -53,7 +54,10 @@ async def run(full: bool) -> Result:
     for _ in range(3 if full else 1):
         found.append(await _once(shaped=reason is None, layers=8 if full else 4))
         print(found[-1], file=sys.stderr)
-    return _result(found, reason)
+    with tempfile.TemporaryDirectory(prefix="join-others-") as scratch:
+        # Not in a thread: the peers live as long as the one they are started from.
+        others = measure(Path(scratch) / "run", joins=12 if full else 6)
+    return _result(found, others, reason)
 
 
 async def _once(*, shaped: bool, layers: int) -> Found:
@@ -138,7 +142,7 @@ async def _steps(alive: dict[str, _Peer], found: Found) -> None:
         await asyncio.sleep(max(0.0, STEP_S - (time.monotonic() - now)))
 
 
-def _result(found: Sequence[Found], reason: str | None) -> Result:
+def _result(found: Sequence[Found], others: Others, reason: str | None) -> Result:
     worst = max(found, key=lambda one: one.ready_s - _bar_s(one.bytes))
     rows = [
         (n, one.ready_s, _bar_s(one.bytes), one.start_s, one.download_s, _bar_s(one.state_bytes), one.let_in_s,
@@ -159,6 +163,12 @@ def _result(found: Sequence[Found], reason: str | None) -> Result:
         "link_mbit_s": LINK_MBIT,
         "donor_cpu_quiet": round(median(worst.quiet_cpu), 3),
         "donor_cpu_giving": round(max(worst.busy_cpu, default=0.0), 3),
+        "others_kept": round(others.kept, 4),
+        "others_kept_target": 0.95,
+        "others_step_quiet_s": round(median(others.quiet_s), 3),
+        "others_step_joining_s": round(mean(others.joining_s), 3),
+        "others_steps": [len(others.quiet_s), len(others.joining_s)],
+        "others_joins": len(others.state_bytes),
     }
     shaped = f"the joiner's link is {LINK_MBIT} Mbit/s (tbf between network namespaces)"
     return Result(
@@ -176,6 +186,8 @@ def _result(found: Sequence[Found], reason: str | None) -> Result:
             f"the step that would name it has closed; one closes every {STEP_S:g} s",
             "donor a is killed with -9 when half of the state is verified; refetched: all that came beside the state",
             "donor_cpu_*: processors used by a donor and its daemon (making up a gradient, closing a step, giving)",
+            f"others_*: 2 stages × 2 replicas on simulated devices; a joiner gets {others.state_bytes[0] / 1e6:.1f} MB",
+            "and leaves again; kept: median quiet step ÷ mean step while it starts, downloads and catches up",
         ),
     )  # fmt: skip
 

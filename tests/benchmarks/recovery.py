@@ -19,23 +19,18 @@ import math
 import random
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers.local_run import BOOTSTRAP, RunBroken, peer_names
 from peers.manifest_file import write_manifest
 from peers.run_directory import RunDirectory
-from peers.settings import PeerSettings, exact_settings
-from swarm.clock import SystemClock
-from swarm.config import Manifest
 from swarm.models.spec import ModelConfig
 from swarm.optimization.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
-from tests.benchmarks._parity_run import TRAINERS, Layout, Scale, build_data, make_manifest, shape_of
+from tests.benchmarks._forked_run import ForkedRun
+from tests.benchmarks._parity_run import TRAINERS, Layout, Scale, build_data, make_manifest
 from tests.benchmarks._recovery_figures import Recovery, p95, recoveries
-from tests.benchmarks._recovery_world import ForkedWorld
 from tests.benchmarks.runner import Cell, Result
 from tests.harness.faults import FaultPlan, On, Strike
 from tests.harness.faults_kinds import Kill, Pause, Restart, Resume
@@ -56,7 +51,6 @@ TURNS_IN_A_STEP = 16
 """A replica's: 24 microbatches, both ways, over three replicas."""
 
 PAUSE_S = 20.0
-PATIENCE_S = 90.0
 DEFAULT_BUDGET_S, FULL_BUDGET_S = 500.0, 3600.0
 BARS_S: Mapping[str, tuple[float, float]] = {"kill": (2.0, 5.0), "pause": (5.0, 10.0)}
 """Reroute and commit gap, at the 95 % quantile."""
@@ -78,95 +72,34 @@ def measure(root: Path, kinds: Sequence[str], budget_s: float) -> int:
     directory = RunDirectory(root)
     manifest = make_manifest(LAYOUT, SCALE, data, reproducible=False)
     write_manifest(manifest, directory.manifest)
-    return Campaign(directory, manifest, random.Random(0)).run(kinds, budget_s)
-
-
-@dataclass(slots=True)
-class Seen:
-    """What the peers' events say so far: the highest step under way and closed, who is ready, where the bootstrap is.
-    ``away`` are peers that were hit, with a step: they are there again when ready anew, or closing a later one."""
-
-    under_way: int = 0
-    closed: int = 0
-    ready: set[str] = field(default_factory=set)
-    away: dict[str, int] = field(default_factory=dict)
-    started: set[str] = field(default_factory=set)
-    address: tuple[str, ...] = ()
-
-    def note(self, name: str, kind: str, fields: Mapping[str, Any]) -> None:
-        """One event."""
-        if kind == "HopBegan":
-            self.under_way = max(self.under_way, fields["step"])
-        elif kind == "StepClosed":
-            self.closed = max(self.closed, fields["step"])
-            if fields["step"] > self.away.get(name, self.closed):
-                self.back(name)
-        elif kind == "PeerReady":
-            self.back(name)
-        elif kind == "CutOff":
-            self.ready.discard(name)
-        elif kind == "PeerStarted":
-            self.started.add(name)
-            self.address = self.address or tuple(fields["addresses"])  # the bootstrap is the first
-
-    def gone(self, name: str) -> None:
-        """It was hit."""
-        self.ready.discard(name)
-        self.away[name] = self.under_way + 1
-
-    def back(self, name: str) -> None:
-        """It takes part."""
-        self.ready.add(name)
-        self.away.pop(name, None)
+    return Campaign(ForkedRun(directory, manifest, LAYOUT), random.Random(0)).run(kinds, budget_s)
 
 
 class Campaign:
     """One run and the faults done to it."""
 
-    def __init__(self, directory: RunDirectory, manifest: Manifest, rng: random.Random) -> None:
-        self._directory, self._manifest, self._rng = directory, manifest, rng
-        self._seen = Seen()
-        self._world = ForkedWorld(directory.root, self._seen.note)
-        self._clock = SystemClock()
-        self._names = peer_names(shape_of(LAYOUT, manifest))
+    def __init__(self, run: ForkedRun, rng: random.Random) -> None:
+        self._run, self._rng = run, rng
 
     def run(self, kinds: Sequence[str], budget_s: float) -> int:
         """See :func:`measure`. Raises RunBroken when a peer ends that was not killed, or nothing happens any more."""
-        order = self._rng.sample(list(kinds), len(kinds))
-        until = self._clock.monotonic() + budget_s
+        order, run = self._rng.sample(list(kinds), len(kinds)), self._run
+        until = run.clock.monotonic() + budget_s
         try:
-            self._begin()
+            run.begin(WARM_STEPS)
             for number, kind in enumerate(order):
-                if self._clock.monotonic() > until:
+                if run.clock.monotonic() > until:
                     return len(order) - number
                 self._strike(number, kind)
-            self._pass_steps(2)
+            run.pass_steps(2)
         finally:
-            self._world.stop()
+            run.world.stop()
         return 0
 
-    def _begin(self) -> None:
-        world, seen, home = self._world, self._seen, self._directory.home
-        world.group.open()
-        files = {"manifest": self._directory.manifest.absolute(), "tokenizer": self._directory.tokenizer.absolute()}
-        world.start(exact_settings(home=home(BOOTSTRAP).absolute(), role="bootstrap", name=BOOTSTRAP, **files))
-        self._until(lambda: bool(seen.address), "the bootstrap's address")
-        for name in self._names[1:]:
-            world.start(self._settings(name, seen.address))
-            self._until(lambda name=name: name in seen.started, f"{name} to start")  # all at once would be a storm
-        self._until(lambda: seen.closed >= WARM_STEPS, "the first steps")
-
-    def _settings(self, name: str, bootstrap: tuple[str, ...]) -> PeerSettings:
-        role, number = name.split("-")[:2]
-        common: dict[str, Any] = {"home": self._directory.home(name).absolute(), "name": name, "bootstrap": bootstrap}
-        common["run"] = self._manifest.run_id
-        if role == "stage":
-            return exact_settings(**common, role="stage", stage=int(number))
-        return exact_settings(**common, role="trainer", data=self._directory.shard(int(number)).absolute())
-
     def _strike(self, number: int, kind: str) -> None:
-        world, seen = self._world, self._seen
-        self._until(lambda: bool(self._whole_stages()), "a stage whose replicas are all ready")
+        run = self._run
+        world, seen = run.world, run.seen
+        run.until(lambda: bool(self._whole_stages()), "a stage whose replicas are all ready")
         victim = self._rng.choice(self._rng.choice(self._whole_stages()))
         turn = On("HopBegan", nth=self._rng.randint(1, TURNS_IN_A_STEP), where={"replica": world.identity(victim)})
         closing = On("StepClosed", where={"step": lambda step: step >= seen.under_way}, after=f"{kind} {number}")
@@ -176,30 +109,19 @@ class Campaign:
         plan = FaultPlan(
             Strike(f"{kind} {number}", turn, blow), Strike(f"{end.name} {number}", closing, end), world=world
         )
-        self._until(lambda: f"{kind} {number}" in plan.fired or bool(plan.errors), "the fault")
-        began = self._clock.monotonic()
+        run.until(lambda: f"{kind} {number}" in plan.fired or bool(plan.errors), "the fault")
+        began = run.clock.monotonic()
         seen.gone(victim)
-        self._until(lambda: f"{end.name} {number}" in plan.fired or bool(plan.errors), "the next closed step")
+        run.until(lambda: f"{end.name} {number}" in plan.fired or bool(plan.errors), "the next closed step")
         plan.assert_fired()
-        took = self._clock.monotonic() - began
+        took = run.clock.monotonic() - began
         print(f"{number}: {kind} {victim}, step {seen.closed} closed {took:.2f} s later", file=sys.stderr)
-        self._pass_steps(2)
+        run.pass_steps(2)
 
     def _whole_stages(self) -> list[list[str]]:
         """Names of the replicas of every stage that has all of them."""
-        stages = [[name for name in self._names if name.startswith(f"stage-{stage}-")] for stage in range(STAGES)]
-        return [names for names in stages if self._seen.ready.issuperset(names)]
-
-    def _pass_steps(self, count: int) -> None:
-        step = self._seen.closed
-        self._until(lambda: self._seen.closed >= step + count, "the next steps")
-
-    def _until(self, condition: Callable[[], bool], what: str) -> None:
-        end = self._clock.monotonic() + PATIENCE_S
-        while not condition():
-            if self._clock.monotonic() > end:
-                raise RunBroken(f"waited {PATIENCE_S:g} s for {what}")
-            self._world.look()
+        stages = [[name for name in self._run.names if name.startswith(f"stage-{stage}-")] for stage in range(STAGES)]
+        return [names for names in stages if self._run.seen.ready.issuperset(names)]
 
 
 def result(root: Path, left_out: int) -> Result:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from swarm.ids import PeerId
+from tests.benchmarks._forked_run import Seen
 from tests.benchmarks._recovery_figures import Recovery, normal, p95, recoveries
-from tests.benchmarks.recovery import Seen, reroutes, row
+from tests.benchmarks.recovery import reroutes, row
 from tests.harness.invariants_evidence import Evidence, Fact, FaultFact
 
 VICTIM, OTHER, TRAINER = PeerId("victim"), PeerId("other"), PeerId("trainer")

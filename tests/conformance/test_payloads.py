@@ -22,7 +22,7 @@ MIB = 1 << 20
 async def test_upload_of_any_size_arrives_whole(size: int, alice: Peer, bob: Peer) -> None:
     payload = bytes(index % 251 for index in range(64)).ljust(size, b"\1")[:size]
     answer, _ = await alice.endpoint.call(
-        bob.endpoint.peer, "test/1/up", Note(number=size), Note, timeout_s=10, payload=payload
+        bob.endpoint.peer, "test/1/up", Note(number=size), Note, timeout_s=30, payload=payload
     )
     assert answer == Note(number=size, value=float(sum(payload[1:64])))
     assert bob.bench.admitted == [size]
@@ -31,7 +31,7 @@ async def test_upload_of_any_size_arrives_whole(size: int, alice: Peer, bob: Pee
 async def test_upload_of_a_shaped_view_is_taken_as_bytes(alice: Peer, bob: Peer) -> None:
     view = memoryview(bytearray(4096)).cast("f", shape=[32, 32])
     answer, _ = await alice.endpoint.call(
-        bob.endpoint.peer, "test/1/up", Note(number=4096), Note, timeout_s=10, payload=view
+        bob.endpoint.peer, "test/1/up", Note(number=4096), Note, timeout_s=30, payload=view
     )
     assert answer.number == 4096
 
@@ -40,14 +40,14 @@ async def test_upload_leaves_the_callers_bytes_alone(alice: Peer, bob: Peer) -> 
     for target in (bob, alice):
         payload = bytearray(b"abc" * 100)
         body = Note(number=len(payload))
-        await alice.endpoint.call(target.endpoint.peer, "test/1/up", body, Note, timeout_s=10, payload=payload)
+        await alice.endpoint.call(target.endpoint.peer, "test/1/up", body, Note, timeout_s=30, payload=payload)
         assert payload == b"abc" * 100
 
 
 @pytest.mark.parametrize("size", [256, 3 * MIB])
 async def test_download_arrives_whole_and_writable(size: int, alice: Peer, bob: Peer) -> None:
     answer, payload = await alice.endpoint.call(
-        bob.endpoint.peer, "test/1/down", Note(number=size), Note, timeout_s=10, max_reply_bytes=size
+        bob.endpoint.peer, "test/1/down", Note(number=size), Note, timeout_s=30, max_reply_bytes=size
     )
     assert answer.text == "down"
     assert payload == bytes(range(256)) * (size // 256)
@@ -57,7 +57,7 @@ async def test_download_arrives_whole_and_writable(size: int, alice: Peer, bob: 
 async def test_download_larger_than_allowed_fails_at_its_source(alice: Peer, bob: Peer) -> None:
     with pytest.raises(PeerError, match="BugError"):
         await alice.endpoint.call(
-            bob.endpoint.peer, "test/1/down", Note(number=MIB), Note, timeout_s=10, max_reply_bytes=MIB - 1
+            bob.endpoint.peer, "test/1/down", Note(number=MIB), Note, timeout_s=30, max_reply_bytes=MIB - 1
         )
 
 
@@ -68,19 +68,19 @@ async def test_upload_that_admission_did_not_expect_is_a_violation_before_alloca
     try:
         with pytest.raises(Violation, match="expected 7 bytes"):
             await alice.endpoint.call(
-                bob.endpoint.peer, "test/1/up", Note(number=7), Note, timeout_s=10, payload=payload
+                bob.endpoint.peer, "test/1/up", Note(number=7), Note, timeout_s=30, payload=payload
             )
         assert tracemalloc.get_traced_memory()[1] < 8 * MIB
     finally:
         tracemalloc.stop()
     assert bob.bench.admitted == [announced]
     assert bob.bench.handled == 0
-    await alice.endpoint.call(bob.endpoint.peer, "test/1/up", Note(number=1), Note, timeout_s=5, payload=b"1")
+    await alice.endpoint.call(bob.endpoint.peer, "test/1/up", Note(number=1), Note, timeout_s=30, payload=b"1")
 
 
 async def test_upload_to_a_method_without_payload_is_a_violation(alice: Peer, bob: Peer) -> None:
     with pytest.raises(Violation, match="takes no payload"):
-        await alice.endpoint.call(bob.endpoint.peer, "test/1/echo", Note(), Note, timeout_s=5, payload=b"1")
+        await alice.endpoint.call(bob.endpoint.peer, "test/1/echo", Note(), Note, timeout_s=30, payload=b"1")
 
 
 async def test_upload_refused_as_busy_is_discarded_and_its_neighbours_live(alice: Peer, bob: Peer) -> None:
@@ -93,11 +93,11 @@ async def test_upload_refused_as_busy_is_discarded_and_its_neighbours_live(alice
     tracemalloc.start()
     try:
         with pytest.raises(Busy, match="queue is full"):
-            await alice.endpoint.call(peer, "test/1/full", Note(), Note, timeout_s=10, payload=payload)
+            await alice.endpoint.call(peer, "test/1/full", Note(), Note, timeout_s=30, payload=payload)
         assert tracemalloc.get_traced_memory()[1] < 8 * MIB
     finally:
         tracemalloc.stop()
-    await alice.endpoint.call(peer, "test/1/up", Note(number=2 * MIB), Note, timeout_s=10, payload=bytes(2 * MIB))
+    await alice.endpoint.call(peer, "test/1/up", Note(number=2 * MIB), Note, timeout_s=30, payload=bytes(2 * MIB))
     bob.bench.release.set()
     assert (await neighbour)[0].text == "released"
 
@@ -110,10 +110,10 @@ async def test_uploads_beyond_a_peers_share_are_told_busy(alice: Peer, bob: Peer
     )
     await asyncio.wait_for(bob.bench.started.wait(), 10)
     with pytest.raises(Busy, match="held"):
-        await alice.endpoint.call(peer, "test/1/up", Note(number=len(held)), Note, timeout_s=10, payload=held)
+        await alice.endpoint.call(peer, "test/1/up", Note(number=len(held)), Note, timeout_s=30, payload=held)
     bob.bench.release.set()
     await holding
-    await alice.endpoint.call(peer, "test/1/up", Note(number=4), Note, timeout_s=10, payload=b"1234")
+    await alice.endpoint.call(peer, "test/1/up", Note(number=4), Note, timeout_s=30, payload=b"1234")
 
 
 async def test_uploads_at_once_do_not_mix(alice: Peer, bob: Peer) -> None:
@@ -139,6 +139,6 @@ async def test_upload_that_is_cancelled_halfway_leaves_the_stream_usable(alice: 
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        answer, _ = await alice.endpoint.call(peer, "test/1/up", Note(number=5), Note, timeout_s=10, payload=b"12345")
+        answer, _ = await alice.endpoint.call(peer, "test/1/up", Note(number=5), Note, timeout_s=30, payload=b"12345")
         assert answer.number == 5
         bob.bench.admitted.clear()

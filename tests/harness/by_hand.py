@@ -16,7 +16,7 @@ from typing import Any
 
 from tests.harness.expect import wait_until
 
-START_S = 60.0
+START_S = 120.0
 
 
 @dataclass(slots=True)
@@ -80,7 +80,7 @@ class ByHand:
         self.started.append(one)
         return one
 
-    def run(self, *arguments: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
+    def run(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
         environment = os.environ | {"SWARM_HOME": str(self.home)}
         command = [sys.executable, "-m", "peers.cli", *arguments]

@@ -20,7 +20,7 @@ from tests.harness.processes import Process, children_of
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 EXIT_LEFTOVERS = 97
-GRACE_S = 3.0
+GRACE_S = 10.0
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -57,17 +57,17 @@ class Peer:
 
     async def restarted(self, times: int = 1) -> None:
         """Until its daemon has been replaced so many times in all."""
-        await eventually(lambda: self.sink.count(DaemonRestarted) >= times, deadline_s=20, what="the restart")
+        await eventually(lambda: self.sink.count(DaemonRestarted) >= times, deadline_s=60, what="the restart")
 
-    async def ask(self, other: Peer, timeout_s: float = 5.0) -> int:
+    async def ask(self, other: Peer, timeout_s: float = 20.0) -> int:
         """One call that is answered with 7."""
         return await self.ask_at(other.endpoint.peer, timeout_s)
 
-    async def ask_at(self, peer: PeerId, timeout_s: float = 5.0) -> int:
+    async def ask_at(self, peer: PeerId, timeout_s: float = 20.0) -> int:
         """As :meth:`ask`, of a peer in another process."""
         return (await self.endpoint.call(peer, "test/1/echo", Note(number=7), Note, timeout_s=timeout_s))[0].number
 
-    async def ask_until_answered(self, other: Peer, deadline_s: float = 8.0) -> None:
+    async def ask_until_answered(self, other: Peer, deadline_s: float = 30.0) -> None:
         """As somebody who depends on the other and is told that it is gone."""
         async with asyncio.timeout(deadline_s):
             while True:
@@ -76,7 +76,7 @@ class Peer:
                     return
                 await asyncio.sleep(LOOK_EVERY_S)
 
-    async def ask_until_refused(self, other: Peer, deadline_s: float = 5.0) -> None:
+    async def ask_until_refused(self, other: Peer, deadline_s: float = 30.0) -> None:
         """Until a call finds the other gone."""
         async with asyncio.timeout(deadline_s):
             with contextlib.suppress(Unreachable):
@@ -94,7 +94,7 @@ class Peer:
         """The records that it sees."""
         return await self.endpoint.directory.lookup(PeerRecord)
 
-    async def finds(self, right: Callable[[dict[PeerId, PeerRecord]], bool], deadline_s: float = 8.0) -> None:
+    async def finds(self, right: Callable[[dict[PeerId, PeerRecord]], bool], deadline_s: float = 30.0) -> None:
         """Until it sees the right ones."""
         async with asyncio.timeout(deadline_s):
             while not right(await self.found()):  # noqa: ASYNC110 - a directory tells nobody of changes

@@ -201,7 +201,7 @@ class LocalSwarm:
             hear(name)
         return identity.peer
 
-    async def run(self, *, timeout_s: float = 60.0) -> None:
+    async def run(self, *, timeout_s: float = 180.0) -> None:
         """Run every membership to its end. Raises what ends one, in an ExceptionGroup."""
         try:
             if not self.peers:

@@ -93,7 +93,7 @@ def ticks(world: ProcessWorld, name: str) -> list[dict[str, object]]:
 
 def fired(plan: FaultPlan, label: str) -> None:
     """Until a strike has happened, or broke."""
-    wait_until(lambda: label in plan.fired or plan.errors, deadline_s=20, what=label)
+    wait_until(lambda: label in plan.fired or plan.errors, deadline_s=90, what=label)
     assert not plan.errors, plan.errors
 
 
@@ -177,7 +177,7 @@ def test_restart_keeps_the_key_and_the_disk_only_when_asked(tmp_path: Path, keep
     with world_of(tmp_path, "host-0") as world:
         plan = FaultPlan(Strike("again", On("Tick", nth=5), Restart("host-0", keep_disk)), world=world)
         fired(plan, "again")
-        wait_until(lambda: ticks(world, "host-0"), deadline_s=20, what="the second start")
+        wait_until(lambda: ticks(world, "host-0"), deadline_s=90, what="the second start")
         first = ticks(world, "host-0")[0]
         assert first["peer"] == "host-0"
         assert (int(str(first["kept"])) > 1) == keep_disk
@@ -188,7 +188,7 @@ def test_twin_has_the_same_key_and_another_home(tmp_path: Path) -> None:
     with world_of(tmp_path, "host-0") as world:
         plan = FaultPlan(Strike("two", On("Tick", nth=2), Twin("host-0")), world=world)
         fired(plan, "two")
-        wait_until(lambda: ticks(world, "host-0-twin"), deadline_s=20, what="the twin")
+        wait_until(lambda: ticks(world, "host-0-twin"), deadline_s=90, what="the twin")
         assert ticks(world, "host-0-twin")[0]["peer"] == "host-0"
         assert world.peers["host-0"].alive
 

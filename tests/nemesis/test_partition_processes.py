@@ -42,7 +42,7 @@ def test_peers_cut_off_wait_and_come_back_to_the_one_history(tmp_path: Path) -> 
             Strike("end", On("StepClosed", peer="host-3", nth=2, after="back"), Pause(())),
             world=world,
         )
-        wait_until(lambda: "end" in plan.fired or trainer.process.poll() is not None, deadline_s=100, what="the end")
+        wait_until(lambda: "end" in plan.fired or trainer.process.poll() is not None, deadline_s=240, what="the end")
         plan.assert_fired()
         began, alone, ended = (plan.fired[label].wall for label in ("cut", "alone", "heal"))
         during = [event for event in trainer.events("StepClosed") if alone < event["t"] < ended]

@@ -240,10 +240,10 @@ async def test_relay_refuses_whom_it_cannot_serve(home: Path) -> None:
         opened(home, "c", bob, alice, behind_nat=True) as carol,
     ):
         with pytest.raises(Refused, match="relays for nobody"):
-            await bob.call(alice.peer, RESERVE, AskReserve(), Reserved, timeout_s=5)
+            await bob.call(alice.peer, RESERVE, AskReserve(), Reserved, timeout_s=30)
         assert (await reachability(carol, [bob.peer], SystemClock())).how == "relayed"
         with pytest.raises(Refused, match="reached through a relay itself"):
-            await bob.call(carol.peer, RESERVE, AskReserve(), Reserved, timeout_s=5)
+            await bob.call(carol.peer, RESERVE, AskReserve(), Reserved, timeout_s=30)
         assert await alice.take_relay([bob.peer]) == "relays are switched off"
 
 
@@ -315,9 +315,9 @@ async def test_relay_knows_members_by_what_the_endpoint_was_told(home: Path) -> 
         for _ in range(RelayLimits().stranger_reservations):
             relay.reserve(PrivateIdentity.generate().peer)
         with pytest.raises(Busy, match="not members"):
-            await bob.call(alice.peer, RESERVE, AskReserve(), Reserved, timeout_s=5)
+            await bob.call(alice.peer, RESERVE, AskReserve(), Reserved, timeout_s=30)
         alice.allow_relay(lambda peer: peer == bob.peer)
-        await bob.call(alice.peer, RESERVE, AskReserve(), Reserved, timeout_s=5)
+        await bob.call(alice.peer, RESERVE, AskReserve(), Reserved, timeout_s=30)
 
 
 @pytest.mark.network
@@ -338,7 +338,7 @@ async def test_relay_that_is_about_to_leave_tells_whom_it_serves(home: Path) -> 
         await eventually(lambda: dave.relays == (bob.peer, carol.peer), deadline_s=RENEW_S / 2, what="it has another")
         assert await send(carol, dave) == MIB, "what is passed on goes on"
         with pytest.raises(Refused, match="about to leave"):
-            await bob.call(alice.peer, RESERVE, AskReserve(), Reserved, timeout_s=5)
+            await bob.call(alice.peer, RESERVE, AskReserve(), Reserved, timeout_s=30)
 
 
 @pytest.mark.network
@@ -346,7 +346,9 @@ async def test_dialback_is_answered_a_few_times_a_minute(home: Path) -> None:
     async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
 
         async def ask() -> tuple[str, ...]:
-            found, _ = await bob.call(alice.peer, DIALBACK, AskDialback(addresses=bob.addresses), Dialback, timeout_s=5)
+            found, _ = await bob.call(
+                alice.peer, DIALBACK, AskDialback(addresses=bob.addresses), Dialback, timeout_s=30
+            )
             return found.answered
 
         assert [await ask() for _ in range(3)] == [bob.addresses] * 3

@@ -177,7 +177,7 @@ async def test_endpoint_closed_during_a_restart_leaves_nothing(home: Path) -> No
             alice.sink.at[moment] = lambda: closing.append(asyncio.ensure_future(alice.endpoint.close()))  # noqa: B023
             asking = asyncio.ensure_future(alice.ask(alice))
             alice.kill_daemon()
-            await eventually(lambda: closing, deadline_s=10)  # noqa: B023
+            await eventually(lambda: closing, deadline_s=60)  # noqa: B023
             async with asyncio.timeout(3):
                 await closing[0]
                 assert await watching == ""
@@ -199,8 +199,8 @@ async def test_peer_behind_a_relay_is_reached_again_whichever_daemon_dies(home: 
         for dying in (dave, carol, relay):
             dying.kill_daemon()
             await dying.restarted()
-            await carol.ask_until_answered(dave, deadline_s=15)
-            await eventually(lambda: dave.endpoint.relays == (relay.endpoint.peer,), deadline_s=15)
+            await carol.ask_until_answered(dave, deadline_s=60)
+            await eventually(lambda: dave.endpoint.relays == (relay.endpoint.peer,), deadline_s=60)
             assert dave.endpoint.addresses[0] == reach.addresses[0]
             assert await carol.endpoint.link_kind(dave.endpoint.peer) == "relayed"
 

@@ -24,7 +24,7 @@ from swarm.errors import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_UNREACHABLE, EXIT_USAG
 from swarm.ids import RunId
 from swarm.security.signing import PrivateIdentity
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 TEXT = "A text of some words, enough for a tokenizer and for very little else. " * 30
 RUN_TOML = """
 [run]

@@ -18,8 +18,8 @@ import pytest
 
 from tests.harness.expect import wait_until
 
-START_S = 60.0
-END_S = 45.0
+START_S = 120.0
+END_S = 90.0
 """A part whose last replica is lost is waited for ten seconds."""
 pytestmark = pytest.mark.process
 

@@ -38,7 +38,7 @@ def test_run_over_slow_links_survives_a_short_cut_and_a_pause(tmp_path: Path) ->
             Strike("end", On("StepClosed", peer="trainer-0", nth=3, after="stop"), Pause((), seconds=None)),
             world=world,
         )
-        wait_until(lambda: "end" in plan.fired or trainer.process.poll() is not None, deadline_s=100, what="the end")
+        wait_until(lambda: "end" in plan.fired or trainer.process.poll() is not None, deadline_s=240, what="the end")
         plan.assert_fired()
         pairs = [("trainer-0", name) for name in ("bootstrap", "host-0", "host-1")]
         assert all(links.passed(*pair) + links.passed(*reversed(pair)) > 0 for pair in pairs), links.proxy.passed

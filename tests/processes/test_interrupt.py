@@ -16,7 +16,7 @@ import pytest
 MOMENTS = 12
 SPREAD_S = 16.0
 """From the first instruction of the interpreter to about the end of a three-step run on two cores."""
-END_S = 15.0
+END_S = 30.0
 CODES = {signal.SIGINT: (130, -signal.SIGINT), signal.SIGTERM: (143, -signal.SIGTERM)}
 """Exit codes of an interrupt; the negative ones of the first tenth of a second, before our own code runs."""
 _rng = random.Random(20261121)

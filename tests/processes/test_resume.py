@@ -43,7 +43,7 @@ def stop_all(peers: list[Started]) -> None:
     """Twice Ctrl-C, the second when the first was heard: two signals at once may be one."""
     for one in peers:
         one.process.send_signal(signal.SIGINT)
-        wait_until(lambda one=one: one.events("Draining") or one.process.poll() is not None, deadline_s=30)  # type: ignore[misc]
+        wait_until(lambda one=one: one.events("Draining") or one.process.poll() is not None, deadline_s=240)  # type: ignore[misc]
         one.process.send_signal(signal.SIGINT)
         one.process.wait(30)
 
@@ -72,7 +72,7 @@ def test_run_of_which_every_peer_was_killed_goes_on_bit_for_bit(tmp_path: Path) 
 
         # Each machine has its own part; this one fetches them all while the run goes on.
         assert held(kept(tmp_path / "a").checkpoints, EVERY).missing == ("ends", "stage-1")
-        pulled = hand.run("ckpt", "pull", "--from", invite, "--json", timeout_s=120)
+        pulled = hand.run("ckpt", "pull", "--from", invite, "--json", timeout_s=240)
         assert pulled.returncode == 0, pulled.stderr
         document = json.loads(pulled.stdout)
         assert document["run"] == run
@@ -82,14 +82,14 @@ def test_run_of_which_every_peer_was_killed_goes_on_bit_for_bit(tmp_path: Path) 
         # Once more, through the peer that runs here: what is new since.
         for peer in first:
             peer.wait_event("CheckpointWritten", step=begin + EVERY)
-        begin = json.loads(hand.run("ckpt", "pull", "--json", timeout_s=120).stdout)["step"]
+        begin = json.loads(hand.run("ckpt", "pull", "--json", timeout_s=240).stdout)["step"]
         assert begin > document["step"]
         verified = hand.run("ckpt", "verify", "--json")
         assert verified.returncode == 0, verified.stderr
         checked = json.loads(verified.stdout)["steps"]
         assert [(one["complete"], one["proof"]) for one in checked] == [(True, "decided")] * 2
 
-        trainer.wait_step(begin + 2 * EVERY, deadline_s=120)
+        trainer.wait_step(begin + 2 * EVERY, deadline_s=240)
         kill_all([bootstrap, *first])
         before = closed(trainer)
 
@@ -101,7 +101,7 @@ def test_run_of_which_every_peer_was_killed_goes_on_bit_for_bit(tmp_path: Path) 
         founder = hand.start("new", "--resume", *LOCAL)
         again = founder.wait_event("Invited")["invite"]
         second = join_all(hand, again, text)
-        second[2].wait_step(begin + EVERY, deadline_s=120)
+        second[2].wait_step(begin + EVERY, deadline_s=240)
         assert second[2].wait_event("RunFound")["run"] == run
         assert second[2].wait_event("PeerReady")["step"] == begin
         assert {event["peer"] for event in second[2].events()} == {event["peer"] for event in trainer.events()}

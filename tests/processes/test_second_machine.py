@@ -26,7 +26,7 @@ def test_run_over_four_machines_two_of_them_behind_nat(tmp_path: Path) -> None:
                 ("right", "trainer"),
             )
         }
-        ends = {name: peer.end(deadline_s=90) for name, peer in {"boot": bootstrap, **peers}.items()}
+        ends = {name: peer.end(deadline_s=240) for name, peer in {"boot": bootstrap, **peers}.items()}
         assert {code for code, _ in ends.values()} == {0}, ends
         how = {name: peer.events("Reachability")[0]["how"] for name, peer in peers.items()}
         assert how == {"far": "direct", "left": "relayed", "right": "relayed"}
