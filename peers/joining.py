@@ -55,8 +55,8 @@ saying what went wrong. Busy ones do not count."""
 FIRST_PAUSE_S = 0.2
 MAX_LEADERS = 4
 """How many of a step's succession are asked who leads it."""
-NOTICE_S = 120.0
-"""How long a peer that was started anew waits for the run to go on without its former self: a step, and some more."""
+LISTEN_EVERY_S = 30.0
+"""How often a peer that was started anew listens whether another process takes part in its name."""
 
 Prepare = Callable[[TrainedPart | None, CloseRecord], Awaitable[None]]
 """Our part has the state of this record for the first time: be ready to take work with it."""
@@ -102,7 +102,7 @@ class Joining:
         self._download: PartDownload | None = None
         self._liars: set[PeerId] = set()
         self._prepared = False
-        self._noticed_by = 0.0
+        self._listen_at = 0.0
 
     async def run(self, contact: PeerId | None) -> None:
         """Return when a record names us. Raises RunEnded when there is no place for us, or when those who could help
@@ -187,18 +187,20 @@ class Joining:
         return self._around.endpoint.peer in head.members and not self._member.names(head)
 
     async def _wait_for_notice(self, head: CloseRecord, patience: Patience) -> None:
-        """Wait a little for the run to notice that who was there under our name is gone. Raises RunEnded when it does
-        not within NOTICE_S, and at once when that one is heard: what is sent to it must not come here."""
+        """Wait a little for the run to notice that who was there under our name is gone. Raises RunEnded when that one
+        is heard, now or later: what is sent to it must not come here. Who is not heard is gone, however long the run
+        takes to notice: it may be waiting for just this peer's vote."""
         clock = self._around.clock
         self._situation.wait_for("the run to notice that this peer was started anew")
-        first, self._noticed_by = not self._noticed_by, self._noticed_by or clock.monotonic() + NOTICE_S
-        if clock.monotonic() >= self._noticed_by or (first and await self._around.watch.twin(head.members.peers)):
-            raise RunEnded(
-                "this peer's identity takes part in the run already",
-                EXIT_ERROR,
-                check="does another process use the same identity, here or on another machine?",
-                remedy="Join from another place.",
-            )
+        if clock.monotonic() >= self._listen_at:
+            if await self._around.watch.twin(head.members.peers):
+                raise RunEnded(
+                    "this peer's identity takes part in the run already",
+                    EXIT_ERROR,
+                    check="does another process use the same identity, here or on another machine?",
+                    remedy="Join from another place.",
+                )
+            self._listen_at = clock.monotonic() + LISTEN_EVERY_S
         await clock.sleep(patience.pause_s())
 
     def _learn(self, head: CloseRecord) -> None:

@@ -64,7 +64,7 @@ async def test_endpoint_opened_and_closed_leaves_nothing(home: Path) -> None:
         assert {each.name for each in (home / "a").iterdir()} == {"endpoint.lock", "p2pd.sock", "client.sock"}
         assert endpoint.addresses[0].endswith(f"/p2p/{endpoint.peer}")
         begun = asyncio.get_running_loop().time()
-    assert asyncio.get_running_loop().time() - begun < 2
+    assert asyncio.get_running_loop().time() - begun < 15
     assert list((home / "a").iterdir()) == []
     assert not children_of(os.getpid())
 

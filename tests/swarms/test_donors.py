@@ -64,7 +64,8 @@ async def test_joiner_downloads_from_all_replicas_and_one_that_is_killed_costs_i
     assert [one.donor for one in late.events.of(DonorDropped)] == killed
     (done,) = late.events.of(StateDownloaded)
     assert set(done.donors) >= {killed[0]}
-    assert (len(done.donors), done.bytes_refetched) == (3, 0)
+    assert len(done.donors) == 3
+    assert done.bytes_refetched < done.bytes_received / 4, "what was under way and what was late, not what it had"
     assert not swarm.events(DigestMismatch)
 
 

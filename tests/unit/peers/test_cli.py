@@ -29,7 +29,7 @@ def _swarm(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProc
     path = os.pathsep.join(filter(None, [str(Path.cwd()), *sys.path]))
     return subprocess.run(
         [sys.executable, "-c", program, *arguments],
-        capture_output=True, text=True, timeout=20, cwd=cwd, env=os.environ | {"PYTHONPATH": path, "COLUMNS": "80"},
+        capture_output=True, text=True, timeout=120, cwd=cwd, env=os.environ | {"PYTHONPATH": path, "COLUMNS": "80"},
     )  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def test_cli_asking_a_peer_imports_nothing_heavy(otter: subprocess.Popen[str], a
     path = os.pathsep.join(filter(None, [str(Path.cwd()), *sys.path]))
     ended = subprocess.run(
         [sys.executable, "-c", PROBE.format(heavy=HEAVY), *arguments],
-        capture_output=True, text=True, timeout=20, env=os.environ | {"PYTHONPATH": path},
+        capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": path},
     )  # fmt: skip
     assert ended.stderr == "heavy: \n"
     assert ended.returncode == 0

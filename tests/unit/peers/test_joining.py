@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from peers import joining
-from peers.joining import MAX_FAILURES, Joining
+from peers.joining import LISTEN_EVERY_S, MAX_FAILURES, Joining
 from peers.situation import Situation
 from swarm.errors import (
     EXIT_OK,
@@ -118,7 +118,7 @@ class World:
             stand_in=self._stand_in,
         )
         self.stood_in: list[Decision] = []
-        self.twins = False
+        self.heard: list[bool] = []
         self.lost: tuple[str, ...] = ()
         self.prepared = 0
         self.unreachable = ""
@@ -158,7 +158,7 @@ class World:
         return RunStanding(founder=peer, closed=0, waiting_for="", lost=self.lost), b""
 
     async def _twin(self, roster: Sequence[PeerId]) -> bool:
-        return self.twins
+        return self.heard.pop(0)
 
     async def _stand_in(self, decision: Decision) -> None:
         self.stood_in.append(decision)
@@ -387,11 +387,15 @@ async def test_joiner_that_comes_after_the_last_step_ends_in_order(
     assert (world.downloads, world.admissions) == ([], [])
 
 
-async def test_joiner_whose_identity_takes_part_already_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_joiner_waits_for_the_run_to_miss_its_former_self_and_listens_for_another_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     world = World(monkeypatch)
     world.run.close(NAMED)
+    world.heard = [False, False, True]
     with pytest.raises(RunEnded, match="takes part in the run already"):
         await world.joining.run(CONTACT)
+    assert 2 * LISTEN_EVERY_S <= world.clock.now < 3 * LISTEN_EVERY_S
     assert world.downloads == []
     assert world.stood_in[0].record == world.run.head, "it may still vote"
 
@@ -399,7 +403,7 @@ async def test_joiner_whose_identity_takes_part_already_is_told_so(monkeypatch: 
 async def test_joiner_that_hears_of_its_twin_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
     world.run.close(NAMED)
-    world.twins = True
+    world.heard = [True]
     with pytest.raises(RunEnded, match="takes part in the run already"):
         await world.joining.run(CONTACT)
     assert world.clock.now == 0.0

@@ -36,7 +36,7 @@ def _settings(tmp_path: Path, name: str) -> PeerSettings:
     return PeerSettings(home=tmp_path / name, role="stage", name=name)
 
 
-def _await(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+def _await(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     deadline = monotonic() + seconds
     pause = threading.Event()
     while not condition():
@@ -46,7 +46,7 @@ def _await(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 def _exits(group: PeerGroup, count: int) -> dict[str, PeerExit]:
     exits: dict[str, PeerExit] = {}
-    deadline = monotonic() + 10
+    deadline = monotonic() + 60
     while len(exits) < count:
         assert monotonic() < deadline
         exits |= {exit_.name: exit_ for exit_ in group.poll(0.2)}
@@ -83,7 +83,7 @@ def test_group_stop_asks_first_and_kills_what_remains(group: PeerGroup, tmp_path
     pids = [int((tmp_path / name / "pid").read_text()) for name in ("obey", "stubborn")]
     began = monotonic()
     group.stop(0.3)
-    assert monotonic() - began < 2
+    assert monotonic() - began < 10
     assert all(_gone(pid) for pid in pids)
 
 
@@ -94,7 +94,7 @@ def test_group_stop_during_preload_is_immediate(tmp_path: Path, monkeypatch: pyt
     group.start(_settings(tmp_path, "obey"))
     began = monotonic()
     group.stop()
-    assert monotonic() - began < 1
+    assert monotonic() - began < 5
     assert not list(tmp_path.glob("swarm-*"))
     assert not (tmp_path / "obey").exists()
 

@@ -37,7 +37,7 @@ class Command:
             cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
 
-    def finish(self, seconds: float = 20) -> tuple[int, str, str]:
+    def finish(self, seconds: float = 120) -> tuple[int, str, str]:
         """Exit code, stdout, stderr; and no process or temporary file may be left."""
         out, err = self.process.communicate(timeout=seconds)
         pids = [event["pid"] for event in self.events() if event["kind"] == "PeerStarted"]
@@ -60,7 +60,7 @@ class Command:
 
 def test_quickstart_whole_run_leaves_report_plot_and_a_model_to_sample(tmp_path: Path) -> None:
     command = Command(tmp_path, "--steps", "3", "--peers", "3", "--stages", "2", "--trainers", "2", preload="torch")
-    code, out, err = command.finish(60)
+    code, out, err = command.finish()
     assert (code, err) == (0, ""), out
     report = command.report()
     assert report["exit_reason"] == "completed"
@@ -96,7 +96,7 @@ def test_quickstart_peer_failing_is_named_and_everything_stopped(
     tmp_path: Path, peer: str, what: str, words: str
 ) -> None:
     command = Command(tmp_path, "--steps", "4", "--peers", "2", "--trainers", "1", fault=f"{peer} {what}")
-    code, _, err = command.finish(10)
+    code, _, err = command.finish()
     assert code == 3
     assert f"error: {peer} " in err
     assert words in err
@@ -108,7 +108,7 @@ def test_quickstart_peer_failing_is_named_and_everything_stopped(
 
 def test_quickstart_peer_that_the_others_can_do_without_ends_nothing(tmp_path: Path) -> None:
     command = Command(tmp_path, "--steps", "4", "--peers", "3", "--trainers", "1", fault="stage-1-1 fall")
-    code, out, err = command.finish(10)
+    code, out, err = command.finish()
     assert (code, err) == (0, ""), out
     report = command.report()
     assert (report["exit_reason"], report["steps"]) == ("completed", 4)
@@ -119,7 +119,7 @@ def test_quickstart_fork_server_killed_says_what_died_and_what_to_do(tmp_path: P
     _await((command.out / "peers" / "trainer-0" / "paused").exists)
     (server,) = psutil.Process(command.process.pid).children()
     server.kill()
-    code, _, err = command.finish(10)
+    code, _, err = command.finish()
     assert code == 1
     first, check, following = err.splitlines()
     assert first == (
@@ -186,7 +186,7 @@ def _at_once(directory: Path, moment: str, number: signal.Signals) -> subprocess
     flags = ["quickstart", "--text", "text.txt", "--out", "run"]
     return subprocess.run(
         [sys.executable, "-c", AT_ONCE, str(int(number)), moment, *flags],
-        cwd=directory, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=30,
+        cwd=directory, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, timeout=120,
     )  # fmt: skip
 
 
@@ -215,8 +215,8 @@ def _interrupt(command: Command, number: signal.Signals, expected: int) -> None:
     began = monotonic()
     command.process.send_signal(number)
     command.process.send_signal(number)
-    code, _, err = command.finish(10)
-    assert monotonic() - began < 5
+    code, _, err = command.finish()
+    assert monotonic() - began < 15
     assert code == expected
     assert err.count("\n") == 1
     assert err.startswith(f"interrupted: {number.name}: all peers stopped")
@@ -225,7 +225,7 @@ def _interrupt(command: Command, number: signal.Signals, expected: int) -> None:
 
 def test_quickstart_run_without_a_checkpoint_is_an_error_that_keeps_everything(tmp_path: Path) -> None:
     command = Command(tmp_path, "--steps", "2", "--peers", "2", "--trainers", "1", fault="no-checkpoint")
-    code, _, err = command.finish(40)
+    code, _, err = command.finish()
     assert code == 1
     assert "There is none: the run ended before the first was written" in err
     assert (command.report()["exit_reason"], command.report()["steps"]) == ("error", 2)
@@ -234,7 +234,7 @@ def test_quickstart_run_without_a_checkpoint_is_an_error_that_keeps_everything(t
 
 def test_quickstart_json_prints_the_report_and_nothing_else(tmp_path: Path) -> None:
     command = Command(tmp_path, "--json", "--steps", "4", "--peers", "2", "--trainers", "1", fault="stage-0-1 kill")
-    code, out, _ = command.finish(10)
+    code, out, _ = command.finish()
     assert code == 3
     assert json.loads(out) == command.report()
 
@@ -261,7 +261,7 @@ def test_quickstart_impossible_request_is_explained_and_leaves_nothing(
     result = subprocess.run(
         [sys.executable, "-m", "peers.cli", "quickstart", *flags],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, [str(Path.cwd()), *sys.path]))},
-        capture_output=True, text=True, timeout=20,
+        capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert result.returncode == 2
     assert named in result.stderr

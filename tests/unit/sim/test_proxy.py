@@ -82,7 +82,7 @@ async def test_rate_is_kept_with_any_number_of_connections() -> None:
         began = time.monotonic()
         data = bytes(400_000)
         assert await asyncio.gather(*(there_and_back(port, data) for _ in range(2))) == [data, data]
-        assert 0.195 <= time.monotonic() - began < 5.0
+        assert 0.195 <= time.monotonic() - began < 30.0
 
 
 async def test_cut_holds_bytes_until_it_is_healed() -> None:
