@@ -183,11 +183,16 @@ class StageServer:
     async def _on_backward(self, request: Request) -> Answer:
         body: Backward = request.body
         self._admission.journey(body, body.route)
+        known = self._passages.find(body.step, body.microbatch)
+        asked_anew = known is not None and body.attempt > known.key.attempt
         passage = self._passages.note(body, body.route)
-        if passage.accumulated or passage.gradient is not None:
+        if passage.accumulated:
+            if asked_anew and request.caller == body.microbatch.trainer:  # which has, or believes in, nothing of it
+                self._spawn(self._takeover.tell_again(passage, self._settings.send_timeout_s))
             return DONE
-        passage.gradient, passage.gradient_sender = request.payload, request.caller
-        self._passages.retention.hold(passage)
+        if passage.gradient is None:
+            passage.gradient, passage.gradient_sender = request.payload, request.caller
+            self._passages.retention.hold(passage)
         if passage.graph is not None or (passage.input is not None and not passage.begun):
             self._worker.want_back(passage)
         elif not passage.begun and not passage.adopting:

@@ -119,6 +119,34 @@ async def test_adopting_again_what_is_added_tells_again_and_adds_nothing(scene: 
     assert len(scene.replica.events.of(Accumulated)) == 1
 
 
+async def test_trainer_that_brings_the_gradient_of_what_is_added_anew_is_told_again() -> None:
+    """Its receipt was lost, or not believed: the one place that it can move the hop to may be this one."""
+    scene = Scene(stage=1, route=(UP, ME))
+    await scene.open()
+    async with working(scene.replica):
+        await scene.forward(x=3.0)
+        await eventually(lambda: scene.trainer.of("output"))
+        for _ in range(2):
+            await scene.backward(x=4.0, by=TRAINER)
+            await eventually(lambda: scene.up.of("backward"))
+            await turns()
+        assert [report.again for report in scene.trainer.of("hop")] == [False, False]
+        await scene.backward(x=4.0, by=TRAINER, attempt=1)
+        await eventually(lambda: len(scene.up.of("backward")) == 2)
+        assert [report.again for report in scene.trainer.of("hop")] == [False, False, True]
+    assert len(scene.replica.events.of(Accumulated)) == 1
+
+
+async def test_neighbour_that_hands_on_the_gradient_of_what_is_added_anew_is_thanked(scene: Scene) -> None:
+    """Its trainer asks for itself where something is missing: else one lost receipt would be told all the way down."""
+    await scene.there(x=3.0)
+    for attempt in range(2):
+        await scene.backward(x=4.0, attempt=attempt)
+        await eventually(lambda: scene.up.of("backward"))
+    await turns()
+    assert [len(scene.up.of("backward")), len(scene.trainer.of("hop"))] == [1, 2]
+
+
 async def test_adopting_with_a_neighbour_gone_names_it_to_the_trainer(scene: Scene) -> None:
     scene.network.kill(DOWN)
     await scene.forward(x=3.0)
