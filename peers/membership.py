@@ -330,7 +330,7 @@ class Membership:
             return
         if inside:
             self._learn(roster)
-            self._around.watch.follow(self._member.forking.watched(roster))
+            self._around.watch.follow(self._member.forking.watched(roster), roster.lives)
             self._quorum.look()
         if self._around.endpoint.peer in roster and not inside:
             return  # an earlier life of this peer is in it, for which it votes at most

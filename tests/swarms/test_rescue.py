@@ -9,6 +9,7 @@ import pytest
 
 from swarm.errors import RunEnded
 from swarm.events import CopyHeld, JourneyCompleted, PeerLost, StepClosed, StepGivenUp
+from swarm.pipeline.health import ANEW_S
 from swarm.sim.world import run_world
 from tests.harness.faults import FaultPlan, On, Strike
 from tests.harness.faults_kinds import Fault, JoinerStorm, Kill, Restart
@@ -26,10 +27,13 @@ def holders(swarm: SimSwarm, part: str, step: int = -1) -> list[str]:
     return [member["name"] for member in swarm.history()[step]["roster"] if member["part"] == part]
 
 
-def swarm_of(root: Path, hosts: int, trainers: int, *, copies: int = 2, ends: str = "private") -> SimSwarm:
+def swarm_of(
+    root: Path, hosts: int, trainers: int, *, copies: int = 2, ends: str = "private", hop_s: float = 0.0
+) -> SimSwarm:
     """Two stages; a peer's events are in its home."""
     run, split = {"steps": STEPS, "copies": copies}, {"stages": 2, "ends": ends}
-    return SimSwarm(root, hosts=hosts, trainers=trainers, run=run, split=split)
+    stage_s = {"forward": hop_s, "backward": hop_s} if hop_s else None
+    return SimSwarm(root, hosts=hosts, trainers=trainers, run=run, split=split, stage_s=stage_s)
 
 
 def struck(swarm: SimSwarm, victims: tuple[str, ...], *then: Fault) -> None:
@@ -81,6 +85,14 @@ def test_trainer_that_was_the_last_comes_back_and_gets_the_ends_from_a_copy(tmp_
     assert {event.lost for event in swarm.events(StepGivenUp)} == {("ends",)}
     again = [one["microbatch"] for one in records[4]["committed"]]
     assert min(position for *_, position in again) == next(iter(records[2]["cursors"].values()))[1]
+
+
+def test_trainer_that_was_the_last_and_came_back_is_not_lost_again_for_its_former_life(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=3, trainers=1, hop_s=ANEW_S)
+    struck(swarm, ("trainer-0",), Restart("trainer-0"))
+    check(swarm, ("trainer-0",))
+    assert {event.name for event in swarm.events(PeerLost)} == {"trainer-0"}
+    assert "it was started anew" not in {event.reason for event in swarm.events(PeerLost)}
 
 
 def test_trainer_that_was_the_last_comes_back_where_the_ends_are_hosted(tmp_path: Path) -> None:
