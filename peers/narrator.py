@@ -60,6 +60,7 @@ LINE_S = 1.0
 """Steps that close faster are told once in so many seconds."""
 LABEL_WIDTH = 14
 _QUARTERS = 4
+_AT_ONCE = {"Ctrl-C": "; again leaves at once", "swarm drain": "; Ctrl-C twice leaves at once"}
 
 
 @dataclass(slots=True)
@@ -214,7 +215,7 @@ def _describe_place(event: Event) -> tuple[str, str] | None:
             amount = f"{_megabytes(event.bytes_received)} MB in {event.seconds:.1f} s"
             return "synced", f"{event.part} of step {event.step}: {amount}, digest verified"
         case Draining():
-            return "draining", f"leaving in order, asked by {_said(event.reason)}"
+            return "draining", f"leaving in order, asked by {_said(event.reason)}{_AT_ONCE.get(event.reason, '')}"
         case PreemptionWatch() | PreemptionNotice():
             return "preemption", _said(_preemption(event))
         case _:

@@ -122,7 +122,8 @@ def _step(step: int) -> StepClosed:
             RosterChanged(step=5, joined=({"name": "kind-owl", "part": "stage-1"},), left=({"name": "dry-hen"},)),
             "roster        step 5: kind-owl (stage-1) joined; dry-hen left",
         ),
-        (Draining(reason="Ctrl-C"), "draining      leaving in order, asked by Ctrl-C"),
+        (Draining(reason="Ctrl-C"), "draining      leaving in order, asked by Ctrl-C; again leaves at once"),
+        (Draining(reason="SIGTERM"), "draining      leaving in order, asked by SIGTERM"),
         (PeerLost(peer=PEER, name="s1", reason="it is silent"), f"lost          s1 ({PEER}): it is silent"),
         (
             QuorumLost(step=7, there=1, voters=3),
