@@ -346,7 +346,7 @@ class Membership:
         part = await self._copying.take(name, record.step)
         if part is None:
             raise RunEnded(f"this peer shall hold {name} from now on, and its copy of it is lost", EXIT_ERROR)
-        self.situation.assigned(name, "all that held it are lost, and a copy was here")
+        self.situation.moved(name, "all that held it are lost, and a copy was here")
         await self._prepare(part, record)
 
     def _ready(self, record: CloseRecord) -> None:

@@ -65,6 +65,10 @@ def test_stage_whose_replicas_all_die_is_taken_over_from_a_copy(tmp_path: Path) 
     struck(swarm, victims)
     check(swarm, victims)
     lost = next(event.lost for event in swarm.events(StepGivenUp))
+    (rescuer,) = holders(swarm, lost[0])
+    membership = swarm.peers[rescuer].membership
+    assert membership is not None
+    assert membership.situation.phase == "ready"
     assert holders(swarm, lost[0], 2) == sorted(victims)
     assert [len(holders(swarm, part)) for part in ("ends", "stage-0", "stage-1")] == [1, 1, 1]
     assert {event.part for event in swarm.events(CopyHeld)} == {"ends", "stage-0", "stage-1"}
