@@ -233,7 +233,7 @@ def _describe_keeping(event: Event) -> tuple[str, str] | None:
         case DonorDropped():
             return "syncing", f"{_part(event.part)} no more from {_said(f'{event.donor}: {event.reason}')}"
         case CheckpointFailed():
-            kept = "none is here" if event.kept is None else f"that of step {event.kept} stays"
+            kept = "no complete one is here" if event.kept is None else f"that of step {event.kept} stays"
             return "checkpoint", f"of step {event.step} was not written: {_said(event.reason)}; {kept}"
         case DiskRefused():
             return (

@@ -112,7 +112,7 @@ def _step(step: int) -> StepClosed:
         ),
         (
             CheckpointFailed(part=ENDS, step=0, reason="I/O error", kept=None),
-            "checkpoint    of step 0 was not written: I/O error; none is here",
+            "checkpoint    of step 0 was not written: I/O error; no complete one is here",
         ),
         (
             RunStarted(run=RunId("ab" * 32), stages=2, roster=({},) * 4, parameters=1000),
