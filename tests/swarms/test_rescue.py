@@ -82,6 +82,15 @@ def test_stage_that_nobody_can_be_spared_for_is_taken_over_by_who_joins(tmp_path
     assert [name for name in holders(swarm, lost[0]) if name.startswith("joiner")]
 
 
+def test_stage_is_taken_over_by_who_comes_back_and_held_another(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=3, trainers=1)
+    struck(swarm, ("host-0", "host-1"), Restart("host-1"))
+    check(swarm, ("host-0", "host-1"))
+    assert {event.lost for event in swarm.events(StepGivenUp)} == {("stage-1",)}
+    assert (holders(swarm, "stage-0", 2), holders(swarm, "stage-1", 2)) == (["host-1", "host-2"], ["host-0"])
+    assert len(holders(swarm, "stage-1")) == 1
+
+
 def test_trainer_that_was_the_last_comes_back_and_gets_the_ends_from_a_copy(tmp_path: Path) -> None:
     swarm = swarm_of(tmp_path, hosts=3, trainers=1)
     struck(swarm, ("trainer-0",), Restart("trainer-0"))
