@@ -58,6 +58,8 @@ from swarm.ids import ENDS, PartName
 
 LINE_S = 1.0
 """Steps that close faster are told once in so many seconds."""
+WAITING_S = 60.0
+"""What is waited for again and again, as with each step, is told once in so many seconds."""
 LABEL_WIDTH = 14
 _QUARTERS = 4
 _AT_ONCE = {"Ctrl-C": "; again leaves at once", "swarm drain": "; Ctrl-C twice leaves at once"}
@@ -70,6 +72,8 @@ class _Told:
     run: RunFound | None = None
     steps_at: float = float("-inf")
     pending: StepClosed | None = None
+    waiting: str = ""
+    waiting_at: float = float("-inf")
     quarter: int = 0
     kept: CheckpointWritten | None = None
     syncing: tuple[PartName, int] | None = None
@@ -122,7 +126,7 @@ class Narrator:
 
     def _tell(self, event: Event) -> None:
         words = describe(event)
-        if words is not None:
+        if words is not None and not (isinstance(event, Waiting) and self._said_lately(event.what)):
             self._say(*words)
 
     def _say(self, label: str, text: str) -> None:
@@ -154,6 +158,13 @@ class Narrator:
         self._told.pending = event
         if last or self._clock.monotonic() - self._told.steps_at >= LINE_S:
             self._say_pending()
+
+    def _said_lately(self, waiting: str) -> bool:
+        told, now = self._told, self._clock.monotonic()
+        lately = waiting == told.waiting and now - told.waiting_at < WAITING_S
+        if not lately:
+            told.waiting, told.waiting_at = waiting, now
+        return lately
 
     def _say_pending(self) -> None:
         event, self._told.pending = self._told.pending, None

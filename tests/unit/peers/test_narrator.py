@@ -188,6 +188,17 @@ def test_narrator_fast_steps_are_told_once_a_second_and_the_last_always() -> Non
     assert "loss 7.500, 4,096 tokens in 2.0 s (2,048 a second)" in heard.lines[-1]
 
 
+def test_narrator_what_is_waited_for_with_each_step_is_told_once_a_minute() -> None:
+    heard, clock = Heard(), FakeClock()
+    narrator = Narrator(heard, heard, clock)
+    for _ in range(13):
+        narrator.emit(Waiting(what="another trainer"))
+        narrator.emit(Waiting(what=""))
+        clock.now += 6.0
+    narrator.emit(Waiting(what="a leader"))
+    assert heard.lines == [*["waiting       another trainer"] * 2, "waiting       a leader"]
+
+
 def test_narrator_what_was_kept_back_is_said_before_the_end() -> None:
     heard, clock = Heard(), FakeClock()
     narrator = Narrator(heard, heard, clock)
