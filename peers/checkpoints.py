@@ -127,7 +127,7 @@ class CheckpointWriter:
             )
 
     async def _failed(self, snapshot: Snapshot, reason: str) -> None:
-        logger.error("checkpoint of step %d was not written: %s", snapshot.step, reason)
+        logger.info("checkpoint of step %d was not written: %s", snapshot.step, reason)
         kept: int | None = None
         with contextlib.suppress(OSError):
             kept = await asyncio.to_thread(latest, self._root)

@@ -9,7 +9,7 @@ from peers.complaint import Complaint
 from peers.look import Seen, look_at_all
 from peers.places import PlaceInfo, list_places
 from peers.words import command_name
-from swarm.errors import EXIT_UNREACHABLE, EXIT_USAGE
+from swarm.errors import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
 
 _LEAST_PREFIX = 10
 """All our peer ids begin with the same eight characters: a shorter piece names nobody."""
@@ -76,9 +76,18 @@ def matching(places: Sequence[PlaceInfo], wanted: str) -> list[PlaceInfo]:
 def nobody_here(home: Path) -> Complaint:
     """What to say when no peer runs."""
     swarm = command_name()
+    founding, joining = f"{swarm} new --preset tiny to start a run", f"{swarm} join INVITE to join one"
+    if _cut_short(list_places(home)):
+        joining = f"{joining}, {swarm} new --resume to go on with one whose peers are all gone"
     return Complaint("no peer runs here", check=f"places are looked for in {home} (--home, SWARM_HOME)",
-                     next_=f"{swarm} new --preset tiny to start a run, {swarm} join INVITE to join one",
-                     exit_code=EXIT_UNREACHABLE)  # fmt: skip
+                     next_=f"{founding}, {joining}", exit_code=EXIT_UNREACHABLE)  # fmt: skip
+
+
+def _cut_short(places: Sequence[PlaceInfo]) -> bool:
+    """Whether the last peer that was started here lost its run, or its life."""
+    states = [place.state for place in places if place.state is not None and place.state.run]
+    newest = max(states, key=lambda state: state.started, default=None)
+    return newest is not None and (newest.end is None or newest.end.exit_code not in (EXIT_OK, EXIT_USAGE))
 
 
 def _only(found: Sequence[PlaceInfo], command: str, meant: str) -> PlaceInfo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from peers.words import command_name, listed
 from swarm.errors import EXIT_USAGE, ConfigError
 
 HISTORY = "history.jsonl"
+_TAIL_BYTES = 1 << 20
+_STEP = re.compile(rb'^\{"run".{0,200}?"step":(\d+),', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +30,9 @@ class HistorySource:
 
 def find_history(wanted: str | None, file: str | None, home: str | None) -> HistorySource:
     """The history in ``file`` (or in that directory), else that of the place ``wanted``, else of this machine's only
-    run: the longest, of a running peer if there is one. Who joins late has less of it.
+    run: the longest of those with the newest step, of a running peer if there is one. Who joins late has less of it.
 
-    Reads no record. Raises ConfigError for a path without a history; Complaint when there is no such place (exit code
+    Parses no record. Raises ConfigError for a path without a history; Complaint when there is no such place (exit code
     3), when it could be several, or when its peer has no history (yet).
     """
     if file is not None:
@@ -99,7 +102,15 @@ def _run(place: PlaceInfo) -> str:
 
 
 def _longest(paths: Iterable[Path]) -> Path:
-    return max(paths, key=lambda path: (path.stat().st_size, path))
+    """Of those with the newest step: whoever was killed before a run was resumed has more records, and not these."""
+    return max(paths, key=lambda path: (_newest_step(path), path.stat().st_size, path))
+
+
+def _newest_step(path: Path) -> int:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+        found = _STEP.findall(file.read())
+    return int(found[-1]) if found else -1
 
 
 def _newest(paths: Iterable[Path]) -> list[Path]:

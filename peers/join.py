@@ -46,7 +46,7 @@ def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_
     home = home_directory(settings.home)
     # Looked for before the place is taken: what is known of its last peer goes with that.
     over = "" if contacts.run is None else over_here(home, contacts.run)
-    with take_place(home, settings.place, clock=SystemClock()) as place:
+    with take_place(home, settings.place, clock=SystemClock(), run=contacts.run or "", role=role) as place:
         who = know_thyself(place, settings.name)
         say("identity", who.described())
         say("contact", f"dialling {', '.join(contacts.addresses)}")

@@ -28,7 +28,7 @@ from swarm.errors import (
     Unreachable,
     WrongStep,
 )
-from swarm.ids import PartName, PeerId
+from swarm.ids import ENDS, PartName, PeerId
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.changes import Admission, admission_bytes
 from swarm.optimization.copies import copy_holders
@@ -222,10 +222,15 @@ class Joining:
         return ()
 
     def _is_needed(self, head: CloseRecord, lost: Collection[str]) -> bool:
-        """Whether the run waits for somebody to take over what an earlier life of this peer was the last to do: it will
-        not close a step without us."""
+        """Whether the run waits for somebody to take over what an earlier life of this peer was the last to do, or what
+        else this one could do: it will not close a step without us. The latter only once nobody was heard in our name:
+        that life may be there still."""
         before = head.members[self._around.endpoint.peer]
-        return before.part in lost or (before.role == "trainer" and TRAINERS in lost)
+        if before.part in lost or (before.role == "trainer" and TRAINERS in lost):
+            return True
+        ends = {ENDS, TRAINERS}
+        mine = {"stage": set(lost) - ends, "trainer": ends.intersection(lost)}.get(self._settings.role)
+        return bool(self._listen_at and mine)
 
     def _choose(self, head: CloseRecord, lost: Collection[str]) -> PartName | None:
         """Once: a peer that has to start over keeps its place."""

@@ -330,7 +330,7 @@ class Membership:
             return
         if inside:
             self._learn(roster)
-            self._around.watch.follow(self._member.forking.watched(roster))
+            self._around.watch.follow(self._member.forking.watched(roster), roster.lives)
             self._quorum.look()
         if self._around.endpoint.peer in roster and not inside:
             return  # an earlier life of this peer is in it, for which it votes at most
@@ -346,7 +346,7 @@ class Membership:
         part = await self._copying.take(name, record.step)
         if part is None:
             raise RunEnded(f"this peer shall hold {name} from now on, and its copy of it is lost", EXIT_ERROR)
-        self.situation.assigned(name, "all that held it are lost, and a copy was here")
+        self.situation.moved(name, "all that held it are lost, and a copy was here")
         await self._prepare(part, record)
 
     def _ready(self, record: CloseRecord) -> None:

@@ -58,8 +58,11 @@ from swarm.ids import ENDS, PartName
 
 LINE_S = 1.0
 """Steps that close faster are told once in so many seconds."""
+WAITING_S = 60.0
+"""What is waited for again and again, as with each step, is told once in so many seconds."""
 LABEL_WIDTH = 14
 _QUARTERS = 4
+_AT_ONCE = {"Ctrl-C": "; again leaves at once", "swarm drain": "; Ctrl-C twice leaves at once"}
 
 
 @dataclass(slots=True)
@@ -69,6 +72,8 @@ class _Told:
     run: RunFound | None = None
     steps_at: float = float("-inf")
     pending: StepClosed | None = None
+    waiting: str = ""
+    waiting_at: float = float("-inf")
     quarter: int = 0
     kept: CheckpointWritten | None = None
     syncing: tuple[PartName, int] | None = None
@@ -121,7 +126,7 @@ class Narrator:
 
     def _tell(self, event: Event) -> None:
         words = describe(event)
-        if words is not None:
+        if words is not None and not (isinstance(event, Waiting) and self._said_lately(event.what)):
             self._say(*words)
 
     def _say(self, label: str, text: str) -> None:
@@ -153,6 +158,13 @@ class Narrator:
         self._told.pending = event
         if last or self._clock.monotonic() - self._told.steps_at >= LINE_S:
             self._say_pending()
+
+    def _said_lately(self, waiting: str) -> bool:
+        told, now = self._told, self._clock.monotonic()
+        lately = waiting == told.waiting and now - told.waiting_at < WAITING_S
+        if not lately:
+            told.waiting, told.waiting_at = waiting, now
+        return lately
 
     def _say_pending(self) -> None:
         event, self._told.pending = self._told.pending, None
@@ -214,7 +226,7 @@ def _describe_place(event: Event) -> tuple[str, str] | None:
             amount = f"{_megabytes(event.bytes_received)} MB in {event.seconds:.1f} s"
             return "synced", f"{event.part} of step {event.step}: {amount}, digest verified"
         case Draining():
-            return "draining", f"leaving in order, asked by {_said(event.reason)}"
+            return "draining", f"leaving in order, asked by {_said(event.reason)}{_AT_ONCE.get(event.reason, '')}"
         case PreemptionWatch() | PreemptionNotice():
             return "preemption", _said(_preemption(event))
         case _:
@@ -232,7 +244,7 @@ def _describe_keeping(event: Event) -> tuple[str, str] | None:
         case DonorDropped():
             return "syncing", f"{_part(event.part)} no more from {_said(f'{event.donor}: {event.reason}')}"
         case CheckpointFailed():
-            kept = "none is here" if event.kept is None else f"that of step {event.kept} stays"
+            kept = "no complete one is here" if event.kept is None else f"that of step {event.kept} stays"
             return "checkpoint", f"of step {event.step} was not written: {_said(event.reason)}; {kept}"
         case DiskRefused():
             return (

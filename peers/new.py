@@ -33,11 +33,12 @@ def new(foundation: Foundation, settings: JoinSettings, *, words: bool, json_lin
     founded = _founded(foundation, settings, say)
     for label, text in summary(founded):
         say(label, text)
-    with take_place(home_directory(settings.home), settings.place, clock=SystemClock()) as place:
+    home, run_id = home_directory(settings.home), founded.manifest.run_id
+    with take_place(home, settings.place, clock=SystemClock(), run=run_id, role="bootstrap") as place:
         who = know_thyself(place, settings.name)
         say("identity", who.described())
         run = founded.manifest.run
-        session = open_session(place, who, role="bootstrap", run=founded.manifest.run_id, run_name=run.name)
+        session = open_session(place, who, role="bootstrap", run=run_id, run_name=run.name)
         manifest_file, tokenizer_file = founded.write(session)
         say("files", f"{session}")
         peer = exact_settings(

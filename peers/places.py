@@ -15,6 +15,7 @@ import os
 import re
 import shutil
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
@@ -148,8 +149,11 @@ class PlaceInfo:
         return f"{self.title} (place {self.name}{pid})" if self.state and self.state.name else f"{self.title}{pid}"
 
 
-def take_place(home: Path, name: str | None = None, *, clock: Clock) -> Place:
+def take_place(home: Path, name: str | None = None, *, clock: Clock, run: str = "", role: str = "") -> Place:
     """Take the place called ``name``, made when missing, else the first free one of 1, 2, …; never waits.
+
+    Of free ones, that of somebody with this ``role`` in this ``run`` comes first: who was killed and is started again
+    is who it was, and a trainer goes on in its text. One that had another role in it is left alone.
 
     Raises ConfigError when that place is taken (it says by which process) or when ``home`` cannot be used.
     """
@@ -157,7 +161,8 @@ def take_place(home: Path, name: str | None = None, *, clock: Clock) -> Place:
         raise ConfigError("place", name, "small letters, digits and dashes, 41 at most", "Choose another name.")
     try:
         if name is None:
-            return next(place for number in count(1) if (place := _take(home / str(number), clock)) is not None)
+            numbers = _numbers(home, run, role)
+            return next(place for number in numbers if (place := _take(home / number, clock)) is not None)
         place = _take(home / name, clock)
     except OSError as error:
         raise ConfigError("home", str(home), "a directory of this user on a disk that has file locks",
@@ -188,6 +193,14 @@ def look_at_place(path: Path) -> PlaceInfo:
     # The lock first: whoever ends between the two looks is then shown as live, with its end beside it.
     live = _held(path / LOCK_FILE)
     return PlaceInfo(name=path.name, path=path, live=live, state=read_state(path))
+
+
+def _numbers(home: Path, run: str, role: str) -> Iterator[str]:
+    """The places to try, the best first; without end."""
+    places = [place for place in list_places(home) if place.name.isdigit()] if run else []
+    roles = {place.name: place.state.role for place in places if place.state is not None and place.state.run == run}
+    yield from (name for name, had in roles.items() if had == role)
+    yield from (name for name in map(str, count(1)) if name not in roles)
 
 
 def _take(path: Path, clock: Clock) -> Place | None:

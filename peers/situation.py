@@ -49,7 +49,12 @@ class Situation:
 
     def assigned(self, part: PartName | None, reason: str) -> None:
         """It is known what this peer holds."""
-        self.part, self.reason, self.phase, self.waiting_for = part, reason, "syncing", ""
+        self.phase, self.waiting_for = "syncing", ""
+        self.moved(part, reason)
+
+    def moved(self, part: PartName | None, reason: str) -> None:
+        """It holds this from now on, and is what it was: ready, or about to leave."""
+        self.part, self.reason = part, reason
         self.events.emit(PartAssigned(part=part, reason=reason))
 
     def reached(self, how: str, detail: str, addresses: tuple[str, ...]) -> None:

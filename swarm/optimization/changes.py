@@ -143,9 +143,9 @@ class ChangeRules:
         staying = [member for member in before.members if member.peer != peer and member.peer not in leaving]
         member = before[peer]
         if member.part is not None and all(other.part != member.part for other in staying):
-            return f"it holds the only replica of {member.part}: another must join first, or the run stops for all"
+            return f"it holds the only replica of {member.part}: another must join first, or all lose a step at least"
         if member.role == "trainer" and all(other.role != "trainer" for other in staying):
-            return "it is the only trainer: another must join first, or the run stops for all"
+            return "it is the only trainer: another must join first, or all lose a step at least"
         return None
 
     def gather(

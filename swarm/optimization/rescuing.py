@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from swarm.errors import EXIT_UNREACHABLE, PeerError, Refused, RunEnded, Superseded
-from swarm.ids import PartName, PeerId
+from swarm.ids import ENDS, PartName, PeerId
 from swarm.optimization.acceptor import has_majority
 from swarm.optimization.changes import Admission, Changes
 from swarm.optimization.copies import copy_holders
@@ -140,5 +140,6 @@ class Rescuing:
             raise RunEnded(f"nobody is left of {names}, and nobody joined for {waited_s:.0f} s", EXIT_UNREACHABLE)
         held = "copies of it are kept" if offers else "the run goes on with the next"
         back = f"a replica of {names} to come back: nobody keeps a copy"
-        closing.waiting(f"somebody to join for {names}: all were lost; {held}" if all(offers.values()) else back)
+        who = "a trainer" if set(lost) <= {ENDS, TRAINERS} else "a stage host"
+        closing.waiting(f"{who} to join for {names}: all were lost; {held}" if all(offers.values()) else back)
         await first_done(closing.clock.sleep(AGAIN_S), closing.liveness.changed())

@@ -50,6 +50,11 @@ class Roster:
         return tuple(PeerId(member.peer) for member in self.members)
 
     @property
+    def lives(self) -> Mapping[PeerId, int]:
+        """Which life of each takes part."""
+        return {PeerId(member.peer): member.incarnation for member in self.members}
+
+    @property
     def trainers(self) -> tuple[PeerId, ...]:
         """All trainers, in the roster's order."""
         return tuple(PeerId(member.peer) for member in self.members if member.role == "trainer")

@@ -72,7 +72,7 @@ class Handover:
         except Refused as refused:
             logger.debug("trainer %s no longer waits for this microbatch: %s", key.microbatch.trainer, refused)
         except PeerError as error:
-            logger.warning("trainer %s does not take %s: %s", key.microbatch.trainer, method, error)
+            logger.info("trainer %s does not take %s: %s", key.microbatch.trainer, method, error)
 
     async def _hand_back(self, target: PeerId, method: str, body: JourneyMessage, payload: Payload) -> None:
         """Only this peer can take it, so a busy one is asked again."""
@@ -151,4 +151,4 @@ class Handover:
         """Said once a step of each trainer: one that is gone is told nothing of any of its microbatches."""
         if self._unheard.get(trainer, -1) < step:
             self._unheard[trainer] = step
-            logger.warning("cannot tell trainer %s: %s", trainer, error)
+            logger.info("cannot tell trainer %s: %s", trainer, error)

@@ -138,6 +138,7 @@ class Watch:
         self.incarnation = incarnation
         self._health = Health()
         self._roster: tuple[PeerId, ...] = ()
+        self._lives: Mapping[PeerId, int] = MappingProxyType({})
         self._gone: dict[PeerId, str] = {}
         self._rumours: dict[PeerId, str] = {}
         self._probes: dict[PeerId, asyncio.Task[None]] = {}
@@ -187,14 +188,17 @@ class Watch:
         if running:
             await asyncio.wait(running)
 
-    def follow(self, roster: Sequence[PeerId]) -> None:
+    def follow(self, roster: Sequence[PeerId], lives: Mapping[PeerId, int] | None = None) -> None:
         """Watch this roster from now on; an empty one stops the watching. What is believed of those that stay in it is
-        kept."""
+        kept. ``lives`` says which life of each takes part: who was let in again by the very record in which it was lost
+        never left the roster, and what is known of its former life would make it a stranger for ever."""
         before, others = set(self._roster), tuple(peer for peer in roster if peer != self._endpoint.peer)
-        if others == self._roster:
+        known, self._lives = self._lives, dict(lives or {})
+        anew = {peer for peer, life in self._lives.items() if known.get(peer, life) != life}
+        if others == self._roster and not anew:
             return
         self._roster = others
-        left = before - set(self._roster)
+        left = (before - set(self._roster)) | (before & anew)
         self._health.forget(left)
         for peer in left:
             self._gone.pop(peer, None)

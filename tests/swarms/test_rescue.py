@@ -9,6 +9,7 @@ import pytest
 
 from swarm.errors import RunEnded
 from swarm.events import CopyHeld, JourneyCompleted, PeerLost, StepClosed, StepGivenUp
+from swarm.pipeline.health import ANEW_S
 from swarm.sim.world import run_world
 from tests.harness.faults import FaultPlan, On, Strike
 from tests.harness.faults_kinds import Fault, JoinerStorm, Kill, Restart
@@ -26,10 +27,13 @@ def holders(swarm: SimSwarm, part: str, step: int = -1) -> list[str]:
     return [member["name"] for member in swarm.history()[step]["roster"] if member["part"] == part]
 
 
-def swarm_of(root: Path, hosts: int, trainers: int, *, copies: int = 2, ends: str = "private") -> SimSwarm:
+def swarm_of(
+    root: Path, hosts: int, trainers: int, *, copies: int = 2, ends: str = "private", hop_s: float = 0.0
+) -> SimSwarm:
     """Two stages; a peer's events are in its home."""
     run, split = {"steps": STEPS, "copies": copies}, {"stages": 2, "ends": ends}
-    return SimSwarm(root, hosts=hosts, trainers=trainers, run=run, split=split)
+    stage_s = {"forward": hop_s, "backward": hop_s} if hop_s else None
+    return SimSwarm(root, hosts=hosts, trainers=trainers, run=run, split=split, stage_s=stage_s)
 
 
 def struck(swarm: SimSwarm, victims: tuple[str, ...], *then: Fault) -> None:
@@ -61,6 +65,10 @@ def test_stage_whose_replicas_all_die_is_taken_over_from_a_copy(tmp_path: Path) 
     struck(swarm, victims)
     check(swarm, victims)
     lost = next(event.lost for event in swarm.events(StepGivenUp))
+    (rescuer,) = holders(swarm, lost[0])
+    membership = swarm.peers[rescuer].membership
+    assert membership is not None
+    assert membership.situation.phase == "ready"
     assert holders(swarm, lost[0], 2) == sorted(victims)
     assert [len(holders(swarm, part)) for part in ("ends", "stage-0", "stage-1")] == [1, 1, 1]
     assert {event.part for event in swarm.events(CopyHeld)} == {"ends", "stage-0", "stage-1"}
@@ -74,6 +82,15 @@ def test_stage_that_nobody_can_be_spared_for_is_taken_over_by_who_joins(tmp_path
     assert [name for name in holders(swarm, lost[0]) if name.startswith("joiner")]
 
 
+def test_stage_is_taken_over_by_who_comes_back_and_held_another(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=3, trainers=1)
+    struck(swarm, ("host-0", "host-1"), Restart("host-1"))
+    check(swarm, ("host-0", "host-1"))
+    assert {event.lost for event in swarm.events(StepGivenUp)} == {("stage-1",)}
+    assert (holders(swarm, "stage-0", 2), holders(swarm, "stage-1", 2)) == (["host-1", "host-2"], ["host-0"])
+    assert len(holders(swarm, "stage-1")) == 1
+
+
 def test_trainer_that_was_the_last_comes_back_and_gets_the_ends_from_a_copy(tmp_path: Path) -> None:
     swarm = swarm_of(tmp_path, hosts=3, trainers=1)
     struck(swarm, ("trainer-0",), Restart("trainer-0"))
@@ -81,6 +98,14 @@ def test_trainer_that_was_the_last_comes_back_and_gets_the_ends_from_a_copy(tmp_
     assert {event.lost for event in swarm.events(StepGivenUp)} == {("ends",)}
     again = [one["microbatch"] for one in records[4]["committed"]]
     assert min(position for *_, position in again) == next(iter(records[2]["cursors"].values()))[1]
+
+
+def test_trainer_that_was_the_last_and_came_back_is_not_lost_again_for_its_former_life(tmp_path: Path) -> None:
+    swarm = swarm_of(tmp_path, hosts=3, trainers=1, hop_s=ANEW_S)
+    struck(swarm, ("trainer-0",), Restart("trainer-0"))
+    check(swarm, ("trainer-0",))
+    assert {event.name for event in swarm.events(PeerLost)} == {"trainer-0"}
+    assert "it was started anew" not in {event.reason for event in swarm.events(PeerLost)}
 
 
 def test_trainer_that_was_the_last_comes_back_where_the_ends_are_hosted(tmp_path: Path) -> None:

@@ -302,6 +302,18 @@ def test_status_of_a_peer_killed_long_ago_is_hidden_too(home: Path, capsys: pyte
     assert shown.err.startswith("error: no peer runs here")
 
 
+@pytest.mark.parametrize(("end", "said"), [(None, True), (3, True), (130, True), (0, False)])
+def test_status_where_the_last_peer_lost_its_run_names_the_way_to_go_on(
+    home: Path, capsys: pytest.CaptureFixture[str], end: int | None, said: bool
+) -> None:
+    with take_place(home, "1", clock=At(1_700_000_000.0)) as place:
+        place.open_session(name="a", peer=PEER.format(3), role="stage", run="ab" * 32)
+        if end is not None:
+            place.ended("over", end)
+    assert run(["status"]) == 3
+    assert ("new --resume" in capsys.readouterr().err) is said
+
+
 def test_status_lists_the_live_and_the_ended(
     otter: subprocess.Popen[str], mole: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -400,9 +400,22 @@ async def test_joiner_waits_for_the_run_to_miss_its_former_self_and_listens_for_
     assert world.stood_in[0].record == world.run.head, "it may still vote"
 
 
+async def test_joiner_whose_earlier_life_held_another_part_takes_over_the_one_that_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, stage=None)
+    world.run.close(NAMED)
+    world.lost = ("stage-1",)
+    world.heard = [False]
+    await world.joining.run(CONTACT)
+    assert world.situation.part == "stage-1"
+    assert world.stood_in, "it listens first whether that life is there still"
+
+
 async def test_joiner_that_hears_of_its_twin_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
     world.run.close(NAMED)
+    world.lost = ("stage-1",)
     world.heard = [True]
     with pytest.raises(RunEnded, match="takes part in the run already"):
         await world.joining.run(CONTACT)

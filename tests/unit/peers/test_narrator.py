@@ -112,7 +112,7 @@ def _step(step: int) -> StepClosed:
         ),
         (
             CheckpointFailed(part=ENDS, step=0, reason="I/O error", kept=None),
-            "checkpoint    of step 0 was not written: I/O error; none is here",
+            "checkpoint    of step 0 was not written: I/O error; no complete one is here",
         ),
         (
             RunStarted(run=RunId("ab" * 32), stages=2, roster=({},) * 4, parameters=1000),
@@ -122,7 +122,8 @@ def _step(step: int) -> StepClosed:
             RosterChanged(step=5, joined=({"name": "kind-owl", "part": "stage-1"},), left=({"name": "dry-hen"},)),
             "roster        step 5: kind-owl (stage-1) joined; dry-hen left",
         ),
-        (Draining(reason="Ctrl-C"), "draining      leaving in order, asked by Ctrl-C"),
+        (Draining(reason="Ctrl-C"), "draining      leaving in order, asked by Ctrl-C; again leaves at once"),
+        (Draining(reason="SIGTERM"), "draining      leaving in order, asked by SIGTERM"),
         (PeerLost(peer=PEER, name="s1", reason="it is silent"), f"lost          s1 ({PEER}): it is silent"),
         (
             QuorumLost(step=7, there=1, voters=3),
@@ -185,6 +186,17 @@ def test_narrator_fast_steps_are_told_once_a_second_and_the_last_always() -> Non
         clock.now += 0.3
     assert [line.split()[1] for line in heard.lines[1:]] == ["1/9", "5/9", "9/9"]
     assert "loss 7.500, 4,096 tokens in 2.0 s (2,048 a second)" in heard.lines[-1]
+
+
+def test_narrator_what_is_waited_for_with_each_step_is_told_once_a_minute() -> None:
+    heard, clock = Heard(), FakeClock()
+    narrator = Narrator(heard, heard, clock)
+    for _ in range(13):
+        narrator.emit(Waiting(what="another trainer"))
+        narrator.emit(Waiting(what=""))
+        clock.now += 6.0
+    narrator.emit(Waiting(what="a leader"))
+    assert heard.lines == [*["waiting       another trainer"] * 2, "waiting       a leader"]
 
 
 def test_narrator_what_was_kept_back_is_said_before_the_end() -> None:

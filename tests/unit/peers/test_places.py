@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -83,6 +84,21 @@ def test_places_are_taken_in_turn_and_again_when_free(tmp_path: Path, clock: Tic
         first.close()
         with take_place(home, clock=clock) as again:
             assert again.name == "1"
+
+
+def test_place_of_the_same_role_in_the_run_comes_first_and_those_of_other_roles_are_left(
+    tmp_path: Path, clock: Ticking
+) -> None:
+    with contextlib.ExitStack() as here:
+        for role in ("bootstrap", "stage", "trainer"):
+            place = here.enter_context(take_place(tmp_path, clock=clock))
+            place.open_session(name="a", peer="b", role=role, run="one")
+    with (
+        take_place(tmp_path, clock=clock, run="one", role="trainer") as again,
+        take_place(tmp_path, clock=clock, run="one", role="trainer") as another,
+        take_place(tmp_path, clock=clock, run="two", role="trainer") as elsewhere,
+    ):
+        assert (again.name, another.name, elsewhere.name) == ("3", "4", "1")
 
 
 def test_place_that_is_taken_says_by_which_process(tmp_path: Path, clock: Ticking) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -563,6 +564,7 @@ async def test_server_gives_its_gradient_to_nobody_but_whom_the_forward_came_fro
 async def test_server_says_once_a_step_that_a_trainer_cannot_be_told(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.INFO, "swarm.pipeline.handover")
     scene.network.kill(TRAINER)
     for position in range(5):
         await scene.there(position)

@@ -466,6 +466,28 @@ def test_watch_with_a_new_roster_keeps_what_it_knows_of_those_that_stay() -> Non
     play(story)
 
 
+def test_watch_with_a_new_life_of_a_peer_in_the_roster_takes_it_for_who_it_is() -> None:
+    async def story(ring: Ring) -> None:
+        victim = ring.neighbours[NEAR[0]]
+        lives = dict.fromkeys(EVERYBODY, 1)
+        async with ring.watching():
+            ring.watch.follow(EVERYBODY, lives)
+            await asyncio.sleep(3.0)
+            victim.standing = victim.standing.model_copy(update={"incarnation": 2})
+            await asyncio.sleep(60.0)
+            assert set(ring.watch.gone) == {NEAR[0]}
+            ring.watch.follow(EVERYBODY, lives)
+            assert set(ring.watch.gone) == {NEAR[0]}
+            changed = ring.watch.changed()
+            ring.watch.follow(EVERYBODY, lives | {NEAR[0]: 2})
+            await changed
+            await asyncio.sleep(60.0)
+            assert not ring.watch.gone
+        assert ring.news == [("lost", NEAR[0])]
+
+    play(story)
+
+
 def test_watch_of_a_roster_without_the_dead_loses_nobody() -> None:
     async def story(ring: Ring) -> None:
         async with ring.watching():
