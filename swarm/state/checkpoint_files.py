@@ -26,7 +26,10 @@ from swarm.state.checkpoint_disk import alone, write_whole
 RECORD = "record.json"
 MAX_RECORD_BYTES = 64 << 20
 MAX_HEADER_BYTES = 64 << 20
-REMEDY = "Remove that step's directory to fall back to the step before, or copy the file from another peer."
+REMEDY = (
+    "Remove that step's directory to fall back to the step before (`swarm new --resume` passes over it by itself), "
+    "or get the file from another peer with `swarm ckpt pull`."
+)
 
 _STEP = re.compile(r"step-(\d{8,})")
 _SUFFIX = ".safetensors"

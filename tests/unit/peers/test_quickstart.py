@@ -42,7 +42,7 @@ class Command:
         out, err = self.process.communicate(timeout=seconds)
         pids = [event["pid"] for event in self.events() if event["kind"] == "PeerStarted"]
         assert all(_gone(pid) for pid in pids)
-        assert not list(self.scratch.iterdir())
+        assert list(self.scratch.rglob("*")) == []
         return self.process.returncode, out, err
 
     def events(self) -> list[dict[str, Any]]:
