@@ -11,6 +11,7 @@ from __future__ import annotations
 import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -67,6 +68,7 @@ def quickstart(options: QuickstartOptions, clock: Clock, *, make_group: Callable
         read_corpus(options.text)
     # From the first trace on disk on, an interrupt must find somebody who says what is kept.
     defer()
+    tempfile.gettempdir()  # the first call tries the directory by a file, which an interrupt would leave there
     directory = create_run_directory(options.out, clock)
     run = _Quickstart(options, directory, make_group(directory.launch_log), clock)
     try:
