@@ -109,6 +109,11 @@ class Health:
             return f"no answer to {record.misses} pings in a row, nor to {len(record.witnesses)} others: {reason}"
         return None
 
+    def life(self, peer: PeerId) -> int | None:
+        """Which life of it has answered; None while none has."""
+        record = self._records.get(peer)
+        return None if record is None else record.incarnation
+
     def told(self, peer: PeerId, witness: PeerId) -> None:
         """Another calls the peer lost. That counts until it answers us, and only together with a miss."""
         self._records.setdefault(peer, _Record()).witnesses.add(witness)
@@ -141,6 +146,7 @@ class Watch:
         self._lives: Mapping[PeerId, int] = MappingProxyType({})
         self._gone: dict[PeerId, str] = {}
         self._rumours: dict[PeerId, str] = {}
+        self._left: dict[PeerId, int | None] = {}
         self._probes: dict[PeerId, asyncio.Task[None]] = {}
         self._group: asyncio.TaskGroup | None = None
         self._changed = asyncio.Condition()
@@ -203,6 +209,7 @@ class Watch:
         for peer in left:
             self._gone.pop(peer, None)
             self._rumours.pop(peer, None)
+            self._left.pop(peer, None)
             probe = self._probes.pop(peer, None)
             if probe is not None:
                 probe.cancel()
@@ -273,6 +280,8 @@ class Watch:
             await self._clock.sleep(max(0.0, PROBE_EVERY_S - (self._clock.monotonic() - began)))
 
     async def _heard(self, peer: PeerId, standing: Standing) -> None:
+        if self._left.get(peer) == standing.incarnation:
+            return  # it answered before its farewell, or while it closes
         verdict = self._health.answered(peer, standing, self._clock.monotonic(), judged=self.stand()[1])
         rumour = self._rumours.pop(peer, None)
         if verdict is None and not standing.member and self.stand()[1]:
@@ -363,6 +372,7 @@ class Watch:
         if request.caller not in self._roster or body.peer not in self._roster:
             return Answer(Empty())
         if body.peer == request.caller:
+            self._left[request.caller] = self._lives.get(request.caller) or self._health.life(request.caller)
             if request.caller not in self._gone:
                 self._gone[request.caller] = body.reason
                 self._tell()

@@ -325,6 +325,28 @@ def test_watch_that_does_not_run_checks_nobody() -> None:
     play(story)
 
 
+@pytest.mark.parametrize(
+    "lives", [{}, {FAR[0]: 1}, dict.fromkeys(FAR, 0)], ids=["asked before", "by the roster", "old"]
+)
+def test_watch_takes_who_said_farewell_for_gone_though_it_answers_until_it_has_closed(lives: dict[PeerId, int]) -> None:
+    async def story(ring: Ring) -> None:
+        leaving = ring.neighbours[FAR[0]]
+        ring.watch.follow(EVERYBODY, lives)
+        async with ring.watching():
+            ring.watch.suspect(FAR[0], "for its life to be known")
+            await asyncio.sleep(1.0)
+            await leaving.tell(FAR[0], "Ctrl-C")
+            await asyncio.sleep(10.0)
+            assert ring.watch.gone == {FAR[0]: "Ctrl-C"}
+            assert ring.news == [("lost", FAR[0])]
+            leaving.standing = Standing(step=0, member=True, incarnation=2)
+            ring.watch.follow(EVERYBODY, {FAR[0]: 2})
+            await asyncio.sleep(10.0)
+            assert ring.watch.gone == {}
+
+    play(story)
+
+
 def test_watch_does_not_suspect_strangers_or_itself() -> None:
     async def story(ring: Ring) -> None:
         async with ring.watching():
