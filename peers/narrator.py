@@ -223,8 +223,7 @@ def _describe_place(event: Event) -> tuple[str, str] | None:
         case PartAssigned():
             return "assigned", f"{_part(event.part)}, because {_said(event.reason)}"
         case StateDownloaded():
-            amount = f"{_megabytes(event.bytes_received)} MB in {event.seconds:.1f} s"
-            return "synced", f"{event.part} of step {event.step}: {amount}, digest verified"
+            return "synced", f"{event.part} of step {event.step}: {_came(event)}, digest verified"
         case Draining():
             return "draining", f"leaving in order, asked by {_said(event.reason)}{_AT_ONCE.get(event.reason, '')}"
         case PreemptionWatch() | PreemptionNotice():
@@ -237,8 +236,7 @@ def _describe_keeping(event: Event) -> tuple[str, str] | None:
     """What it keeps, and what its disk does not let it keep."""
     match event:
         case CopyHeld():
-            amount = f"{_megabytes(event.bytes_received)} MB in {event.seconds:.1f} s"
-            return "copying", f"{_part(event.part)} of step {event.step}, in case its replicas die: {amount}"
+            return "copying", f"{_part(event.part)} of step {event.step}, in case its replicas die: {_came(event)}"
         case CopyDropped():
             return "copying", f"{_part(event.part)} no longer: {_said(event.reason)}"
         case DonorDropped():
@@ -315,6 +313,11 @@ def _describe_partition(event: Event) -> tuple[str, str] | None:
             return "given up", _said(f"{event.microbatches} microbatches since step {event.step}: {event.reason}")
         case _:
             return None
+
+
+def _came(event: StateDownloaded | CopyHeld) -> str:
+    """How much was downloaded, and how fast."""
+    return f"{_megabytes(event.bytes_received)} MB in {event.seconds:.1f} s"
 
 
 def labelled(label: str, text: str) -> str:

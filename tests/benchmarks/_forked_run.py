@@ -11,10 +11,24 @@ from peers.run_directory import RunDirectory
 from peers.settings import exact_settings
 from swarm.clock import SystemClock
 from swarm.config import Manifest
-from tests.benchmarks._parity_run import Layout, shape_of
+from swarm.models.spec import ModelConfig
+from swarm.optimization.schedules import OptimizerConfig
+from swarm.pipeline.batch import BatchConfig
+from tests.benchmarks._parity_run import Layout, Scale, shape_of
 from tests.benchmarks._recovery_world import ForkedWorld
 
 PATIENCE_S = 90.0
+
+
+def endless(model: ModelConfig) -> Scale:
+    """A run of this model that goes on until it is stopped, with steps of 24 microbatches."""
+    return Scale(
+        model=model,
+        batch=BatchConfig(microbatch_size=2, microbatches_per_step=24),
+        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=5, clip_norm=0.5),
+        steps=1_000_000,
+        characters=200_000,
+    )
 
 
 @dataclass(slots=True)

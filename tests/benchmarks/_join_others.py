@@ -18,21 +18,13 @@ from peers.manifest_file import write_manifest
 from peers.run_directory import RunDirectory
 from swarm.ids import PeerId
 from swarm.models.spec import ModelConfig
-from swarm.optimization.schedules import OptimizerConfig
-from swarm.pipeline.batch import BatchConfig
-from tests.benchmarks._forked_run import ForkedRun
-from tests.benchmarks._parity_run import Layout, Scale, build_data, make_manifest
+from tests.benchmarks._forked_run import ForkedRun, endless
+from tests.benchmarks._parity_run import Layout, build_data, make_manifest
 from tests.benchmarks._recovery_figures import closings
 from tests.harness.invariants_evidence import Evidence, gather
 
 LAYOUT = Layout(name="2 × 2", stages=2, replicas=2, ends="private")
-SCALE = Scale(
-    model=ModelConfig(vocab_size=512, dim=384, layers=2, heads=6, context=32),
-    batch=BatchConfig(microbatch_size=2, microbatches_per_step=24),
-    optimizer=OptimizerConfig(lr=1e-3, warmup_steps=5, clip_norm=0.5),
-    steps=1_000_000,
-    characters=200_000,
-)
+SCALE = endless(ModelConfig(vocab_size=512, dim=384, layers=2, heads=6, context=32))
 WARM_STEPS = 4
 QUIET_STEPS = 3
 

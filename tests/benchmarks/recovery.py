@@ -26,10 +26,8 @@ from typing import Any
 from peers.manifest_file import write_manifest
 from peers.run_directory import RunDirectory
 from swarm.models.spec import ModelConfig
-from swarm.optimization.schedules import OptimizerConfig
-from swarm.pipeline.batch import BatchConfig
-from tests.benchmarks._forked_run import ForkedRun
-from tests.benchmarks._parity_run import TRAINERS, Layout, Scale, build_data, make_manifest
+from tests.benchmarks._forked_run import ForkedRun, endless
+from tests.benchmarks._parity_run import TRAINERS, Layout, build_data, make_manifest
 from tests.benchmarks._recovery_figures import Recovery, p95, recoveries
 from tests.benchmarks.runner import Cell, Result
 from tests.harness.faults import FaultPlan, On, Strike
@@ -39,13 +37,7 @@ from tests.harness.invariants_evidence import gather
 
 STAGES, REPLICAS = 3, 3
 LAYOUT = Layout(name="3 × 3", stages=STAGES, replicas=REPLICAS, ends="private")
-SCALE = Scale(
-    model=ModelConfig(vocab_size=512, dim=32, layers=3, heads=2, context=32),
-    batch=BatchConfig(microbatch_size=2, microbatches_per_step=24),
-    optimizer=OptimizerConfig(lr=1e-3, warmup_steps=5, clip_norm=0.5),
-    steps=1_000_000,
-    characters=200_000,
-)
+SCALE = endless(ModelConfig(vocab_size=512, dim=32, layers=3, heads=2, context=32))
 WARM_STEPS = 6
 TURNS_IN_A_STEP = 16
 """A replica's: 24 microbatches, both ways, over three replicas."""

@@ -17,15 +17,12 @@ from swarm.events import (
     StepClosed,
 )
 from swarm.sim.links import Links
-from swarm.sim.world import run_world
-from tests.harness.faults import FaultPlan, On, Strike
+from tests.harness.faults import On, Strike
 from tests.harness.faults_kinds import Kill, Partition
-from tests.harness.faults_memory import MemoryWorld
-from tests.harness.invariants import check_run
 from tests.harness.simulated import SimSwarm
+from tests.swarms.story import live_through
 
 GRACE_S = 4.0
-DONE = "every step of the run is closed"
 WHOLE = ("host-0", "host-1", "trainer-0")
 """A replica of each part."""
 OTHERS = ("host-2", "host-3", "trainer-1")
@@ -43,15 +40,7 @@ def story(root: Path, *strikes: Strike, steps: int, grace_s: float = GRACE_S, tr
         run={"steps": steps, "quorum_grace_s": grace_s},
         batch={"microbatch_size": 1, "microbatches_per_step": 4},
     )
-    with MemoryWorld(swarm) as world:
-        plan = FaultPlan(*strikes, world=world)
-        run_world(swarm.run(timeout_s=900.0))
-    plan.assert_fired()
-    ends = {name: peer.outcome for name, peer in swarm.peers.items() if not swarm.is_dead(name)}
-    assert ends == dict.fromkeys(ends, DONE)
-    report = check_run([root])
-    report.assert_sound()
-    assert report.steps == steps
+    live_through(swarm, root, *strikes, steps=steps, timeout_s=900.0)
     return swarm
 
 

@@ -11,18 +11,15 @@ from swarm.events import Committed, CutOff, Event, PeerLost, PeerReady, QuorumBa
 from swarm.optimization.observing import KEPT_UPDATES
 from swarm.optimization.succession import owner
 from swarm.sim.links import Links
-from swarm.sim.world import run_world
 from tests.harness.faults import FaultPlan, On, Strike
 from tests.harness.faults_kinds import Fault, Heal, Kill, Partition
-from tests.harness.faults_memory import MemoryWorld
-from tests.harness.invariants import check_run
 from tests.harness.simulated import SimSwarm
+from tests.swarms.story import live_through
 
 EventT = TypeVar("EventT", bound=Event)
 EVERYBODY = {"bootstrap", "host-0", "host-1", "host-2", "host-3", "trainer-0", "trainer-1"}
 FEW = ("host-3", "trainer-1")
 STEPS = 10
-DONE = "every step of the run is closed"
 
 
 def cut(*peers: str, **how: Any) -> Partition:
@@ -51,15 +48,7 @@ def story(root: Path, *strikes: Strike, steps: int = STEPS) -> tuple[SimSwarm, F
         stage_s={"forward": 0.1, "forward_loss": 0.1, "backward": 0.2},
         run={"steps": steps},
     )
-    with MemoryWorld(swarm) as world:
-        plan = FaultPlan(*strikes, world=world)
-        run_world(swarm.run(timeout_s=600.0))
-    plan.assert_fired()
-    ends = {name: peer.outcome for name, peer in swarm.peers.items() if not swarm.is_dead(name)}
-    assert ends == dict.fromkeys(ends, DONE)
-    report = check_run([root])
-    report.assert_sound()
-    assert report.steps == steps
+    plan = live_through(swarm, root, *strikes, steps=steps, timeout_s=600.0)
     return swarm, plan
 
 

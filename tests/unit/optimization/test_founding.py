@@ -20,6 +20,7 @@ from swarm.optimization.roster import Candidate, assign_stages
 from swarm.schema import Empty
 from swarm.sim.network import SimNetwork
 from tests.unit.optimization.world import RUN, sign
+from tests.unit.state.states import StillClock
 
 DIGESTS = {PartName("stage-0"): "0" * 64, PartName("stage-1"): "1" * 64, ENDS: "2" * 64}
 ORIGIN = Origin(digests=DIGESTS)
@@ -37,25 +38,6 @@ CANDIDATES = [
 ]
 
 
-class Patience:
-    """A clock that moves when somebody sleeps."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        """See :class:`swarm.clock.Clock`."""
-        return self.now
-
-    def wall(self) -> float:
-        """See :class:`swarm.clock.Clock`."""
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        """See :class:`swarm.clock.Clock`."""
-        self.now += seconds
-
-
 def test_enough_counts_roles_apart() -> None:
     assert enough(CANDIDATES, 2, 1)[0]
     complete, reason = enough(CANDIDATES, 3, 2)
@@ -65,7 +47,7 @@ def test_enough_counts_roles_apart() -> None:
 
 
 async def test_gathering_polls_until_enough_are_there() -> None:
-    clock, polls = Patience(), []
+    clock, polls = StillClock(), []
 
     async def candidates() -> Sequence[Candidate]:
         polls.append(clock.now)
@@ -77,7 +59,7 @@ async def test_gathering_polls_until_enough_are_there() -> None:
 
 
 async def test_gathering_without_enough_ends_saying_who_is_missing() -> None:
-    clock = Patience()
+    clock = StillClock()
 
     async def candidates() -> Sequence[Candidate]:
         return CANDIDATES[:2]
@@ -126,7 +108,7 @@ def test_founding_record_of_a_run_resumed_twice_follows_the_same_record() -> Non
 async def test_founding_a_resumed_run_decides_its_step() -> None:
     calls, newcomers = await meet()
     origin = Origin(digests=DIGESTS, step=40, previous="9" * 64)
-    record, _ = await found(calls, RUN, CANDIDATES, origin, Waits(clock=Patience()), timeout_s=5)
+    record, _ = await found(calls, RUN, CANDIDATES, origin, Waits(clock=StillClock()), timeout_s=5)
     assert record.step == 40
     assert all(newcomer.decided[0].step == 40 for newcomer in newcomers.values())
 
@@ -169,7 +151,7 @@ async def meet() -> tuple[StepCalls, dict[str, Newcomer]]:
 
 async def test_founding_is_decided_by_all_with_all_signatures() -> None:
     calls, newcomers = await meet()
-    record, reasons = await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=Patience()), timeout_s=5)
+    record, reasons = await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=StillClock()), timeout_s=5)
     assert reasons == {"A": "fewest replicas (0)", "B": "asked for"}
     for newcomer in newcomers.values():
         (decision,) = newcomer.decided
@@ -180,7 +162,7 @@ async def test_founding_is_decided_by_all_with_all_signatures() -> None:
 @pytest.mark.parametrize("peer", ["A", "T"])
 async def test_founding_waits_for_who_fails_and_asks_it_again(peer: str) -> None:
     calls, newcomers = await meet()
-    clock, told, proposed = Patience(), [], []
+    clock, told, proposed = StillClock(), [], []
 
     def refuse_twice(record: CloseRecord) -> None:
         proposed.append(record.hash())
@@ -204,7 +186,7 @@ async def test_founding_patience_ends_naming_who_did_not_accept() -> None:
 
     newcomers["A"].on_propose = refuse
     with pytest.raises(RunEnded, match=r"after 3 s A \(A\): the weights"):
-        await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=Patience(), seconds=3), timeout_s=5)
+        await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=StillClock(), seconds=3), timeout_s=5)
     assert not any(newcomer.decided for newcomer in newcomers.values())
 
 
@@ -216,7 +198,7 @@ async def test_founding_that_the_founder_refuses_is_over_at_once() -> None:
 
     newcomers["F"].on_propose = refuse
     with pytest.raises(Refused, match="^F: another record"):
-        await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=Patience()), timeout_s=5)
+        await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=StillClock()), timeout_s=5)
     assert not any(newcomer.decided for newcomer in newcomers.values())
 
 
@@ -228,5 +210,5 @@ async def test_founding_that_one_refuses_too_late_is_decided_by_the_others() -> 
 
     newcomers["A"].on_decide = refuse
     with pytest.raises(OutOfSync, match="step 0 is decided, but A: never heard of it"):
-        await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=Patience()), timeout_s=5)
+        await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=StillClock()), timeout_s=5)
     assert {name for name, newcomer in newcomers.items() if newcomer.decided} == {"B", "F", "T"}

@@ -4,8 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 
@@ -16,8 +15,10 @@ from peers import launch
 from peers.launch import PeerExit, PeerGroup, sweep_scratch
 from peers.settings import PeerSettings
 from swarm.errors import StateError
+from tests.harness.expect import wait_until
 
 FAKE = "tests.unit.peers.fake_peer:run"
+START_S = 60.0
 
 
 @pytest.fixture
@@ -34,14 +35,6 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PeerGroup
 
 def _settings(tmp_path: Path, name: str) -> PeerSettings:
     return PeerSettings(home=tmp_path / name, role="stage", name=name)
-
-
-def _await(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = monotonic() + seconds
-    pause = threading.Event()
-    while not condition():
-        assert monotonic() < deadline, "the condition did not come true in time"
-        pause.wait(0.01)
 
 
 def _exits(group: PeerGroup, count: int) -> dict[str, PeerExit]:
@@ -79,7 +72,7 @@ def test_group_peers_that_end_are_told_with_their_codes(group: PeerGroup, tmp_pa
 def test_group_stop_asks_first_and_kills_what_remains(group: PeerGroup, tmp_path: Path) -> None:
     for name in ("obey", "stubborn"):
         group.start(_settings(tmp_path, name))
-        _await((tmp_path / name / "ready").exists)
+        wait_until((tmp_path / name / "ready").exists, deadline_s=START_S)
     pids = [int((tmp_path / name / "pid").read_text()) for name in ("obey", "stubborn")]
     began = monotonic()
     group.stop(0.3)
@@ -112,7 +105,7 @@ def test_group_preload_that_fails_says_why(tmp_path: Path, monkeypatch: pytest.M
 
 def test_group_server_killed_takes_every_peer_along(group: PeerGroup, tmp_path: Path) -> None:
     group.start(_settings(tmp_path, "stubborn"))
-    _await((tmp_path / "stubborn" / "ready").exists)
+    wait_until((tmp_path / "stubborn" / "ready").exists, deadline_s=START_S)
     pid = int((tmp_path / "stubborn" / "pid").read_text())
     server = psutil.Process(pid).parent()
     assert server is not None
@@ -121,7 +114,7 @@ def test_group_server_killed_takes_every_peer_along(group: PeerGroup, tmp_path: 
         StateError, match="the process that starts the peers .* was killed by SIGKILL, and every peer with it"
     ):
         _exits(group, 1)
-    _await(lambda: _gone(pid))
+    wait_until(lambda: _gone(pid), deadline_s=START_S)
 
 
 STARTER = """
@@ -147,15 +140,15 @@ def _starter(tmp_path: Path, *preload: str) -> subprocess.Popen[bytes]:
 @pytest.mark.parametrize("preload", [(), ("tests.unit.peers.slow_import",)])
 def test_group_starter_killed_leaves_no_process_and_no_directory(tmp_path: Path, preload: tuple[str, ...]) -> None:
     starter = _starter(tmp_path, *preload)
-    _await((tmp_path / "opened").exists)
+    wait_until((tmp_path / "opened").exists, deadline_s=START_S)
     pids = [int((tmp_path / "opened").read_text())]
     if not preload:
         for name in ("obey", "stubborn"):
-            _await((tmp_path / name / "ready").exists)
+            wait_until((tmp_path / name / "ready").exists, deadline_s=START_S)
             pids.append(int((tmp_path / name / "pid").read_text()))
     starter.kill()
     starter.wait()
-    _await(lambda: all(_gone(pid) for pid in pids), 5)
+    wait_until(lambda: all(_gone(pid) for pid in pids), deadline_s=5)
     sweep_scratch(tmp_path)
     assert not list(tmp_path.glob("swarm-*"))
 

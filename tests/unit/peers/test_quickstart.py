@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.unit.peers.test_launch import _await, _gone
+from tests.harness.expect import wait_until
+from tests.unit.peers.test_launch import START_S, _gone
 
 TEXT = "".join(f"Paragraph {n} says that {n} owls saw {n * 7 % 101} mice near the river.\n\n" for n in range(1500))
 
@@ -116,7 +117,7 @@ def test_quickstart_peer_that_the_others_can_do_without_ends_nothing(tmp_path: P
 
 def test_quickstart_fork_server_killed_says_what_died_and_what_to_do(tmp_path: Path) -> None:
     command = Command(tmp_path, "--steps", "4", "--peers", "2", "--trainers", "1", fault="pause")
-    _await((command.out / "peers" / "trainer-0" / "paused").exists)
+    wait_until((command.out / "peers" / "trainer-0" / "paused").exists, deadline_s=START_S)
     (server,) = psutil.Process(command.process.pid).children()
     server.kill()
     code, _, err = command.finish()
@@ -136,7 +137,7 @@ def test_quickstart_interrupted_while_training_stops_all_and_says_what_is_kept(
 ) -> None:
     command = Command(tmp_path, "--steps", "4", "--peers", "2", "--trainers", "1", fault="pause")
     for peer in ("bootstrap", "stage-0-1", "stage-1-1", "trainer-0"):
-        _await((command.out / "peers" / peer / "paused").exists)
+        wait_until((command.out / "peers" / peer / "paused").exists, deadline_s=START_S)
     _interrupt(command, number, code)
     assert command.report()["exit_reason"] == "interrupted"
     assert command.report()["steps"] == 1
@@ -150,7 +151,7 @@ def test_quickstart_interrupted_early_stops_all(tmp_path: Path, moment: str) -> 
         "directory": command.out.exists,
         "shards": (command.out / "shards").exists,
     }
-    _await(awaited[moment])
+    wait_until(awaited[moment], deadline_s=START_S)
     _interrupt(command, signal.SIGINT, 130)
 
 

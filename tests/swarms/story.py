@@ -1,0 +1,28 @@
+"""A simulated run with faults, seen to its end, whose peers then have one whole history."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from swarm.sim.world import run_world
+from tests.harness.faults import FaultPlan, Strike
+from tests.harness.faults_memory import MemoryWorld
+from tests.harness.invariants import check_run
+from tests.harness.simulated import SimSwarm
+
+DONE = "every step of the run is closed"
+
+
+def live_through(swarm: SimSwarm, root: Path, *strikes: Strike, steps: int, timeout_s: float) -> FaultPlan:
+    """All faults fire, everybody but the killed sees the run to its end, and it keeps its invariants: one history,
+    every microbatch once, none lost, and cursors that say so. Raises AssertionError."""
+    with MemoryWorld(swarm) as world:
+        plan = FaultPlan(*strikes, world=world)
+        run_world(swarm.run(timeout_s=timeout_s))
+    plan.assert_fired()
+    ends = {name: peer.outcome for name, peer in swarm.peers.items() if not swarm.is_dead(name)}
+    assert ends == dict.fromkeys(ends, DONE)
+    report = check_run([root])
+    report.assert_sound()
+    assert report.steps == steps
+    return plan
