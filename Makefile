@@ -28,7 +28,7 @@ test: setup ## all tests that need neither root nor Docker; ARGS passed to pytes
 	@$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 nemesis: setup ## the tests with faults that take minutes, in one process; ARGS passed to pytest
-	@$(VENV)/bin/python -m pytest -m nemesis $(ARGS)
+	@$(VENV)/bin/python -m pytest -m nemesis -o faulthandler_timeout=0 $(ARGS)
 
 lint: setup ## ruff and mypy, nothing changed
 	@$(VENV)/bin/ruff check .

@@ -71,6 +71,7 @@ class Copying:
             history=history,
             sign=around.identity.sign,
             holds=lambda part, step: self.held(part, step) is not None,
+            takes=lambda part, step: part in self._kept and self._kept[part].copy.takes(step),
             gone=lambda: around.watch.gone.keys(),
         )
 

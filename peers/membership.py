@@ -91,6 +91,8 @@ class Membership:
         )
         self._allreduce = AllReduce(around.endpoint, around.clock)
         self._holding = Holding(settings, around, source)
+        self._donor = StateDonor(around.clock, max_downloads=self._downloads())
+        self._observers = ObserverDesk(founder, self._donor, self._snapshot, self.situation.awaited, around.clock)
         self._member = Member(self._member_context(founder))
         self._desk = LeadDesk(
             self._rules,
@@ -106,8 +108,6 @@ class Membership:
         self._watching = Watching(around.watch, around.endpoint, self._member, around.events, self.name_of)
         self._quorum = Quorum(around.watch, self._member, around.events, around.clock, self.situation.wait_for)
         self._parting = Parting()
-        self._donor = StateDonor(around.clock, max_downloads=self._downloads())
-        self._observers = ObserverDesk(founder, self._donor, self._snapshot, self.situation.awaited, around.clock)
         self._observers.lost = lambda: lost_parts(self._member.roster, around.watch.gone)
         self._copying = Copying(around, self._observers)
         self._announcer = Announcer(settings, around.endpoint, directory, self.situation, around.clock)
@@ -146,7 +146,7 @@ class Membership:
                 me=around.endpoint.peer,
                 device=around.device,
                 settle=self._holding.settle,
-                average=Rounds(around, self._allreduce, self._deadline.seconds),
+                average=Rounds(around, self._allreduce, self._deadline.seconds, self._observers.averaged),
                 cursor=self._holding.cursor,
             ),
             history=self._history,

@@ -2,8 +2,9 @@
 
 It is an observer of them (``swarm.optimization.observing``) that never asks to be let in. No replica waits for it: its
 state comes at a limited rate, from donors that nobody else downloads from just now, and its updates are computed beside
-the loop and the device, on the host. It is at a step's state as soon as the update has come, 4 bytes a parameter; until
-then the step cannot be had from it.
+the loop and the device, on the host. The update, 4 bytes a parameter, is asked for as soon as the replicas have agreed
+on it: it is here by the time the step is decided, or soon after, and needs none of them from then on. Until the copy
+has taken it the step cannot be had from it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import torch
+
 from peers.recent_records import RecentRecords
 from peers.roles import Surroundings, spec_of
 from swarm.errors import OutOfSync, PeerError, StateError
 from swarm.events import CopyDropped, CopyHeld, DonorDropped
 from swarm.ids import PartName, PeerId
 from swarm.optimization.copies import copy_holders, copy_rate
-from swarm.optimization.observer import Observer, ObserverContext, Runs
+from swarm.optimization.observer import Observer, ObserverContext, Runs, take_update
 from swarm.optimization.part_state import PartState
 from swarm.optimization.records import CloseRecord, Decision
 from swarm.optimization.roster import Roster
@@ -39,6 +42,14 @@ MOST_STEPS_WAITED = 64
 """A copy whose state came too late waits one step before it is fetched anew, then two, and so on up to this many."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """The update with which ``step`` closes, if it closes as the replicas had agreed when we asked."""
+
+    step: int
+    mean: torch.Tensor
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CopyContext:
     """What the copies of one peer share. ``host`` runs what takes long; ``turn`` is held by the one that downloads;
@@ -53,8 +64,8 @@ class CopyContext:
 
 
 class PartCopy:
-    """Run it until it is not wanted any more, then :meth:`drop` it. Memory per parameter: 12 bytes, 12 more while it
-    takes an update, and the updates that others want of it."""
+    """Run it until it is not wanted any more, then :meth:`drop` it. Memory per parameter: 12 bytes, 4 more for an
+    update that is not decided yet, 12 more while it takes one, and the updates that others want of it."""
 
     def __init__(self, context: CopyContext, part: PartName) -> None:
         self._context, self.part = context, part
@@ -70,6 +81,7 @@ class PartCopy:
         self._observer: Observer | None = None
         self._state: PartState | None = None
         self._record: CloseRecord | None = None
+        self._ahead: _Ahead | None = None
         self._moved = asyncio.Condition()
         self._failures = self._late = 0
 
@@ -82,6 +94,10 @@ class PartCopy:
         """Whether it is exactly at this step's state, as it was decided here."""
         decided = self._context.records.at(step)
         return self.step == step and (decided is None or self._is(decided))
+
+    def takes(self, step: int) -> bool:
+        """Whether it is at the state before, and has the update with which it will be at this step's, most likely."""
+        return self.step == step - 1 and self._ahead is not None and self._ahead.step == step
 
     def _is(self, record: CloseRecord) -> bool:
         return self._record is not None and self._record.hash() == record.hash()
@@ -138,14 +154,14 @@ class PartCopy:
         """Hold nothing any more, and free the memory. Not while it runs."""
         if self._record is not None:
             self._context.around.events.emit(CopyDropped(part=self.part, reason=reason))
-        self._state = self._record = None
+        self._state = self._record = self._ahead = None
         await self._context.dropped(self.part)
 
     # --- following -----------------------------------------------------------------------------------------------
 
     async def _follow(self, head: CloseRecord) -> None:
         """Never returns. Raises PeerError, StateError or OutOfSync when nobody is left who leads on."""
-        if self._record is not None and self._record.step < head.step:
+        if self._record is not None and self._record.step < head.step and not await self._finish(head):
             await self.drop(f"it was at step {self._record.step}, and nobody keeps what came after it")
         observing = dataclasses.replace(self._observing, spare=self._record is None)
         observer = self._observer = Observer(observing, self._donors(head.members), self.part)
@@ -157,7 +173,45 @@ class PartCopy:
             await observer.start(me, wanted=self._record)
             observer.resume(self._state)
         while True:
-            await observer.follow()
+            if not await self._step_ahead(observer):
+                await observer.follow()
+
+    async def _step_ahead(self, observer: Observer) -> bool:
+        """Take the next step with an update that is here before it is decided. False when there was none, or another
+        was decided. Raises what the observer raises."""
+        step = observer.head.step + 1
+        if self._ahead is None or self._ahead.step != step:
+            mean = await observer.ahead()
+            self._ahead = None if mean is None else _Ahead(step, mean)
+        if self._ahead is None:
+            return False
+        await self._context.records.wait(step)
+        record = self._context.records.at(step)
+        if record is None or not await self._finish(record):
+            return False
+        observer.went_on(record)
+        return True
+
+    async def _finish(self, record: CloseRecord) -> bool:
+        """Take the update that is here for ``record``, of which this peer knows itself that it was decided. False when
+        there is none, or it is not the one that was decided: then nothing has changed."""
+        state, ahead = self._state, self._ahead
+        if self.step == record.step:
+            return self._is(record)  # given up, as we were told before
+        if state is None or not self.takes(record.step) or self._record is None or ahead is None:
+            return False
+        mean = None if record.void else ahead.mean
+        try:
+            if record.previous != self._record.hash():
+                return False
+            await self._context.host.run(take_update, state, record, mean)
+        except (PeerError, StateError) as error:
+            logger.info("the copy of %s: %s", self.part, error)
+            return False
+        finally:
+            self._ahead = None
+        await self._observe(Decision(record, {}, mean))
+        return True
 
     def _donors(self, roster: Roster) -> tuple[PeerId, ...]:
         """The part's replicas, each holder beginning with another, and with another after every failure."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 import torch
 
@@ -11,17 +11,25 @@ from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.plan import RoundKey, RoundResult
 from swarm.averaging.round import RoundCall, average, plan_round
 from swarm.averaging.strategies import STRATEGIES
+from swarm.ids import PartName
 from swarm.optimization.open_step import Round
 
 ROUND_SHARE = 0.8
 """A round's share of the time that the leader waits for its outcome: so the round fails first and names the culprit."""
 
 
-class Rounds:
-    """See :class:`swarm.optimization.open_step.Average`. ``leader_waits_s`` is how long the leader waits."""
+Averaged = Callable[[PartName, int, torch.Tensor], Awaitable[None]]
 
-    def __init__(self, around: Surroundings, allreduce: AllReduce, leader_waits_s: Callable[[], float]) -> None:
+
+class Rounds:
+    """See :class:`swarm.optimization.open_step.Average`. ``leader_waits_s`` is how long the leader waits; ``averaged``
+    is told of every mean (part, step, float32 on CPU)."""
+
+    def __init__(
+        self, around: Surroundings, allreduce: AllReduce, leader_waits_s: Callable[[], float], averaged: Averaged
+    ) -> None:
         self._around, self._allreduce, self._leader_waits_s = around, allreduce, leader_waits_s
+        self._averaged = averaged
 
     async def __call__(self, wanted: Round, sums: torch.Tensor) -> RoundResult:
         """One round of our part's group. Raises RoundFailed."""
@@ -36,4 +44,6 @@ class Rounds:
             seed=manifest.run.seed,
         )
         plan = plan_round(call, STRATEGIES[manifest.averaging.strategy], self._around.endpoint.peer)
-        return await average(self._allreduce, plan, sums, self._around.events)
+        result = await average(self._allreduce, plan, sums, self._around.events)
+        await self._averaged(wanted.part, wanted.step, result.tensor)
+        return result

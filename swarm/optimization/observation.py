@@ -9,8 +9,8 @@ from pydantic import Field, StringConstraints
 from swarm.optimization.records import CloseRecord, Decision
 from swarm.schema import Count, DigestField, Message, PartField, PeerIdField, SignatureField
 
-STANDING, HASH, START, NEXT, STAY, LEAVE = (
-    f"observe/1/{verb}" for verb in ("standing", "hash", "start", "next", "stay", "leave")
+STANDING, HASH, START, NEXT, AHEAD, STAY, LEAVE = (
+    f"observe/1/{verb}" for verb in ("standing", "hash", "start", "next", "ahead", "stay", "leave")
 )
 
 
@@ -53,6 +53,14 @@ class NextRequest(Message):
     """The decision of ``step``, when there is one, and the update of ``part``."""
 
     part: PartField | None
+    step: Count
+
+
+class AheadRequest(Message):
+    """The update of ``part`` with which ``step`` closes if nothing goes wrong any more; those before it I have. The
+    answer has none when the step was given up."""
+
+    part: PartField
     step: Count
 
 

@@ -23,16 +23,29 @@ from swarm.ids import PartName, PeerId, RunId
 from swarm.network.protocols import Endpoint
 from swarm.optimization.changes import Verify
 from swarm.optimization.guides import Guides
-from swarm.optimization.observation import NEXT, STANDING, Decided, NextRequest, RunStanding, StandingRequest
+from swarm.optimization.observation import (
+    AHEAD,
+    NEXT,
+    STANDING,
+    AheadRequest,
+    Decided,
+    NextRequest,
+    RunStanding,
+    StandingRequest,
+)
 from swarm.optimization.part_state import PartState
 from swarm.optimization.records import CloseRecord, Decision, check_acceptances
 from swarm.optimization.starting import Start, begin
+from swarm.schema import Empty
 
 PATIENCE_S = 10.0
 """How long one question may take. A step may take longer: then it is asked again. So may the update of a large part
 over a thin link: then it is given twice the time."""
 ALIVE_S = 5.0
 """How long a donor that did not answer a question may take for the simplest one."""
+MOST_PATIENCE_S = 60.0
+"""How long an update may take that is fetched before it is decided: nobody can say yet whether it has just not come to
+be, or needs so long."""
 MOST_ASKED = 8
 """How many peers may be asked at once whether they kept updates for us."""
 
@@ -136,28 +149,39 @@ class Observer:
         StateError when the update does not give what the record says.
         Cancelled, our part is at the step before or after, never between.
         """
+        decision = await self._led(self._take_step)
+        await self._context.observe(decision)
+        return decision.record
+
+    async def ahead(self) -> torch.Tensor | None:
+        """The update with which the next step closes, if it closes as its replicas agreed last, float32; None when it
+        was given up. For a peer that hears itself of decisions: it applies this with :func:`take_update`, says so with
+        :meth:`went_on`, or calls :meth:`follow` when another was decided. Raises as :meth:`follow`; waits as long as it
+        takes. Cancel freely."""
+        return await self._led(self._bring_ahead)
+
+    def went_on(self, record: CloseRecord) -> None:
+        """Our part was brought to the state after ``record``, which follows :attr:`head` and was verified."""
+        self._head = record
+
+    async def _led(self, ask: Callable[[PeerId], Awaitable[T]]) -> T:
+        """What the first guide gives that can, while a stand-in is kept."""
         keeping = asyncio.create_task(self._guides.keep(self.head))
         try:
-            decision = await self._followed()
+            while True:
+                guide = self._guides.first
+                try:
+                    return await ask(guide)
+                except (PeerError, StateError) as error:
+                    logger.info("%s cannot lead on after step %d: %s", guide, self.head.step, error)
+                    self._guides.drop(guide)
+                    if not self._guides.peers:
+                        raise
         finally:
             keeping.cancel()
             (ended,) = await asyncio.gather(keeping, return_exceptions=True)
             if isinstance(ended, Exception):
                 logger.error("looking for a stand-in failed", exc_info=ended)
-        await self._context.observe(decision)
-        return decision.record
-
-    async def _followed(self) -> Decision:
-        """The next step's decision, verified, and our part brought to it."""
-        while True:
-            guide = self._guides.first
-            try:
-                return await self._take_step(guide)
-            except (PeerError, StateError) as error:
-                logger.info("%s cannot lead on after step %d: %s", guide, self.head.step, error)
-                self._guides.drop(guide)
-                if not self._guides.peers:
-                    raise
 
     async def _take_step(self, guide: PeerId) -> Decision:
         decided, payload = await self._next(guide, self.head.step + 1)
@@ -165,7 +189,7 @@ class Observer:
         decision = decided.decision()
         if self._part is not None:
             mean = None if decided.record.void else torch.frombuffer(payload, dtype=torch.float32)
-            await self._context.device.run(self._update, self._part, decided.record, mean, guide)
+            await self._context.device.run(take_update, self._part, decided.record, mean, guide)
             decision = replace(decision, mean=mean)
         self._head = decided.record
         return decision
@@ -202,6 +226,24 @@ class Observer:
                 raise Violation(f"an update of {len(payload)} bytes instead of {expected}", peer=guide)
             return decided, payload
 
+    async def _bring_ahead(self, guide: PeerId) -> torch.Tensor | None:
+        step, part, call = self.head.step + 1, self._part, self._context.endpoint.call
+        if part is None:
+            raise StateError("whoever holds nothing needs no update")
+        size, patience_s = 4 * part.layout.elements, PATIENCE_S
+        body = AheadRequest(part=part.spec.name, step=step)
+        while True:
+            try:
+                _, payload = await call(guide, AHEAD, body, Empty, timeout_s=patience_s, max_reply_bytes=size)
+                break
+            except DeadlineMissed:
+                await self._check_alive(guide, step)
+                await self._guides.stay()
+                patience_s = min(2 * patience_s, MOST_PATIENCE_S)
+        if len(payload) not in (0, size):
+            raise Violation(f"an update of {len(payload)} bytes instead of {size}", peer=guide)
+        return torch.frombuffer(payload, dtype=torch.float32) if payload else None
+
     async def _check_alive(self, guide: PeerId, step: int) -> None:
         """After a question without an answer: the step is still open, or its update needs more time. Raises
         DeadlineMissed for a donor that has fallen silent."""
@@ -210,19 +252,22 @@ class Observer:
         if standing.closed is not None and standing.closed >= step:
             self._patience_s *= 2
 
-    def _update(self, part: PartState, record: CloseRecord, mean: torch.Tensor | None, guide: PeerId) -> None:
-        """On the device thread. Without a mean the step was given up, and a copy may know that already."""
-        if mean is None:
-            if part.step < record.step:
-                part.give_up()
-            return
-        if not bool(torch.isfinite(mean).all()):
-            raise Violation("an update that is not finite", peer=guide)
-        found = part.prepare(mean, lr=record.lr, clip=record.clip, step=record.step)
-        if found != record.digests.get(part.spec.name):
-            part.discard()
-            raise StateError(
-                f"the update of {part.spec.name} for step {record.step} from {guide} gives digest {found[:12]}…, "
-                f"which the record does not name: it was not applied"
-            )
-        part.swap()
+
+def take_update(part: PartState, record: CloseRecord, mean: torch.Tensor | None, guide: str = "") -> None:
+    """Bring the part to the state after ``record`` with this mean gradient, which ``guide`` brought. Without one the
+    step was given up, and a copy may know that already. Where the part is worked on. Raises Violation or StateError,
+    with nothing changed, for a mean that does not give what the record says. Cost: one step of AdamW and a digest."""
+    if mean is None:
+        if part.step < record.step:
+            part.give_up()
+        return
+    if not bool(torch.isfinite(mean).all()):
+        raise Violation("an update that is not finite", peer=guide)
+    found = part.prepare(mean, lr=record.lr, clip=record.clip, step=record.step)
+    if found != record.digests.get(part.spec.name):
+        part.discard()
+        raise StateError(
+            f"the update of {part.spec.name} for step {record.step} from {guide or 'one of its replicas'} gives digest "
+            f"{found[:12]}…, which the record does not name: it was not applied"
+        )
+    part.swap()

@@ -6,7 +6,8 @@ itself. So nobody waits for it, however slow its link is; when it has caught up 
 (``swarm.optimization.changes``). A second replica keeps the updates for it, too, in case the first dies.
 
 A member that keeps a copy of another part (``swarm.optimization.copies``) is such an observer for good; and of what it
-copies it serves others, as a replica does.
+copies it serves others, as a replica does. It gets an update before it is decided, and hears of the decision as members
+do: what all replicas of a part have averaged before they died is not lost with them.
 """
 
 from __future__ import annotations
@@ -14,20 +15,25 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+import torch
 
 from swarm.clock import Clock
 from swarm.errors import Busy, Refused, WrongStep
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Answer, Method, Payload, Request
 from swarm.optimization.observation import (
+    AHEAD,
     HASH,
     LEAVE,
     NEXT,
     STANDING,
     START,
     STAY,
+    AheadRequest,
     Decided,
     HashRequest,
     LeaveRequest,
@@ -65,6 +71,15 @@ class _Observer:
     asked: bool = True
 
 
+@dataclass(frozen=True, slots=True)
+class _Averaged:
+    """What our part's replicas agreed on for the open step, and may have to agree on anew."""
+
+    part: PartName
+    step: int
+    mean: torch.Tensor
+
+
 class ObserverDesk:
     """Serves observers from what this member decides. ``publish`` it every decision, and :meth:`copied` every step of a
     part that is copied here.
@@ -81,6 +96,7 @@ class ObserverDesk:
         self._observers: dict[tuple[PeerId, PartName], _Observer] = {}
         self._own: PartName | None = None
         self._updates = Updates()
+        self._averaged: _Averaged | None = None
         self._decisions: deque[Decision] = deque(maxlen=KEPT_UPDATES)
         self._published = asyncio.Condition()
         self.lost: Callable[[], tuple[str, ...]] = tuple
@@ -92,6 +108,7 @@ class ObserverDesk:
             Method(name=HASH, request=HashRequest, handle=self._on_hash),
             Method(name=START, request=StartRequest, handle=self._on_start),
             Method(name=NEXT, request=NextRequest, handle=self._on_next),
+            Method(name=AHEAD, request=AheadRequest, handle=self._on_ahead),
             Method(name=STAY, request=StayRequest, handle=self._on_stay),
             Method(name=LEAVE, request=LeaveRequest, handle=self._on_leave),
         ]
@@ -113,9 +130,15 @@ class ObserverDesk:
         self._decisions.append(dataclasses.replace(decision, mean=None))
         if self._own is not None and self._own != part:
             self._updates.forget(self._own)
-        self._own = part
+        self._own, self._averaged = part, None
         if part is not None:
             self._keep(part, decision)
+        await self._tell()
+
+    async def averaged(self, part: PartName, step: int, mean: torch.Tensor) -> None:
+        """Our part has a mean gradient for the open step: float32 on CPU, not written to any more. Copies may have it
+        now; another attempt replaces it."""
+        self._averaged = _Averaged(part, step, mean)
         await self._tell()
 
     async def copied(self, part: PartName, decision: Decision) -> None:
@@ -239,6 +262,25 @@ class ObserverDesk:
         return Answer(Decided.of(self._decided(body.step)), payload)
 
     async def _update(self, caller: PeerId, part: PartName, step: int) -> Payload:
+        with self._waits(caller, part, step):
+            await self._wait_reached(part, step)
+        if self._decided(step).record.void:
+            return b""
+        mean = self._updates.at(part, step)
+        if mean is None:
+            raise WrongStep(f"the update of step {step} is not kept here any more")
+        return mean.numpy().data.cast("B")
+
+    async def _on_ahead(self, request: Request) -> Answer:
+        body: AheadRequest = request.body
+        part = PartName(body.part)
+        with self._waits(request.caller, part, body.step):
+            mean = await self._wait_averaged(part, body.step)
+        return Answer(Empty(), b"" if mean is None else mean.numpy().data.cast("B"))
+
+    @contextmanager
+    def _waits(self, caller: PeerId, part: PartName, step: int) -> Iterator[None]:
+        """While an observer waits for what comes of ``step``. Raises Refused for who is none."""
         observer = self._observers.get((caller, part))
         if observer is None:
             raise Refused("not an observer of this part: start first")
@@ -247,16 +289,10 @@ class ObserverDesk:
         self._trim(part)
         observer.waiting, observer.asked = observer.waiting + 1, True
         try:
-            await self._wait_reached(part, step)
+            yield
         finally:
             observer.waiting -= 1
             observer.expires = self._clock.monotonic() + LEASE_S
-        if self._decided(step).record.void:
-            return b""
-        mean = self._updates.at(part, step)
-        if mean is None:
-            raise WrongStep(f"the update of step {step} is not kept here any more")
-        return mean.numpy().data.cast("B")
 
     def _decided(self, step: int) -> Decision:
         decision = next((kept for kept in self._decisions if kept.record.step == step), None)
@@ -290,6 +326,26 @@ class ObserverDesk:
             await self._published.wait_for(lambda: (at := self._updates.reached(part)) is None or at >= step)
         if self._updates.reached(part) is None:
             raise Refused(f"{part} is not held here any more")
+
+    async def _wait_averaged(self, part: PartName, step: int) -> torch.Tensor | None:
+        """What ``part``'s replicas agreed on for ``step``, which may be closed by now; None when it was given up, and
+        when its update is not kept any more. Raises as :meth:`_wait_reached`; who asks may have closed the step before
+        sooner than we."""
+
+        def over() -> bool:
+            return self.closed is None or self.closed >= step or self._updates.reached(part) is None
+
+        def mean() -> torch.Tensor | None:
+            found = self._averaged
+            return found.mean if found is not None and (found.part, found.step) == (part, step) else None
+
+        if self.closed is not None and step > self.closed + 2:
+            raise WrongStep(f"step {step} is far from closed here")
+        async with self._published:
+            await self._published.wait_for(lambda: over() or mean() is not None)
+        if self._updates.reached(part) is None:
+            raise Refused(f"{part} is not held here any more")
+        return mean() if self.closed is not None and self.closed < step else self._updates.at(part, step)
 
     def _expire(self) -> None:
         now = self._clock.monotonic()

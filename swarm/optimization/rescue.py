@@ -50,7 +50,8 @@ class Consent(Message):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RescueDesk:
-    """The ``rescue/1`` service. ``holds`` says whether a copy of a part is here, just as it was after a step."""
+    """The ``rescue/1`` service. ``holds`` says whether a copy of a part is here, just as it was after a step; ``takes``
+    whether it is just being brought there."""
 
     run: RunId
     me: PeerId
@@ -58,6 +59,7 @@ class RescueDesk:
     history: History
     sign: Callable[[bytes], bytes]
     holds: Callable[[PartName, int], bool]
+    takes: Callable[[PartName, int], bool]
     gone: Callable[[], Collection[PeerId]]
 
     def methods(self) -> list[Method]:
@@ -71,6 +73,8 @@ class RescueDesk:
         if part not in lost_parts(roster, self.gone()):
             raise Busy(f"a replica of {part} is there, as far as is known here")
         if not self.holds(part, body.step - 1):
+            if self.takes(part, body.step - 1):
+                raise Busy(f"the copy of {part} here is just taking the update of step {body.step - 1}")
             raise Refused(f"there is no copy of {part} after step {body.step - 1} here")
         return Answer(Consent(rescue=self._rescue(roster, part, body.step)))
 

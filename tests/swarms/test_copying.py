@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from peers.copying import Copying
 from peers.part_copy import PartCopy
@@ -195,23 +196,33 @@ def test_copy_whose_donor_is_killed_in_the_middle_takes_the_rest_from_the_other(
     assert all(one.digest == one.record.digests[one.part] for one in arrivals)
 
 
+@pytest.mark.parametrize("decided_too", [True, False])
 def test_copy_does_not_take_a_hostile_update_and_follows_another_replica(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrivals: list[Arrival]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arrivals: list[Arrival], *, decided_too: bool
 ) -> None:
+    """``decided_too``: the liar lies about what was decided, not about what is ahead only."""
     swarm = copying_swarm(tmp_path)
-    lies: list[tuple[str, PeerId]] = []
-    update = ObserverDesk._update
+    lies: list[tuple[str, str]] = []
+    update, averaged = ObserverDesk._update, ObserverDesk._wait_averaged
 
-    async def lie_once_it_is_asked(desk: ObserverDesk, caller: PeerId, part: PartName, step: int) -> Payload:
-        true = await update(desk, caller, part, step)
+    def lies_now(step: int, of: str) -> bool:
         if step < 3 or (lies and lies[0][0] != PEER.get()):
-            return true
-        lies.append((PEER.get(), caller))
-        return bytes(len(true))
+            return False
+        lies.append((PEER.get(), of))
+        return True
 
-    monkeypatch.setattr(ObserverDesk, "_update", lie_once_it_is_asked)
+    async def lie_ahead(desk: ObserverDesk, part: PartName, step: int) -> torch.Tensor | None:
+        true = await averaged(desk, part, step)
+        return torch.ones_like(true) if true is not None and lies_now(step, "ahead") else true
+
+    async def lie(desk: ObserverDesk, caller: PeerId, part: PartName, step: int) -> Payload:
+        true = await update(desk, caller, part, step)
+        return bytes(len(true)) if decided_too and lies_now(step, "decided") else true
+
+    monkeypatch.setattr(ObserverDesk, "_wait_averaged", lie_ahead)
+    monkeypatch.setattr(ObserverDesk, "_update", lie)
     run_world(swarm.run())
-    assert lies, "the fault did not fire"
+    assert {of for _, of in lies} == ({"ahead", "decided"} if decided_too else {"ahead"}), "the fault did not fire"
     assert all(one.digest == one.record.digests[one.part] for one in arrivals)
     newest = {(one.peer, one.part): one.record.step for one in arrivals}
     assert set(newest.values()) <= {5, 6}, "all went on, from the others"

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from swarm.errors import RunEnded
-from swarm.events import CopyHeld, JourneyCompleted, PeerLost, StepClosed, StepGivenUp
+from swarm.events import Committed, CopyHeld, JourneyCompleted, PeerLost, StepClosed, StepGivenUp
 from swarm.pipeline.health import ANEW_S
+from swarm.sim.links import Links
 from swarm.sim.world import run_world
 from tests.harness.faults import FaultPlan, On, Strike
 from tests.harness.faults_kinds import Fault, JoinerStorm, Kill, Restart
@@ -19,6 +20,8 @@ from tests.harness.simulated import SimSwarm
 
 STEPS = 6
 MIDST = On(JourneyCompleted, peer="trainer-0", where={"step": 3})
+DECIDED = On(Committed, where={"step": 2})
+"""A majority has accepted step 2, and nobody was told yet."""
 NOTICED = On(PeerLost, after="kill")
 
 
@@ -33,13 +36,14 @@ def swarm_of(
     """Two stages; a peer's events are in its home."""
     run, split = {"steps": STEPS, "copies": copies}, {"stages": 2, "ends": ends}
     stage_s = {"forward": hop_s, "backward": hop_s} if hop_s else None
-    return SimSwarm(root, hosts=hosts, trainers=trainers, run=run, split=split, stage_s=stage_s)
+    links = Links.parse({"default": {"latency_ms": 20}}) if hop_s else None
+    return SimSwarm(root, hosts=hosts, trainers=trainers, run=run, split=split, stage_s=stage_s, links=links)
 
 
-def struck(swarm: SimSwarm, victims: tuple[str, ...], *then: Fault) -> None:
+def struck(swarm: SimSwarm, victims: tuple[str, ...], *then: Fault, when: On = MIDST) -> None:
     """Run it to its end; the victims are killed in the midst of step 3, what follows happens when one is missed."""
     after = (Strike(f"then-{index}", NOTICED, fault) for index, fault in enumerate(then))
-    plan = FaultPlan(Strike("kill", MIDST, Kill(victims)), *after, world=MemoryWorld(swarm))
+    plan = FaultPlan(Strike("kill", when, Kill(victims)), *after, world=MemoryWorld(swarm))
     try:
         run_world(swarm.run(timeout_s=600.0))
     finally:
@@ -72,6 +76,16 @@ def test_stage_whose_replicas_all_die_is_taken_over_from_a_copy(tmp_path: Path) 
     assert holders(swarm, lost[0], 2) == sorted(victims)
     assert [len(holders(swarm, part)) for part in ("ends", "stage-0", "stage-1")] == [1, 1, 1]
     assert {event.part for event in swarm.events(CopyHeld)} == {"ends", "stage-0", "stage-1"}
+
+
+@pytest.mark.parametrize("when", [DECIDED, On(StepClosed, peer="host-3", where={"step": 2})])
+def test_stage_whose_replicas_die_with_a_decision_is_taken_over_after_that_step(tmp_path: Path, when: On) -> None:
+    swarm = swarm_of(tmp_path, hosts=4, trainers=1, hop_s=0.1)
+    victims = ("host-1", "host-3")
+    struck(swarm, victims, when=when)
+    records = check(swarm, victims)
+    assert records[2]["committed"]
+    assert {len(event.lost) for event in swarm.events(StepGivenUp)} == {1}
 
 
 def test_stage_that_nobody_can_be_spared_for_is_taken_over_by_who_joins(tmp_path: Path) -> None:

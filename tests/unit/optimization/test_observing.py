@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+import torch
 
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, WrongStep
 from swarm.ids import ENDS, PeerId, stage_part
 from swarm.optimization.observation import (
+    AHEAD,
     HASH,
     NEXT,
     STANDING,
     START,
     STAY,
+    AheadRequest,
     Decided,
     HashRequest,
     NextRequest,
@@ -26,7 +29,7 @@ from swarm.optimization.observation import (
 )
 from swarm.optimization.observing import KEPT_UPDATES, LEASE_S, MAX_OBSERVERS
 from swarm.optimization.roster import Roster
-from swarm.schema import Message
+from swarm.schema import Empty, Message
 from swarm.state.transfer import CHUNK, ChunkRequest
 from tests.unit.optimization.observed import DONOR, JOINER, ROSTER, STAGE, Bench, Run, listed, signed, turns
 
@@ -273,3 +276,41 @@ async def test_desk_serves_the_copy_of_another_part_once_it_has_the_update_and_u
     await bench.desk.dropped(COPIED)
     with pytest.raises(Refused, match="not held here any more"):
         await asking
+
+
+async def test_update_can_be_had_before_its_step_is_decided_and_as_long_as_it_is_kept() -> None:
+    bench = await bench_at(1)
+
+    async def ahead(step: int, me: PeerId = JOINER) -> int:
+        return (await ask(bench, AHEAD, AheadRequest(part=STAGE, step=step), Empty, me))[1]
+
+    with pytest.raises(Refused, match="not an observer"):
+        await ahead(2)
+    await start(bench)
+    asking = asyncio.create_task(ahead(2))
+    await turns()
+    assert not asking.done(), "nothing is averaged yet"
+    size = 4 * bench.run.part.layout.elements
+    await bench.desk.averaged(STAGE, 2, torch.zeros(bench.run.part.layout.elements))
+    assert await asking == size
+    await bench.close()
+    assert bench.kept == [2], "another may have been decided"
+    assert await ahead(2) == size
+    early = asyncio.create_task(ahead(4))  # whoever heard of step 3 before us
+    await turns()
+    assert not early.done()
+    with pytest.raises(WrongStep, match="far from closed"):
+        await ahead(5)
+    await bench.close()
+    await bench.desk.averaged(STAGE, 4, torch.zeros(bench.run.part.layout.elements))
+    assert await early == size
+
+
+async def test_update_of_a_step_that_is_given_up_is_none() -> None:
+    bench = await bench_at(1)
+    await start(bench)
+    asking = asyncio.create_task(ask(bench, AHEAD, AheadRequest(part=STAGE, step=2), Empty))
+    await turns()
+    record = bench.run.head.model_copy(update={"step": 2, "previous": bench.run.head.hash(), "void": True})
+    await bench.publish(signed(record))
+    assert (await asking)[1] == 0
