@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any
 
 from swarm.clock import Clock
 from swarm.errors import DeadlineMissed, PeerError, Unreachable
@@ -18,6 +19,15 @@ ANSWER_S = 30.0
 deadlines to find out."""
 
 
+def begin_in(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> asyncio.Task[None] | None:
+    """Do something small in the group; nothing any more when that is ending."""
+    try:
+        return group.create_task(work)
+    except RuntimeError:
+        work.close()
+        return None
+
+
 class Attendance:
     """Open questions to replicas, one each while ``group`` lasts. ``lost`` is told who broke off, once, and may call
     :meth:`need` again later. Costs one call in 20 s per replica in use."""
@@ -29,10 +39,12 @@ class Attendance:
         self._asked: dict[PeerId, asyncio.Task[None]] = {}
 
     def need(self, peers: Iterable[PeerId]) -> None:
-        """Attend to these as well."""
+        """Attend to these as well; to nobody any more when the group is ending."""
         for peer in peers:
             if peer not in self._asked:
-                self._asked[peer] = self._group.create_task(self._attend(peer))
+                task = begin_in(self._group, self._attend(peer))
+                if task is not None:
+                    self._asked[peer] = task
 
     def close(self) -> None:
         """Withdraw all questions."""

@@ -49,7 +49,7 @@ class Escort:
     ``warn`` has all its journeys look again."""
 
     attend: Callable[[Iterable[PeerId]], None]
-    spawn: Callable[[Coroutine[Any, Any, None]], None]
+    spawn: Callable[[Coroutine[Any, Any, None]], object]
     warn: Callable[[], None] = lambda: None
 
 

@@ -9,14 +9,14 @@ import asyncio
 import logging
 import statistics
 from collections import deque
-from collections.abc import Collection, Coroutine, Sequence
-from typing import Any, Protocol
+from collections.abc import Collection, Sequence
+from typing import Protocol
 
 from swarm.errors import PeerError, Refused, Violation, WrongStep
 from swarm.events import JourneyCompleted, JourneySetAside, JourneyStarted
 from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import Answer, Method, Request
-from swarm.pipeline.attendance import Attendance
+from swarm.pipeline.attendance import Attendance, begin_in
 from swarm.pipeline.batch import BatchSource
 from swarm.pipeline.blame import Poisoned
 from swarm.pipeline.ends import TrainerEnds
@@ -173,7 +173,7 @@ class Trainer:
         changed = self._changed
         async with asyncio.TaskGroup() as group:
             attendance = Attendance(self._context.endpoint, self._context.clock, group, self.lost)
-            escort = Escort(attendance.need, lambda work: _beside(group, work), self._warn)
+            escort = Escort(attendance.need, lambda work: begin_in(group, work), self._warn)
             while step >= self._step:
                 changed.clear()
                 room = self._in_flight_limit() - self._under_way(step)
@@ -313,11 +313,3 @@ class Trainer:
     async def _on_blocked(self, request: Request) -> Answer:
         self._find(request.body).deliver_blocked(request.caller, request.body)
         return DONE
-
-
-def _beside(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> None:
-    """Do something small in the group; nothing any more when that is ending."""
-    try:
-        group.create_task(work)
-    except RuntimeError:
-        work.close()
