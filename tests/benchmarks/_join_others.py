@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean, median, stdev
 
 from peers.local_run import RunBroken
 from peers.manifest_file import write_manifest
@@ -52,6 +52,11 @@ class Others:
         a slow one among them is what is looked for; the median of the quiet ones, which a stray one shall not flatter.
         """
         return median(self.quiet_s) / mean(self.joining_s)
+
+    @property
+    def error(self) -> float:
+        """Standard error of :attr:`kept`, from the joining steps' own scatter: there are few of them."""
+        return self.kept * stdev(self.joining_s) / mean(self.joining_s) / len(self.joining_s) ** 0.5
 
 
 def measure(root: Path, joins: int) -> Others:

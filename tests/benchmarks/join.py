@@ -56,7 +56,7 @@ async def run(full: bool) -> Result:
         print(found[-1], file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="join-others-") as scratch:
         # Not in a thread: the peers live as long as the one they are started from.
-        others = measure(Path(scratch) / "run", joins=12 if full else 6)
+        others = measure(Path(scratch) / "run", joins=32 if full else 14)
     return _result(found, others, reason)
 
 
@@ -164,6 +164,7 @@ def _result(found: Sequence[Found], others: Others, reason: str | None) -> Resul
         "donor_cpu_quiet": round(median(worst.quiet_cpu), 3),
         "donor_cpu_giving": round(max(worst.busy_cpu, default=0.0), 3),
         "others_kept": round(others.kept, 4),
+        "others_kept_error": round(others.error, 4),
         "others_kept_target": 0.95,
         "others_step_quiet_s": round(median(others.quiet_s), 3),
         "others_step_joining_s": round(mean(others.joining_s), 3),
