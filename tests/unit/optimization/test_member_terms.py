@@ -339,16 +339,17 @@ async def test_member_asked_about_a_step_that_closes_meanwhile_answers_for_that_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench, gate = await brought_to("propose"), asyncio.Event()
-    tell = bench.member._tell
+    news = bench.member._news
+    tell = news.tell
 
     async def slow() -> None:
         await gate.wait()
         await tell()
 
-    monkeypatch.setattr(bench.member, "_tell", slow)
+    monkeypatch.setattr(news, "tell", slow)
     late = [asyncio.create_task(bench.ask(body)) for body in (prepare(term=1), reconcile(term=2), apply(term=3))]
     await eventually(lambda: bench.member.term == 3)
-    monkeypatch.setattr(bench.member, "_tell", tell)
+    monkeypatch.setattr(news, "tell", tell)
     await bench.ask(decide(record()))
     gate.set()
     promise, *others = await asyncio.gather(*late, return_exceptions=True)
@@ -392,6 +393,37 @@ async def test_member_that_averages_when_it_is_cut_off_stops_and_says_why() -> N
     await bench.member.wait_term(1, 0)
     await bench.member.learn(decided(record()))
     assert bench.member.open_step == 1
+
+
+async def test_member_that_is_cut_off_swaps_to_nothing_while_it_gets_the_newer_state() -> None:
+    bench = await brought_to("propose")
+    await bench.member.cut("B is steps ahead")
+    with pytest.raises(Busy, match="B is steps ahead"):
+        await bench.ask(decide(record()))
+    assert (bench.part.swapped, bench.history.head) == ([], GENESIS)
+
+
+async def test_member_that_is_told_and_observes_at_once_does_one_after_the_other() -> None:
+    begun: list[int] = []
+    gate = asyncio.Event()
+
+    async def slow(decision: Decision) -> None:
+        begun.append(decision.record.step)
+        await gate.wait()
+        begun.append(-decision.record.step)
+
+    bench = await brought_to("propose", decided=slow)
+    two = record(record())
+    telling = asyncio.create_task(bench.ask(decide(record())))
+    await eventually(lambda: begun)
+    observing = asyncio.create_task(bench.member.observe(decided(two)))
+    for _ in range(8):
+        await asyncio.sleep(0)
+    assert (begun, bench.history.head) == ([1], record())
+    gate.set()
+    await asyncio.gather(telling, observing)
+    assert begun == [1, -1, 2, -2]
+    assert (bench.member.open_step, bench.history.head) == (3, two)
 
 
 async def test_member_that_was_cut_off_takes_part_again_from_the_state_that_it_got() -> None:
