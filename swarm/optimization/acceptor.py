@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
+from typing import Annotated
+
+from pydantic import Field
 
 from swarm.errors import OutOfSync, Refused, Superseded, Violation
 from swarm.ids import PeerId
 from swarm.optimization.changes import NO_CHANGES, Changes
 from swarm.optimization.records import CloseRecord
-from swarm.schema import Count, Message
+from swarm.schema import Count, Message, PeerIdField, SignatureField
 
 
 class Vote(Message):
@@ -24,10 +27,13 @@ class Vote(Message):
 
 
 class Candidate(Message):
-    """A record that some closed by themselves (``optimization.lineage``), and for how many microbatches since."""
+    """A record that some closed by themselves (``optimization.lineage``), and for how many microbatches since; with the
+    signatures of those who did, and their term."""
 
     vote: Vote
     samples: Count
+    term: Count = 0
+    acceptances: Annotated[dict[PeerIdField, SignatureField], Field(max_length=20_000)] = {}
 
 
 @dataclass(slots=True)

@@ -17,7 +17,8 @@ from typing import Any, ClassVar, TypeVar
 from swarm.errors import Busy, OutOfSync, PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
 from swarm.events import AttemptFailed, Committed, DigestMismatch, TermBegan, WorkExcluded
 from swarm.ids import PartName, PeerId, stage_of
-from swarm.optimization.acceptor import Promised, Vote, check_promise, majority, must_propose
+from swarm.optimization.acceptor import Promised, Vote, majority, must_propose
+from swarm.optimization.answers import AnswerRules
 from swarm.optimization.changes import Changes
 from swarm.optimization.closing import Disagreement, agreed, clip_factor, cursors, global_norm, totals
 from swarm.optimization.closing_context import Closing
@@ -87,6 +88,7 @@ class Leading:
     _calls: LiveCalls = field(init=False)
     _filling: Filling = field(init=False)
     _rescuing: Rescuing = field(init=False)
+    _believes: AnswerRules = field(init=False)
     told: set[PeerId] = field(default_factory=set)
     decided: CloseRecord | None = None
 
@@ -95,6 +97,7 @@ class Leading:
         self._calls = LiveCalls(self.closing.calls, self.closing.liveness)
         self._filling = Filling(self.closing, self.step, self.term, self._unfit, self._electors)
         self._rescuing = Rescuing(self.closing, self.step, self.term, self._filling)
+        self._believes = AnswerRules(self.closing, self.step, self.term, self._roster)
 
     async def run(self) -> CloseRecord:
         """Lead until the step is decided; returns the record.
@@ -164,24 +167,17 @@ class Leading:
         try:
             if peer in self.closing.liveness.gone:
                 short_s = min(timeout_s, RETURNED_S)
-                return self._checked(await self.closing.calls.ask(peer, method, body, reply, timeout_s=short_s))
-            return self._checked(await self._calls.ask(peer, method, body, reply, timeout_s=timeout_s))
+                answer = await self.closing.calls.ask(peer, method, body, reply, timeout_s=short_s)
+            else:
+                answer = await self._calls.ask(peer, method, body, reply, timeout_s=timeout_s)
+            self._believes.check(peer, body, answer)
+            return answer
         except (Superseded, WrongStep):
             raise
         except PeerError as error:
             logger.info("step %d, %s: %s", self.step, method, error)
             self._refusals[peer] = error
             return None
-
-    def _checked(self, answer: ReplyT) -> ReplyT:
-        """Raises Violation for a promise that cannot be honest, WrongStep when the step was closed meanwhile."""
-        if isinstance(answer, Promise):
-            history = self.closing.history
-            if history.next_step != self.step:
-                raise WrongStep(f"step {self.step} is closed, step {history.next_step} is open")
-            offered = None if answer.candidate is None else answer.candidate.vote
-            check_promise(Promised(answer.vote, answer.free, offered), self.term, history.check)
-        return answer
 
     def _live(self) -> tuple[PeerId, ...]:
         """Who closes the step."""

@@ -242,17 +242,18 @@ class Member:
         if not founding:
             state = await self.from_leader(request.caller, record.step, body.term)
         async with self._still(state):
-            vote = state.ballot.vote
-            if vote is None or vote.record.hash() != record.hash():
-                if founding:
-                    self._accepts.check_founding(record)
-                    await context.install(record, request.caller)
-                elif record.void:
-                    self._accepts.check_given_up(self._roster, body, context.gone())
-                else:
-                    self.forking.check(body, self._roster)
-                    self._accepts.check_proposal(self._roster, self._part_name(), state, body)
-            await state.accept(Vote(term=body.term, record=record, changes=body.changes), context.me)
+            vote, changes = state.ballot.vote, body.changes
+            if vote is not None and vote.record.hash() == record.hash():
+                changes = vote.changes  # which were found to explain its roster
+            elif founding:
+                self._accepts.check_founding(record)
+                await context.install(record, request.caller)
+            elif record.void:
+                self._accepts.check_given_up(self._roster, body, context.gone())
+            else:
+                self.forking.check(body, self._roster)
+                self._accepts.check_proposal(self._roster, self._part_name(), state, body)
+            await state.accept(Vote(term=body.term, record=record, changes=changes), context.me)
         return Answer(Accepted(signature=context.sign(acceptance_bytes(record, body.term))))
 
     async def _on_over(self, request: Request) -> Answer:
@@ -319,7 +320,7 @@ class Member:
             await context.attempt.device.run(self.part.give_up if record.void else self.part.swap)
         point = None if record.founding else context.history.head
         await context.history.add(record, decision.acceptances, decision.term)
-        await self.forking.closed(record, point, state)
+        await self.forking.closed(decision, point, state)
         vote = state.ballot.vote or state.candidate
         asked = vote is not None and context.me in {leave.peer for leave in vote.changes.leaves}
         self._departed = took_part and not inside and asked

@@ -17,7 +17,7 @@ from swarm.optimization.life import Life
 from swarm.optimization.lineage import Fork, best, check_alone, check_lineage
 from swarm.optimization.messages import Propose
 from swarm.optimization.open_step import OpenStep
-from swarm.optimization.records import CloseRecord, Confirmation, check_acceptances, check_confirmed
+from swarm.optimization.records import CloseRecord, Confirmation, Decision, check_acceptances, check_confirmed
 from swarm.optimization.roster import Roster
 from swarm.optimization.succession import owner
 from swarm.optimization.vote_file import VoteFile
@@ -238,7 +238,7 @@ async def test_later_life_does_not_take_what_lies_there_for_all_that_was_voted(t
     state = OpenStep(Life(A, votes=votes).ballot(GENESIS))
     await state.accept(Vote(term=1, record=candidate), A)
     assert Life(A, 2, votes).inherits(GENESIS), "it has voted for nothing yet"
-    await bench.member.forking.closed(candidate, GENESIS, state)
+    await bench.member.forking.closed(Decision(candidate, {}, term=1), GENESIS, state)
     with pytest.raises(Busy, match="closed without a majority"):
         await state.ballot.follow(9)
     other = Propose(record=forked(A, B, term=2), changes=NO_CHANGES, term=3)

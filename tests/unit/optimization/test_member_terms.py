@@ -111,6 +111,14 @@ async def test_member_that_accepted_says_so_and_accepts_the_same_record_in_a_lat
     assert (bench.part.swapped, bench.member.open_step) == ([record().digests["stage-0"]], 2)
 
 
+async def test_member_that_accepts_a_record_again_keeps_the_requests_that_explained_it() -> None:
+    bench = await brought_to("propose")
+    await bench.ask(prepare(term=1))
+    await bench.ask(Propose(record=record(), changes=ABSENT, term=1))
+    promise = await bench.ask(prepare(term=2))
+    assert (promise.vote.term, promise.vote.changes) == (1, Changes())
+
+
 async def test_member_says_from_which_term_on_the_step_was_closed_anew() -> None:
     bench = await brought_to("propose")
     await bench.ask(prepare(term=1))
