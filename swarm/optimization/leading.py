@@ -91,6 +91,7 @@ class Leading:
     _believes: AnswerRules = field(init=False)
     told: set[PeerId] = field(default_factory=set)
     decided: CloseRecord | None = None
+    _decide: Decide | None = None
 
     def __post_init__(self) -> None:
         self._roster = self.closing.history.head.members
@@ -100,7 +101,13 @@ class Leading:
         self._believes = AnswerRules(self.closing, self.step, self.term, self._roster)
 
     async def run(self) -> CloseRecord:
-        """Lead until the step is decided; returns the record.
+        """Lead until the step is decided and all know who are there; returns the record. Raises as :meth:`decide`."""
+        record = await self.decide()
+        await self.announce()
+        return record
+
+    async def decide(self) -> CloseRecord:
+        """Lead until the step is decided; returns the record, of which nobody has been told yet.
 
         Raises Superseded when another leads, WrongStep when the step was closed by another, OutOfSync when as many
         replicas have one result as another, RunEnded when a part of the model is lost with its last replica. Waits, and
@@ -115,12 +122,10 @@ class Leading:
                 proposal = Propose(record=vote.record, changes=vote.changes, term=self.term)
         if proposal is None:
             proposal = await self._own_proposal()
-        decide = await self._accepted(proposal)
-        self.decided = proposal.record
+        await self._have_accepted(proposal)
         committed = tuple(c.microbatch for c in proposal.record.committed)
         if not proposal.record.void:
             self.closing.events.emit(Committed(step=self.step, microbatches=committed))
-        await self._announce(decide)
         return proposal.record
 
     # --- who leads -----------------------------------------------------------------------------------------------
@@ -329,13 +334,14 @@ class Leading:
             return {"confirmation": proof}
         return {"lineage": head.lineage}
 
-    async def _accepted(self, proposal: Propose) -> Decide:
+    async def _have_accepted(self, proposal: Propose) -> None:
         """Have the record accepted by a majority of the voters: then it is decided. The others get to know it too."""
         record = proposal.record
         electors = self._electors()
         answers = await self._from_many(self._roster.peers, electors, "step/1/propose", proposal, Accepted)
         signatures: dict[str, bytes] = {peer: answer.signature for peer, answer in answers.items()}
-        return Decide(step=record.step, record=record.hash(), term=self.term, acceptances=signatures)
+        self._decide = Decide(step=record.step, record=record.hash(), term=self.term, acceptances=signatures)
+        self.decided = record
 
     async def _from_many(
         self, peers: Sequence[PeerId], electors: Sequence[PeerId], method: str, body: Message, reply: type[ReplyT]
@@ -367,12 +373,15 @@ class Leading:
 
     # --- the decision --------------------------------------------------------------------------------------------
 
-    async def _announce(self, decide: Decide) -> None:
+    async def announce(self) -> None:
         """Tell everybody who is there what was decided; ourselves last, so that whoever sees it knows all were told.
+        May be repeated.
 
         Who cannot be told, or has no result to swap to, finds out by itself. So do we, when our own close takes longer
         than an answer may: it goes on, and whoever waits for the next step hears of its end.
         """
+        decide = self._decide
+        assert decide is not None  # noqa: S101 - the step is decided
         others = [peer for peer in self._roster.peers if peer != self.closing.calls.me]
         there = [peer for peer in others if peer not in self.closing.liveness.gone]
         await asyncio.gather(*(self._tell(peer, decide) for peer in there))

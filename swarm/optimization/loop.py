@@ -118,9 +118,9 @@ class StepLoop:
             self._led = (step, term)
             leads.append((Provisional if self._solitude.over() else Leading)(self._closing, step, term))
             try:
-                await first_done(leads[-1].run(), self._solitude.turned())
+                await first_done(leads[-1].decide(), self._solitude.turned())
                 if leads[-1].decided is not None:
-                    return
+                    return await self._announce(leads[-1])
                 self._closing.desk.end_term()
             except (Superseded, WrongStep, OutOfSync) as error:
                 if isinstance(error, OutOfSync) and not leads[-1].provisional:
@@ -128,6 +128,15 @@ class StepLoop:
                 logger.info("step %d, term %d was given up: %s", step, term, error)
                 self._closing.desk.end_term()
                 await self._closing.clock.sleep(patience.pause_s())
+
+    async def _announce(self, leading: Leading) -> None:
+        """To whoever is there by then, until we have closed the step as well: had nobody been told, nobody else would
+        lead it as long as we are there."""
+        member, patience = self._member, Patience(0.1)
+        await leading.announce()
+        while member.open_step == leading.step and not member.cut_off:
+            await self._closing.clock.sleep(patience.pause_s())
+            await leading.announce()
 
     async def _wait_turn(self, step: int, term: int) -> None:
         """Until somebody is gone or back, or another term begins."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swarm.errors import PeerError, Refused, RunEnded, Superseded
+from swarm.errors import Busy, PeerError, Refused, RunEnded, Superseded, Unreachable
 from swarm.ids import PeerId
 from swarm.network.protocols import Request
 from swarm.optimization.calls import StepCalls
@@ -215,6 +215,54 @@ async def test_loop_of_the_leader_closes_the_step_when_its_batch_is_complete() -
     await eventually(lambda: home.bench.member.open_step == 2)
     assert home.stage.asked(DECIDE) == set(ROSTER.peers)
     assert home.bench.history.head.term == 0
+    await stop(running)
+
+
+@virtual
+async def test_loop_that_is_to_lead_in_another_way_tells_first_what_it_has_decided() -> None:
+    """Whoever waits for a record that its living leader keeps to itself waits for ever."""
+    home = await Home(LEADER).set()
+    fit(home)
+    loop, turned, gate = home.loop(), asyncio.Event(), asyncio.Event()
+    loop._solitude.turned = turned.wait  # type: ignore[assignment, method-assign]
+
+    async def slow(body: Any) -> None:
+        turned.set()
+        await gate.wait()
+
+    home.stage.puppets[T].instead[DECIDE] = slow
+    running = asyncio.create_task(loop.run())
+    await home.stage.feed()
+    await turned.wait()
+    await asyncio.sleep(1.0)
+    gate.set()
+    await eventually(lambda: home.bench.member.open_step == 2)
+    assert home.stage.asked(DECIDE) == set(ROSTER.peers)
+    await stop(running)
+
+
+@virtual
+async def test_loop_that_could_tell_nobody_what_it_has_decided_tells_it_again() -> None:
+    home = await Home(LEADER).set()
+    fit(home)
+    ask, others = home.bench.ask, [peer for peer in ROSTER.peers if peer != LEADER]
+
+    async def full(body: Any, **how: Any) -> Any:
+        if isinstance(body, Propose):
+            raise Busy("its vote cannot be kept: No space left on device")
+        return await ask(body, **how)
+
+    home.bench.ask = full  # type: ignore[method-assign]
+    for peer in others:
+        home.stage.puppets[peer].instead[DECIDE] = no(Unreachable("cut off"), times=3)
+    running = asyncio.create_task(home.loop().run())
+    await home.stage.feed()
+    await eventually(lambda: all(len(home.stage.puppets[peer].told(DECIDE)) > 3 for peer in others))
+    assert home.bench.member.open_step == 1, "it holds no vote for the record, and learns of it from the others"
+    (said, *_) = home.stage.puppets[T].told(DECIDE)
+    closed = home.stage.puppets[T].told("step/1/propose")[-1].record
+    await home.bench.member.learn(Decision(closed, said.acceptances))
+    assert home.bench.member.open_step == 2
     await stop(running)
 
 
