@@ -351,8 +351,8 @@ class Member:
             raise Refused(f"{owner(self.roster, step, term)} leads step {step} in term {term}")
         if not self._named and not votes_only:
             raise Busy("this peer was started anew: it has its vote in this step, and nothing else")
-        if await state.ballot.follow(term):
-            await self._news.tell()
+        await state.ballot.follow(term)
+        await self._news.tell()  # each time: who asked first may have hung up before others heard of the term
         return state
 
     @asynccontextmanager

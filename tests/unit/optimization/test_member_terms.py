@@ -6,11 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
+import torch
 
+from swarm.averaging.plan import RoundResult
 from swarm.errors import Busy, PeerError, Refused, RunEnded, Superseded, Violation, WrongStep
 from swarm.ids import PeerId
 from swarm.optimization.changes import Changes
 from swarm.optimization.messages import Over, Propose
+from swarm.optimization.open_step import Round
 from swarm.optimization.records import NO_RECORD, CloseRecord, Decision, acceptance_bytes
 from swarm.optimization.roster import Member as Listed
 from swarm.optimization.roster import Roster
@@ -23,6 +26,7 @@ from tests.unit.optimization.world import (
     A,
     B,
     Bench,
+    FakeAverage,
     T,
     acceptances,
     apply,
@@ -164,6 +168,51 @@ async def test_member_gives_up_averaging_when_a_newer_attempt_begins(newer: dict
     with pytest.raises(Superseded, match="newer attempt"):
         await older
     assert (len(bench.average.begun), bench.average.cancelled) == (2, 1)
+
+
+async def test_member_whose_leader_hung_up_as_a_newer_attempt_began_makes_it_when_it_is_asked_again() -> None:
+    bench, stopping, stopped = Bench(), asyncio.Event(), asyncio.Event()
+    average = bench.average
+
+    class Stubborn(FakeAverage):
+        async def __call__(self, wanted: Round, sums: torch.Tensor) -> RoundResult:
+            try:
+                return await super().__call__(wanted, sums)
+            except asyncio.CancelledError:
+                stopping.set()
+                await stopped.wait()
+                raise
+
+    average.__class__ = Stubborn
+    average.gate = asyncio.Event()
+    first = asyncio.create_task(bench.ask(reconcile()))
+    await eventually(lambda: average.begun)
+    newer = asyncio.create_task(bench.ask(reconcile(attempt=2)))
+    await stopping.wait()
+    newer.cancel()
+    await asyncio.gather(newer, return_exceptions=True)
+    stopped.set()
+    with pytest.raises(Superseded):
+        await first
+    average.gate = None
+    assert (await bench.ask(reconcile(attempt=2))).digest
+    assert [attempt for _, _, attempt in average.begun] == [1, 2]
+
+
+async def test_member_that_hears_of_a_term_twice_says_so_though_the_first_who_asked_hung_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, gate = Bench(), asyncio.Event()
+    waiting = asyncio.create_task(bench.member.wait_term(1, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.member._news, "tell", gate.wait)
+        first = asyncio.create_task(bench.ask(prepare(term=1)))
+        await eventually(lambda: bench.member.term == 1)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+    assert not waiting.done()
+    await bench.ask(prepare(term=1))
+    await asyncio.wait_for(waiting, 5.0)
 
 
 async def test_member_asked_late_for_an_attempt_that_is_over_keeps_the_newer_one() -> None:
