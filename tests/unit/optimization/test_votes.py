@@ -98,6 +98,15 @@ def test_vote_file_with_a_flipped_bit_is_no_vote(path: Path, at: int) -> None:
     assert VoteFile(path).read() is None
 
 
+def test_vote_file_that_a_killed_process_left_half_written_is_taken_away(path: Path) -> None:
+    VoteFile(path).write(kept())
+    half, another = path.with_name(f".{path.name}.01ab.tmp"), path.with_name(".history.01ab.tmp")
+    for left in (half, another):
+        left.write_bytes(b"swarm vo")
+    assert VoteFile(path).read() == kept()
+    assert (half.exists(), another.exists()) == (False, True)
+
+
 def test_vote_file_that_was_copied_elsewhere_is_no_vote_there(tmp_path: Path) -> None:
     home, other = tmp_path / "home", tmp_path / "other"
     home.mkdir()
