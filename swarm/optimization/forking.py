@@ -108,10 +108,10 @@ class Forking:
         if self.fork is not None and record.lineage != self.fork.step:
             self.fork = None
 
-    def rewind(self, elsewhere: CloseRecord | None) -> Fork | None:
-        """It does not count: our history ends where it began. None when it was given up already. Raises OSError."""
+    def rewind(self, elsewhere: CloseRecord | None) -> Fork:
+        """It does not count: our history ends where it began. There is one. Raises OSError."""
         fork = self.fork
-        if fork is not None:
-            self._context.history.rewind(fork.point)
-            self.fork, self.given_up, self.elsewhere = None, fork, elsewhere
+        assert fork is not None  # noqa: S101 - asked before
+        self._context.history.rewind(fork.point)
+        self.fork, self.given_up, self.elsewhere = None, fork, elsewhere
         return fork

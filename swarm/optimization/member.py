@@ -162,13 +162,14 @@ class Member:
     async def rewind(self, reason: str, elsewhere: CloseRecord | None) -> None:
         """Our provisional lineage does not count: be cut off where it began. What was accepted there is kept."""
         async with self._settled() as state:
-            await state.close()
-            if (fork := self.forking.rewind(elsewhere)) is None:
+            if self.forking.fork is None:
                 return
-            self._cut_off = f"its steps from {fork.step} on do not count: {reason}"
-            await state.ballot.retire(self._cut_off)
+            await state.close()
+            await state.ballot.retire(f"step {self._step} does not count")
+            fork = self.forking.rewind(elsewhere)  # from here on nothing is waited for: who told us may hang up
             ballot = self._context.life.resume(fork.point, fork.acceptor)
             self._open, self._step, self._roster = OpenStep(ballot), fork.step, fork.point.members
+            self._cut_off = f"its steps from {fork.step} on do not count: {reason}"
         await self._news.tell()
 
     async def close(self) -> None:
