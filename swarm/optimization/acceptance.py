@@ -17,7 +17,9 @@ from swarm.optimization.rescue import given_up
 from swarm.optimization.roster import Roster, lost_parts, needed, part_lost
 from swarm.optimization.rules import StepRules
 
-MAX_ATTEMPTS = 1 << 40
+MAX_ATTEMPTS = 1 << 52
+"""Every term takes ``leading.ATTEMPTS_PER_TERM`` of them: who made others leap, a disk's sync for each, to one that has
+no numbers left would be at it for years."""
 
 
 class AcceptanceRules:

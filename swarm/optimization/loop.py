@@ -18,6 +18,7 @@ from typing import Any
 
 from swarm.errors import OutOfSync, Superseded, WrongStep
 from swarm.events import LineageGivenUp
+from swarm.optimization.acceptor import MOST_LEAP
 from swarm.optimization.closing_context import Closing
 from swarm.optimization.leading import Leading
 from swarm.optimization.member import Member
@@ -29,6 +30,9 @@ from swarm.optimization.waiting import first_done
 from swarm.planning.patience import Patience
 
 logger = logging.getLogger(__name__)
+
+PATIENT_TERMS = 8
+"""So often leaders take over from each other before one of them leaps."""
 
 Feed = Callable[[int], Coroutine[Any, Any, None]]
 """A trainer's work for one step, until cancelled."""
@@ -107,6 +111,7 @@ class StepLoop:
         we were cut off and come back to the same step: two records in one term could both be decided."""
         member, liveness, patience = self._member, self._closing.liveness, Patience(0.1)
         me, roster = self._closing.calls.me, member.roster
+        superseded = 0
         while member.open_step == step and not member.cut_off:
             term = due_term(roster, step, me, member.term, liveness.gone)
             if term is None:
@@ -114,7 +119,7 @@ class StepLoop:
                 continue
             if (step, term) <= self._led:
                 await self._closing.clock.sleep(patience.pause_s())
-                term = own_term(roster, step, me, max(self._led[1], member.term))
+                term = own_term(roster, step, me, max(self._led[1], member.term) + _leap(superseded))
             self._led = (step, term)
             leads.append((Provisional if self._solitude.over() else Leading)(self._closing, step, term))
             try:
@@ -125,6 +130,7 @@ class StepLoop:
             except (Superseded, WrongStep, OutOfSync) as error:
                 if isinstance(error, OutOfSync) and not leads[-1].provisional:
                     raise
+                superseded += isinstance(error, Superseded)
                 logger.info("step %d, term %d was given up: %s", step, term, error)
                 self._closing.desk.end_term()
                 await self._closing.clock.sleep(patience.pause_s())
@@ -147,3 +153,9 @@ class StepLoop:
         last = record.step >= self._closing.rules.steps
         leaving = [peer for peer in leading.told if last or peer not in record.members]
         await self._parting.dismiss(self._closing.calls, leaving, record.step)
+
+
+def _leap(superseded: int) -> int:
+    """How many terms to leave out after so many that were given up for a later one: somebody may know one that is far
+    beyond ours, of a leader of which nothing else was heard."""
+    return 0 if superseded < PATIENT_TERMS else min(1 << superseded, MOST_LEAP // 2)

@@ -12,6 +12,7 @@ import pytest
 from swarm.errors import Busy, PeerError, Refused, RunEnded, Superseded, Unreachable
 from swarm.ids import PeerId
 from swarm.network.protocols import Request
+from swarm.optimization.acceptor import MOST_LEAP
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.closing import clip_factor
 from swarm.optimization.loop import StepLoop
@@ -317,6 +318,26 @@ async def test_loop_that_duels_leads_in_a_term_of_its_own_each_time() -> None:
     await eventually(lambda: home.bench.member.open_step == 2)
     assert home.bench.history.head.term == 3
     assert {body.term for body in home.stage.puppets[T].told(PREPARE)} == {3}
+    await stop(running)
+
+
+@virtual
+async def test_loop_reaches_a_term_far_beyond_its_own_that_one_member_knows() -> None:
+    home = await Home(LEADER).set()
+    far = 3 * MOST_LEAP // 2
+
+    def ahead(body: Any) -> None:
+        if body.term < far:
+            raise Superseded(f"term {far} has begun, this is of term {body.term}")
+
+    for question in (PREPARE, "step/1/reconcile"):
+        home.stage.puppets[T].instead[question] = ahead
+    running = asyncio.create_task(home.loop().run())
+    await home.stage.feed()
+    await eventually(lambda: home.stage.puppets[T].told(AGAIN), deadline_s=120.0)
+    terms = [body.term for body in home.stage.puppets[T].told(PREPARE)]
+    assert (terms[:3], terms == sorted(terms)) == ([3, 6, 9], True)
+    assert far <= home.bench.member.term < far + MOST_LEAP
     await stop(running)
 
 
