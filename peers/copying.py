@@ -128,8 +128,8 @@ class Copying:
                 await kept.copy.reach(step)
         if self.held(part, step) is None:
             return None
+        self._taken.add(part)  # first: meanwhile another copy of it would be begun
         snapshot = await self._stopped(part)
-        self._taken.add(part)
         await kept.copy.drop("it is taken as this peer's own part")
         if snapshot is None or snapshot.step != step:
             return None
@@ -147,6 +147,8 @@ class Copying:
     async def _adjust(self) -> None:
         rewound, self._rewound = self._rewound, frozenset()
         for part in sorted((self._kept.keys() - self._wanted) | (self._kept.keys() & rewound)):
+            if part not in self._kept:
+                continue  # it was taken while another was dropped
             copy = self._kept[part].copy
             await self._stopped(part)
             await copy.drop("its steps did not count" if part in rewound else "other peers keep it now")

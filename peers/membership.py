@@ -190,6 +190,7 @@ class Membership:
                 liveness=self._around.watch,
                 clock=self._around.clock,
                 timeout_s=self._deadline.seconds,
+                verify=verify,
                 waiting=self.situation.wait_for,
                 copies=self._around.manifest.run.copies,
                 patience_s=self._settings.patience_s,

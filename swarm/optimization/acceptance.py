@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from swarm.errors import Busy, OutOfSync, Refused, RunEnded, Violation
 from swarm.ids import PartName, PeerId
-from swarm.optimization.acceptor import has_majority
+from swarm.optimization.acceptor import Vote, has_majority
 from swarm.optimization.changes import ChangeRules, Moment
 from swarm.optimization.closing import totals
 from swarm.optimization.history import History
@@ -17,7 +17,9 @@ from swarm.optimization.rescue import given_up
 from swarm.optimization.roster import Roster, lost_parts, needed, part_lost
 from swarm.optimization.rules import StepRules
 
-MAX_ATTEMPTS = 1 << 40
+MAX_ATTEMPTS = 1 << 52
+"""Every term takes ``leading.ATTEMPTS_PER_TERM`` of them: who made others leap, a disk's sync for each, to one that has
+no numbers left would be at it for years."""
 
 
 class AcceptanceRules:
@@ -102,19 +104,38 @@ class AcceptanceRules:
         those who hold a result that may be decided are a minority.
         """
         record = body.record
-        try:
-            self._history.check(record)
-        except OutOfSync as error:
-            raise Refused(str(error)) from error
+        self._check_following(roster, body)
+        if self._me in record.absent or (record.term < body.term and not self._mine(name, state, record)):
+            self._check_content(roster, record)
+        else:
+            self._check_result(name, state, record)
+
+    def check_possible(self, roster: Roster, vote: Vote) -> None:
+        """Raises Refused or Violation for a record that no member can have accepted in this step, whoever says that it
+        did: what every member can check, and would refuse as well."""
+        body = Propose(record=vote.record, changes=vote.changes, term=vote.term)
+        if vote.record.void:
+            self._check_void(roster, body)
+        else:
+            self._check_following(roster, body)
+            self._check_content(roster, vote.record)
+
+    def _check_following(self, roster: Roster, body: Propose) -> None:
+        """That the record is of this step, with the roster and the sums that it must have. Raises Refused or
+        Violation."""
+        record = body.record
+        self._check_next(record)
         self._check_roster(roster, body)
         if (record.tokens, record.loss_sum) != totals(record.committed):
             raise Refused("the record's tokens and loss are not the sums of its microbatches")
         if record.term > body.term:
             raise Violation("a record of a later term than the one in which it is proposed")
-        if self._me in record.absent or (record.term < body.term and not self._mine(name, state, record)):
-            self._check_content(roster, record)
-        else:
-            self._check_result(name, state, record)
+
+    def _check_next(self, record: CloseRecord) -> None:
+        try:
+            self._history.check(record)
+        except OutOfSync as error:
+            raise Refused(str(error)) from error
 
     def _check_content(self, roster: Roster, record: CloseRecord) -> None:
         """What can be said of a record without any result. Raises Refused or Violation."""
@@ -129,19 +150,20 @@ class AcceptanceRules:
         """Raises Refused or Violation unless the record gives its step up as it must: nothing but the roster changes,
         and in that every part is held again. Raises Busy where we believe that one is there of those that it calls
         lost, or are one: we may accept it yet."""
-        record, head = body.record, self._history.head
-        try:
-            self._history.check(record)
-        except OutOfSync as error:
-            raise Refused(str(error)) from error
-        following = self._changes.give_up(Moment(record.step, roster, self._history.head_hash), body.changes)
-        expected = given_up(head, record.previous, record.term, following, body.changes.absent, self._rules.max_members)
-        if record.term > body.term or record != expected:
-            raise Violation("a record that gives its step up changes more than the roster")
+        record = body.record
+        self._check_void(roster, body)
         if record.term < body.term:
             return  # it was accepted by others in that term, and may have been decided
         if there := sorted(needed(roster, lost_parts(roster, record.absent)) - set(gone)):
             raise Busy(f"{there[0]} is there, as far as is known here")
+
+    def _check_void(self, roster: Roster, body: Propose) -> None:
+        record, head = body.record, self._history.head
+        self._check_next(record)
+        following = self._changes.give_up(Moment(record.step, roster, self._history.head_hash), body.changes)
+        expected = given_up(head, record.previous, record.term, following, body.changes.absent, self._rules.max_members)
+        if record.term > body.term or record != expected:
+            raise Violation("a record that gives its step up changes more than the roster")
 
     def _mine(self, name: PartName | None, state: OpenStep, record: CloseRecord) -> bool:
         committed = None if state.reconciled is None else state.reconciled.committed

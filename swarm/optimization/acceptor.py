@@ -7,12 +7,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container
 from dataclasses import dataclass
+from typing import Annotated
 
-from swarm.errors import OutOfSync, Refused, Superseded, Violation
+from pydantic import Field
+
+from swarm.errors import Busy, OutOfSync, Refused, Superseded, Violation
 from swarm.ids import PeerId
 from swarm.optimization.changes import NO_CHANGES, Changes
 from swarm.optimization.records import CloseRecord
-from swarm.schema import Count, Message
+from swarm.schema import Count, Message, PeerIdField, SignatureField
+
+MOST_LEAP = 1 << 16
+"""How far beyond the term that it knows a member follows a leader. Honest leaders climb by a few terms at a time; one
+that could name any would have all others run out of the numbers that their questions are counted with."""
 
 
 class Vote(Message):
@@ -24,10 +31,13 @@ class Vote(Message):
 
 
 class Candidate(Message):
-    """A record that some closed by themselves (``optimization.lineage``), and for how many microbatches since."""
+    """A record that some closed by themselves (``optimization.lineage``), and for how many microbatches since; with the
+    signatures of those who did, and their term."""
 
     vote: Vote
     samples: Count
+    term: Count = 0
+    acceptances: Annotated[dict[PeerIdField, SignatureField], Field(max_length=20_000)] = {}
 
 
 @dataclass(slots=True)
@@ -44,9 +54,12 @@ class Acceptor:
     free: int = 0
 
     def follow(self, term: int) -> bool:
-        """Promise to follow a term; whether it is a new one. Raises Superseded for a lower one."""
+        """Promise to follow a term; whether it is a new one. Raises Superseded for a lower one, Busy for one out of
+        reach."""
         if term < self.term:
             raise Superseded(f"term {self.term} has begun, this is of term {term}")
+        if term > self.term + MOST_LEAP:
+            raise Busy(f"term {self.term} is known here: {term} is out of reach")
         new = term > self.term
         self.term = term
         return new

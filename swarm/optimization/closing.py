@@ -48,12 +48,14 @@ def agreed(what: str, roster: Roster, digests: Mapping[PeerId, str]) -> dict[Par
 def global_norm(roster: Roster, averaged: Mapping[PeerId, Averaged]) -> float:
     """L2 norm of the whole model's mean gradient. Raises Disagreement, and OutOfSync when it is not finite.
 
-    Squares of the parts are added in the order of their names, so that every leader gets the same bits.
+    Squares of the parts are added in the order of their names, so that every leader gets the same bits. Of what a
+    part's replicas say, who hold the same, the lower middle counts: most of them would have to lie.
     """
     agreed("the averaged gradient", roster, {peer: answer.digest for peer, answer in averaged.items()})
     total = 0.0
     for part in roster.parts:
-        total += averaged[roster.replicas(part)[0]].sq_norm
+        said = sorted(averaged[peer].sq_norm for peer in roster.replicas(part))
+        total += said[(len(said) - 1) // 2]
     if not math.isfinite(total):
         raise OutOfSync(f"the gradient norm is {total}")
     return math.sqrt(total)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from swarm.clock import Clock
 from swarm.events import EventSink
+from swarm.ids import PeerId
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.history import History
 from swarm.optimization.lead import LeadDesk
@@ -17,10 +18,10 @@ from swarm.optimization.rules import StepRules
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closing:
-    """What closing a step needs besides the step itself. ``waiting`` is told what the leader waits for, "" for
-    nothing. ``copies`` of every part are kept by peers that hold another; ``patience_s`` is how long somebody is waited
-    for who could take over a part that nobody holds any more (None: for ever). ``confirmed`` proves that our lineage
-    counts, once it does."""
+    """What closing a step needs besides the step itself. ``verify`` says whether a peer signed some bytes. ``waiting``
+    is told what the leader waits for, "" for nothing. ``copies`` of every part are kept by peers that hold another;
+    ``patience_s`` is how long somebody is waited for who could take over a part that nobody holds any more (None: for
+    ever). ``confirmed`` proves that our lineage counts, once it does."""
 
     rules: StepRules
     calls: StepCalls
@@ -30,6 +31,7 @@ class Closing:
     liveness: Liveness
     clock: Clock
     timeout_s: Callable[[], float]
+    verify: Callable[[PeerId, bytes, bytes], bool]
     waiting: Callable[[str], None] = lambda _: None
     confirmed: Callable[[], Confirmation | None] = lambda: None
     copies: int = 0

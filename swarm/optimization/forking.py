@@ -9,7 +9,7 @@ from swarm.optimization.lineage import Fork, check_alone, check_lineage
 from swarm.optimization.member_context import MemberContext
 from swarm.optimization.messages import Decide, Promise, Propose
 from swarm.optimization.open_step import OpenStep
-from swarm.optimization.records import CloseRecord
+from swarm.optimization.records import CloseRecord, Decision
 from swarm.optimization.roster import Roster
 from swarm.optimization.succession import owner
 
@@ -79,15 +79,24 @@ class Forking:
         if record.forks and record.term == body.term and me not in record.absent:
             check_alone(record, roster, history.head_hash, self._context.gone())
 
-    async def closed(self, record: CloseRecord, point: CloseRecord | None, state: OpenStep) -> None:
+    async def closed(self, decision: Decision, point: CloseRecord | None, state: OpenStep) -> None:
         """A step was closed here; ``point`` is the record before it. Raises OSError.
 
         What is voted from here on in a step that is provisionally closed lies on no disk. So what does lie there goes
         first: a later life must not take it for all that was voted."""
+        record, context = decision.record, self._context
         if record.forks and point is not None and state.candidate is not None:
             acceptor = await state.ballot.retire(f"step {record.step} was closed without a majority")
-            await self._context.life.forget()
-            self.fork = Fork(point, acceptor, state.candidate, self._context.me, self._context.verify)
+            await context.life.forget()
+            self.fork = Fork(
+                point,
+                acceptor,
+                state.candidate,
+                context.me,
+                context.verify,
+                term=decision.term,
+                acceptances=decision.acceptances,
+            )
         elif not record.provisional:
             self.fork = None
         if self.fork is not None:
@@ -99,10 +108,10 @@ class Forking:
         if self.fork is not None and record.lineage != self.fork.step:
             self.fork = None
 
-    def rewind(self, elsewhere: CloseRecord | None) -> Fork | None:
-        """It does not count: our history ends where it began. None when it was given up already. Raises OSError."""
+    def rewind(self, elsewhere: CloseRecord | None) -> Fork:
+        """It does not count: our history ends where it began. There is one. Raises OSError."""
         fork = self.fork
-        if fork is not None:
-            self._context.history.rewind(fork.point)
-            self.fork, self.given_up, self.elsewhere = None, fork, elsewhere
+        assert fork is not None  # noqa: S101 - asked before
+        self._context.history.rewind(fork.point)
+        self.fork, self.given_up, self.elsewhere = None, fork, elsewhere
         return fork

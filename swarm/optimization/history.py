@@ -126,6 +126,13 @@ class History:
             self._trouble(await asyncio.to_thread(self._catch_up, path))
         self._head, self._hash = record, record.hash()
 
+    async def go_on(self, record: CloseRecord, acceptances: Mapping[str, bytes] | None = None, term: int = 0) -> None:
+        """As :meth:`add` where the record is the next one, else as :meth:`begin`."""
+        if 0 < self.next_step == record.step:
+            await self.add(record, acceptances, term)
+        else:
+            self.begin(record, acceptances, term)
+
     def _check_run(self, record: CloseRecord) -> None:
         run = self._run if self._head is None else self._head.run
         if run is not None and record.run != run:

@@ -17,7 +17,8 @@ from typing import Any, ClassVar, TypeVar
 from swarm.errors import Busy, OutOfSync, PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
 from swarm.events import AttemptFailed, Committed, DigestMismatch, TermBegan, WorkExcluded
 from swarm.ids import PartName, PeerId, stage_of
-from swarm.optimization.acceptor import Promised, Vote, check_promise, majority, must_propose
+from swarm.optimization.acceptor import Promised, Vote, majority, must_propose
+from swarm.optimization.answers import AnswerRules
 from swarm.optimization.changes import Changes
 from swarm.optimization.closing import Disagreement, agreed, clip_factor, cursors, global_norm, totals
 from swarm.optimization.closing_context import Closing
@@ -87,17 +88,26 @@ class Leading:
     _calls: LiveCalls = field(init=False)
     _filling: Filling = field(init=False)
     _rescuing: Rescuing = field(init=False)
+    _believes: AnswerRules = field(init=False)
     told: set[PeerId] = field(default_factory=set)
     decided: CloseRecord | None = None
+    _decide: Decide | None = None
 
     def __post_init__(self) -> None:
         self._roster = self.closing.history.head.members
         self._calls = LiveCalls(self.closing.calls, self.closing.liveness)
         self._filling = Filling(self.closing, self.step, self.term, self._unfit, self._electors)
         self._rescuing = Rescuing(self.closing, self.step, self.term, self._filling)
+        self._believes = AnswerRules(self.closing, self.step, self.term, self._roster)
 
     async def run(self) -> CloseRecord:
-        """Lead until the step is decided; returns the record.
+        """Lead until the step is decided and all know who are there; returns the record. Raises as :meth:`decide`."""
+        record = await self.decide()
+        await self.announce()
+        return record
+
+    async def decide(self) -> CloseRecord:
+        """Lead until the step is decided; returns the record, of which nobody has been told yet.
 
         Raises Superseded when another leads, WrongStep when the step was closed by another, OutOfSync when as many
         replicas have one result as another, RunEnded when a part of the model is lost with its last replica. Waits, and
@@ -112,12 +122,10 @@ class Leading:
                 proposal = Propose(record=vote.record, changes=vote.changes, term=self.term)
         if proposal is None:
             proposal = await self._own_proposal()
-        decide = await self._accepted(proposal)
-        self.decided = proposal.record
+        await self._have_accepted(proposal)
         committed = tuple(c.microbatch for c in proposal.record.committed)
         if not proposal.record.void:
             self.closing.events.emit(Committed(step=self.step, microbatches=committed))
-        await self._announce(decide)
         return proposal.record
 
     # --- who leads -----------------------------------------------------------------------------------------------
@@ -164,24 +172,17 @@ class Leading:
         try:
             if peer in self.closing.liveness.gone:
                 short_s = min(timeout_s, RETURNED_S)
-                return self._checked(await self.closing.calls.ask(peer, method, body, reply, timeout_s=short_s))
-            return self._checked(await self._calls.ask(peer, method, body, reply, timeout_s=timeout_s))
+                answer = await self.closing.calls.ask(peer, method, body, reply, timeout_s=short_s)
+            else:
+                answer = await self._calls.ask(peer, method, body, reply, timeout_s=timeout_s)
+            self._believes.check(peer, body, answer)
+            return answer
         except (Superseded, WrongStep):
             raise
         except PeerError as error:
             logger.info("step %d, %s: %s", self.step, method, error)
             self._refusals[peer] = error
             return None
-
-    def _checked(self, answer: ReplyT) -> ReplyT:
-        """Raises Violation for a promise that cannot be honest, WrongStep when the step was closed meanwhile."""
-        if isinstance(answer, Promise):
-            history = self.closing.history
-            if history.next_step != self.step:
-                raise WrongStep(f"step {self.step} is closed, step {history.next_step} is open")
-            offered = None if answer.candidate is None else answer.candidate.vote
-            check_promise(Promised(answer.vote, answer.free, offered), self.term, history.check)
-        return answer
 
     def _live(self) -> tuple[PeerId, ...]:
         """Who closes the step."""
@@ -333,13 +334,14 @@ class Leading:
             return {"confirmation": proof}
         return {"lineage": head.lineage}
 
-    async def _accepted(self, proposal: Propose) -> Decide:
+    async def _have_accepted(self, proposal: Propose) -> None:
         """Have the record accepted by a majority of the voters: then it is decided. The others get to know it too."""
         record = proposal.record
         electors = self._electors()
         answers = await self._from_many(self._roster.peers, electors, "step/1/propose", proposal, Accepted)
         signatures: dict[str, bytes] = {peer: answer.signature for peer, answer in answers.items()}
-        return Decide(step=record.step, record=record.hash(), term=self.term, acceptances=signatures)
+        self._decide = Decide(step=record.step, record=record.hash(), term=self.term, acceptances=signatures)
+        self.decided = record
 
     async def _from_many(
         self, peers: Sequence[PeerId], electors: Sequence[PeerId], method: str, body: Message, reply: type[ReplyT]
@@ -371,12 +373,15 @@ class Leading:
 
     # --- the decision --------------------------------------------------------------------------------------------
 
-    async def _announce(self, decide: Decide) -> None:
+    async def announce(self) -> None:
         """Tell everybody who is there what was decided; ourselves last, so that whoever sees it knows all were told.
+        May be repeated.
 
         Who cannot be told, or has no result to swap to, finds out by itself. So do we, when our own close takes longer
         than an answer may: it goes on, and whoever waits for the next step hears of its end.
         """
+        decide = self._decide
+        assert decide is not None  # noqa: S101 - the step is decided
         others = [peer for peer in self._roster.peers if peer != self.closing.calls.me]
         there = [peer for peer in others if peer not in self.closing.liveness.gone]
         await asyncio.gather(*(self._tell(peer, decide) for peer in there))

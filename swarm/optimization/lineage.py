@@ -14,7 +14,7 @@ leaves free proposes the candidate for which most was done. Pure but for :class:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from swarm.errors import OutOfSync, Refused, Violation
 from swarm.ids import PeerId
@@ -76,7 +76,8 @@ def check_alone(record: CloseRecord, roster: Roster, previous: str, gone: Mappin
 class Fork:
     """One member's side of a fork: where it was, what it closed by itself, and its vote in the step after.
 
-    ``closed`` counts microbatches committed since; ``confirmation`` proves that they count.
+    ``term`` and ``acceptances`` prove that those who were there closed the candidate; ``closed`` counts microbatches
+    committed since; ``confirmation`` proves that they count.
     """
 
     point: CloseRecord
@@ -84,6 +85,8 @@ class Fork:
     candidate: Vote
     me: PeerId
     verify: Verify
+    term: int = 0
+    acceptances: Mapping[str, bytes] = field(default_factory=dict)
     closed: int = 0
     confirmation: Confirmation | None = None
 
@@ -115,7 +118,8 @@ class Fork:
 
     def offer(self) -> Candidate:
         """What is proposed when Paxos leaves it free."""
-        return Candidate(vote=self.candidate, samples=self.closed)
+        signed = dict(self.acceptances)
+        return Candidate(vote=self.candidate, samples=self.closed, term=self.term, acceptances=signed)
 
     def accept(self, vote: Vote) -> None:
         """Vote in a later term, on our candidate or another's. Raises Superseded, Refused, Violation."""

@@ -18,6 +18,7 @@ from typing import Any
 
 from swarm.errors import OutOfSync, Superseded, WrongStep
 from swarm.events import LineageGivenUp
+from swarm.optimization.acceptor import MOST_LEAP
 from swarm.optimization.closing_context import Closing
 from swarm.optimization.leading import Leading
 from swarm.optimization.member import Member
@@ -29,6 +30,9 @@ from swarm.optimization.waiting import first_done
 from swarm.planning.patience import Patience
 
 logger = logging.getLogger(__name__)
+
+PATIENT_TERMS = 8
+"""So often leaders take over from each other before one of them leaps."""
 
 Feed = Callable[[int], Coroutine[Any, Any, None]]
 """A trainer's work for one step, until cancelled."""
@@ -107,6 +111,7 @@ class StepLoop:
         we were cut off and come back to the same step: two records in one term could both be decided."""
         member, liveness, patience = self._member, self._closing.liveness, Patience(0.1)
         me, roster = self._closing.calls.me, member.roster
+        superseded = 0
         while member.open_step == step and not member.cut_off:
             term = due_term(roster, step, me, member.term, liveness.gone)
             if term is None:
@@ -114,20 +119,30 @@ class StepLoop:
                 continue
             if (step, term) <= self._led:
                 await self._closing.clock.sleep(patience.pause_s())
-                term = own_term(roster, step, me, max(self._led[1], member.term))
+                term = own_term(roster, step, me, max(self._led[1], member.term) + _leap(superseded))
             self._led = (step, term)
             leads.append((Provisional if self._solitude.over() else Leading)(self._closing, step, term))
             try:
-                await first_done(leads[-1].run(), self._solitude.turned())
+                await first_done(leads[-1].decide(), self._solitude.turned())
                 if leads[-1].decided is not None:
-                    return
+                    return await self._announce(leads[-1])
                 self._closing.desk.end_term()
             except (Superseded, WrongStep, OutOfSync) as error:
                 if isinstance(error, OutOfSync) and not leads[-1].provisional:
                     raise
+                superseded += isinstance(error, Superseded)
                 logger.info("step %d, term %d was given up: %s", step, term, error)
                 self._closing.desk.end_term()
                 await self._closing.clock.sleep(patience.pause_s())
+
+    async def _announce(self, leading: Leading) -> None:
+        """To whoever is there by then, until we have closed the step as well: had nobody been told, nobody else would
+        lead it as long as we are there."""
+        member, patience = self._member, Patience(0.1)
+        await leading.announce()
+        while member.open_step == leading.step and not member.cut_off:
+            await self._closing.clock.sleep(patience.pause_s())
+            await leading.announce()
 
     async def _wait_turn(self, step: int, term: int) -> None:
         """Until somebody is gone or back, or another term begins."""
@@ -138,3 +153,9 @@ class StepLoop:
         last = record.step >= self._closing.rules.steps
         leaving = [peer for peer in leading.told if last or peer not in record.members]
         await self._parting.dismiss(self._closing.calls, leaving, record.step)
+
+
+def _leap(superseded: int) -> int:
+    """How many terms to leave out after so many that were given up for a later one: somebody may know one that is far
+    beyond ours, of a leader of which nothing else was heard."""
+    return 0 if superseded < PATIENT_TERMS else min(1 << superseded, MOST_LEAP // 2)

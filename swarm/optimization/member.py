@@ -10,7 +10,7 @@ leader no longer listens, and whoever asks again gets its outcome, a failure too
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from swarm.errors import EXIT_ERROR, Busy, Refused, RunEnded, WrongStep
@@ -26,6 +26,7 @@ from swarm.optimization.open_step import HeldPart, Mean, OpenStep
 from swarm.optimization.records import CloseRecord, Decision, acceptance_bytes
 from swarm.optimization.roster import Roster
 from swarm.optimization.succession import owner
+from swarm.optimization.waiting import News
 from swarm.schema import Empty
 
 
@@ -43,8 +44,7 @@ class Member:
         self._named = bool(self._step) and context.life.is_named(context.history.head)
         self._accepts = AcceptanceRules(context.me, context.rules, context.history, context.verify)
         self.forking = Forking(context)
-        self._failure: RunEnded | None = None
-        self._moved = asyncio.Condition()
+        self._news = News()
 
     # --- where it stands -----------------------------------------------------------------------------------------
 
@@ -97,29 +97,19 @@ class Member:
     async def wait_open(self, step: int) -> None:
         """Return when ``step`` is open here, or over, or this peer is cut off. Raises RunEnded when a decided step
         could not be finished."""
-        await self._wait(lambda: self.open_step >= step or bool(self._cut_off))
+        await self._news.wait(lambda: self.open_step >= step or bool(self._cut_off))
 
     async def wait_member(self) -> None:
         """Return when a step is open in which this peer takes part. Raises as :meth:`wait_open`."""
-        await self._wait(lambda: self.open_step > 0 and self.is_member)
+        await self._news.wait(lambda: self.open_step > 0 and self.is_member)
 
     async def wait_begun(self) -> None:
         """As :meth:`wait_member`; returns also when this peer did take part and was cut off."""
-        await self._wait(lambda: self.open_step > 0 and (self.is_member or bool(self._cut_off)))
+        await self._news.wait(lambda: self.open_step > 0 and (self.is_member or bool(self._cut_off)))
 
     async def wait_term(self, step: int, term: int) -> None:
         """Return when a term above ``term`` of ``step`` is known here, or the step is closed, or this peer cut off."""
-        await self._wait(lambda: self.open_step != step or self.term > term or bool(self._cut_off))
-
-    async def _wait(self, condition: Callable[[], bool]) -> None:
-        async with self._moved:
-            await self._moved.wait_for(lambda: self._failure is not None or condition())
-        if self._failure is not None:
-            raise self._failure
-
-    async def _tell(self) -> None:
-        async with self._moved:
-            self._moved.notify_all()
+        await self._news.wait(lambda: self.open_step != step or self.term > term or bool(self._cut_off))
 
     # --- what others decided -------------------------------------------------------------------------------------
 
@@ -127,17 +117,15 @@ class Member:
         """Go on with what others decided, as a peer that is not in the roster (yet): it must be verified, and our part
         brought to it. The first one begins our history, and one that leaves steps out begins it anew. Raises OutOfSync
         for one that contradicts it."""
-        history, record = self._context.history, decision.record
-        if 0 < history.next_step == record.step:
-            await history.add(record, decision.acceptances, decision.term)
-        else:
-            history.begin(record, decision.acceptances, decision.term)
-        await self._open.close()
-        self._cut_off = ""
-        self.forking.observed(record)
-        await self._context.decided(decision)
-        self._open_next(record)
-        await self._tell()
+        record = decision.record
+        async with self._settled() as state:
+            await self._context.history.go_on(record, decision.acceptances, decision.term)
+            await state.close()
+            self._cut_off = ""
+            self.forking.observed(record)
+            await self._context.decided(decision)
+            await self._open_next(record)
+        await self._news.tell()
 
     async def stand_in(self, decision: Decision) -> None:
         """Vote on in the open step, and do nothing else, where ``decision`` names an earlier life of this peer whose
@@ -169,25 +157,25 @@ class Member:
             if self.is_member and self._open.closing is None:
                 await self._open.stop_averaging()
                 self._cut_off = reason
-        await self._tell()
+        await self._news.tell()
 
     async def rewind(self, reason: str, elsewhere: CloseRecord | None) -> None:
         """Our provisional lineage does not count: be cut off where it began. What was accepted there is kept."""
-        while (closing := self._open.closing) is not None and not closing.done():
-            await asyncio.wait([closing])  # half a swap, or half a line on the disk, cannot be taken back
-        await self._open.close()
-        if (fork := self.forking.rewind(elsewhere)) is None:
-            return
-        ballot = self._context.life.resume(fork.point, fork.acceptor)
-        self._open, self._step, self._roster = OpenStep(ballot), fork.step, fork.point.members
-        self._cut_off = f"its steps from {fork.step} on do not count: {reason}"
-        await self._tell()
+        async with self._settled() as state:
+            if self.forking.fork is None:
+                return
+            await state.close()
+            await state.ballot.retire(f"step {self._step} does not count")
+            fork = self.forking.rewind(elsewhere)  # from here on nothing is waited for: who told us may hang up
+            ballot = self._context.life.resume(fork.point, fork.acceptor)
+            self._open, self._step, self._roster = OpenStep(ballot), fork.step, fork.point.members
+            self._cut_off = f"its steps from {fork.step} on do not count: {reason}"
+        await self._news.tell()
 
     async def close(self) -> None:
         """Give up what runs for the open step. Idempotent; returns when it has ended."""
         await self._open.close()
-        closing = self._open.closing
-        if closing is not None:
+        if (closing := self._open.closing) is not None:
             closing.cancel()
             await asyncio.gather(closing, return_exceptions=True)
 
@@ -255,24 +243,25 @@ class Member:
         if not founding:
             state = await self.from_leader(request.caller, record.step, body.term)
         async with self._still(state):
-            vote = state.ballot.vote
-            if vote is None or vote.record.hash() != record.hash():
-                if founding:
-                    self._accepts.check_founding(record)
-                    await context.install(record, request.caller)
-                elif record.void:
-                    self._accepts.check_given_up(self._roster, body, context.gone())
-                else:
-                    self.forking.check(body, self._roster)
-                    self._accepts.check_proposal(self._roster, self._part_name(), state, body)
-            await state.accept(Vote(term=body.term, record=record, changes=body.changes), context.me)
+            vote, changes = state.ballot.vote, body.changes
+            if vote is not None and vote.record.hash() == record.hash():
+                changes = vote.changes  # which were found to explain its roster
+            elif founding:
+                self._accepts.check_founding(record)
+                await context.install(record, request.caller)
+            elif record.void:
+                self._accepts.check_given_up(self._roster, body, context.gone())
+            else:
+                self.forking.check(body, self._roster)
+                self._accepts.check_proposal(self._roster, self._part_name(), state, body)
+            await state.accept(Vote(term=body.term, record=record, changes=changes), context.me)
         return Answer(Accepted(signature=context.sign(acceptance_bytes(record, body.term))))
 
     async def _on_over(self, request: Request) -> Answer:
         body: Over = request.body
         async with self._still(await self.from_leader(request.caller, body.step, body.term)):
-            self._failure = self._accepts.over(self._roster, PartName(body.part), self._context.gone())
-        await self._tell()
+            self._news.failure = self._accepts.over(self._roster, PartName(body.part), self._context.gone())
+        await self._news.tell()
         return Answer(Empty())
 
     async def _on_decide(self, request: Request) -> Answer:
@@ -286,6 +275,8 @@ class Member:
         state = self._open
         async with state.busy:
             if state.closing is None:
+                if self._cut_off:
+                    raise Busy(f"catching up: {self._cut_off}")
                 decision = self._decision(state, body)
                 state.closing = asyncio.create_task(self._close_step(decision))
         await asyncio.shield(state.closing)
@@ -306,11 +297,11 @@ class Member:
             await self._finish(decision)
         except Exception as error:  # nobody else would tell those who wait
             reason = f"step {record.step} is decided and could not be closed here: {type(error).__name__}: {error}"
-            self._failure = RunEnded(reason, EXIT_ERROR)
-            self._failure.__cause__ = error
+            self._news.failure = RunEnded(reason, EXIT_ERROR)
+            self._news.failure.__cause__ = error
             raise
         finally:
-            await self._tell()
+            await self._news.tell()
 
     async def _finish(self, decision: Decision) -> None:
         record, state, context = decision.record, self._open, self._context
@@ -318,7 +309,7 @@ class Member:
         if record.founding:
             context.life.founded()
         inside = context.life.is_named(record)
-        if not self._holds(record):
+        if not state.holds(record, None if self.part is None else self._part_name()):
             await state.stop_averaging()
             self.forking.elsewhere = record
             self._cut_off = f"step {record.step} was decided without what this peer holds"
@@ -330,7 +321,7 @@ class Member:
             await context.attempt.device.run(self.part.give_up if record.void else self.part.swap)
         point = None if record.founding else context.history.head
         await context.history.add(record, decision.acceptances, decision.term)
-        await self.forking.closed(record, point, state)
+        await self.forking.closed(decision, point, state)
         vote = state.ballot.vote or state.candidate
         asked = vote is not None and context.me in {leave.peer for leave in vote.changes.leaves}
         self._departed = took_part and not inside and asked
@@ -338,16 +329,14 @@ class Member:
             self.forking.elsewhere, self._cut_off = record, f"step {record.step} was closed without this peer"
         gradient = None if mean is None or record.void else mean.gradient
         await context.decided(Decision(record, decision.acceptances, gradient, decision.term))
-        self._open_next(record)
+        await self._open_next(record)
 
-    def _holds(self, record: CloseRecord) -> bool:
-        """Whether our shadow is what the record says: then swapping is all there is to do."""
-        return self._open.holds(record, None if self.part is None else self._part_name())
-
-    def _open_next(self, record: CloseRecord) -> None:
+    async def _open_next(self, record: CloseRecord) -> None:
+        life, ballot = self._context.life, self._open.ballot
         # Whoever gets the state that it has once more must not forget what it promised and accepted on top of it.
-        life = self._context.life
-        ballot = self._open.ballot if record.step + 1 == self._step else life.ballot(record)
+        if record.step + 1 != self._step:
+            await ballot.retire(f"step {self._step} is closed")  # one file holds the vote: no older one comes after it
+            ballot = life.ballot(record)
         self._open, self._step, self._roster = OpenStep(ballot), record.step + 1, record.members
         self._named = life.is_named(record)
 
@@ -363,8 +352,8 @@ class Member:
             raise Refused(f"{owner(self.roster, step, term)} leads step {step} in term {term}")
         if not self._named and not votes_only:
             raise Busy("this peer was started anew: it has its vote in this step, and nothing else")
-        if await state.ballot.follow(term):
-            await self._tell()
+        await state.ballot.follow(term)
+        await self._news.tell()  # each time: who asked first may have hung up before others heard of the term
         return state
 
     @asynccontextmanager
@@ -374,6 +363,20 @@ class Member:
             if state is not self._open or state.closing is not None:
                 raise WrongStep("the step was closed meanwhile")
             yield
+
+    @asynccontextmanager
+    async def _settled(self) -> AsyncIterator[OpenStep]:
+        """Hold the step while it is neither closed nor begins to be: half a swap, or half a line on the disk, cannot be
+        taken back, and nothing comes between them."""
+        while True:
+            state = self._open
+            async with state.busy:
+                closing = state.closing
+                if state is self._open and (closing is None or closing.done()):
+                    yield state
+                    return
+            if closing is not None:
+                await asyncio.wait([closing])
 
     async def _wait_step(self, step: int) -> None:
         if self._cut_off:

@@ -118,16 +118,16 @@ class OpenStep:
         self, body: Reconcile, part: PartName | None, attempt: Callable[[], Coroutine[None, None, Mean]]
     ) -> None:
         """Start the attempt that ``body`` asks for, unless our part's is the one under way or done. What was prepared
-        from another mean is forgotten. Raises Superseded for an older attempt, whose question was late."""
+        from another mean is forgotten. Raises Superseded for an older attempt, whose question was late. Cancelled, it
+        may be asked for again."""
         before = self.reconciled
         if before is not None and any(body.attempts.get(p, 0) < number for p, number in before.attempts.items()):
             raise Superseded("a newer attempt at closing the step has begun")
+        if before is None or self.averaging is None or self._anew(before, body, part):
+            await self.stop_averaging()
+            self.applied = self.digest = None
+            self.averaging = asyncio.create_task(attempt())
         self.reconciled = body
-        if before is not None and self.averaging is not None and not self._anew(before, body, part):
-            return
-        await self.stop_averaging()
-        self.applied = self.digest = None
-        self.averaging = asyncio.create_task(attempt())
 
     def _anew(self, before: Reconcile, body: Reconcile, part: PartName | None) -> bool:
         if part is None:

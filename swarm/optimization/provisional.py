@@ -61,13 +61,11 @@ class Confirming(Leading):
         super().__post_init__()
         self.lineage: frozenset[PeerId] = frozenset()
 
-    async def run(self) -> CloseRecord:
-        """See :meth:`Leading.run`. Raises WrongStep when a majority has decided the step without us."""
+    async def decide(self) -> CloseRecord:
+        """See :meth:`Leading.decide`. Raises WrongStep when a majority has decided the step without us."""
         vote = await self._promises()
         assert vote is not None  # noqa: S101 - we have offered one ourselves
-        decide = await self._accepted(Propose(record=vote.record, changes=vote.changes, term=self.term))
-        self.decided = vote.record
-        await self._announce(decide)
+        await self._have_accepted(Propose(record=vote.record, changes=vote.changes, term=self.term))
         return vote.record
 
     async def _try(self, peer: PeerId, method: str, body: Message, reply: type[ReplyT]) -> ReplyT | None:

@@ -127,6 +127,7 @@ class RemoteLeader:
             await self._calls.ask(leader, "lead/1/aside", body, Empty, timeout_s=self._timeout_s())
 
         await self._until_told(step, tell, NOT_COUNTED)
+        self._again.set()  # the leader has room for another of ours, and the batch waits for it
 
     # --- whoever leads -------------------------------------------------------------------------------------------
 

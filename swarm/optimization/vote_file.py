@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from swarm.optimization.acceptor import Vote
 from swarm.schema import Count, DigestField, Message
-from swarm.state.checkpoint_disk import sync_directory, write_whole
+from swarm.state.checkpoint_disk import sweep, sync_directory, write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,9 @@ class VoteFile:
 
     def read(self) -> KeptVote | None:
         """What lies there; None for no file, and, said in the log, for one that is torn, strange or of elsewhere: then
-        nothing is known of what was voted here. Never raises."""
+        nothing is known of what was voted here. What a killed process left half written beside it is taken away. Never
+        raises."""
+        sweep(self._path)
         try:
             with self._path.open("rb") as file:
                 data = file.read(MAX_FILE_BYTES + 1)

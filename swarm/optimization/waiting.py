@@ -1,9 +1,9 @@
-"""Waiting for whichever comes first."""
+"""Waiting for whichever comes first, and for what somebody else brings about."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 
@@ -18,3 +18,23 @@ async def first_done(*works: Coroutine[Any, Any, Any]) -> None:
             task.cancel()
     for task in done:
         task.result()
+
+
+class News:
+    """Those who wait for something here to change. A ``failure`` ends all their waiting."""
+
+    def __init__(self) -> None:
+        self._told = asyncio.Condition()
+        self.failure: Exception | None = None
+
+    async def wait(self, condition: Callable[[], bool]) -> None:
+        """Return when it holds; it is looked at whenever :meth:`tell` is called. Raises the failure."""
+        async with self._told:
+            await self._told.wait_for(lambda: self.failure is not None or condition())
+        if self.failure is not None:
+            raise self.failure
+
+    async def tell(self) -> None:
+        """Something has changed."""
+        async with self._told:
+            self._told.notify_all()

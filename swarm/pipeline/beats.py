@@ -42,7 +42,8 @@ class Standing(Message):
 
 
 class Lost(Message):
-    """The sender believes that a peer is gone."""
+    """The sender believes that a peer is gone, or says so of itself. Told by this life of it."""
 
     peer: PeerIdField
     reason: Annotated[str, StringConstraints(max_length=400)]
+    incarnation: Annotated[int, Field(ge=0, lt=1 << 63)] = 0

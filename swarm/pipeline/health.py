@@ -332,7 +332,7 @@ class Watch:
     async def tell_all(self, lost: PeerId, reason: str) -> None:
         """Tell the roster that a peer is gone, or (our own id) that we are leaving; not those that may be gone as
         well, who would only keep us waiting. Never raises a PeerError."""
-        message = Lost(peer=lost, reason=reason[:400])
+        message = Lost(peer=lost, reason=reason[:400], incarnation=self.incarnation)
         others = [peer for peer in self._roster if peer != lost and peer not in self._gone]
         await asyncio.gather(*(self._tell_one(peer, message) for peer in others))
 
@@ -372,13 +372,20 @@ class Watch:
         if request.caller not in self._roster or body.peer not in self._roster:
             return Answer(Empty())
         if body.peer == request.caller:
-            self._left[request.caller] = self._lives.get(request.caller) or self._health.life(request.caller)
-            if request.caller not in self._gone:
-                self._gone[request.caller] = body.reason
-                self._tell()
-                self.lost(request.caller, body.reason)
+            self._take_leave(request.caller, body)
         else:
             self._rumours[PeerId(body.peer)] = body.reason
             self._health.told(PeerId(body.peer), request.caller)
             self.suspect(PeerId(body.peer), body.reason)
         return Answer(Empty())
+
+    def _take_leave(self, peer: PeerId, body: Lost) -> None:
+        """It says farewell. Another process with its identity, which gave up, takes nobody out of the roster."""
+        member = self._lives.get(peer) or self._health.life(peer)
+        if member and body.incarnation not in (0, member):
+            return
+        self._left[peer] = body.incarnation or member
+        if peer not in self._gone:
+            self._gone[peer] = body.reason
+            self._tell()
+            self.lost(peer, body.reason)

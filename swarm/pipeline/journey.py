@@ -237,13 +237,14 @@ class Journey:
         self._wake.set()
 
     def deliver_report(self, caller: PeerId, report: HopReport) -> None:
-        """A hop is done: feed wiring and pace, and keep its receipt. Raises Refused for a forged receipt, and from one
-        that was never asked."""
+        """A hop is done: feed wiring and pace, and keep its receipt. Raises Refused for a forged receipt or a loss that
+        cannot be, and from one that was never asked."""
         self._check_sender(caller, report.attempt, report.hop)
         if report.direction == "backward":
             expected = receipt_bytes(self._context.run, self._step, self._batch.id, report.hop)
             if not self._context.verify(caller, expected, report.receipt):
                 raise Refused("the receipt's signature does not verify")
+            self._check_loss(report)
         self._measure(caller, report)
         if report.direction == "forward":
             self._on_forwarded(caller, report.hop)
@@ -251,6 +252,15 @@ class Journey:
             receipt = Receipt(report.receipt, report.loss_sum, report.tokens)
             self._on_contributed(caller, report.hop, receipt)
         self._wake.set()
+
+    def _check_loss(self, report: HopReport) -> None:
+        """With hosted ends the last stage says what the step counts: what cannot be so is refused here, where another
+        replica can be asked. The leader would refuse it as well, and the batch never be complete."""
+        if self._context.ends is not None or report.hop != self._way.last:
+            return
+        counted = int((self._batch.targets >= 0).sum())
+        if report.tokens != counted or report.loss_sum < 0:
+            raise Refused(f"a loss of {report.loss_sum} over {report.tokens} tokens of {counted}")
 
     def _measure(self, caller: PeerId, report: HopReport) -> None:
         if report.again:

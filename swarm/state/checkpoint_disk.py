@@ -64,6 +64,13 @@ def sync_directory(path: Path) -> None:
         os.close(descriptor)
 
 
+def sweep(path: Path) -> None:
+    """Take away what a killed process left half written of ``path``. For who alone writes it; never raises."""
+    for left in path.parent.glob(f".{path.name}.*.tmp"):
+        with contextlib.suppress(OSError):
+            os.unlink(left)
+
+
 @contextlib.contextmanager
 def alone(path: Path, *, wait: bool) -> Iterator[bool]:
     """Whether ``path`` is ours to write while this is open; with ``wait`` it is in the end, whoever has it now.
@@ -76,9 +83,7 @@ def alone(path: Path, *, wait: bool) -> Iterator[bool]:
     descriptor = _locked(lock, wait)
     try:
         if descriptor is not None:
-            for left in path.parent.glob(f".{path.name}.*.tmp"):
-                with contextlib.suppress(OSError):
-                    os.unlink(left)
+            sweep(path)
         yield descriptor is not None
     finally:
         if descriptor is not None:

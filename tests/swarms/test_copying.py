@@ -295,12 +295,14 @@ def test_copy_that_is_taken_is_the_part_at_the_newest_step_when_its_replicas_are
             copying = copying_of(swarm, name)
             assert copying.held(part, record.step) is not None
             assert copying.held(part, record.step - 1) is None is copying.held(PartName("stage-9"), record.step)
+            copying._changed.set()  # as with the record that has it taken
             trained = await asyncio.get_running_loop().create_task(
                 copying.take(part, record.step), context=as_peer(name)
             )
             assert isinstance(trained, TrainedPart)
             assert (trained.step, digest(trained.snapshot())) == (record.step, record.digests[part])
             assert copying.held(part, record.step) is None is await copying.snapshot(part)
+            assert part not in copying._kept, "it was begun anew while it was taken"
             assert swarm.peers[name].events.of(CopyDropped)[-1].part == part
 
     play(swarm, story)

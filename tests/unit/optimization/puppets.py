@@ -39,7 +39,7 @@ from swarm.optimization.roster import Roster
 from swarm.schema import Empty
 from swarm.sim.network import SimEndpoint, SimNetwork
 from tests.unit.averaging.world import LoopClock, in_virtual_time
-from tests.unit.optimization.world import COMMITTED, CURSOR, GENESIS, ROSTER, RULES, RUN, FakeLiveness, sign
+from tests.unit.optimization.world import COMMITTED, CURSOR, GENESIS, ROSTER, RULES, RUN, FakeLiveness, sign, verify
 
 RECONCILE, APPLY, PROPOSE, DECIDE = QUESTIONS = (
     "step/1/reconcile",
@@ -171,6 +171,7 @@ class Stage:
             liveness=self.liveness,
             clock=LoopClock(),
             timeout_s=lambda: 5.0,
+            verify=verify,
             waiting=self.waited.append,
         )
         return self

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from swarm.errors import Refused, Superseded, Violation
-from swarm.optimization.acceptor import Acceptor, Promised, Vote, check_promise, majority, must_propose
+from swarm.errors import Busy, Refused, Superseded, Violation
+from swarm.optimization.acceptor import MOST_LEAP, Acceptor, Promised, Vote, check_promise, majority, must_propose
 from swarm.optimization.history import History
 from tests.unit.optimization.world import GENESIS, record
 
@@ -39,6 +39,15 @@ def test_acceptor_follows_the_highest_term_only() -> None:
         with pytest.raises(Superseded, match="term 2 has begun"):
             late()
     assert (acceptor.term, acceptor.vote) == (2, None)
+
+
+def test_acceptor_follows_no_term_that_is_out_of_reach() -> None:
+    acceptor = Acceptor(term=7)
+    for beyond in (8 + MOST_LEAP, 1 << 52):
+        with pytest.raises(Busy, match="out of reach"):
+            acceptor.follow(beyond)
+    assert acceptor.term == 7
+    assert acceptor.follow(7 + MOST_LEAP)
 
 
 def test_acceptor_accepts_one_record_a_term_and_another_in_the_next() -> None:

@@ -44,6 +44,14 @@ def test_global_norm_counts_every_part_once() -> None:
     assert global_norm(ROSTER, answers()) == 5.0
 
 
+@pytest.mark.parametrize("claim", [0.0, 1e300])
+@pytest.mark.parametrize("liar", "abd")
+def test_global_norm_is_not_what_one_of_three_replicas_claims(liar: str, claim: float) -> None:
+    three = Roster([*ROSTER.members, Member(peer="d", role="stage", name="d", part="stage-0", addresses=())])
+    said = {**answers(), PeerId("d"): averaged("a" * 16, 9.0)}
+    assert global_norm(three, {**said, PeerId(liar): averaged("a" * 16, claim)}) == 5.0
+
+
 def test_global_norm_with_a_replica_that_differs_names_part_and_digests() -> None:
     with pytest.raises(Disagreement, match="stage-0") as caught:
         global_norm(ROSTER, answers(b_digest="b" * 16))

@@ -20,10 +20,10 @@ from swarm.errors import (
 )
 from swarm.events import AttemptFailed, Committed, DigestMismatch, TermBegan, WorkExcluded, WorkWithdrawn
 from swarm.ids import MicrobatchId, PeerId
-from swarm.optimization.acceptor import Vote
+from swarm.optimization.acceptor import Candidate, Vote
 from swarm.optimization.filling import LOST_PART_S
 from swarm.optimization.leading import MOST_FAILURES
-from swarm.optimization.messages import Lease, Promise, Resume
+from swarm.optimization.messages import Accepted, Lease, Promise, Resume
 from swarm.optimization.records import Contribution, acceptance_bytes, voters
 from swarm.optimization.rescuing import AGAIN_S, SILENT_PART_S
 from swarm.optimization.roster import Member, Roster
@@ -45,7 +45,7 @@ from tests.unit.optimization.puppets import (
     silence,
     virtual,
 )
-from tests.unit.optimization.world import COMMITTED, CURSOR, ROSTER, A, B, T, record, verify
+from tests.unit.optimization.world import COMMITTED, CURSOR, ROSTER, A, B, T, acceptances, record, verify
 
 OTHER = next(peer for peer in (A, B) if peer != LEADER)
 U = PeerId("U")
@@ -557,7 +557,18 @@ async def test_successor_is_free_when_a_later_leader_was() -> None:
 
 
 @pytest.mark.parametrize(
-    "lie", [Promise(vote=None, free=9), Promise(vote=Vote(term=8, record=record(previous="f" * 64)), free=0)]
+    "lie",
+    [
+        Promise(vote=None, free=9),
+        Promise(vote=Vote(term=8, record=record(previous="f" * 64)), free=0),
+        Promise(vote=Vote(term=0, record=record(roster=ROSTER.members[1:])), free=0),
+        Promise(vote=Vote(term=0, record=record(tokens=7)), free=0),
+        Promise(vote=Vote(term=0, record=record(lr=9.0)), free=0),
+        Promise(vote=Vote(term=0, record=record(digests={})), free=0),
+        Promise(vote=Vote(term=0, record=record(void=True, committed=(), tokens=0, loss_sum=0.0)), free=0),
+        Promise(vote=None, free=0, candidate=Candidate(vote=Vote(term=0, record=record(lineage=1)), samples=10**9)),
+    ],
+    ids=["free", "previous", "roster", "sums", "rate", "digests", "void", "candidate"],
 )
 @virtual
 async def test_promise_that_would_hide_what_was_accepted_counts_for_nothing(lie: Promise) -> None:
@@ -568,6 +579,30 @@ async def test_promise_that_would_hide_what_was_accepted_counts_for_nothing(lie:
     assert await here.leading(1).run() == record()
     assert len(here.puppets[T].told(PREPARE)) == 2
     assert not here.asked(RECONCILE)
+
+
+@virtual
+async def test_candidate_that_those_who_were_there_signed_is_proposed_where_nothing_was_accepted() -> None:
+    here = await successor()
+    alone = record(lineage=1)
+    signed = acceptances(alone, 0, [A, T])
+    offered = Candidate(vote=Vote(term=0, record=alone), samples=2, term=0, acceptances=signed)
+    here.puppets[T].instead[PREPARE] = lambda body: Promise(vote=None, free=0, candidate=offered)
+    assert await here.leading(1).run() == alone
+
+
+@virtual
+async def test_acceptance_that_is_forged_does_not_count() -> None:
+    """With it the leader would hold a decision that nobody believes, itself included, and the step stand still."""
+    here = await stage()
+    forged = iter([Accepted(signature=bytes(64))])
+    here.puppets[OTHER].instead[PROPOSE] = lambda body: next(forged, None)
+    here.puppets[T].instead[PROPOSE] = no(Unreachable("cut off"), times=3)
+    closed = await here.leading().run()
+    (decision,) = here.puppets[T].told(DECIDE)
+    signed = acceptance_bytes(closed, 0)
+    assert len(decision.acceptances) >= 2
+    assert all(verify(PeerId(peer), signed, by) for peer, by in decision.acceptances.items())
 
 
 @virtual

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from swarm.optimization.changes import NO_CHANGES
 from swarm.optimization.life import Life
 from swarm.optimization.lineage import Fork, best, check_alone, check_lineage
 from swarm.optimization.messages import Propose
-from swarm.optimization.open_step import OpenStep
-from swarm.optimization.records import CloseRecord, Confirmation, check_acceptances, check_confirmed
+from swarm.optimization.open_step import Mean, OpenStep
+from swarm.optimization.records import CloseRecord, Confirmation, Decision, check_acceptances, check_confirmed
 from swarm.optimization.roster import Roster
 from swarm.optimization.succession import owner
 from swarm.optimization.vote_file import VoteFile
@@ -229,6 +230,40 @@ def test_model_confirms_what_it_should() -> None:
     assert len(step.chosen) == 1
 
 
+# --- giving it up ----------------------------------------------------------------------------------------------------
+
+
+async def test_member_told_that_its_lineage_does_not_count_gives_it_up_whoever_hangs_up_meanwhile() -> None:
+    candidate = forked(A, B)
+    bench = Bench(me=T)
+    state = OpenStep(Life(T).ballot(GENESIS))
+    await state.accept(Vote(term=1, record=candidate), T)
+    bench.history.append(candidate)
+    await bench.member.forking.closed(Decision(candidate, {}, term=1), GENESIS, state)
+    gate = asyncio.Event()
+    bench.member._open.averaging = asyncio.create_task(_stubborn(gate))
+    await asyncio.sleep(0)
+    giving_up = [asyncio.create_task(bench.member.rewind("another was decided", None)) for _ in range(2)]
+    await asyncio.sleep(0)
+    giving_up[0].cancel()
+    await asyncio.sleep(0)
+    assert (bench.history.head, bench.member.cut_off) == (candidate, ""), "all of it or nothing"
+    gate.set()
+    await asyncio.gather(*giving_up, return_exceptions=True)
+    assert (bench.history.head, bench.member.open_step, bench.member.forking.fork) == (GENESIS, 1, None)
+    assert "do not count: another was decided" in bench.member.cut_off
+    await bench.member.rewind("it was decided again", None)
+    assert "another was decided" in bench.member.cut_off
+
+
+async def _stubborn(gate: asyncio.Event) -> Mean:
+    """A round that takes its time to end."""
+    try:
+        await asyncio.get_running_loop().create_future()
+    finally:
+        await gate.wait()
+
+
 # --- the disk --------------------------------------------------------------------------------------------------------
 
 
@@ -238,7 +273,7 @@ async def test_later_life_does_not_take_what_lies_there_for_all_that_was_voted(t
     state = OpenStep(Life(A, votes=votes).ballot(GENESIS))
     await state.accept(Vote(term=1, record=candidate), A)
     assert Life(A, 2, votes).inherits(GENESIS), "it has voted for nothing yet"
-    await bench.member.forking.closed(candidate, GENESIS, state)
+    await bench.member.forking.closed(Decision(candidate, {}, term=1), GENESIS, state)
     with pytest.raises(Busy, match="closed without a majority"):
         await state.ballot.follow(9)
     other = Propose(record=forked(A, B, term=2), changes=NO_CHANGES, term=3)

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from swarm.errors import PeerError, Refused, RunEnded, Superseded
+from swarm.errors import Busy, PeerError, Refused, RunEnded, Superseded, Unreachable
 from swarm.ids import PeerId
 from swarm.network.protocols import Request
+from swarm.optimization.acceptor import MOST_LEAP
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.closing import clip_factor
 from swarm.optimization.loop import StepLoop
@@ -219,6 +220,54 @@ async def test_loop_of_the_leader_closes_the_step_when_its_batch_is_complete() -
 
 
 @virtual
+async def test_loop_that_is_to_lead_in_another_way_tells_first_what_it_has_decided() -> None:
+    """Whoever waits for a record that its living leader keeps to itself waits for ever."""
+    home = await Home(LEADER).set()
+    fit(home)
+    loop, turned, gate = home.loop(), asyncio.Event(), asyncio.Event()
+    loop._solitude.turned = turned.wait  # type: ignore[assignment, method-assign]
+
+    async def slow(body: Any) -> None:
+        turned.set()
+        await gate.wait()
+
+    home.stage.puppets[T].instead[DECIDE] = slow
+    running = asyncio.create_task(loop.run())
+    await home.stage.feed()
+    await turned.wait()
+    await asyncio.sleep(1.0)
+    gate.set()
+    await eventually(lambda: home.bench.member.open_step == 2)
+    assert home.stage.asked(DECIDE) == set(ROSTER.peers)
+    await stop(running)
+
+
+@virtual
+async def test_loop_that_could_tell_nobody_what_it_has_decided_tells_it_again() -> None:
+    home = await Home(LEADER).set()
+    fit(home)
+    ask, others = home.bench.ask, [peer for peer in ROSTER.peers if peer != LEADER]
+
+    async def full(body: Any, **how: Any) -> Any:
+        if isinstance(body, Propose):
+            raise Busy("its vote cannot be kept: No space left on device")
+        return await ask(body, **how)
+
+    home.bench.ask = full  # type: ignore[method-assign]
+    for peer in others:
+        home.stage.puppets[peer].instead[DECIDE] = no(Unreachable("cut off"), times=3)
+    running = asyncio.create_task(home.loop().run())
+    await home.stage.feed()
+    await eventually(lambda: all(len(home.stage.puppets[peer].told(DECIDE)) > 3 for peer in others))
+    assert home.bench.member.open_step == 1, "it holds no vote for the record, and learns of it from the others"
+    (said, *_) = home.stage.puppets[T].told(DECIDE)
+    closed = home.stage.puppets[T].told("step/1/propose")[-1].record
+    await home.bench.member.learn(Decision(closed, said.acceptances))
+    assert home.bench.member.open_step == 2
+    await stop(running)
+
+
+@virtual
 async def test_loop_takes_over_when_the_leader_is_gone_and_not_before() -> None:
     home = await Home(SUCCESSOR).set()
     fit(home)
@@ -269,6 +318,26 @@ async def test_loop_that_duels_leads_in_a_term_of_its_own_each_time() -> None:
     await eventually(lambda: home.bench.member.open_step == 2)
     assert home.bench.history.head.term == 3
     assert {body.term for body in home.stage.puppets[T].told(PREPARE)} == {3}
+    await stop(running)
+
+
+@virtual
+async def test_loop_reaches_a_term_far_beyond_its_own_that_one_member_knows() -> None:
+    home = await Home(LEADER).set()
+    far = 3 * MOST_LEAP // 2
+
+    def ahead(body: Any) -> None:
+        if body.term < far:
+            raise Superseded(f"term {far} has begun, this is of term {body.term}")
+
+    for question in (PREPARE, "step/1/reconcile"):
+        home.stage.puppets[T].instead[question] = ahead
+    running = asyncio.create_task(home.loop().run())
+    await home.stage.feed()
+    await eventually(lambda: home.stage.puppets[T].told(AGAIN), deadline_s=120.0)
+    terms = [body.term for body in home.stage.puppets[T].told(PREPARE)]
+    assert (terms[:3], terms == sorted(terms)) == ([3, 6, 9], True)
+    assert far <= home.bench.member.term < far + MOST_LEAP
     await stop(running)
 
 

@@ -6,11 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
+import torch
 
+from swarm.averaging.plan import RoundResult
 from swarm.errors import Busy, PeerError, Refused, RunEnded, Superseded, Violation, WrongStep
 from swarm.ids import PeerId
 from swarm.optimization.changes import Changes
 from swarm.optimization.messages import Over, Propose
+from swarm.optimization.open_step import Round
 from swarm.optimization.records import NO_RECORD, CloseRecord, Decision, acceptance_bytes
 from swarm.optimization.roster import Member as Listed
 from swarm.optimization.roster import Roster
@@ -23,6 +26,7 @@ from tests.unit.optimization.world import (
     A,
     B,
     Bench,
+    FakeAverage,
     T,
     acceptances,
     apply,
@@ -111,6 +115,14 @@ async def test_member_that_accepted_says_so_and_accepts_the_same_record_in_a_lat
     assert (bench.part.swapped, bench.member.open_step) == ([record().digests["stage-0"]], 2)
 
 
+async def test_member_that_accepts_a_record_again_keeps_the_requests_that_explained_it() -> None:
+    bench = await brought_to("propose")
+    await bench.ask(prepare(term=1))
+    await bench.ask(Propose(record=record(), changes=ABSENT, term=1))
+    promise = await bench.ask(prepare(term=2))
+    assert (promise.vote.term, promise.vote.changes) == (1, Changes())
+
+
 async def test_member_says_from_which_term_on_the_step_was_closed_anew() -> None:
     bench = await brought_to("propose")
     await bench.ask(prepare(term=1))
@@ -156,6 +168,51 @@ async def test_member_gives_up_averaging_when_a_newer_attempt_begins(newer: dict
     with pytest.raises(Superseded, match="newer attempt"):
         await older
     assert (len(bench.average.begun), bench.average.cancelled) == (2, 1)
+
+
+async def test_member_whose_leader_hung_up_as_a_newer_attempt_began_makes_it_when_it_is_asked_again() -> None:
+    bench, stopping, stopped = Bench(), asyncio.Event(), asyncio.Event()
+    average = bench.average
+
+    class Stubborn(FakeAverage):
+        async def __call__(self, wanted: Round, sums: torch.Tensor) -> RoundResult:
+            try:
+                return await super().__call__(wanted, sums)
+            except asyncio.CancelledError:
+                stopping.set()
+                await stopped.wait()
+                raise
+
+    average.__class__ = Stubborn
+    average.gate = asyncio.Event()
+    first = asyncio.create_task(bench.ask(reconcile()))
+    await eventually(lambda: average.begun)
+    newer = asyncio.create_task(bench.ask(reconcile(attempt=2)))
+    await stopping.wait()
+    newer.cancel()
+    await asyncio.gather(newer, return_exceptions=True)
+    stopped.set()
+    with pytest.raises(Superseded):
+        await first
+    average.gate = None
+    assert (await bench.ask(reconcile(attempt=2))).digest
+    assert [attempt for _, _, attempt in average.begun] == [1, 2]
+
+
+async def test_member_that_hears_of_a_term_twice_says_so_though_the_first_who_asked_hung_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bench, gate = Bench(), asyncio.Event()
+    waiting = asyncio.create_task(bench.member.wait_term(1, 0))
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.member._news, "tell", gate.wait)
+        first = asyncio.create_task(bench.ask(prepare(term=1)))
+        await eventually(lambda: bench.member.term == 1)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+    assert not waiting.done()
+    await bench.ask(prepare(term=1))
+    await asyncio.wait_for(waiting, 5.0)
 
 
 async def test_member_asked_late_for_an_attempt_that_is_over_keeps_the_newer_one() -> None:
@@ -339,16 +396,17 @@ async def test_member_asked_about_a_step_that_closes_meanwhile_answers_for_that_
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     bench, gate = await brought_to("propose"), asyncio.Event()
-    tell = bench.member._tell
+    news = bench.member._news
+    tell = news.tell
 
     async def slow() -> None:
         await gate.wait()
         await tell()
 
-    monkeypatch.setattr(bench.member, "_tell", slow)
+    monkeypatch.setattr(news, "tell", slow)
     late = [asyncio.create_task(bench.ask(body)) for body in (prepare(term=1), reconcile(term=2), apply(term=3))]
     await eventually(lambda: bench.member.term == 3)
-    monkeypatch.setattr(bench.member, "_tell", tell)
+    monkeypatch.setattr(news, "tell", tell)
     await bench.ask(decide(record()))
     gate.set()
     promise, *others = await asyncio.gather(*late, return_exceptions=True)
@@ -392,6 +450,37 @@ async def test_member_that_averages_when_it_is_cut_off_stops_and_says_why() -> N
     await bench.member.wait_term(1, 0)
     await bench.member.learn(decided(record()))
     assert bench.member.open_step == 1
+
+
+async def test_member_that_is_cut_off_swaps_to_nothing_while_it_gets_the_newer_state() -> None:
+    bench = await brought_to("propose")
+    await bench.member.cut("B is steps ahead")
+    with pytest.raises(Busy, match="B is steps ahead"):
+        await bench.ask(decide(record()))
+    assert (bench.part.swapped, bench.history.head) == ([], GENESIS)
+
+
+async def test_member_that_is_told_and_observes_at_once_does_one_after_the_other() -> None:
+    begun: list[int] = []
+    gate = asyncio.Event()
+
+    async def slow(decision: Decision) -> None:
+        begun.append(decision.record.step)
+        await gate.wait()
+        begun.append(-decision.record.step)
+
+    bench = await brought_to("propose", decided=slow)
+    two = record(record())
+    telling = asyncio.create_task(bench.ask(decide(record())))
+    await eventually(lambda: begun)
+    observing = asyncio.create_task(bench.member.observe(decided(two)))
+    for _ in range(8):
+        await asyncio.sleep(0)
+    assert (begun, bench.history.head) == ([1], record())
+    gate.set()
+    await asyncio.gather(telling, observing)
+    assert begun == [1, -1, 2, -2]
+    assert (bench.member.open_step, bench.history.head) == (3, two)
 
 
 async def test_member_that_was_cut_off_takes_part_again_from_the_state_that_it_got() -> None:

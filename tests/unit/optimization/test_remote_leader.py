@@ -196,6 +196,21 @@ async def test_trainer_that_is_cut_off_stops_asking() -> None:
         await asking
 
 
+@virtual
+async def test_trainer_without_quota_asks_again_when_one_of_its_own_was_put_aside() -> None:
+    """Nobody else may: the batch would lack one for ever."""
+    here = await desk(begun=2)
+    await here.leader.lease(1, 2)
+    here.instead(LEADER, LEASE, lambda body: Leased(total=2, reason="the step is fully leased"))
+    assert await here.leader.lease(1, 1) == 0
+    waiting = asyncio.create_task(here.leader.wait_quota(1))
+    await asyncio.sleep(600.0)
+    assert not waiting.done()
+    here.instead(LEADER, ASIDE, no(Unreachable("no route"), times=1))
+    await here.leader.put_aside(1, microbatch(0), "it is poison")
+    await asyncio.wait_for(waiting, 1.0)
+
+
 # --- completing ------------------------------------------------------------------------------------------------------
 
 

@@ -26,7 +26,7 @@ from swarm.state.transfer import StateDonor
 from tests.harness.expect import eventually
 from tests.unit.averaging.world import LoopClock
 from tests.unit.optimization.puppets import Sink, virtual
-from tests.unit.optimization.world import COMMITTED, GENESIS, HELD, ROSTER, RULES, RUN, A, B, Bench, T
+from tests.unit.optimization.world import COMMITTED, GENESIS, HELD, ROSTER, RULES, RUN, A, B, Bench, T, verify
 
 STALL_S = 20.0
 LEADER = ROSTER.succession(1)[0]
@@ -80,6 +80,7 @@ class Peer:
             liveness=self.watch,
             clock=LoopClock(),
             timeout_s=lambda: 5.0,
+            verify=verify,
         )
         feed = self._feed if me == T else None
         self.loop = StepLoop(member, closing, self.parting, feed, self._never)

@@ -32,6 +32,7 @@ from tests.unit.optimization.world import (
     Bench,
     acceptances,
     apply,
+    decide,
     prepare,
     reconcile,
     record,
@@ -95,6 +96,15 @@ def test_vote_file_with_a_flipped_bit_is_no_vote(path: Path, at: int) -> None:
     data[at] ^= 1
     path.write_bytes(data)
     assert VoteFile(path).read() is None
+
+
+def test_vote_file_that_a_killed_process_left_half_written_is_taken_away(path: Path) -> None:
+    VoteFile(path).write(kept())
+    half, another = path.with_name(f".{path.name}.01ab.tmp"), path.with_name(".history.01ab.tmp")
+    for left in (half, another):
+        left.write_bytes(b"swarm vo")
+    assert VoteFile(path).read() == kept()
+    assert (half.exists(), another.exists()) == (False, True)
 
 
 def test_vote_file_that_was_copied_elsewhere_is_no_vote_there(tmp_path: Path) -> None:
@@ -310,7 +320,8 @@ async def test_member_started_anew_with_its_disk_votes_and_does_nothing_else(pat
     await bench.ask(Propose(record=vote, term=2))
     left = VoteFile(path).read()
     assert left is not None
-    assert (left.term, left.vote) == (2, Vote(term=2, record=vote))
+    assert left.vote == promise.vote.model_copy(update={"term": 2}), "with the requests that explained it"
+    assert left.term == 2
 
 
 async def test_member_that_voted_for_its_former_life_is_not_cut_off_when_the_run_goes_on_without_it(path: Path) -> None:
@@ -326,3 +337,35 @@ async def test_member_that_voted_for_its_former_life_is_not_cut_off_when_the_run
     assert (bench.member.open_step, bench.member.is_member) == (3, False)
     assert not bench.member.cut_off
     assert not bench.member.departed
+
+
+async def test_vote_of_a_closed_step_that_a_slow_disk_takes_late_does_not_replace_the_next(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is started there anew would take it for proof that nothing was voted since."""
+    slow, started, write = threading.Event(), threading.Event(), VoteFile.write
+
+    def stalls(file: VoteFile, left: KeptVote) -> None:
+        if left.step == 1:
+            started.set()
+            slow.wait(5)
+        write(file, left)
+
+    bench = Bench(A, life=Life(A, 0, VoteFile(path)))
+    for body in (reconcile(), apply(), Propose(record=ONE)):
+        await bench.ask(body)
+    monkeypatch.setattr(VoteFile, "write", stalls)
+    promising = asyncio.create_task(bench.ask(prepare()))
+    await eventually(started.is_set)
+    promising.cancel()
+    closing = asyncio.create_task(bench.ask(decide(ONE)))
+    promised = asyncio.create_task(bench.ask(prepare(2, term=4)))
+    await eventually(lambda: bench.history.head == ONE)
+    for _ in range(8):
+        await asyncio.sleep(0)
+    assert not promised.done(), "a promise that the disk may forget"
+    slow.set()
+    await asyncio.gather(closing, promised)
+    left = VoteFile(path).read()
+    assert left is not None
+    assert (left.step, left.term) == (2, 4)

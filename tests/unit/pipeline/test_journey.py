@@ -17,7 +17,7 @@ from swarm.pipeline.messages import Blocked, HopReport, InputGradient, Output
 from swarm.security.receipts import receipt_bytes
 from swarm.sim.network import SimNetwork
 from tests.harness.expect import eventually
-from tests.unit.pipeline.crew import Crew
+from tests.unit.pipeline.crew import Crew, quick
 from tests.unit.pipeline.world import (
     RUN,
     TRAINER,
@@ -283,6 +283,24 @@ async def test_trainer_with_hosted_ends_brings_its_targets_again_to_a_busy_repli
         await walk.send(B0, "hop", loss_sum=2.5, tokens=2)
         await walk.leader.over.wait()
         assert [(journey.loss_sum, journey.tokens) for journey in walk.leader.finished] == [(2.5, 2)]
+
+
+@pytest.mark.parametrize("claim", [{"tokens": 1}, {"tokens": 3}, {"tokens": 0}, {"loss_sum": -1.0}], ids=str)
+async def test_trainer_with_hosted_ends_believes_no_loss_that_cannot_be_and_asks_another(claim: dict[str, Any]) -> None:
+    async with Walk(hosted=True, pace=quick()) as walk:
+        walk.side.wiring.add(1, B1)
+        await walk.started()
+        await eventually(lambda: walk.boxes[B0].of("targets"))
+        await walk.send(A0, "hop", direction="forward")
+        with pytest.raises(Refused, match="tokens of 2"):
+            await walk.send(B0, "hop", **{"loss_sum": 2.5, "tokens": 2} | claim)
+        await eventually(lambda: walk.boxes[A0].of("resend"))
+        again = walk.boxes[A0].of("resend")[0]
+        assert again.route == (A0, B1)
+        await walk.send(B1, "hop", loss_sum=2.5, tokens=2, attempt=again.attempt)
+        await walk.send(A0, "hop", attempt=again.attempt)
+        await walk.leader.over.wait()
+        assert [journey.route for journey in walk.leader.finished] == [(A0, B1)]
 
 
 async def test_trainer_keeps_no_more_under_way_than_it_may_and_cancelled_leaves_nothing() -> None:

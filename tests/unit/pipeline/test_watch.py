@@ -63,8 +63,9 @@ class Neighbour:
         self.told.append(request.body)
         return Answer(Empty())
 
-    async def tell(self, lost: PeerId, reason: str = "silent") -> None:
-        await self.endpoint.call(ME, "health/1/lost", Lost(peer=lost, reason=reason), Empty, timeout_s=5)
+    async def tell(self, lost: PeerId, reason: str = "silent", *, life: int = 0) -> None:
+        message = Lost(peer=lost, reason=reason, incarnation=life)
+        await self.endpoint.call(ME, "health/1/lost", message, Empty, timeout_s=5)
 
 
 class Ring:
@@ -343,6 +344,32 @@ def test_watch_takes_who_said_farewell_for_gone_though_it_answers_until_it_has_c
             ring.watch.follow(EVERYBODY, {FAR[0]: 2})
             await asyncio.sleep(10.0)
             assert ring.watch.gone == {}
+
+    play(story)
+
+
+def test_watch_that_never_asked_who_says_farewell_takes_it_for_gone_all_the_same() -> None:
+    async def story(ring: Ring) -> None:
+        ring.watch.follow(EVERYBODY, dict.fromkeys(EVERYBODY, 0))
+        async with ring.watching():
+            await asyncio.sleep(1.0)
+            await ring.neighbours[FAR[0]].tell(FAR[0], "Ctrl-C", life=1)
+            await asyncio.sleep(10.0)
+            assert ring.watch.gone == {FAR[0]: "Ctrl-C"}
+            assert ring.news == [("lost", FAR[0])]
+
+    play(story)
+
+
+@pytest.mark.parametrize("lives", [{}, dict.fromkeys(EVERYBODY, 1)], ids=["asked before", "by the roster"])
+def test_watch_does_not_take_a_member_for_gone_when_its_twin_gives_up(lives: dict[PeerId, int]) -> None:
+    async def story(ring: Ring) -> None:
+        ring.watch.follow(EVERYBODY, lives)
+        async with ring.watching():
+            await asyncio.sleep(1.0)
+            await ring.neighbours[NEAR[0]].tell(NEAR[0], "Ctrl-C", life=2)
+            await asyncio.sleep(10.0)
+            assert (ring.watch.gone, ring.news) == ({}, [])
 
     play(story)
 
