@@ -80,8 +80,8 @@ class ContributionReversed(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkWithdrawn(Event):
-    """What these trainers had begun or completed in the step does not count: they are gone, and do it again when they
-    are back. Written by the step's leader; the others fill the batch."""
+    """What these trainers had begun or completed in the step does not count: they are gone, or there and got nothing
+    done, and do it again when they are back. Written by the step's leader; the others fill the batch."""
 
     step: int
     trainers: tuple[PeerId, ...]

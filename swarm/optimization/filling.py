@@ -27,6 +27,12 @@ logger = logging.getLogger(__name__)
 OVER_TRIES, OVER_TIMEOUT_S = 6, 2.0
 RETURNED_S = 2.0
 """How long a member that is gone may take to say that it has kept its vote, and how often it is asked."""
+STALLED_S = 60.0
+"""How long nothing may come of a batch of which all but some trainers have done their part. More than any hop may take:
+these trainers are there, and get nothing done; a link may be cut that only they need."""
+SLOWEST = 4
+"""So many times as long as all the others needed is waited at least: a slow trainer is no stalled one."""
+LOOK_S = 5.0
 LOST_PART_S = 10.0
 """How long a part that nobody holds is waited for: who stalled may come back, who died does not."""
 
@@ -41,7 +47,7 @@ class PartsLost(Exception):
 class Filling:
     """The batch of one term of a step. ``unfit`` are those that its leader leaves out, with the reason; it grows."""
 
-    def __init__(self, closing: Closing, step: int, term: int, unfit: Mapping[PeerId, str], electors: Electors) -> None:
+    def __init__(self, closing: Closing, step: int, term: int, unfit: dict[PeerId, str], electors: Electors) -> None:
         self._closing, self._step, self._term, self._unfit = closing, step, term, unfit
         self._electors = electors
         self._roster: Roster = closing.history.head.members
@@ -61,27 +67,39 @@ class Filling:
         """The committed microbatches, when the batch is complete with the trainers that are there. Raises Superseded
         when another leads, WrongStep when the step is closed, PartsLost when a part, or with hosted ends every trainer,
         stays lost, RunEnded when all that hold a part are there and unfit. Cancel freely."""
+        stalled = asyncio.ensure_future(self._stalled())
+        try:
+            while True:
+                committed = await self._filled(stalled)
+                if committed is not None:
+                    return committed
+                if stalled.done():
+                    self._unfit |= stalled.result()
+                    stalled = asyncio.ensure_future(self._stalled())
+        finally:
+            stalled.cancel()
+
+    async def _filled(self, stalled: asyncio.Future[dict[PeerId, str]]) -> tuple[Contribution, ...] | None:
+        """The batch, once it is complete; None when who is there has changed, or ``stalled`` is done."""
         desk = self._closing.desk
-        while True:
-            await self._wait_majority()
-            if not await self._wait_parts():
-                continue
-            out = self.out
-            self._count_trainers(out)
-            full = asyncio.ensure_future(desk.wait_full())
-            changed = asyncio.ensure_future(self._closing.liveness.changed())
-            telling = asyncio.ensure_future(self._tell_to_feed())
-            try:
-                await _first_of({full, changed}, telling)
-                committed = full.result() if full.done() else None
-            finally:
-                for task in (full, changed, telling):
-                    task.cancel()
-                await asyncio.gather(telling, return_exceptions=True)
-            # Whoever is found gone is so at once; those who wait for changes are told some turns later. Between this
-            # and the question that names who is there nothing else runs.
-            if committed is not None and self.out.keys() == out.keys():
-                return committed
+        await self._wait_majority()
+        if not await self._wait_parts():
+            return None
+        out = self.out
+        self._count_trainers(out)
+        full = asyncio.ensure_future(desk.wait_full())
+        changed = asyncio.ensure_future(self._closing.liveness.changed())
+        telling = asyncio.ensure_future(self._tell_to_feed())
+        try:
+            await _first_of({full, changed, stalled}, telling)
+            committed = full.result() if full.done() else None
+        finally:
+            for task in (full, changed, telling):
+                task.cancel()
+            await asyncio.gather(telling, return_exceptions=True)
+        # Whoever is found gone is so at once; those who wait for changes are told some turns later. Between this
+        # and the question that names who is there nothing else runs.
+        return committed if self.out.keys() == out.keys() else None
 
     async def _wait_majority(self) -> None:
         """A minority cannot decide anything: it does not judge either who is lost. Raises as :meth:`run`."""
@@ -182,6 +200,21 @@ class Filling:
             lost = tuple(peer for peer in self._roster.trainers if peer in out)
             self._closing.events.emit(WorkWithdrawn(step=self._step, trainers=lost))
             self.quota_again()
+
+    async def _stalled(self) -> dict[PeerId, str]:
+        """Once there are trainers that hold the batch up, they and why: they are there and get nothing done, which the
+        others can do instead."""
+        desk, clock = self._closing.desk, self._closing.clock
+        began = moved = clock.monotonic()
+        before = desk.told, desk.waits_for()
+        while True:
+            await clock.sleep(LOOK_S)
+            now, seen = clock.monotonic(), (desk.told, desk.waits_for())
+            if seen != before:
+                before, moved = seen, now
+            elif seen[1] and now - moved >= max(STALLED_S, SLOWEST * (moved - began)):
+                logger.warning("step %d is closed without %s: nothing comes of it", self._step, ", ".join(seen[1]))
+                return dict.fromkeys(seen[1], f"nothing came of its work for {now - moved:.0f} s")
 
     async def _tell_to_feed(self) -> None:
         """Until all that are there have heard it: who has not would wait for ever, and the step with it. Raises

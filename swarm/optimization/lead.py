@@ -138,6 +138,15 @@ class LeadDesk:
         """Whether the batch of the step we lead is complete, as far as is known now."""
         return self._ledger is not None and self._ledger.full and not self._awaited
 
+    @property
+    def told(self) -> int:
+        """How many microbatches of the step we lead trainers have told of."""
+        return 0 if self._ledger is None else self._ledger.told
+
+    def waits_for(self) -> tuple[PeerId, ...]:
+        """See :meth:`Ledger.waits_for`."""
+        return () if self._ledger is None or self._ledger.full else self._ledger.waits_for()
+
     def aside(self) -> tuple[Aside, ...]:
         """What was put aside in the step we lead."""
         return () if self._ledger is None else self._ledger.aside()

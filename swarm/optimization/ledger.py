@@ -182,6 +182,22 @@ class Ledger:
         account = self._accounts[trainer]
         account.keep(frozenset(account.unbroken(cursor)))
 
+    @property
+    def told(self) -> int:
+        """How many microbatches are completed or put aside."""
+        return sum(account.told for account in self._accounts.values())
+
+    def waits_for(self) -> tuple[PeerId, ...]:
+        """The trainers that the batch cannot be complete without as it is: what is missing is leased to them, or kept
+        for them by their quota. Empty when all others have something to do, too."""
+        left = self._left()
+        able = [
+            trainer
+            for trainer in self._quota
+            if self._accounts[trainer].told < self._accounts[trainer].leased or (left and self._room(trainer) > 0)
+        ]
+        return tuple(sorted(able)) if len(able) < len(self._quota) else ()
+
     def committed(self) -> tuple[Contribution, ...]:
         """The completed microbatches in the order of their ids: the same wherever it is computed."""
         done = {m: one for account in self._accounts.values() for m, one in account.done.items()}

@@ -8,12 +8,15 @@ from swarm.sim.world import run_world
 from tests.harness.faults import FaultPlan, Strike
 from tests.harness.faults_memory import MemoryWorld
 from tests.harness.invariants import check_run
+from tests.harness.invariants_findings import Limits
 from tests.harness.simulated import SimSwarm
 
 DONE = "every step of the run is closed"
 
 
-def live_through(swarm: SimSwarm, root: Path, *strikes: Strike, steps: int, timeout_s: float) -> FaultPlan:
+def live_through(
+    swarm: SimSwarm, root: Path, *strikes: Strike, steps: int, timeout_s: float, limits: Limits | None = None
+) -> FaultPlan:
     """All faults fire, everybody but the killed sees the run to its end, and it keeps its invariants: one history,
     every microbatch once, none lost, and cursors that say so. Raises AssertionError."""
     with MemoryWorld(swarm) as world:
@@ -22,7 +25,7 @@ def live_through(swarm: SimSwarm, root: Path, *strikes: Strike, steps: int, time
     plan.assert_fired()
     ends = {name: peer.outcome for name, peer in swarm.peers.items() if not swarm.is_dead(name)}
     assert ends == dict.fromkeys(ends, DONE)
-    report = check_run([root])
+    report = check_run([root], limits)
     report.assert_sound()
     assert report.steps == steps
     return plan

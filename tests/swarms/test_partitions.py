@@ -7,12 +7,25 @@ from typing import Any, TypeVar
 
 import pytest
 
-from swarm.events import Committed, CutOff, Event, PeerLost, PeerReady, QuorumBack, QuorumLost, StepClosed, Waiting
+from swarm.events import (
+    Committed,
+    CutOff,
+    Event,
+    PeerLost,
+    PeerReady,
+    QuorumBack,
+    QuorumLost,
+    StepClosed,
+    Waiting,
+    WorkWithdrawn,
+)
+from swarm.optimization.filling import LOOK_S, STALLED_S
 from swarm.optimization.observing import KEPT_UPDATES
 from swarm.optimization.succession import owner
 from swarm.sim.links import Links
 from tests.harness.faults import FaultPlan, On, Strike
 from tests.harness.faults_kinds import Fault, Heal, Kill, Partition
+from tests.harness.invariants_findings import Limits
 from tests.harness.simulated import SimSwarm
 from tests.swarms.story import live_through
 
@@ -37,7 +50,7 @@ def healed(steps: int) -> Strike:
     return Strike("heal", On(StepClosed, peer="host-0", nth=steps, after="cut"), Heal())
 
 
-def story(root: Path, *strikes: Strike, steps: int = STEPS) -> tuple[SimSwarm, FaultPlan]:
+def story(root: Path, *strikes: Strike, steps: int = STEPS, limits: Limits | None = None) -> tuple[SimSwarm, FaultPlan]:
     """A run with these faults, which everybody but the killed sees to its end, and which keeps its invariants: one
     history, every microbatch once, none lost, and cursors that say so."""
     swarm = SimSwarm(
@@ -48,7 +61,7 @@ def story(root: Path, *strikes: Strike, steps: int = STEPS) -> tuple[SimSwarm, F
         stage_s={"forward": 0.1, "forward_loss": 0.1, "backward": 0.2},
         run={"steps": steps},
     )
-    plan = live_through(swarm, root, *strikes, steps=steps, timeout_s=600.0)
+    plan = live_through(swarm, root, *strikes, steps=steps, timeout_s=600.0, limits=limits)
     return swarm, plan
 
 
@@ -163,3 +176,16 @@ def test_leader_cut_off_as_it_decides_is_not_contradicted(tmp_path: Path) -> Non
     assert again
     assert {event.microbatches for event in again} == {first.microbatches}
     assert of(swarm, "trainer-1", CutOff)
+
+
+def test_trainer_cut_off_from_a_whole_stage_only_does_not_hold_the_run_up(tmp_path: Path) -> None:
+    """Everybody else reaches it, the step's leader too, so that nobody takes it for lost: the others fill the batch."""
+    cut_link = at_step_3(Partition(("trainer-0",), ("host-0", "host-2")))
+    swarm, _ = story(tmp_path, cut_link, healed(2), limits=Limits(gap_s=STALLED_S + 3 * LOOK_S))
+    roster = swarm.peers["host-1"].membership.roster  # type: ignore[union-attr]
+    assert {roster[swarm.peers[name].endpoint.peer].part for name in ("host-0", "host-2")} == {"stage-1"}
+    stalled = swarm.peers["trainer-0"].endpoint.peer
+    assert [(event.step, event.trainers) for event in swarm.events(WorkWithdrawn)] == [(4, (stalled,))]
+    assert stalled not in {peer.peer for name in ("host-1", "host-3") for peer in of(swarm, name, PeerLost)}
+    assert [event.step for event in of(swarm, "trainer-0", CutOff)] == [4]
+    assert len(of(swarm, "trainer-0", PeerReady)) == 2

@@ -117,3 +117,22 @@ def test_fixed_quota_covers_the_target_in_every_step(target: int) -> None:
     trainers = (ANN, BEN, PeerId("cay"))
     for step in range(6):
         assert sum(fixed_quota(step, trainers, target).values()) == target
+
+
+def test_batch_waits_for_those_who_have_not_told_while_others_are_done() -> None:
+    book = ledger(4, share=0.5)
+    assert book.waits_for() == (), "everybody has something to do"
+    book.lease(7, ANN, 2)
+    book.complete(7, ANN, contribution(ANN, 0))
+    assert (book.told, book.waits_for()) == (1, ())
+    book.complete(7, ANN, contribution(ANN, 1))
+    assert book.waits_for() == (BEN,), "its share is kept for it"
+    book.lease(7, BEN, 2)
+    book.complete(7, BEN, contribution(BEN, 0))
+    assert (book.told, book.waits_for()) == (3, (BEN,))
+
+
+def test_batch_that_is_leased_whole_waits_for_who_leased_it() -> None:
+    book = ledger(2)
+    book.lease(7, ANN, 2)
+    assert book.waits_for() == (ANN,)
