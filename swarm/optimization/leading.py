@@ -18,6 +18,7 @@ from swarm.errors import Busy, OutOfSync, PeerError, Refused, Superseded, Unreac
 from swarm.events import AttemptFailed, Committed, DigestMismatch, TermBegan, WorkExcluded
 from swarm.ids import PartName, PeerId, stage_of
 from swarm.optimization.acceptor import Promised, Vote, check_promise, majority, must_propose
+from swarm.optimization.awaited import awaited_majority
 from swarm.optimization.changes import Changes
 from swarm.optimization.closing import Disagreement, agreed, clip_factor, cursors, global_norm, totals
 from swarm.optimization.closing_context import Closing
@@ -366,7 +367,7 @@ class Leading:
                 raise OutOfSync(f"step {self.step} cannot be decided: {'; '.join(said_no)}")
             if isinstance(body, Propose) and body.record.void and body.record.term == self.term:
                 self._rescuing.check_lost()
-            self.closing.waiting(f"a majority: {count} of {len(electors)} voters answer, {needed} are needed")
+            self.closing.waiting(awaited_majority(count, len(electors), needed, self.closing.alone_at()))
             await self.closing.clock.sleep(patience.pause_s())
 
     # --- the decision --------------------------------------------------------------------------------------------
