@@ -110,8 +110,8 @@ def find_run_directory(given: Path | None, home: Path | str | None = None, *, ke
     if not there and _RUN_ID.fullmatch(str(given)):
         return _by_id(str(given), home, key)
     if not os.path.isfile(found.manifest):
-        what = "It holds no run.toml" if os.path.isdir(given) else "It is a file" if there else _nowhere(given, home)
-        raise ConfigError(key, str(given), ALLOWED, f"{what}. {command_name()} ckpt ls shows the runs that are here.")
+        what = "it holds no run.toml" if os.path.isdir(given) else "it is a file" if there else _nowhere(given, home)
+        raise _unknown(key, str(given), what)
     return found
 
 
@@ -138,8 +138,11 @@ def _by_id(prefix: str, home: Path | str | None, key: str) -> RunDirectory:
     ids = {said_run_id(directory) for directory in found}
     if len(ids) == 1:
         return found[0]
-    where = f"{OUT} and {_joined(home)} hold {'several such' if ids else 'none such'}"
-    raise ConfigError(key, prefix, ALLOWED, f"{where}: {command_name()} ckpt ls shows all there are.")
+    raise _unknown(key, prefix, f"{OUT} and {_joined(home)} hold {'several such' if ids else 'none such'}")
+
+
+def _unknown(key: str, given: str, why: str) -> ConfigError:
+    return ConfigError(key, given, f"{ALLOWED}; {why}", f"See which runs are here: {command_name()} ckpt ls")
 
 
 def _nowhere(given: Path, home: Path | str | None) -> str:

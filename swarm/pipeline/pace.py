@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection
 from typing import Literal
 
@@ -11,6 +12,13 @@ from swarm.planning.deadlines import AdaptiveDeadline
 FLOOR_S = 1.0
 """Shorter waits condemn a peer for one burst, or for one pause of its garbage collector."""
 CEILING_S = 60.0
+YOUNG_FLOOR_S = 10.0
+YOUNG = 64
+"""Until so many pieces of work in a direction were measured, nothing shorter is a deadline. Measured on two cores: how
+many microbatches are under way grows as soon as a few have come home, so those of the next step wait in queues four
+times as long (4.7 s) as any that had been measured, and a healthy swarm moved work to and fro in its first three steps.
+A replica that dies so early is found by its connection and by the health watch all the same; one that stalls costs
+these seconds."""
 
 Work = Literal["forward", "backward", "adopt"]
 """``adopt`` is taking a hop over: fetching what it takes, and both directions."""
@@ -21,13 +29,22 @@ class Pace:
     bounds. Pure.
 
     Of a peer that was never measured the other peers' durations are expected, and the ceiling before anything was
-    measured: an unknown peer on an unknown link gets all the time there is. Memory: 64 numbers per peer and kind.
-    Asking costs O(window log window), some microseconds.
+    measured: an unknown peer on an unknown link gets all the time there is. While little was measured the floor is
+    ``young_floor_s``. Memory: 64 numbers per peer and kind. Asking costs O(window log window), some microseconds.
     """
 
-    def __init__(self, *, floor_s: float = FLOOR_S, ceiling_s: float = CEILING_S, factor: float = 3.0) -> None:
+    def __init__(
+        self,
+        *,
+        floor_s: float = FLOOR_S,
+        ceiling_s: float = CEILING_S,
+        factor: float = 3.0,
+        young_floor_s: float = YOUNG_FLOOR_S,
+    ) -> None:
         self.ceiling_s = ceiling_s
         self._floor_s, self._factor = floor_s, factor
+        self._young_floor_s = min(young_floor_s, ceiling_s)
+        self._measured: Counter[Work] = Counter()
         self._peers: dict[tuple[PeerId, Work], AdaptiveDeadline] = {}
         self._all: dict[Work, AdaptiveDeadline] = {}
 
@@ -35,14 +52,19 @@ class Pace:
         """A piece of work took this long, from when it could begin until its report was here."""
         self._peers.setdefault((peer, work), self._deadline()).observe(seconds)
         self._all.setdefault(work, self._deadline()).observe(seconds)
+        self._measured[work] += 1
 
     def seconds(self, peer: PeerId, work: Work) -> float:
         """How long to wait for the next piece."""
+        young = work != "adopt" and self._measured[work] < YOUNG
+        return max(self._young_floor_s if young else 0.0, self._expected(peer, work))
+
+    def _expected(self, peer: PeerId, work: Work) -> float:
         known = self._peers.get((peer, work)) or self._all.get(work)
         if known is not None:
             return known.seconds()
         if work == "adopt":  # nobody has taken over anything yet: twice what both directions may take
-            return min(self.ceiling_s, 2 * (self.seconds(peer, "forward") + self.seconds(peer, "backward")))
+            return min(self.ceiling_s, 2 * (self._expected(peer, "forward") + self._expected(peer, "backward")))
         return self.ceiling_s
 
     def follow(self, peers: Collection[PeerId]) -> None:

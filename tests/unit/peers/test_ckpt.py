@@ -275,7 +275,7 @@ def test_resume_of_a_run_that_is_over_says_so(run: KeptRun, tmp_path: Path, caps
         (["nowhere"], "--resume = 'nowhere'"),
         (["nowhere"], "or how its id begins: 6 hex digits or more"),
         (["nowhere"], "does not exist, and in out and "),
-        (["nowhere"], "ckpt ls shows the runs that are here"),
+        (["nowhere"], "See which runs are here: "),
         (["abcdef"], "hold none such"),
     ],
 )
