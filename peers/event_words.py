@@ -208,7 +208,7 @@ def swarm_of(event: RunStarted) -> str:
 
 def _ready(event: PeerReady) -> str:
     swarm = command_name()
-    since = "it was cut off" if event.again else "it found the run"
+    since = "it was cut off" if event.again else "it entered the run"
     holds = f"{_part(event.part)} at step {event.step}, {event.seconds:.1f} s after {since}"
     return f"{holds}\n{' ' * LABEL_WIDTH}look: {swarm} status, {swarm} peers; leave: Ctrl-C, or {swarm} drain"
 

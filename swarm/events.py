@@ -143,7 +143,7 @@ class RosterChanged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerReady(Event):
-    """The peer holds its part at ``step`` and takes work, ``seconds`` after it found the run, or, ``again``, after it
+    """The peer holds its part at ``step`` and takes work, ``seconds`` after it entered the run, or, ``again``, after it
     was cut off."""
 
     part: PartName | None

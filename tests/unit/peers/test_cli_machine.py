@@ -18,6 +18,7 @@ from peers import farewell
 from peers.cli.app import run
 from peers.complaint import Complaint
 from peers.farewell import follow
+from peers.interrupt import Interrupted
 from peers.look import Seen, look_at_all, members_from
 from peers.places import PlaceInfo, list_places, look_at_place, take_place
 from peers.standing_text import detail_lines, member_lines, status_lines
@@ -287,6 +288,18 @@ def test_peers_shows_those_that_run_while_one_that_knows_no_run_yet_starts(
     shown = capsys.readouterr().out
     assert "as brave-otter sees it" in shown
     assert shown.endswith(f"\n\nstarting on this machine\n  place new, pid {os.getpid()}\n")
+
+
+def test_drain_that_is_interrupted_says_that_the_peer_goes_on_leaving(
+    otter: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def pressed(*arguments: Any) -> int:
+        raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr(farewell, "follow", pressed)
+    with pytest.raises(Interrupted):
+        run(["drain"])
+    assert "brave-otter: goes on leaving; how far it is: " in capsys.readouterr().out
 
 
 def test_status_hides_what_ended_long_ago_unless_asked(

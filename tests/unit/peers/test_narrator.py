@@ -201,7 +201,7 @@ def test_narrator_first_step_of_a_joiner_has_no_rate_of_its_own() -> None:
     assert heard.lines == ["step 7        loss 7.500, 4,096 tokens"]
 
 
-@pytest.mark.parametrize(("again", "since"), [(False, "it found the run"), (True, "it was cut off")])
+@pytest.mark.parametrize(("again", "since"), [(False, "it entered the run"), (True, "it was cut off")])
 def test_narrator_ready_says_since_when_it_counts(again: bool, since: str) -> None:
     heard = Heard()
     Narrator(heard, heard, FakeClock()).emit(PeerReady(part=ENDS, step=3, reason="", seconds=1.0, again=again))
