@@ -19,6 +19,7 @@ from swarm.errors import EXIT_ERROR, RunEnded
 from swarm.network.protocols import Service
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.records import Decision
+from swarm.state.checkpoint_files import held, steps
 from swarm.state.checkpoint_shelf import CheckpointShelf
 
 
@@ -67,11 +68,12 @@ class CheckpointKeeper:
 
     def check_last(self) -> None:
         """That what the whole run was for is on this disk. To ask when the last step is closed and the context left;
-        raises RunEnded, exit code 1, saying what there is instead."""
+        raises RunEnded, exit code 1, saying what there is instead. Reads a few small files."""
         lost = None if self._writer is None else self._writer.unkept
         if lost is None or self._root is None:
             return
-        kept = "no complete one is here" if lost.kept is None else f"that of step {lost.kept} is as it was"
+        held_in = [step for step in steps(self._root) if lost.part in held(self._root, step).parts]
+        kept = f"that of step {held_in[-1]} is as it was" if held_in else "there is none of an earlier step either"
         swarm, root = command_name(), self._root.parent
         raise RunEnded(
             f"the last step, {lost.step}, is closed, but its checkpoint of {lost.part} is not on this disk: "
