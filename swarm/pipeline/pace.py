@@ -12,13 +12,10 @@ from swarm.planning.deadlines import AdaptiveDeadline
 FLOOR_S = 1.0
 """Shorter waits condemn a peer for one burst, or for one pause of its garbage collector."""
 CEILING_S = 60.0
-YOUNG_FLOOR_S = 10.0
 YOUNG = 64
-"""Until so many pieces of work in a direction were measured, nothing shorter is a deadline. Measured on two cores: how
-many microbatches are under way grows as soon as a few have come home, so those of the next step wait in queues four
-times as long (4.7 s) as any that had been measured, and a healthy swarm moved work to and fro in its first three steps.
-A replica that dies so early is found by its connection and by the health watch all the same; one that stalls costs
-these seconds."""
+"""Until so many pieces of work in a direction were measured, what was measured is no rule: how many microbatches are
+under way grows as soon as a few have come home, so those of the next step wait in queues four times as long. (Measured
+on two cores: a healthy swarm moved work to and fro in its first three steps.)"""
 
 Work = Literal["forward", "backward", "adopt"]
 """``adopt`` is taking a hop over: fetching what it takes, and both directions."""
@@ -29,21 +26,13 @@ class Pace:
     bounds. Pure.
 
     Of a peer that was never measured the other peers' durations are expected, and the ceiling before anything was
-    measured: an unknown peer on an unknown link gets all the time there is. While little was measured the floor is
-    ``young_floor_s``. Memory: 64 numbers per peer and kind. Asking costs O(window log window), some microseconds.
+    measured: an unknown peer on an unknown link gets all the time there is. Memory: 64 numbers per peer and kind.
+    Asking costs O(window log window), some microseconds.
     """
 
-    def __init__(
-        self,
-        *,
-        floor_s: float = FLOOR_S,
-        ceiling_s: float = CEILING_S,
-        factor: float = 3.0,
-        young_floor_s: float = YOUNG_FLOOR_S,
-    ) -> None:
+    def __init__(self, *, floor_s: float = FLOOR_S, ceiling_s: float = CEILING_S, factor: float = 3.0) -> None:
         self.ceiling_s = ceiling_s
         self._floor_s, self._factor = floor_s, factor
-        self._young_floor_s = min(young_floor_s, ceiling_s)
         self._measured: Counter[Work] = Counter()
         self._peers: dict[tuple[PeerId, Work], AdaptiveDeadline] = {}
         self._all: dict[Work, AdaptiveDeadline] = {}
@@ -54,17 +43,17 @@ class Pace:
         self._all.setdefault(work, self._deadline()).observe(seconds)
         self._measured[work] += 1
 
+    def young(self, work: Work) -> bool:
+        """Whether so little was measured that who is late, and alive, may just have a queue that still grows."""
+        return self._measured[work] < YOUNG
+
     def seconds(self, peer: PeerId, work: Work) -> float:
         """How long to wait for the next piece."""
-        young = work != "adopt" and self._measured[work] < YOUNG
-        return max(self._young_floor_s if young else 0.0, self._expected(peer, work))
-
-    def _expected(self, peer: PeerId, work: Work) -> float:
         known = self._peers.get((peer, work)) or self._all.get(work)
         if known is not None:
             return known.seconds()
         if work == "adopt":  # nobody has taken over anything yet: twice what both directions may take
-            return min(self.ceiling_s, 2 * (self._expected(peer, "forward") + self._expected(peer, "backward")))
+            return min(self.ceiling_s, 2 * (self.seconds(peer, "forward") + self.seconds(peer, "backward")))
         return self.ceiling_s
 
     def follow(self, peers: Collection[PeerId]) -> None:
