@@ -79,7 +79,8 @@ class CheckpointWriter:
     """Writes one peer's part beside the training. A disk that refuses costs the checkpoint, never the run: what was
     there stays, and an event says why.
 
-    Tell it every decision with :meth:`heard`, so that each checkpoint lies with what proves it.
+    Tell it every decision with :meth:`heard`, so that each checkpoint lies with what proves it. ``unkept`` is the last
+    state of all, when it is not on this disk.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class CheckpointWriter:
         self._newest: Proof | None = None
         self._one_by_one = asyncio.Lock()
         self._waiting = 0
+        self.unkept: CheckpointFailed | None = None
 
     def due(self, step: int) -> bool:
         """Whether the state after ``step`` is to be kept."""
@@ -131,7 +133,10 @@ class CheckpointWriter:
         kept: int | None = None
         with contextlib.suppress(OSError):
             kept = await asyncio.to_thread(latest, self._root)
-        self._events.emit(CheckpointFailed(part=snapshot.part, step=snapshot.step, reason=reason, kept=kept))
+        failed = CheckpointFailed(part=snapshot.part, step=snapshot.step, reason=reason, kept=kept)
+        if snapshot.step == self._last_step != kept:  # else another replica on this machine has written it
+            self.unkept = failed
+        self._events.emit(failed)
 
     def _write(self, snapshot: Snapshot, proof: Proof) -> Path | None:
         """The part's file; None when another replica on this machine writes it, or has."""

@@ -35,13 +35,15 @@ def choose_live(home: Path, wanted: str | None, *, command: str) -> PlaceInfo:
 
 def choose_speaker(home: Path, wanted: str | None, *, command: str) -> PlaceInfo:
     """As :func:`choose_live`, for what any peer of a run can answer: without ``wanted``, and where all that run here
-    are in one run, a ready one of them. Blocks for two seconds at most. Raises Complaint as :func:`choose_live`."""
+    are in one run, a ready one of them. Those that are starting do not count, unless all are. Blocks for two seconds at
+    most. Raises Complaint as :func:`choose_live`."""
     live = [place for place in list_places(home) if place.live]
     if wanted is None and len(live) > 1:
         seen = look_at_all(live)
-        runs = {run_of(one) for one in seen}
-        if len(runs) == 1 and runs != {""}:
-            return min(seen, key=lambda one: (one.phase != "ready", one.standing is None)).place
+        begun = [one for one in seen if not one.starting]
+        runs = {run_of(one) for one in begun}
+        if not begun or (len(runs) == 1 and runs != {""}):
+            return min(begun or seen, key=lambda one: (one.phase != "ready", one.standing is None)).place
     return choose_live(home, wanted, command=command)
 
 

@@ -4,6 +4,7 @@ founds a run that is resumed, begins with it."""
 from __future__ import annotations
 
 import asyncio
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
@@ -13,9 +14,12 @@ from peers.ckpt_resume import FromCheckpoint
 from peers.founder import Beginning
 from peers.roles import Surroundings
 from peers.settings import PeerSettings
+from peers.words import command_name
+from swarm.errors import EXIT_ERROR, RunEnded
 from swarm.network.protocols import Service
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.records import Decision
+from swarm.state.checkpoint_files import held, steps
 from swarm.state.checkpoint_shelf import CheckpointShelf
 
 
@@ -61,6 +65,24 @@ class CheckpointKeeper:
             assert self._writing is not None  # noqa: S101 - records are only decided inside the context
             snapshot = await self._around.device.run(held.snapshot)
             self._writing.create_task(self._writer.write(snapshot, decision.record, last=last))
+
+    def check_last(self) -> None:
+        """That what the whole run was for is on this disk. To ask when the last step is closed and the context left;
+        raises RunEnded, exit code 1, saying what there is instead. Reads a few small files."""
+        lost = None if self._writer is None else self._writer.unkept
+        if lost is None or self._root is None:
+            return
+        held_in = [step for step in steps(self._root) if lost.part in held(self._root, step).parts]
+        kept = f"that of step {held_in[-1]} is as it was" if held_in else "there is none of an earlier step either"
+        swarm, root = command_name(), self._root.parent
+        raise RunEnded(
+            f"the last step, {lost.step}, is closed, but its checkpoint of {lost.part} is not on this disk: "
+            f"{lost.reason}; {kept}",
+            EXIT_ERROR,
+            check=f"is there room in {root}? Other machines that held {lost.part} keep it, too: {swarm} ckpt ls there",
+            remedy=f"make room; then get the parts from such a machine ({swarm} ckpt pull), or do the steps since "
+            f"the newest complete checkpoint again: {swarm} new --resume {shlex.quote(str(root))}",
+        )
 
     async def __aenter__(self) -> CheckpointKeeper:
         self._writing = await asyncio.TaskGroup().__aenter__()

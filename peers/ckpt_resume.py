@@ -64,7 +64,7 @@ def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
     when parts are missing, with the command that gets them, or when the run is over. Reads whole steps: minutes for a
     large model.
     """
-    directory = find_run_directory(given, home)
+    directory = find_run_directory(given, home, key="--resume")
     manifest = load_manifest(directory.manifest)
     tokenizer = check_tokenizer_file(directory, manifest)
     present = steps(directory.checkpoints)

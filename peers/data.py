@@ -10,6 +10,7 @@ import hashlib
 import shlex
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,18 +31,30 @@ DATA = "--data"
 """What errors call it, unless they are told otherwise."""
 
 
-def check_data(path: Path) -> str:
-    """What the data is, in words, after all that can be checked without the run's tokenizer.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFound:
+    """What somebody gives to train on, in words, and a digest that tells it from other data, wherever it lies."""
 
-    A built shard is verified whole; every text file must be readable UTF-8. Cost: the data is read once, about a
-    second per gigabyte. Raises ConfigError naming the path, the cause and what to do.
+    words: str
+    digest: str
+
+
+def check_data(path: Path) -> DataFound:
+    """What the data is, after all that can be checked without the run's tokenizer.
+
+    A built shard is verified whole; every text file must be readable UTF-8. Cost: the data is read once, some two
+    seconds per gigabyte. Raises ConfigError naming the path, the cause and what to do.
     """
     if is_shard(path):
-        shard = open_shard(path)
-        return f"a shard of {shard.manifest.tokens:,} tokens"
-    characters = sum(map(len, documents_of(path, DATA)))
-    files = len(text_files(path, DATA))
-    return f"{count(files, 'text file')}, {characters:,} characters"
+        shard = open_shard(path).manifest
+        return DataFound(words=f"a shard of {shard.tokens:,} tokens", digest=shard.digest)
+    characters, found = 0, hashlib.sha256()
+    for document in documents_of(path, DATA):
+        characters += len(document)
+        text = document.encode("utf-8", "surrogatepass")
+        found.update(b"%d " % len(text) + text)
+    files = count(len(text_files(path, DATA)), "text file")
+    return DataFound(words=f"{files}, {characters:,} characters", digest=found.hexdigest())
 
 
 def is_shard(path: Path) -> bool:

@@ -41,16 +41,19 @@ def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_
     say(f"swarm {__version__}", f"joins {contacts.run_name or 'the run of a peer'} as {_title(role)}")
     check_listen(settings.listen)
     check_device(settings.device)
-    if role == "trainer":
-        say("data", _checked_data(settings.data))
+    words_of_data, data = _checked_data(settings.data) if role == "trainer" else ("", "")
+    if words_of_data:
+        say("data", words_of_data)
     home = home_directory(settings.home)
     # Looked for before the place is taken: what is known of its last peer goes with that.
     over = "" if contacts.run is None else over_here(home, contacts.run)
-    with take_place(home, settings.place, clock=SystemClock(), run=contacts.run or "", role=role) as place:
+    run = contacts.run or ""
+    with take_place(home, settings.place, clock=SystemClock(), run=run, role=role, data=data) as place:
         who = know_thyself(place, settings.name)
         say("identity", who.described())
         say("contact", f"dialling {', '.join(contacts.addresses)}")
         peer = _peer_settings(place, who, contacts, settings)
+        place.trains_on(data)
         code = live(place, peer.model_copy(update={"verbose": words, "json_lines": json_lines}))
     if over and code == EXIT_UNREACHABLE:
         print_error(over, next_=f"{command_name()} sample, or {command_name()} new for another run", label="note")
@@ -105,13 +108,15 @@ def over_here(home: Path, run: str) -> str:
     return ""
 
 
-def _checked_data(data: Path | None) -> str:
+def _checked_data(data: Path | None) -> tuple[str, str]:
+    """What a trainer trains on, in words, and its digest: "" for what every trainer has."""
     if data is None:
-        return "the text that comes with Python; your own with --data"
+        return "the text that comes with Python; your own with --data", ""
     # numpy and tokenizers: not for a stage host.
     from peers.data import check_data
 
-    return f"{data}: {check_data(data)}"
+    found = check_data(data)
+    return f"{data}: {found.words}", found.digest
 
 
 def _title(role: str) -> str:

@@ -30,6 +30,7 @@ class Leaving:
         self._run, self._identity, self._clock = around.manifest.run_id, around.identity, around.clock
         self._member, self._calls, self._situation, self._deadline = member, calls, situation, deadline
         self._asked = asyncio.Event()
+        self._heard: set[str] = set()
         self.exit_code = EXIT_OK
         self.admitted = asyncio.Event()
         """Set once this peer has asked to be let in: from then on a record may name it, and it leaves by another."""
@@ -40,11 +41,14 @@ class Leaving:
         return self._asked.is_set()
 
     def ask(self, reason: str, exit_code: int) -> str:
-        """Leave as soon as the run can do without. Returns what happens now, in words. Idempotent."""
+        """Leave as soon as the run can do without. Returns what happens now, in words. Idempotent;
+        whoever else asks is told so."""
         if not self._asked.is_set():
             self.exit_code = exit_code
-            self._situation.drain(reason)
-            self._asked.set()
+        if reason not in self._heard:  # who presses Ctrl-C after `swarm drain` must see that it was heard
+            self._situation.drain(reason, again=self._asked.is_set())
+        self._heard.add(reason)
+        self._asked.set()
         if self._situation.waiting_for:
             return f"draining: {self._situation.waiting_for}"
         return f"asked to leave; step {self._member.open_step} is the first with which it may"

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from peers.complaint import Complaint
 from peers.control_client import PATIENCE_S, NotServing, ask
-from peers.places import PlaceInfo
+from peers.places import PlaceInfo, look_at_place
 from peers.standing import MemberStanding, Standing
 from swarm.errors import EXIT_INCOMPATIBLE
 
@@ -39,6 +39,11 @@ class Seen:
         if not self.place.live:
             return "killed" if state is not None else "unused"
         return "starting" if isinstance(self.trouble, NotServing) else "silent"
+
+    @property
+    def starting(self) -> bool:
+        """Whether it lives and takes part in nothing yet."""
+        return self.phase == "starting"
 
     def document(self) -> dict[str, Any]:
         """The same as plain data for ``--json``."""
@@ -79,6 +84,18 @@ def look_at_all(places: Sequence[PlaceInfo], *, timeout_s: float = PATIENCE_S) -
     for thread in threads:
         thread.join()
     return list(seen.values())
+
+
+def look_at_swarm(place: PlaceInfo) -> tuple[Standing, list[MemberStanding]] | None:
+    """What the peer of a live place says about itself and the others; None while it is starting. Raises Complaint when
+    it cannot be asked."""
+    try:
+        standing = standing_from(Standing, ask(place.control, "status", who=place.described), place.described)
+        return standing, members_from(ask(place.control, "peers", who=place.described), place.described)
+    except NotServing as trouble:
+        if Seen(place=look_at_place(place.path), trouble=trouble).starting:
+            return None
+        raise
 
 
 def of_late(seen: Sequence[Seen], now: float) -> list[Seen]:

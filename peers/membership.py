@@ -27,6 +27,7 @@ from peers.rules import rules_of
 from peers.settings import PeerSettings
 from peers.situation import Situation
 from peers.step_events import StepEvents
+from peers.vacancy import Vacancy
 from peers.watching import Watching
 from swarm.averaging.allreduce import AllReduce
 from swarm.errors import EXIT_ERROR, EXIT_UNREACHABLE, ConfigError, PeerError, Refused, RunEnded, StateError
@@ -106,7 +107,10 @@ class Membership:
         live = LiveCalls(self._calls, around.watch)
         self._leader = RemoteLeader(live, self._member, around.clock, self._deadline.seconds)
         self._watching = Watching(around.watch, around.endpoint, self._member, around.events, self.name_of)
-        self._quorum = Quorum(around.watch, self._member, around.events, around.clock, self.situation.wait_for)
+        self._quorum = Quorum(around.watch, self._member, self.situation, around.clock, self._rules.quorum_grace_s)
+        self._vacancy = Vacancy(
+            around.watch, self._member, self.situation, around.endpoint.peer, around.manifest.run.copies
+        )
         self._parting = Parting()
         self._observers.lost = lambda: lost_parts(self._member.roster, around.watch.gone)
         self._copying = Copying(around, self._observers)
@@ -117,7 +121,7 @@ class Membership:
         self._was_member = False
         self._unfit: asyncio.Future[ConfigError | StateError] = asyncio.get_running_loop().create_future()
         self._keeper = CheckpointKeeper(settings, around)
-        self._born = around.clock.monotonic()
+        self._since, self._has_been_ready = around.clock.monotonic(), False
         for service in (
             around.watch, self._member, self._desk, self._leader, self._allreduce, self._parting, self._donor,
             self._observers, self._copying.desk(self._member, self._history),
@@ -162,7 +166,8 @@ class Membership:
 
     async def run(self) -> str:
         """Announce, be founded or join, train, and leave when the last step is closed or earlier when asked. Returns
-        why it is over, in words. Raises, in an ExceptionGroup, whatever ends it earlier."""
+        why it is over, in words. Raises, in an ExceptionGroup, whatever ends it earlier; RunEnded when the last state
+        could not be kept."""
         try:
             await self._live()
         except* RunEnded:  # it never came to be, or cannot go on: others need not wait for its record to expire
@@ -171,13 +176,14 @@ class Membership:
         await self._announcer.gone()
         if self._member.departed:
             return f"it left in order after step {self._member.open_step - 1}"
+        self._keeper.check_last()
         return "every step of the run is closed"
 
     async def _live(self) -> None:
         async with self._keeper, asyncio.TaskGroup() as group:  # checkpoints may outlast the steps
             work = (
                 self._announcer.run, self._holding.run, self._end_unfit, self._leaving.run, self._watching.run,
-                self._quorum.run, self._copying.run,
+                self._quorum.run, self._vacancy.run, self._copying.run,
             )  # fmt: skip
             background = [group.create_task(part()) for part in work]
             group.create_task(self._begin())
@@ -261,7 +267,7 @@ class Membership:
         nobody is left who could help, or when it is over."""
         around, reason = self._around, self._member.cut_off
         around.events.emit(CutOff(step=self._member.open_step, reason=reason))
-        self._was_member = False
+        self._was_member, self._since = False, around.clock.monotonic()
         known, others = self._member.forking.helpers(self._member.head)
         if not others:
             raise RunEnded(f"the run went on without this peer, and there is nobody else: {reason}", EXIT_UNREACHABLE)
@@ -333,6 +339,7 @@ class Membership:
             self._learn(roster)
             self._around.watch.follow(self._member.forking.watched(roster), roster.lives)
             self._quorum.look()
+            self._vacancy.look()
         if self._around.endpoint.peer in roster and not inside:
             return  # an earlier life of this peer is in it, for which it votes at most
         self._desk.open_step(record.step + 1, roster, record.hash(), record.cursors)
@@ -355,10 +362,9 @@ class Membership:
         around, self._was_member = self._around, True
         if not self._leaving.asked:
             self.situation.ready()
-        seconds = around.clock.monotonic() - self._born
-        around.events.emit(
-            PeerReady(part=self.situation.part, step=record.step, reason=self.situation.reason, seconds=seconds)
-        )
+        seconds, again = around.clock.monotonic() - self._since, self._has_been_ready
+        part, reason, self._has_been_ready = self.situation.part, self.situation.reason, True
+        around.events.emit(PeerReady(part=part, step=record.step, reason=reason, seconds=seconds, again=again))
 
     @property
     def copies(self) -> tuple[PartName, ...]:

@@ -29,7 +29,8 @@ class PlaceEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceState:
-    """The last peer of a place. Empty text is what is not known yet; ``session`` is the path of its directory.
+    """The last peer of a place. Empty text is what is not known yet; ``session`` is the path of its directory;
+    ``data`` is the digest of what a trainer was given, empty for what comes with Python.
 
     ``started`` is seconds since the epoch. ``end`` is None while it runs, and for ever when it was killed.
     """
@@ -43,6 +44,7 @@ class PlaceState:
     run: str = ""
     run_name: str = ""
     session: str = ""
+    data: str = ""
     end: PlaceEnd | None = None
 
 

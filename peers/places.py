@@ -96,6 +96,10 @@ class Place:
         """Note the run, for who learns it only after the start. Raises OSError when the disk refuses."""
         self._note(run=run, run_name=run_name)
 
+    def trains_on(self, data: str) -> None:
+        """Note the digest of what this trainer was given. Raises OSError when the disk refuses."""
+        self._note(data=data)
+
     def ended(self, reason: str, exit_code: int) -> None:
         """Note how the peer ended; the place stays taken until :meth:`close`. Raises OSError when the disk refuses."""
         self._note(end=PlaceEnd(reason=reason, exit_code=exit_code, at=self._clock.wall()))
@@ -149,11 +153,15 @@ class PlaceInfo:
         return f"{self.title} (place {self.name}{pid})" if self.state and self.state.name else f"{self.title}{pid}"
 
 
-def take_place(home: Path, name: str | None = None, *, clock: Clock, run: str = "", role: str = "") -> Place:
+def take_place(
+    home: Path, name: str | None = None, *, clock: Clock, run: str = "", role: str = "", data: str = ""
+) -> Place:
     """Take the place called ``name``, made when missing, else the first free one of 1, 2, …; never waits.
 
     Of free ones, that of somebody with this ``role`` in this ``run`` comes first: who was killed and is started again
-    is who it was, and a trainer goes on in its text. One that had another role in it is left alone.
+    is who it was, and a trainer goes on in its text. Of several trainers' that is the one with the same ``data`` (a
+    digest); with other data, only the place of a trainer who was alone, who may have changed its text. One that had
+    another role in the run is left alone.
 
     Raises ConfigError when that place is taken (it says by which process) or when ``home`` cannot be used.
     """
@@ -161,7 +169,7 @@ def take_place(home: Path, name: str | None = None, *, clock: Clock, run: str = 
         raise ConfigError("place", name, "small letters, digits and dashes, 41 at most", "Choose another name.")
     try:
         if name is None:
-            numbers = _numbers(home, run, role)
+            numbers = _numbers(home, run, role, data)
             return next(place for number in numbers if (place := _take(home / number, clock)) is not None)
         place = _take(home / name, clock)
     except OSError as error:
@@ -195,12 +203,13 @@ def look_at_place(path: Path) -> PlaceInfo:
     return PlaceInfo(name=path.name, path=path, live=live, state=read_state(path))
 
 
-def _numbers(home: Path, run: str, role: str) -> Iterator[str]:
+def _numbers(home: Path, run: str, role: str, data: str) -> Iterator[str]:
     """The places to try, the best first; without end."""
     places = [place for place in list_places(home) if place.name.isdigit()] if run else []
-    roles = {place.name: place.state.role for place in places if place.state is not None and place.state.run == run}
-    yield from (name for name, had in roles.items() if had == role)
-    yield from (name for name in map(str, count(1)) if name not in roles)
+    known = {place.name: place.state for place in places if place.state is not None and place.state.run == run}
+    alike = {name: state.data for name, state in known.items() if state.role == role}
+    yield from (name for name, had in alike.items() if had == data or len(alike) == 1)
+    yield from (name for name in map(str, count(1)) if name not in known)
 
 
 def _take(path: Path, clock: Clock) -> Place | None:

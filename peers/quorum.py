@@ -2,29 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from peers.situation import Situation
 from swarm.clock import Clock
-from swarm.events import EventSink, LineageBegan, QuorumBack, QuorumLost
+from swarm.events import LineageBegan, QuorumBack, QuorumLost
 from swarm.optimization.acceptor import majority
+from swarm.optimization.awaited import awaited_majority
 from swarm.optimization.lineage import Fork
 from swarm.optimization.member import Member
-from swarm.optimization.records import voters
+from swarm.optimization.provisional import may_go_on_alone
+from swarm.optimization.records import CloseRecord, voters
 from swarm.pipeline.health import Watch
 
 
 class Quorum:
     """One member's view, judged anew whenever somebody is gone or back.
 
-    What it says is for people and logs: a step is decided by who answers, not by who is believed to be there.
-    ``waiting`` is told what this peer waits for, "" when the majority is back.
+    What it says is for people and logs: a step is decided by who answers, not by who is believed to be there. Without a
+    majority for ``grace_s`` those that are there go on provisionally, 0: never (see ``optimization.provisional``).
     """
 
-    def __init__(
-        self, watch: Watch, member: Member, events: EventSink, clock: Clock, waiting: Callable[[str], None]
-    ) -> None:
-        self._watch, self._member = watch, member
-        self._events, self._clock, self._waiting = events, clock, waiting
+    def __init__(self, watch: Watch, member: Member, situation: Situation, clock: Clock, grace_s: float) -> None:
+        self._watch, self._member, self._situation = watch, member, situation
+        self._clock, self._grace_s = clock, grace_s
         self._since: float | None = None
         self._fork: Fork | None = None
 
@@ -46,17 +45,25 @@ class Quorum:
         there, needed = sum(peer not in gone for peer in electors), majority(len(electors))
         if fork is not None and fork is not self._fork:
             self._fork = fork
-            self._events.emit(LineageBegan(step=fork.step, there=there, voters=len(electors)))
-            self._waiting(f"provisional since step {fork.step}: {there} of {len(electors)} voters")
+            self._situation.events.emit(LineageBegan(step=fork.step, there=there, voters=len(electors)))
+            self._situation.wait_for(f"provisional since step {fork.step}: {there} of {len(electors)} voters")
         elif there < needed and self._since is None:
-            self._since = self._clock.monotonic()
-            self._events.emit(QuorumLost(step=member.open_step, there=there, voters=len(electors)))
-            self._waiting(f"a majority: {there} of {len(electors)} voters are there, {needed} are needed")
+            self._lost(member.head, there, len(electors))
         elif there >= needed and self._since is not None:
             self._back()
 
+    def _lost(self, head: CloseRecord, there: int, voters: int) -> None:
+        self._since = self._clock.monotonic()
+        alone_at = (
+            self._clock.wall() + self._grace_s if may_go_on_alone(head, self._watch.gone, self._grace_s) else None
+        )
+        self._situation.events.emit(
+            QuorumLost(step=self._member.open_step, there=there, voters=voters, alone_at=alone_at)
+        )
+        self._situation.wait_for(awaited_majority(there, voters, majority(voters), alone_at))
+
     def _back(self) -> None:
         seconds, self._since = self._clock.monotonic() - (self._since or 0.0), None
-        self._events.emit(QuorumBack(step=self._member.open_step, seconds=seconds))
+        self._situation.events.emit(QuorumBack(step=self._member.open_step, seconds=seconds))
         if not self._member.cut_off:
-            self._waiting("")
+            self._situation.wait_for("")

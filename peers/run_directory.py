@@ -16,6 +16,7 @@ from swarm.errors import ConfigError
 OUT = Path("out")
 RUNS = "runs"
 """Below a home: what this machine's peers keep of each run they joined."""
+ALLOWED = "a run's directory (swarm quickstart and swarm join make them), or how its id begins: 6 hex digits or more"
 _RUN_ID = re.compile(r"[0-9a-f]{6,64}")
 _FIRST_LINE = re.compile(r"# run ([0-9a-f]{64})\s*$")
 
@@ -95,24 +96,22 @@ def create_run_directory(out: Path | None, clock: Clock) -> RunDirectory:
     return RunDirectory(root)
 
 
-def find_run_directory(given: Path | None, home: Path | str | None = None) -> RunDirectory:
+def find_run_directory(given: Path | None, home: Path | str | None = None, *, key: str = "DIR") -> RunDirectory:
     """The directory given, else that of the run whose id begins like this, else the newest run; runs are looked for
-    under ``./out`` and in this machine's home. Raises ConfigError when there is none."""
+    under ``./out`` and in this machine's home. ``key`` is what errors name. Raises ConfigError when there is none."""
     if given is None:
         runs = known_runs(home)
         if not runs:
             remedy = f"There is none. Train one: {command_name()} quickstart, or name its directory."
-            raise ConfigError("DIR", f"{OUT} or {_joined(home)}", "a directory that holds runs", remedy)
+            raise ConfigError(key, f"{OUT} or {_joined(home)}", "a directory that holds runs", remedy)
         return runs[0]
     found = RunDirectory(given)
     there = os.path.exists(given)  # not pathlib's, which raises for a name that is too long
     if not there and _RUN_ID.fullmatch(str(given)):
-        return _by_id(str(given), home)
+        return _by_id(str(given), home, key)
     if not os.path.isfile(found.manifest):
-        what = "It holds no run.toml" if os.path.isdir(given) else "It is a file" if there else "It does not exist"
-        raise ConfigError(
-            "DIR", str(given), "a directory that swarm quickstart or swarm join made", f"{what}: check the path."
-        )
+        what = "it holds no run.toml" if os.path.isdir(given) else "it is a file" if there else _nowhere(given, home)
+        raise _unknown(key, str(given), what)
     return found
 
 
@@ -134,14 +133,21 @@ def said_run_id(directory: RunDirectory) -> str:
     return found[1] if found else ""
 
 
-def _by_id(prefix: str, home: Path | str | None) -> RunDirectory:
+def _by_id(prefix: str, home: Path | str | None, key: str) -> RunDirectory:
     found = [directory for directory in known_runs(home) if said_run_id(directory).startswith(prefix)]
     ids = {said_run_id(directory) for directory in found}
     if len(ids) == 1:
         return found[0]
-    where = f"{OUT} and {_joined(home)} hold {'several such' if ids else 'none such'}"
-    raise ConfigError("DIR", prefix, "a directory, or the beginning of the id of one run",
-                      f"{where}: {command_name()} ckpt ls shows all there are.")  # fmt: skip
+    raise _unknown(key, prefix, f"{OUT} and {_joined(home)} hold {'several such' if ids else 'none such'}")
+
+
+def _unknown(key: str, given: str, why: str) -> ConfigError:
+    return ConfigError(key, given, f"{ALLOWED}; {why}", f"See which runs are here: {command_name()} ckpt ls")
+
+
+def _nowhere(given: Path, home: Path | str | None) -> str:
+    """Where it was looked for."""
+    return f"{given.absolute()} does not exist, and in {OUT} and {_joined(home)} is no run whose id begins like that"
 
 
 def _joined(home: Path | str | None) -> Path:

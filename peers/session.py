@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peers.event_words import labelled
 from peers.interrupt import defer
 from peers.names import friendly_name
-from peers.narrator import labelled
 from peers.places import Place
 from peers.settings import PeerSettings
 from swarm.errors import ConfigError

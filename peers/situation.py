@@ -12,8 +12,8 @@ from swarm.optimization.records import CloseRecord
 
 @dataclass(slots=True)
 class Situation:
-    """One peer's own view of itself. ``loss`` and ``tokens_per_s`` are of the newest closed step; ``disk`` is
-    what the disk does not take, with the reason."""
+    """One peer's own view of itself. ``loss`` and ``tokens_per_s`` are of the newest closed step, the latter unknown
+    for one that was open before this peer took part; ``disk`` is what the disk does not take, with the reason."""
 
     events: EventSink
     phase: Phase = "starting"
@@ -66,13 +66,14 @@ class Situation:
         """A member that takes work."""
         self.phase, self.waiting_for = "ready", ""
 
-    def drain(self, reason: str) -> None:
-        """It was asked to leave."""
+    def drain(self, reason: str, *, again: bool = False) -> None:
+        """It was asked to leave; ``again``: it was leaving already."""
         self.phase = "draining"
-        self.events.emit(Draining(reason=reason))
+        self.events.emit(Draining(reason=reason, again=again))
 
-    def closed(self, record: CloseRecord, seconds: float) -> None:
-        """A step was closed, ``seconds`` after it opened."""
+    def closed(self, record: CloseRecord, seconds: float | None) -> None:
+        """A step was closed, ``seconds`` after it opened; None for one that this peer did not see open."""
         self.step = record.step
         if record.committed:
-            self.loss, self.tokens_per_s = record.loss, record.tokens / max(seconds, 1e-9)
+            self.loss = record.loss
+            self.tokens_per_s = None if seconds is None else record.tokens / max(seconds, 1e-9)

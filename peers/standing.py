@@ -18,7 +18,8 @@ class Standing:
 
     ``copies`` are the other parts of which it keeps a copy. ``reachability`` is in words, and so is ``disk``: what this
     machine's disk does not take, empty when it takes all. ``loss`` and ``tokens_per_s`` are of the last closed step,
-    None before the first; ``started`` is seconds since the epoch.
+    None before the first, the latter also for a step that this peer did not see open; ``started`` is seconds since the
+    epoch.
     """
 
     schema: int = SCHEMA

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from peers.look import Seen
 from peers.place_state import PlaceState
 from peers.standing import MemberStanding, Standing
-from peers.words import amount, command_name, count, one_line, short_address
+from peers.words import amount, command_name, count, one_line, short_address, short_id
 
 NO_PART = "no part"
 
@@ -67,6 +67,13 @@ def member_lines(standing: Standing, members: Sequence[MemberStanding]) -> list[
         lines += ["", part or NO_PART, *(f"  {row}" for row in rows[:mine])]
         rows = rows[mine:]
     return lines
+
+
+def starting_lines(seen: Sequence[Seen], *, alone: bool) -> list[str]:
+    """The peers of this machine that take part in nothing yet; below other lines unless they are ``alone``."""
+    if not seen:
+        return []
+    return [*([] if alone else [""]), "starting on this machine", *(f"  {one.place.described}" for one in seen)]
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
@@ -150,7 +157,7 @@ def _end(seen: Seen) -> str:
 
 
 def _member(member: MemberStanding) -> tuple[str, ...]:
-    where = short_address(member.addresses[0]) if member.addresses else f"{member.peer[:6]}…{member.peer[-6:]}"
+    where = short_address(member.addresses[0]) if member.addresses else short_id(member.peer)
     copies = f"copies: {', '.join(member.copies)}" if member.copies else ""
     return (member.name, member.role, member.state, member.link, where, copies)
 

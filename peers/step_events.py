@@ -21,6 +21,7 @@ class StepEvents:
         self._opened_at = around.clock.monotonic()
         self._usage = (0, 0)
         self._roster: Roster | None = None
+        self._saw_it_open = False
 
     def closed(self, record: CloseRecord, *, took_part: bool) -> float:
         """A record was decided here, and swapped; returns the seconds since the one before. A peer that did not take
@@ -28,13 +29,15 @@ class StepEvents:
         now = self._around.clock.monotonic()
         seconds, self._opened_at = now - self._opened_at, now
         before, self._roster = self._roster, record.members
-        self._situation.closed(record, seconds)
+        # Who joins opens its first step when it hears of the record before: later than the others did.
+        whole, self._saw_it_open = took_part and self._saw_it_open, took_part or record.founding
+        self._situation.closed(record, seconds if whole else None)
         if before is None:
             self._started(record)
         else:
             self._changed(record, before, self._roster)
             if took_part:
-                self._step(record, before, seconds)
+                self._step(record, before, seconds, whole=whole)
         return seconds
 
     def _started(self, record: CloseRecord) -> None:
@@ -60,7 +63,7 @@ class StepEvents:
         new = {peer: part for peer, part in held.items() if part in lost or (part == "trainer" and TRAINERS in lost)}
         self._around.events.emit(StepGivenUp(step=record.step, lost=lost, holders=new))
 
-    def _step(self, record: CloseRecord, before: Roster, seconds: float) -> None:
+    def _step(self, record: CloseRecord, before: Roster, seconds: float, *, whole: bool) -> None:
         events = self._around.events
         if record.void:
             self._given_up(record, before, record.members)
@@ -77,6 +80,7 @@ class StepEvents:
                 leader=owner(before, record.step, record.term),
                 record=record.hash(),
                 seconds=seconds,
+                whole=whole,
             )
         )
         sent, received = self._around.endpoint.statistics().total

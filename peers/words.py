@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from peers.complaint import Complaint
 from swarm.errors import EXIT_UNREACHABLE, ConfigError, RunEnded, SwarmError
 
+_PEER_ID = re.compile(r"(?<!/p2p/)\b12D3KooW[1-9A-HJ-NP-Za-km-z]{44}\b")
+"""As libp2p writes the ids of Ed25519 keys, which all of ours are."""
 SAMPLE_WIDTH = 300
 VALUE_WIDTH = 120
 
@@ -98,7 +101,18 @@ def next_commands(root: Path) -> list[str]:
 def short_address(address: str) -> str:
     """A multiaddr of which a person sees enough: the peer id's middle is left out."""
     place, separator, peer = address.rpartition("/p2p/")
-    return f"{place}{separator}{peer[:6]}…{peer[-6:]}" if separator and len(peer) > 16 else address
+    return f"{place}{separator}{short_id(peer)}" if separator and len(peer) > 16 else address
+
+
+def short_id(peer: str) -> str:
+    """A peer id of which a person sees enough."""
+    return f"{peer[:6]}…{peer[-6:]}"
+
+
+def named(text: str, names: Mapping[str, str]) -> str:
+    """A text with names in the place of peer ids, as far as they are known, and short ids else. What is part of an
+    address stays: it is to be copied."""
+    return _PEER_ID.sub(lambda found: names.get(found[0]) or short_id(found[0]), text)
 
 
 def age_of_checkpoint(step: int, closed: int | None) -> str | None:

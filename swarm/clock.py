@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import UTC, datetime
 from typing import Protocol
 
 
@@ -34,3 +35,9 @@ class SystemClock:
     async def sleep(self, seconds: float) -> None:
         """See :class:`Clock`."""
         await asyncio.sleep(seconds)
+
+
+def moment(wall_s: float) -> str:
+    """A time of :meth:`Clock.wall` as this machine's clock on the wall shows it, with the zone, for other machines may
+    be in another."""
+    return datetime.fromtimestamp(wall_s, UTC).astimezone().strftime("%H:%M:%S %Z")

@@ -108,9 +108,11 @@ class SyncProgress(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draining(Event):
-    """The peer was asked to leave in order and will, at the end of a step; ``reason`` says who asked."""
+    """The peer was asked to leave in order and will, at the end of a step; ``reason`` says who asked, ``again`` that
+    somebody had before."""
 
     reason: str
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,12 +143,14 @@ class RosterChanged(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerReady(Event):
-    """The peer holds its part at ``step`` and takes work."""
+    """The peer holds its part at ``step`` and takes work, ``seconds`` after it entered the run, or, ``again``, after it
+    was cut off."""
 
     part: PartName | None
     step: int
     reason: str
     seconds: float
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +220,8 @@ class StepGivenUp(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepClosed(Event):
     """A close record was decided and this peer swapped. ``digests`` are all groups'; loss is nats per target token. No
-    microbatches: see :class:`StepGivenUp`."""
+    microbatches: see :class:`StepGivenUp`. ``seconds`` are since the step before closed here: of a step that was not
+    seen ``whole``, the first after joining, the rest that this peer took part in."""
 
     step: int
     loss: float
@@ -229,6 +234,7 @@ class StepClosed(Event):
     leader: PeerId
     record: str
     seconds: float
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

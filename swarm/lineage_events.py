@@ -9,11 +9,13 @@ from swarm.event import Event
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuorumLost(Event):
-    """So few of the voters are there, as this member sees it, that the open step cannot be decided: they wait."""
+    """So few of the voters are there, as this member sees it, that the open step cannot be decided: they wait, until
+    ``alone_at`` (seconds since the epoch), when they go on provisionally; None: for as long as it takes."""
 
     step: int
     there: int
     voters: int
+    alone_at: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from peers.cli.light import WholeGroup
 from peers.cli.options import AsJson, Home
 
 if TYPE_CHECKING:
@@ -16,7 +17,9 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 
-ckpt = typer.Typer(help="List, check and fetch checkpoints: what a run can be resumed from.", no_args_is_help=True)
+ckpt = typer.Typer(
+    cls=WholeGroup, help="List, check and fetch checkpoints: what a run can be resumed from.", no_args_is_help=True
+)
 
 Directory = Annotated[
     Path | None,

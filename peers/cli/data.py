@@ -8,9 +8,12 @@ from typing import Annotated
 
 import typer
 
+from peers.cli.light import WholeGroup
 from peers.cli.options import AsJson
 
-data = typer.Typer(help="Make and check shards: private text as tokens, ready to train on.", no_args_is_help=True)
+data = typer.Typer(
+    cls=WholeGroup, help="Make and check shards: private text as tokens, ready to train on.", no_args_is_help=True
+)
 
 
 @data.command()

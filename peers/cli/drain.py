@@ -24,9 +24,17 @@ def drain(
     from peers.choose import choose_live
     from peers.control_client import ask
     from peers.farewell import follow
+    from peers.interrupt import Interrupted
     from peers.places import home_directory
+    from peers.words import command_name
 
     place = choose_live(home_directory(home), peer, command="drain")
     print(f"{place.title}: {ask(place.control, 'drain', who=place.described)}", flush=True)
-    if wait:
-        raise typer.Exit(follow(place, lambda line: print(line, flush=True)))
+    if not wait:
+        return
+    try:
+        code = follow(place, lambda line: print(line, flush=True))
+    except Interrupted:
+        print(f"{place.title}: goes on leaving; how far it is: {command_name()} status --peer {place.name}", flush=True)
+        raise
+    raise typer.Exit(code)

@@ -11,6 +11,8 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+_WHOLE = 1000
+
 
 class LightCommand(TyperCommand):
     """A command whose options, but for its flags, hand on the text that was typed: declare them as ``str | None``."""
@@ -20,7 +22,20 @@ class LightCommand(TyperCommand):
         return _lightened(super().get_params(ctx))
 
 
-class LightGroup(TyperGroup):
+class WholeGroup(TyperGroup):
+    """A group whose help says the whole first sentence of each command, over several lines where it is long: typer cuts
+    it off where the line ends."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The list of commands."""
+        known = ((name, self.get_command(ctx, name)) for name in self.list_commands(ctx))
+        rows = [(name, one.get_short_help_str(_WHOLE)) for name, one in known if one is not None and not one.hidden]
+        if rows:
+            with formatter.section("Commands"):
+                formatter.write_dl(rows)
+
+
+class LightGroup(WholeGroup):
     """A group that has flags only."""
 
     def get_params(self, ctx: Any) -> Any:

@@ -13,31 +13,34 @@ SCHEMA = 1
 def peers(peer: Peer = None, home: Home = None, as_json: AsJson = False) -> None:
     """Show the whole swarm, by part.
 
-    As a peer of this machine sees it, with how it reaches the others. Without --peer any peer of the run will do;
-    where peers of several runs live, say which.
+    As a peer of this machine sees it, with how it reaches the others, and which peers of this machine are starting.
+    Without --peer any peer of the run will do; where peers of several runs live, say which.
 
     Example: swarm peers --json
     """
     from peers.choose import choose_speaker
-    from peers.control_client import ask
-    from peers.look import members_from, standing_from
-    from peers.places import home_directory
-    from peers.standing import Standing
-    from peers.standing_text import member_lines
+    from peers.look import look_at_all, look_at_swarm
+    from peers.places import home_directory, list_places
+    from peers.standing_text import member_lines, starting_lines
 
-    place = choose_speaker(home_directory(home), peer, command="peers")
-    standing = standing_from(Standing, ask(place.control, "status", who=place.described), place.described)
-    members = members_from(ask(place.control, "peers", who=place.described), place.described)
+    root = home_directory(home)
+    place = choose_speaker(root, peer, command="peers")
+    known = look_at_swarm(place)
+    live = [place] if peer is not None else [one for one in list_places(root) if one.live]
+    starting = [one for one in look_at_all(live) if one.starting]
     if not as_json:
-        print("\n".join(member_lines(standing, members)))
+        lines = [] if known is None else member_lines(*known)
+        print("\n".join([*lines, *starting_lines(starting, alone=not lines)]))
         return
+    standing, members = (None, []) if known is None else known
     document = {
         "schema": SCHEMA,
-        "seen_by": standing.peer,
-        "run": standing.run,
-        "run_name": standing.run_name,
-        "step": standing.step,
-        "steps": standing.steps,
+        "seen_by": standing.peer if standing else "",
+        "run": standing.run if standing else "",
+        "run_name": standing.run_name if standing else "",
+        "step": standing.step if standing else 0,
+        "steps": standing.steps if standing else 0,
         "peers": [dataclasses.asdict(member) for member in members],
+        "starting": [{"place": one.place.name, "name": one.place.title} for one in starting],
     }
     print(json.dumps(document))

@@ -21,7 +21,8 @@ class Closing:
     """What closing a step needs besides the step itself. ``verify`` says whether a peer signed some bytes. ``waiting``
     is told what the leader waits for, "" for nothing. ``copies`` of every part are kept by peers that hold another;
     ``patience_s`` is how long somebody is waited for who could take over a part that nobody holds any more (None: for
-    ever). ``confirmed`` proves that our lineage counts, once it does."""
+    ever). ``confirmed`` proves that our lineage counts, once it does; ``alone_at`` says when (seconds since the epoch)
+    those that are there go on without a majority, None: never."""
 
     rules: StepRules
     calls: StepCalls
@@ -34,5 +35,6 @@ class Closing:
     verify: Callable[[PeerId, bytes, bytes], bool]
     waiting: Callable[[str], None] = lambda _: None
     confirmed: Callable[[], Confirmation | None] = lambda: None
+    alone_at: Callable[[], float | None] = lambda: None
     copies: int = 0
     patience_s: float | None = None

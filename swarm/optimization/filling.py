@@ -11,10 +11,11 @@ from swarm.errors import PeerError, Superseded, WrongStep
 from swarm.events import WorkWithdrawn
 from swarm.ids import PartName, PeerId
 from swarm.optimization.acceptor import has_majority, majority
+from swarm.optimization.awaited import awaited_holders, awaited_majority
 from swarm.optimization.live_calls import LiveCalls
 from swarm.optimization.messages import Feed, Over, Prepare, Promise
 from swarm.optimization.records import Contribution
-from swarm.optimization.roster import TRAINERS, Roster, lost_parts, lost_replicas, part_lost
+from swarm.optimization.roster import Roster, lost_parts, part_lost
 from swarm.optimization.waiting import first_done
 from swarm.planning.patience import Patience
 from swarm.schema import Empty
@@ -106,7 +107,7 @@ class Filling:
         electors, said = self._electors(), ""
         needed = majority(len(electors))
         while (there := await self._there(electors)) < needed:
-            few = f"a majority: {there} of {len(electors)} voters are there, {needed} are needed"
+            few = awaited_majority(there, len(electors), needed, self._closing.alone_at())
             if few != said:
                 self._closing.waiting(few)
             said = few
@@ -153,16 +154,11 @@ class Filling:
             if left <= 0:
                 raise PartsLost(", ".join(lost))
             said = True
-            self._closing.waiting(self._missing(lost[0]))
+            self._closing.waiting(awaited_holders(self._roster, self.out, self._closing.copies))
             await first_done(clock.sleep(left), liveness.changed())
         if said:
             self._closing.waiting("")
         return True
-
-    def _missing(self, lost: str) -> str:
-        if lost == TRAINERS:
-            return "a trainer: all are lost"
-        return f"a replica of {lost}: {lost_replicas(self._roster, PartName(lost), self.out)}"
 
     async def _end_if_unfit(self) -> None:
         """Raises RunEnded when all replicas of a part are there, and none can close the step."""

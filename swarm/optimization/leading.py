@@ -19,6 +19,7 @@ from swarm.events import AttemptFailed, Committed, DigestMismatch, TermBegan, Wo
 from swarm.ids import PartName, PeerId, stage_of
 from swarm.optimization.acceptor import Promised, Vote, majority, must_propose
 from swarm.optimization.answers import AnswerRules
+from swarm.optimization.awaited import awaited_majority
 from swarm.optimization.changes import Changes
 from swarm.optimization.closing import Disagreement, agreed, clip_factor, cursors, global_norm, totals
 from swarm.optimization.closing_context import Closing
@@ -70,8 +71,7 @@ class _Retry(Exception):
 
 @dataclass(slots=True)
 class Leading:
-    """One term of one step. ``decided`` is its record, once a majority has accepted it, ``told`` are the members that
-    know so far."""
+    """One term of one step. ``decided`` is its record, once a majority accepted it; the members ``told`` know it."""
 
     provisional: ClassVar[bool] = False
     closing: Closing
@@ -123,8 +123,8 @@ class Leading:
         if proposal is None:
             proposal = await self._own_proposal()
         await self._have_accepted(proposal)
-        committed = tuple(c.microbatch for c in proposal.record.committed)
         if not proposal.record.void:
+            committed = tuple(one.microbatch for one in proposal.record.committed)
             self.closing.events.emit(Committed(step=self.step, microbatches=committed))
         return proposal.record
 
@@ -368,7 +368,7 @@ class Leading:
                 raise OutOfSync(f"step {self.step} cannot be decided: {'; '.join(said_no)}")
             if isinstance(body, Propose) and body.record.void and body.record.term == self.term:
                 self._rescuing.check_lost()
-            self.closing.waiting(f"a majority: {count} of {len(electors)} voters answer, {needed} are needed")
+            self.closing.waiting(awaited_majority(count, len(electors), needed, self.closing.alone_at()))
             await self.closing.clock.sleep(patience.pause_s())
 
     # --- the decision --------------------------------------------------------------------------------------------

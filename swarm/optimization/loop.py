@@ -56,7 +56,9 @@ class StepLoop:
         self._parting, self._rejoin = parting, rejoin
         self._led = (-1, -1)
         closing = dataclasses.replace(
-            closing, confirmed=lambda: None if member.forking.fork is None else member.forking.fork.confirmation
+            closing,
+            confirmed=lambda: None if member.forking.fork is None else member.forking.fork.confirmation,
+            alone_at=lambda: self._solitude.ends_at(),
         )
         self._closing = closing
         self._solitude, self._reunion = Solitude(member, closing), Reunion(member, closing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+from collections.abc import Collection
 from typing import Any, ClassVar, TypeVar
 
 from swarm.errors import OutOfSync, PeerError, Refused, Superseded, WrongStep
@@ -77,12 +78,19 @@ class Confirming(Leading):
             raise
 
 
+def may_go_on_alone(head: CloseRecord, gone: Collection[str], grace_s: float) -> bool:
+    """Whether those that are there may ever go on after ``head`` without a majority. Not within a provisional lineage,
+    nor where a part has no replica that is there. Pure."""
+    return bool(grace_s) and not head.provisional and not lost_parts(head.members, gone)
+
+
 class Solitude:
     """Whether no majority of the voters has been there for so long that those who are may go on by themselves."""
 
     def __init__(self, member: Member, closing: Closing) -> None:
         self._member, self._closing = member, closing
         self._since: float | None = None
+        self._since_wall = 0.0
 
     async def run(self) -> None:
         """Look until cancelled."""
@@ -95,15 +103,22 @@ class Solitude:
         if head is None or not self._member.is_member or has_majority(voters(head.members, head.hash()), gone):
             self._since = None
         elif self._since is None:
-            self._since = self._closing.clock.monotonic()
+            self._since, self._since_wall = self._closing.clock.monotonic(), self._closing.clock.wall()
+
+    def ends_at(self) -> float | None:
+        """When it is :meth:`over` (seconds since the epoch) if nobody comes back; None: never."""
+        self._look()  # whoever asks may have found out before run() has
+        head, grace_s = self._member.head, self._closing.rules.quorum_grace_s
+        if self._since is None or head is None or not may_go_on_alone(head, self._closing.liveness.gone, grace_s):
+            return None
+        return self._since_wall + grace_s
 
     def over(self) -> bool:
-        """Whether that is so now. Never within a provisional lineage, nor where a part has no replica that is there."""
+        """Whether that is so now: see :func:`may_go_on_alone`."""
         head, grace_s = self._member.head, self._closing.rules.quorum_grace_s
-        if not grace_s or self._since is None or head is None or head.provisional:
+        if self._since is None or head is None:
             return False
-        lost = lost_parts(head.members, self._closing.liveness.gone)
-        return not lost and self._left_s() <= 0
+        return may_go_on_alone(head, self._closing.liveness.gone, grace_s) and self._left_s() <= 0
 
     def _left_s(self) -> float:
         assert self._since is not None  # noqa: S101 - asked before

@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from swarm.errors import EXIT_UNREACHABLE, PeerError, Refused, RunEnded, Superseded
-from swarm.ids import ENDS, PartName, PeerId
+from swarm.ids import PartName, PeerId
 from swarm.optimization.acceptor import has_majority
+from swarm.optimization.awaited import awaited_holders
 from swarm.optimization.changes import Admission, Changes
 from swarm.optimization.copies import copy_holders
 from swarm.optimization.live_calls import fell_silent
@@ -138,8 +139,6 @@ class Rescuing:
             for part in offers:
                 await self._end(part, f"nobody took it over for {waited_s:.0f} s")
             raise RunEnded(f"nobody is left of {names}, and nobody joined for {waited_s:.0f} s", EXIT_UNREACHABLE)
-        held = "copies of it are kept" if offers else "the run goes on with the next"
-        back = f"a replica of {names} to come back: nobody keeps a copy"
-        who = "a trainer" if set(lost) <= {ENDS, TRAINERS} else "a stage host"
-        closing.waiting(f"{who} to join for {names}: all were lost; {held}" if all(offers.values()) else back)
+        kept = [part for part, said in offers.items() if said]
+        closing.waiting(awaited_holders(self._roster, closing.liveness.gone, closing.copies, kept))
         await first_done(closing.clock.sleep(AGAIN_S), closing.liveness.changed())

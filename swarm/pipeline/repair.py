@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 FETCH_SHARE = 0.5
 """Part of the time of a takeover that fetching may take: so a stalled neighbour is named before the deadline."""
 MOST_DOUBLINGS = 6
+EXTRA_TURNS = 2
 POSTPONE_S = 0.05
 
 
@@ -221,6 +222,9 @@ class Repair:
         if late:
             self._passed(at)
         hop.due, hop.misses = None, hop.misses + late
+        if late and self._has_only_begun(at):
+            self._begin(at, "backward" if self.way.back else "forward")
+            return
         passed_on = hop.contributed or any(other.contributed for other in self.way.hops[:at])
         if self.way.back and passed_on and at not in self._nudged and hop.replica not in silent:
             self._nudged.add(at)
@@ -229,6 +233,13 @@ class Repair:
         error = DeadlineMissed("no answer in the time that it has", peer=hop.replica)
         self.blame.gone(at, hop.replica, error)
         self._start(at, error)
+
+    def _has_only_begun(self, at: int) -> bool:
+        """Whether the run has, so that its queues still grow: then a replica that is late, and meanwhile told of other
+        microbatches, is given another turn or two, twice as long each."""
+        hop = self.way.hops[at]
+        young = self._context.pace.young("backward" if self.way.back else "forward")
+        return young and hop.misses <= EXTRA_TURNS and hop.replica not in self._context.silence
 
     def _passed(self, at: int) -> None:
         """A turn has passed: when its replica has said nothing meanwhile, that is news for other journeys, too."""

@@ -272,7 +272,11 @@ def test_resume_of_a_run_that_is_over_says_so(run: KeptRun, tmp_path: Path, caps
         (["--steps", "3"], "--steps = 3"),
         (["--hosts", "3"], "--hosts = 3"),
         (["--tokenizer", "t.json"], "--tokenizer = 't.json'"),
-        (["nowhere"], "DIR = 'nowhere'"),
+        (["nowhere"], "--resume = 'nowhere'"),
+        (["nowhere"], "or how its id begins: 6 hex digits or more"),
+        (["nowhere"], "does not exist, and in out and "),
+        (["nowhere"], "See which runs are here: "),
+        (["abcdef"], "hold none such"),
     ],
 )
 def test_resume_bad_usage(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,13 +13,14 @@ import pytest
 
 from peers.ckpt_keeper import CheckpointKeeper
 from peers.settings import PeerSettings
-from swarm.errors import RunEnded
+from swarm.errors import EXIT_ERROR, RunEnded
 from swarm.ids import ENDS, PartName
 from swarm.state.checkpoint import held, steps
 from swarm.state.checkpoint_shelf import CheckpointShelf
 from tests.unit.peers.fake_clock import FakeClock
 from tests.unit.peers.kept_run import KeptRun, kept_run
 from tests.unit.peers.test_checkpoints import Heard
+from tests.unit.state.broken_disk import BrokenDisk, install
 
 
 @pytest.fixture
@@ -53,6 +56,30 @@ async def test_keeper_writes_what_is_due_and_the_last_that_it_takes_part_in(tmp_
     (shelf,) = one.services()
     assert isinstance(shelf, CheckpointShelf)
     assert one.beginning() is None
+
+
+async def test_keeper_whose_disk_takes_the_last_state_has_nothing_to_say(tmp_path: Path, run: KeptRun) -> None:
+    async with keeper(run, tmp_path, checkpoint_every=10) as one:
+        await one.decided(run.decide(0), holds(run, 0), departed=False)
+        await one.decided(run.decide(100), holds(run, 100), departed=False)
+    one.check_last()
+
+
+async def test_keeper_whose_disk_refuses_the_last_state_ends_badly_and_leaves_what_was_there(
+    tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.keep(tmp_path, 0)
+    with monkeypatch.context() as patch:
+        disk = install(patch, BrokenDisk(1, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        async with keeper(run, tmp_path, checkpoint_every=10) as one:
+            await one.decided(run.decide(100), holds(run, 100), departed=False)
+    assert disk.fired
+    with pytest.raises(RunEnded, match="last step, 100, is closed, but its checkpoint of ends is not") as ended:
+        one.check_last()
+    assert ended.value.exit_code == EXIT_ERROR
+    assert "that of step 0 is as it was" in ended.value.reason
+    assert "new --resume" in ended.value.remedy
+    assert steps(tmp_path / "checkpoints") == (0,)
 
 
 async def test_keeper_of_a_peer_without_a_part_or_a_directory_writes_nothing(tmp_path: Path, run: KeptRun) -> None:

@@ -59,6 +59,20 @@ def test_cli_parsing_imports_nothing_heavy(arguments: tuple[str, ...], code: int
 
 
 @pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("--help", "Start a run that others join, and serve it in the foreground until it is over."),
+        ("ckpt --help", "Check every byte of a run's checkpoints against its digest, and each record against its"),
+        ("data --help", "shard"),
+    ],
+)
+def test_cli_help_cuts_no_description_off(arguments: str, sentence: str) -> None:
+    shown = _swarm(*arguments.split()).stdout
+    assert sentence in " ".join(shown.split())
+    assert "..." not in shown.replace("[ARGS]...", "")
+
+
+@pytest.mark.parametrize(
     ("arguments", "named"),
     [
         (("join",), "INVITE is missing"),

@@ -18,6 +18,7 @@ from peers import farewell
 from peers.cli.app import run
 from peers.complaint import Complaint
 from peers.farewell import follow
+from peers.interrupt import Interrupted
 from peers.look import Seen, look_at_all, members_from
 from peers.places import PlaceInfo, list_places, look_at_place, take_place
 from peers.standing_text import detail_lines, member_lines, status_lines
@@ -113,7 +114,7 @@ def test_status_as_json_is_one_stable_line(
     (place,) = found["places"]
     assert list(place) == [
         "place", "path", "live", "phase", "pid", "started", "name", "peer", "role", "run", "run_name", "session",
-        "end", "standing", "trouble",
+        "data", "end", "standing", "trouble",
     ]  # fmt: skip
     assert (place["live"], place["phase"], place["pid"], place["trouble"]) == (True, "ready", otter.pid, "")
     assert (place["standing"]["schema"], place["standing"]["step"], place["standing"]["pid"]) == (1, 12, otter.pid)
@@ -132,7 +133,7 @@ def test_peers_shows_the_swarm_by_part(otter: subprocess.Popen[str], capsys: pyt
 def test_peers_as_json_is_one_stable_line(otter: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["peers", "--json"]) == 0
     found = _document(capsys)
-    assert list(found) == ["schema", "seen_by", "run", "run_name", "step", "steps", "peers"]
+    assert list(found) == ["schema", "seen_by", "run", "run_name", "step", "steps", "peers", "starting"]
     assert (found["schema"], found["run"], found["seen_by"]) == (1, RUN, PEER.format(1))
     assert [one["part"] for one in found["peers"]] == ["stage-0", "ends", "stage-2", None]
 
@@ -211,7 +212,11 @@ def test_status_of_a_peer_that_has_no_socket_yet_says_starting(
     shown = capsys.readouterr().out
     assert "starting" in shown
     assert "does not listen (yet, or any more)" in shown
-    assert run(["peers"]) == 3
+    assert run(["peers"]) == 0
+    assert capsys.readouterr().out == f"starting on this machine\n  brave-otter (place 1, pid {otter.pid})\n"
+    assert run(["peers", "--json"]) == 0
+    assert _document(capsys)["starting"] == [{"place": "1", "name": "brave-otter"}]
+    assert run(["invite"]) == 3
     assert "it is starting or ending" in capsys.readouterr().err
 
 
@@ -268,9 +273,33 @@ def test_commands_with_several_peers_of_one_run_ask_any_that_answers(
     assert capsys.readouterr().out == f"{INVITE}\n"
     (home / "1" / "control.sock").unlink()  # brave-otter is only starting
     assert run(["peers"]) == 0
-    assert "as keen-mole sees it" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "as keen-mole sees it" in shown
+    assert shown.endswith(f"\n\nstarting on this machine\n  brave-otter (place 1, pid {otter.pid})\n")
     assert run(["drain"]) == 2
     assert "there are 2 peers here" in capsys.readouterr().err
+
+
+def test_peers_shows_those_that_run_while_one_that_knows_no_run_yet_starts(
+    otter: subprocess.Popen[str], home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with take_place(home, "new", clock=SystemClock()):
+        assert run(["peers"]) == 0
+    shown = capsys.readouterr().out
+    assert "as brave-otter sees it" in shown
+    assert shown.endswith(f"\n\nstarting on this machine\n  place new, pid {os.getpid()}\n")
+
+
+def test_drain_that_is_interrupted_says_that_the_peer_goes_on_leaving(
+    otter: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def pressed(*arguments: Any) -> int:
+        raise Interrupted(signal.SIGINT)
+
+    monkeypatch.setattr(farewell, "follow", pressed)
+    with pytest.raises(Interrupted):
+        run(["drain"])
+    assert "brave-otter: goes on leaving; how far it is: " in capsys.readouterr().out
 
 
 def test_status_hides_what_ended_long_ago_unless_asked(

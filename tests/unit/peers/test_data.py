@@ -49,14 +49,14 @@ def _manifest(tokenizer: bytes, **model: int) -> Manifest:
 
 def test_check_data_says_what_there_is(tmp_path: Path, texts: Path, tokenizer: bytes) -> None:
     shard = build_shard(tmp_path / "shard", [TEXT], tokenizer)
-    assert check_data(tmp_path / "shard") == f"a shard of {shard.tokens:,} tokens"
-    assert check_data(texts).startswith("3 text files, ")
-    assert check_data(texts / "a.txt").startswith("1 text file, ")
+    assert check_data(tmp_path / "shard").words == f"a shard of {shard.tokens:,} tokens"
+    assert check_data(texts).words.startswith("3 text files, ")
+    assert check_data(texts / "a.txt").words.startswith("1 text file, ")
 
 
 def test_check_data_a_single_file_may_have_any_name(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text(TEXT)
-    assert "1 text file" in check_data(tmp_path / "notes")
+    assert "1 text file" in check_data(tmp_path / "notes").words
 
 
 @pytest.mark.parametrize(

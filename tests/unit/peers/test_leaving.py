@@ -242,9 +242,12 @@ async def test_peer_that_a_record_may_name_already_waits_for_that_record() -> No
 
 
 @virtual
-async def test_order_that_is_repeated_changes_nothing() -> None:
+async def test_order_that_is_repeated_changes_nothing_and_is_seen_to_be_heard_once() -> None:
     home = Home()
-    home.leaving.ask("SIGTERM", EXIT_DRAINED)
-    home.leaving.ask("swarm drain", EXIT_OK)
+    for by in ("swarm drain", "Ctrl-C", "Ctrl-C", "swarm drain"):
+        home.leaving.ask(by, EXIT_DRAINED if by == "swarm drain" else EXIT_OK)
     assert home.leaving.exit_code == EXIT_DRAINED
-    assert [event.reason for event in home.events.of(Draining)] == ["SIGTERM"]
+    assert [(event.reason, event.again) for event in home.events.of(Draining)] == [
+        ("swarm drain", False),
+        ("Ctrl-C", True),
+    ]

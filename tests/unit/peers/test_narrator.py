@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -12,6 +13,7 @@ from peers.narration import Narration
 from peers.narrator import Narrator
 from peers.settings import PeerSettings, exact_settings
 from peers.voice import Voice
+from swarm.clock import moment
 from swarm.events import (
     CheckpointFailed,
     CopyDropped,
@@ -37,13 +39,16 @@ from swarm.events import (
     RunStarted,
     StateDownloaded,
     StepClosed,
+    StepGivenUp,
     SyncProgress,
+    TermBegan,
     Waiting,
 )
 from swarm.ids import ENDS, PartName, PeerId, RunId
 from tests.unit.peers.fake_clock import FakeClock
 
 PEER = PeerId("12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW")
+SHORT = "12D3Ko…uAx6zW"
 ADDRESS = f"/ip4/192.0.2.7/tcp/31337/p2p/{PEER}"
 FOUND = RunFound(run=RunId("ab" * 32), name="tiny", stages=2, steps=9, wire=1, source=PEER)
 STARTED = PeerStarted(role="stage", name="s0", pid=1, addresses=(ADDRESS,), seconds=0.5)
@@ -82,7 +87,7 @@ def _step(step: int) -> StepClosed:
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        (FOUND, f"run           tiny, abababababab: 2 stages, 9 steps, wire version 1; from {PEER}"),
+        (FOUND, f"run           tiny, abababababab: 2 stages, 9 steps, wire version 1; from {SHORT}"),
         (STARTED, f"listening     {ADDRESS}"),
         (Reachability(how="direct", detail="by 2 peers", addresses=()), "reachability  direct: by 2 peers"),
         (Waiting(what="1 of 2 trainers are here"), "waiting       1 of 2 trainers are here"),
@@ -104,7 +109,7 @@ def _step(step: int) -> StepClosed:
         ),
         (
             DonorDropped(part=ENDS, step=4, donor=PEER, code="violation", reason="a chunk is not\nwhat it must be"),
-            f"syncing       the ends (embedding and head) no more from {PEER}: a chunk is not what it must be",
+            f"syncing       the ends (embedding and head) no more from {SHORT}: a chunk is not what it must be",
         ),
         (
             CheckpointFailed(part=ENDS, step=20, reason="No space left on device", kept=10),
@@ -123,11 +128,22 @@ def _step(step: int) -> StepClosed:
             "roster        step 5: kind-owl (stage-1) joined; dry-hen left",
         ),
         (Draining(reason="Ctrl-C"), "draining      leaving in order, asked by Ctrl-C; again leaves at once"),
+        (
+            Draining(reason="Ctrl-C", again=True),
+            "draining      leaving in order already, now asked by Ctrl-C; again leaves at once",
+        ),
         (Draining(reason="SIGTERM"), "draining      leaving in order, asked by SIGTERM"),
-        (PeerLost(peer=PEER, name="s1", reason="it is silent"), f"lost          s1 ({PEER}): it is silent"),
+        (PeerLost(peer=PEER, name="s1", reason="it is silent"), "lost          s1: it is silent"),
         (
             QuorumLost(step=7, there=1, voters=3),
-            "no quorum     1 of 3 voters can be reached: step 7 waits for a majority, nothing is lost",
+            "no quorum     1 of 3 voters can be reached: step 7 waits for a majority, however long that takes; nothing "
+            "is lost",
+        ),
+        (
+            QuorumLost(step=7, there=3, voters=8, alone_at=1_700_000_600.0),
+            "no quorum     3 of 8 voters can be reached: step 7 waits for a majority until "
+            f"{moment(1_700_000_600.0)}; then those that are here go on provisionally, which counts when a majority "
+            "agrees later. Nothing is lost",
         ),
         (QuorumBack(step=7, seconds=31.4), "quorum        a majority is there again after 31 s: step 7 goes on"),
         (
@@ -160,6 +176,36 @@ def test_narrator_a_late_joiner_is_told_that_it_joined() -> None:
     narrator.emit(StateDownloaded(part=ENDS, step=4, donor=PEER, bytes_received=1, seconds=0.5))
     narrator.emit(RunStarted(run=RunId("ab" * 32), stages=2, roster=({},) * 4, parameters=1000))
     assert heard.lines[1:] == ["joined        the run at step 4: 4 peers, 1,000 parameters"]
+
+
+def test_narrator_calls_peers_by_their_names_once_it_knows_them() -> None:
+    heard = Heard()
+    narrator = Narrator(heard, heard, FakeClock())
+    other = "12D3KooWLbT7iWNTNKLbPXXdHbmWBVPvnxhVFBTj4yMJSJ1Hkv11"
+    members = ({"peer": PEER, "name": "kind-owl"}, {"peer": other, "name": "dry\nhen"})
+    narrator.emit(RunStarted(run=RunId("ab" * 32), stages=2, roster=members[:1], parameters=1000))
+    narrator.emit(RosterChanged(step=5, joined=members[1:], left=()))
+    narrator.emit(TermBegan(step=6, term=1, leader=PEER, reason=f"{other}: no answer to 3 pings in a row"))
+    narrator.emit(StepGivenUp(step=7, lost=("stage-1",), holders={PEER: "stage-1"}))
+    narrator.emit(STARTED)
+    assert heard.lines[2:] == [
+        "leading       step 6, in place of those that are gone: dry hen: no answer to 3 pings in a row",
+        "given up      step 7, since stage-1 had nobody left: kind-owl holds stage-1 now; its work is done again",
+        f"listening     {ADDRESS}",
+    ]
+
+
+def test_narrator_first_step_of_a_joiner_has_no_rate_of_its_own() -> None:
+    heard = Heard()
+    Narrator(heard, heard, FakeClock()).emit(dataclasses.replace(_step(7), seconds=0.01, whole=False))
+    assert heard.lines == ["step 7        loss 7.500, 4,096 tokens"]
+
+
+@pytest.mark.parametrize(("again", "since"), [(False, "it entered the run"), (True, "it was cut off")])
+def test_narrator_ready_says_since_when_it_counts(again: bool, since: str) -> None:
+    heard = Heard()
+    Narrator(heard, heard, FakeClock()).emit(PeerReady(part=ENDS, step=3, reason="", seconds=1.0, again=again))
+    assert heard.lines[0] == f"READY         the ends (embedding and head) at step 3, 1.0 s after {since}"
 
 
 def test_narrator_ready_says_what_to_type_next() -> None:

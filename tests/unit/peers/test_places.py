@@ -101,6 +101,40 @@ def test_place_of_the_same_role_in_the_run_comes_first_and_those_of_other_roles_
         assert (again.name, another.name, elsewhere.name) == ("3", "4", "1")
 
 
+def _leave_trainers(home: Path, clock: Ticking, *data: str) -> None:
+    """Trainers of one run that were killed, in places 1, 2, … with their data."""
+    with contextlib.ExitStack() as here:
+        for one in data:
+            place = here.enter_context(take_place(home, clock=clock))
+            place.open_session(name="a", peer="b", role="trainer", run="one")
+            place.trains_on(one)
+
+
+@pytest.mark.parametrize("first", ["cats", "dogs"])
+def test_place_of_each_of_two_trainers_is_the_one_with_its_data(tmp_path: Path, clock: Ticking, first: str) -> None:
+    """In whichever order they are started again."""
+    places = {"cats": "1", "dogs": "2"}
+    _leave_trainers(tmp_path, clock, *places)
+    second = next(one for one in places if one != first)
+    with (
+        take_place(tmp_path, clock=clock, run="one", role="trainer", data=first) as one,
+        take_place(tmp_path, clock=clock, run="one", role="trainer", data=second) as other,
+    ):
+        assert (one.name, other.name) == (places[first], places[second])
+
+
+def test_place_of_the_only_trainer_is_its_own_when_its_text_has_changed(tmp_path: Path, clock: Ticking) -> None:
+    _leave_trainers(tmp_path, clock, "cats")
+    with take_place(tmp_path, clock=clock, run="one", role="trainer", data="cats and more cats") as again:
+        assert again.name == "1"
+
+
+def test_place_of_one_of_several_trainers_is_not_for_somebody_with_other_data(tmp_path: Path, clock: Ticking) -> None:
+    _leave_trainers(tmp_path, clock, "cats", "dogs")
+    with take_place(tmp_path, clock=clock, run="one", role="trainer", data="birds") as new:
+        assert new.name == "3"
+
+
 def test_place_that_is_taken_says_by_which_process(tmp_path: Path, clock: Ticking) -> None:
     with take_place(tmp_path, "gpu", clock=clock), pytest.raises(ConfigError, match=f"Process {os.getpid()} has it"):
         take_place(tmp_path, "gpu", clock=clock)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from peers.event_words import describe
 from peers.join_settings import PREFIX, load_join_settings
-from peers.narrator import describe
 from peers.orders import Orders
 from peers.preemption.choice import MetadataUrl, PreemptionChoice, read_choice, read_url
 from peers.settings import PeerSettings, exact_settings

@@ -92,7 +92,7 @@ def test_view_what_happened_between_steps_is_noted_at_the_next() -> None:
     )
     assert view.addresses == {"stage-0-1": ("x",)}
     assert view.notes == {
-        2: ("stage 0: work of stage-0-1 continues on abcdef (deadline)", "stage-0-1 lost: no answer"),
+        2: ("stage 0: stage-0-1 was slow, abcdef does some of its work", "stage-0-1 lost: no answer"),
     }
     assert view.lost_peers == {"stage-0-1": "no answer"}
     assert "stage-0-1 lost" in row(view.steps[2], None, view.notes[2])

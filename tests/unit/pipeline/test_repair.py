@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from swarm.events import HopMoved, JourneyCompleted, JourneySetAside
-from swarm.ids import PeerId
+from swarm.ids import MicrobatchId, PeerId
 from swarm.models.dropout import dropout_seed
 from swarm.pipeline.pace import Pace
+from swarm.pipeline.repair import EXTRA_TURNS, Escort, Repair
+from swarm.pipeline.silence import Silence
+from swarm.pipeline.wiring import Wiring
 from tests.harness.expect import eventually
+from tests.unit.peers.fake_clock import FakeClock
 from tests.unit.pipeline.crew import PHASES, Crew, quick
-from tests.unit.pipeline.world import FakeLeader, microbatch, turns, working
+from tests.unit.pipeline.world import TRAINER, FakeLeader, microbatch, turns, working
 
 A, B, C = ([PeerId(f"{stage}{number}") for number in range(2)] for stage in "abc")
 STAGES = [A, B, C]
@@ -105,6 +110,34 @@ async def test_replica_that_was_only_slow_counts_nothing_twice(hosted: bool, whe
         await crew.settle(crew.assigned(leader))
     assert len(leader.finished) == QUOTA
     assert crew.sums() == await expected(hosted=hosted)
+
+
+@pytest.mark.parametrize("alive", [True, False])
+async def test_late_replica_of_a_run_that_has_only_begun_gets_another_turn_if_it_is_alive(alive: bool) -> None:
+    clock, silence, suspected = FakeClock(), Silence(), []
+    context: Any = SimpleNamespace(
+        endpoint=None, clock=clock, pace=Pace(), silence=silence, ends=object(), gone=tuple,
+        suspect=lambda peer, reason: suspected.append(peer), wiring=Wiring([A, B], seed=1),
+    )  # fmt: skip
+    context.pace.observe(B[0], "forward", 0.1)
+    escort = Escort(attend=lambda peers: None, spawn=lambda work: work.close())
+    repair = Repair(context, (1, MicrobatchId(TRAINER, "00" * 8, 0, 0)), (A[0], B[0]), escort, lambda: None)
+    repair.awaits(1, "forward")
+    clock.now = context.pace.seconds(B[0], "forward") + 0.1
+    if alive:
+        silence.heard(B[0], clock.now - 0.05)
+    due = repair.look()
+    assert suspected == ([] if alive else [B[0]])
+    assert (due is not None) == alive
+    if alive:
+        for turn in range(EXTRA_TURNS):
+            assert due == pytest.approx(2.0 ** (turn + 1))
+            clock.now += due + 0.01
+            silence.heard(B[0], clock.now)
+            due = repair.look()
+        assert suspected == [B[0]], "in the end it is replaced all the same"
+    repair.close()
+    await asyncio.sleep(0)
 
 
 async def test_late_answer_of_a_suspected_replica_is_welcome() -> None:

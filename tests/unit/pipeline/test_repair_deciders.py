@@ -9,7 +9,7 @@ import pytest
 from swarm.errors import Refused
 from swarm.ids import MicrobatchId, PeerId
 from swarm.pipeline.itinerary import Itinerary, Receipt
-from swarm.pipeline.pace import Pace
+from swarm.pipeline.pace import YOUNG, Pace
 from swarm.pipeline.retention import Retention
 from swarm.pipeline.taken import Taken
 from swarm.pipeline.wiring import FIRST_LEAVE_S, LONGEST_LEAVE_S, Wiring
@@ -55,6 +55,14 @@ def test_pace_of_a_stalled_peer_is_below_five_seconds_for_hops_of_a_second() -> 
     for seconds in [0.8, 1.0, 1.2] * 10:
         pace.observe(A, "forward", seconds)
     assert 1.2 < pace.seconds(A, "forward") <= 4.0
+
+
+def test_pace_is_young_until_enough_was_measured_in_that_direction() -> None:
+    pace = Pace()
+    for _ in range(YOUNG):
+        assert pace.young("forward")
+        pace.observe(A, "forward", 0.5)
+    assert (pace.young("forward"), pace.young("backward")) == (False, True)
 
 
 def test_pace_forgets_who_has_left() -> None:

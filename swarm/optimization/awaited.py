@@ -1,0 +1,56 @@
+"""What members wait for that only peers or people can bring back, in words: every screen and status says the same.
+
+Pure, but for this machine's time zone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from swarm.clock import moment
+from swarm.ids import ENDS, PartName, PeerId
+from swarm.optimization.copies import copy_holders
+from swarm.optimization.roster import TRAINERS, Roster, lost_parts, lost_replicas
+
+
+def awaited_majority(there: int, voters: int, needed: int, alone_at: float | None) -> str:
+    """What a minority waits for. ``alone_at`` (seconds since the epoch) is when it goes on by itself, None: never."""
+    few = f"a majority: {there} of {voters} voters answer, {needed} are needed"
+    if alone_at is None:
+        return f"{few}, however long that takes"
+    return f"{few}; without it, from {moment(alone_at)} on those that are there go on provisionally"
+
+
+def awaited_holders(
+    roster: Roster, gone: Mapping[PeerId, str], copies: int, kept: Collection[str] | None = None
+) -> str:
+    """Who must come so that every part is held again; "" when all are. ``kept`` are the lost parts of which a copy is
+    known to be there, and nobody who keeps one can be spared; None: that is judged by who should keep them."""
+    return "; ".join(_holder(roster, part, gone, copies, kept) for part in lost_parts(roster, gone))
+
+
+def _holder(roster: Roster, part: str, gone: Mapping[PeerId, str], copies: int, kept: Collection[str] | None) -> str:
+    if part == TRAINERS:
+        return f"a trainer to join: {_named(roster, roster.trainers)} lost, and nobody else feeds the run"
+    replicas = roster.replicas(PartName(part))
+    there = [peer for peer in copy_holders(roster, PartName(part), copies) if peer not in gone]
+    if not (there if kept is None else part in kept):
+        lost = lost_replicas(roster, PartName(part), gone)
+        return f"a replica of {part}: {lost}; nobody keeps a copy, and the run ends if none comes back"
+    if kept is None and any(_can_be_spared(roster, peer, part, gone) for peer in there):
+        return f"{part} to be taken over from a copy: {_named(roster, replicas)} lost"
+    who = "a trainer" if part == ENDS else "a stage host"
+    return f"{who} to join for {part}: {_named(roster, replicas)} lost; a copy is kept"
+
+
+def _can_be_spared(roster: Roster, peer: PeerId, part: str, gone: Collection[str]) -> bool:
+    """As :func:`swarm.optimization.rescue.choose` has it: a stage host whose own stage keeps a replica."""
+    own = roster[peer]
+    if part == ENDS or own.role != "stage" or own.part is None:
+        return False
+    return sum(other not in gone for other in roster.replicas(PartName(own.part))) > 1
+
+
+def _named(roster: Roster, peers: Collection[PeerId]) -> str:
+    names = [roster[peer].name or peer for peer in peers]
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"
