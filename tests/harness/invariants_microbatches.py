@@ -56,7 +56,8 @@ def none_lost(evidence: Evidence, limits: Limits, found: Findings) -> None:
 
 
 def same_set_everywhere(evidence: Evidence, limits: Limits, found: Findings) -> None:
-    """I3: at the close of a step each replica held what the record assigns to it, no more and no less.
+    """I3: when its sum was averaged each replica held what the record assigns to it, no more and no less. What came in
+    afterwards, from a trainer that did not know yet, is dropped with the step: it counts nowhere.
 
     Where a replica's events are missing nothing is said about it. One that did not swap may have died with a surplus.
     """
@@ -143,8 +144,12 @@ def _last_cursors(evidence: Evidence) -> dict[Place, tuple[int, int]]:
 def _held(
     evidence: Evidence,
 ) -> tuple[dict[tuple[int, str, PeerId], set[MicrobatchId]], set[tuple[int, str, PeerId, MicrobatchId]]]:
-    """(what each replica's step holds, by (step, part, peer), and what it was given twice). A new incarnation holds
-    nothing of what the one before it had."""
+    """(what each replica's sum held when it was averaged, by (step, part, peer), and what it was given twice). A new
+    incarnation holds nothing of what the one before it had."""
+    averaged = {
+        (fact.step, str(fact.fields["part"]), fact.peer, fact.incarnation): fact.wall - float(fact.fields["seconds"])
+        for fact in evidence.of("RoundDone")
+    }
     held: dict[tuple[int, str, PeerId], set[MicrobatchId]] = defaultdict(set)
     owner: dict[tuple[int, str, PeerId], int] = {}
     twice = set()
@@ -157,6 +162,8 @@ def _held(
             continue
         if fact.kind == "Accumulated" and fact.microbatch in held[key]:
             twice.add((*key, fact.microbatch))
+        if fact.wall > averaged.get((*key, fact.incarnation), fact.wall):
+            continue
         held[key].add(fact.microbatch)
     return held, twice
 

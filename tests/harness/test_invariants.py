@@ -102,7 +102,7 @@ class PretendRun:
         for peer in self.events:
             if peer in HOSTS:
                 part = stage_part(HOSTS[peer])
-                done = RoundDone(step=step, part=part, members=2, participating=1, bytes_sent=1, seconds=0.1)
+                done = RoundDone(step=step, part=part, members=2, participating=1, bytes_sent=1, seconds=0.001)
                 self.say(peer, step, done)
             self.say(peer, step, closed(record))
         self.say("host0", step, Committed(step=step, microbatches=tuple(one.microbatch for one in contributions)))
@@ -364,6 +364,14 @@ def test_broken_run_fails_by_the_name_of_what_it_broke(spoil: Spoil) -> None:
     run = PretendRun()
     spoil(run)
     assert run.report(target=TARGET) == BROKEN[spoil]
+
+
+def test_microbatch_that_came_in_after_the_sum_was_taken_is_no_surplus() -> None:
+    run = PretendRun()
+    done = next(one for one in run.events["host1"] if isinstance(one.event, RoundDone))
+    late = Accumulated(step=1, microbatch=first(2), part=stage_part(0))
+    run.events["host1"].insert(run.events["host1"].index(done), Stamped(done.wall - 0.0005, late))
+    assert run.report(target=TARGET) == {}
 
 
 def test_microbatch_that_is_redone_in_a_later_step_is_not_lost() -> None:
