@@ -32,6 +32,8 @@ from swarm.schema import Empty
 
 logger = logging.getLogger(__name__)
 DONE = Answer(Empty())
+LOOK_S = 0.5
+"""How often is looked whether a stage has a replica again that is there, before more is leased."""
 
 
 class StepLeader(Protocol):
@@ -68,6 +70,7 @@ class Trainer:
     ) -> None:
         self._context, self._source = context, source
         self._activation_bytes = activation_bytes
+        self._stages: tuple[tuple[PeerId, ...], ...] = ()
         self._replicas = dict(enumerate(replicas))
         self._trainers = trainers
         self._max_in_flight = max_in_flight
@@ -113,6 +116,7 @@ class Trainer:
             self._tasks[index].cancel()
         self._outcomes = {index: outcome for index, outcome in self._outcomes.items() if index[0] >= step}
         self._taken.drop_before(step)
+        self._stages = tuple(tuple(replicas) for replicas in stages)
         self._replicas = {stage: len(replicas) for stage, replicas in enumerate(stages)}
         self._trainers = trainers
         self._context.wiring.follow(stages)
@@ -180,12 +184,21 @@ class Trainer:
                 if room <= 0:
                     await changed.wait()
                     continue
+                if not self._has_way():
+                    await self._context.clock.sleep(LOOK_S)
+                    continue
                 granted = await leader.lease(step, room)
                 for _ in range(granted if step >= self._step else 0):
                     self._start(group, Kept(step, self._source.take()), leader, escort)
                 if granted <= 0:
                     await leader.wait_quota(step)
             attendance.close()
+
+    def _has_way(self) -> bool:
+        """Whether every stage has a replica that is there, as far as we see. What is leased without would be kept from
+        those who may see more."""
+        gone = self._context.gone()
+        return all(any(peer not in gone for peer in replicas) for replicas in self._stages)
 
     def _under_way(self, step: int) -> int:
         """Journeys; not what is only being reported, to one who may have stalled."""
