@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from peers import part_copy
 from peers.part_copy import CopyContext, PartCopy
@@ -39,6 +40,7 @@ class Scripted:
         error = self.scene.starts.pop(0) if self.scene.starts else None
         if error is not None:
             raise error
+        self.head = wanted
         return next(decision for decision in self.scene.run.decisions if decision.record == wanted)
 
     async def begin(self, decision: Decision, part: Any) -> None:
@@ -55,7 +57,16 @@ class Scripted:
         if isinstance(decision, PeerError):
             raise decision
         await self.context.observe(decision)
+        self.head = decision.record
         return decision.record
+
+    async def ahead(self) -> torch.Tensor | None:
+        """What the scene has of the next step before it is decided."""
+        return self.scene.ahead.pop(0) if self.scene.ahead else None
+
+    def went_on(self, record: CloseRecord) -> None:
+        """It was decided as it stood."""
+        self.head = record
 
     async def close(self) -> None:
         """Thank you."""
@@ -69,6 +80,8 @@ class Scene:
         self.run, self.clock, self.events = Run(), HandClock(), EventList(ME)
         self.observers: list[Scripted] = []
         self.starts: list[PeerError | None] = []
+        self.ahead: list[torch.Tensor] = []
+        self.state: Snapshot | None = None
         self.updates: asyncio.Queue[Decision | PeerError] = asyncio.Queue()
         self.resumed = self.closed = 0
         self.told: list[tuple[str, int]] = []
@@ -98,7 +111,7 @@ class Scene:
 
     async def fetch(self, donors: tuple[PeerId, ...]) -> Snapshot:
         """The state, as a download gives it."""
-        return self.run.part.snapshot()
+        return self.state or self.run.part.snapshot()
 
     async def decide(self, *, arrives: bool) -> Decision:
         """One more step of the run; the copy gets its update or not."""
@@ -127,6 +140,46 @@ async def begun(monkeypatch: pytest.MonkeyPatch) -> tuple[Scene, asyncio.Task[No
 async def ended(running: asyncio.Task[None]) -> None:
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_copy_with_the_update_before_its_step_is_decided_needs_nobody_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch)
+    first, scene.state = scene.run.head, scene.run.part.snapshot()
+    decision = scene.run.close()
+    assert decision.mean is not None
+    scene.ahead = [decision.mean]
+    running = asyncio.create_task(scene.copy.run())
+    await scene.records.add(first)
+    await turns()
+    assert scene.copy.takes(1)
+    assert scene.copy.holds(0)
+    await scene.records.add(decision.record)
+    await turns()
+    assert (scene.copy.holds(1), scene.copy.takes(1)) == (True, False)
+    assert scene.told == [("copied", 0), ("copied", 1)]
+    await ended(running)
+
+
+async def test_copy_with_an_update_that_was_not_decided_asks_for_the_one_that_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(monkeypatch)
+    first, scene.state = scene.run.head, scene.run.part.snapshot()
+    decision = scene.run.close()
+    assert decision.mean is not None
+    scene.ahead = [torch.ones_like(decision.mean)]  # another attempt's
+    running = asyncio.create_task(scene.copy.run())
+    await scene.records.add(first)
+    await turns()
+    await scene.records.add(decision.record)
+    await turns()
+    assert scene.copy.holds(0), "it is not what was decided"
+    scene.updates.put_nowait(decision)
+    await turns()
+    assert scene.copy.holds(1)
+    await ended(running)
 
 
 async def test_copy_says_what_it_got_and_follows(monkeypatch: pytest.MonkeyPatch) -> None:
