@@ -70,7 +70,6 @@ class Trainer:
     ) -> None:
         self._context, self._source = context, source
         self._activation_bytes = activation_bytes
-        self._stages: tuple[tuple[PeerId, ...], ...] = ()
         self._replicas = dict(enumerate(replicas))
         self._trainers = trainers
         self._max_in_flight = max_in_flight
@@ -116,7 +115,6 @@ class Trainer:
             self._tasks[index].cancel()
         self._outcomes = {index: outcome for index, outcome in self._outcomes.items() if index[0] >= step}
         self._taken.drop_before(step)
-        self._stages = tuple(tuple(replicas) for replicas in stages)
         self._replicas = {stage: len(replicas) for stage, replicas in enumerate(stages)}
         self._trainers = trainers
         self._context.wiring.follow(stages)
@@ -197,8 +195,8 @@ class Trainer:
     def _has_way(self) -> bool:
         """Whether every stage has a replica that is there, as far as we see. What is leased without would be kept from
         those who may see more."""
-        gone = self._context.gone()
-        return all(any(peer not in gone for peer in replicas) for replicas in self._stages)
+        gone, wiring = self._context.gone(), self._context.wiring
+        return all(any(peer not in gone for peer in wiring.replicas(stage)) for stage in range(self._context.stages))
 
     def _under_way(self, step: int) -> int:
         """Journeys; not what is only being reported, to one who may have stalled."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -137,6 +138,21 @@ async def begun(monkeypatch: pytest.MonkeyPatch) -> tuple[Scene, asyncio.Task[No
     return scene, running
 
 
+async def begun_ahead(
+    monkeypatch: pytest.MonkeyPatch, update: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[Scene, asyncio.Task[None], Decision]:
+    """The copy has an update of step 1, made from the one with which that will be decided."""
+    scene = Scene(monkeypatch)
+    first, scene.state = scene.run.head, scene.run.part.snapshot()
+    decision = scene.run.close()
+    assert decision.mean is not None
+    scene.ahead = [update(decision.mean)]
+    running = asyncio.create_task(scene.copy.run())
+    await scene.records.add(first)
+    await turns()
+    return scene, running, decision
+
+
 async def ended(running: asyncio.Task[None]) -> None:
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
@@ -145,14 +161,7 @@ async def ended(running: asyncio.Task[None]) -> None:
 async def test_copy_with_the_update_before_its_step_is_decided_needs_nobody_any_more(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scene = Scene(monkeypatch)
-    first, scene.state = scene.run.head, scene.run.part.snapshot()
-    decision = scene.run.close()
-    assert decision.mean is not None
-    scene.ahead = [decision.mean]
-    running = asyncio.create_task(scene.copy.run())
-    await scene.records.add(first)
-    await turns()
+    scene, running, decision = await begun_ahead(monkeypatch, lambda mean: mean)
     assert scene.copy.takes(1)
     assert scene.copy.holds(0)
     await scene.records.add(decision.record)
@@ -165,14 +174,7 @@ async def test_copy_with_the_update_before_its_step_is_decided_needs_nobody_any_
 async def test_copy_with_an_update_that_was_not_decided_asks_for_the_one_that_was(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scene = Scene(monkeypatch)
-    first, scene.state = scene.run.head, scene.run.part.snapshot()
-    decision = scene.run.close()
-    assert decision.mean is not None
-    scene.ahead = [torch.ones_like(decision.mean)]  # another attempt's
-    running = asyncio.create_task(scene.copy.run())
-    await scene.records.add(first)
-    await turns()
+    scene, running, decision = await begun_ahead(monkeypatch, torch.ones_like)  # another attempt's
     await scene.records.add(decision.record)
     await turns()
     assert scene.copy.holds(0), "it is not what was decided"
