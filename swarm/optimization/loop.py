@@ -26,8 +26,8 @@ from swarm.optimization.parting import Parting
 from swarm.optimization.provisional import Provisional, Reunion, Solitude
 from swarm.optimization.records import CloseRecord
 from swarm.optimization.succession import due_term, own_term
-from swarm.optimization.waiting import first_done
 from swarm.planning.patience import Patience
+from swarm.waiting import first_done
 
 logger = logging.getLogger(__name__)
 

@@ -26,8 +26,8 @@ from swarm.optimization.open_step import HeldPart, Mean, OpenStep
 from swarm.optimization.records import CloseRecord, Decision, acceptance_bytes
 from swarm.optimization.roster import Roster
 from swarm.optimization.succession import owner
-from swarm.optimization.waiting import News
 from swarm.schema import Empty
+from swarm.waiting import News
 
 
 class Member:

@@ -16,9 +16,9 @@ from swarm.optimization.member import Member
 from swarm.optimization.messages import Complete, Feed, Lease, Leased, PutAside, Resume, Resumed
 from swarm.optimization.records import Aside, Contribution
 from swarm.optimization.succession import owner
-from swarm.optimization.waiting import first_done
 from swarm.planning.patience import Patience
 from swarm.schema import Empty
+from swarm.waiting import first_done
 
 logger = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT")

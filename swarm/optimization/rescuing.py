@@ -19,7 +19,7 @@ from swarm.optimization.presence import is_there
 from swarm.optimization.records import CloseRecord, voters
 from swarm.optimization.rescue import CONSENT, Consent, ConsentRequest, choose, given_up
 from swarm.optimization.roster import TRAINERS, Roster, lost_parts, part_lost
-from swarm.optimization.waiting import first_done
+from swarm.waiting import first_done
 
 if TYPE_CHECKING:
     from swarm.optimization.closing_context import Closing
