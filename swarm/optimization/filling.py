@@ -16,9 +16,10 @@ from swarm.optimization.live_calls import LiveCalls
 from swarm.optimization.messages import Feed, Over, Prepare, Promise
 from swarm.optimization.records import Contribution
 from swarm.optimization.roster import Roster, lost_parts, part_lost
-from swarm.optimization.waiting import first_done
+from swarm.optimization.standstill import LOOK_S, Standstill
 from swarm.planning.patience import Patience
 from swarm.schema import Empty
+from swarm.waiting import first_done
 
 if TYPE_CHECKING:
     from swarm.optimization.closing_context import Closing
@@ -28,12 +29,6 @@ logger = logging.getLogger(__name__)
 OVER_TRIES, OVER_TIMEOUT_S = 6, 2.0
 RETURNED_S = 2.0
 """How long a member that is gone may take to say that it has kept its vote, and how often it is asked."""
-STALLED_S = 60.0
-"""How long nothing may come of a batch of which all but some trainers have done their part. More than any hop may take:
-these trainers are there, and get nothing done; a link may be cut that only they need."""
-SLOWEST = 4
-"""So many times as long as all the others needed is waited at least: a slow trainer is no stalled one."""
-LOOK_S = 5.0
 LOST_PART_S = 10.0
 """How long a part that nobody holds is waited for: who stalled may come back, who died does not."""
 
@@ -68,34 +63,31 @@ class Filling:
         """The committed microbatches, when the batch is complete with the trainers that are there. Raises Superseded
         when another leads, WrongStep when the step is closed, PartsLost when a part, or with hosted ends every trainer,
         stays lost, RunEnded when all that hold a part are there and unfit. Cancel freely."""
-        stalled = asyncio.ensure_future(self._stalled())
-        try:
-            while True:
-                committed = await self._filled(stalled)
-                if committed is not None:
-                    return committed
-                if stalled.done():
-                    self._unfit |= stalled.result()
-                    stalled = asyncio.ensure_future(self._stalled())
-        finally:
-            stalled.cancel()
+        standstill = Standstill(self._closing.clock.monotonic())
+        while True:
+            await self._wait_majority()
+            if await self._wait_parts() and (committed := await self._filled(standstill)) is not None:
+                return committed
 
-    async def _filled(self, stalled: asyncio.Future[dict[PeerId, str]]) -> tuple[Contribution, ...] | None:
-        """The batch, once it is complete; None when who is there has changed, or ``stalled`` is done."""
-        desk = self._closing.desk
-        await self._wait_majority()
-        if not await self._wait_parts():
-            return None
-        out = self.out
+    async def _filled(self, standstill: Standstill) -> tuple[Contribution, ...] | None:
+        """The batch, once it is complete; None when who is there has changed, those left out that stalled among it, or
+        others must hear that there is quota again."""
+        desk, out = self._closing.desk, self.out
         self._count_trainers(out)
         full = asyncio.ensure_future(desk.wait_full())
         changed = asyncio.ensure_future(self._closing.liveness.changed())
+        stalled = asyncio.ensure_future(self._stalled(standstill))
+        given_back = asyncio.ensure_future(desk.wait_given_back())
         telling = asyncio.ensure_future(self._tell_to_feed())
         try:
-            await _first_of({full, changed, stalled}, telling)
+            await _first_of({full, changed, stalled, given_back}, telling)
             committed = full.result() if full.done() else None
+            if committed is None and stalled.done():
+                self._unfit |= stalled.result()
+            if given_back.done():
+                self.quota_again()
         finally:
-            for task in (full, changed, telling):
+            for task in (full, changed, stalled, given_back, telling):
                 task.cancel()
             await asyncio.gather(telling, return_exceptions=True)
         # Whoever is found gone is so at once; those who wait for changes are told some turns later. Between this
@@ -197,20 +189,14 @@ class Filling:
             self._closing.events.emit(WorkWithdrawn(step=self._step, trainers=lost))
             self.quota_again()
 
-    async def _stalled(self) -> dict[PeerId, str]:
+    async def _stalled(self, standstill: Standstill) -> dict[PeerId, str]:
         """Once there are trainers that hold the batch up, they and why: they are there and get nothing done, which the
         others can do instead."""
         desk, clock = self._closing.desk, self._closing.clock
-        began = moved = clock.monotonic()
-        before = desk.told, desk.waits_for()
-        while True:
+        while not (late := standstill.look(clock.monotonic(), desk.done, desk.waits_for())):
             await clock.sleep(LOOK_S)
-            now, seen = clock.monotonic(), (desk.told, desk.waits_for())
-            if seen != before:
-                before, moved = seen, now
-            elif seen[1] and now - moved >= max(STALLED_S, SLOWEST * (moved - began)):
-                logger.warning("step %d is closed without %s: nothing comes of it", self._step, ", ".join(seen[1]))
-                return dict.fromkeys(seen[1], f"nothing came of its work for {now - moved:.0f} s")
+        logger.warning("step %d is closed without %s: nothing comes of it", self._step, ", ".join(late))
+        return late
 
     async def _tell_to_feed(self) -> None:
         """Until all that are there have heard it: who has not would wait for ever, and the step with it. Raises

@@ -80,7 +80,7 @@ class Ledger:
     @property
     def full(self) -> bool:
         """Whether the batch is complete."""
-        return sum(len(account.done) for account in self._accounts.values()) >= self.target
+        return self.done >= self.target
 
     @property
     def trainers(self) -> tuple[PeerId, ...]:
@@ -183,9 +183,9 @@ class Ledger:
         account.keep(frozenset(account.unbroken(cursor)))
 
     @property
-    def told(self) -> int:
-        """How many microbatches are completed or put aside."""
-        return sum(account.told for account in self._accounts.values())
+    def done(self) -> int:
+        """How many microbatches are completed."""
+        return sum(len(account.done) for account in self._accounts.values())
 
     def waits_for(self) -> tuple[PeerId, ...]:
         """The trainers that the batch cannot be complete without as it is: what is missing is leased to them, or kept

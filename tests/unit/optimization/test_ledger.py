@@ -124,12 +124,12 @@ def test_batch_waits_for_those_who_have_not_told_while_others_are_done() -> None
     assert book.waits_for() == (), "everybody has something to do"
     book.lease(7, ANN, 2)
     book.complete(7, ANN, contribution(ANN, 0))
-    assert (book.told, book.waits_for()) == (1, ())
+    assert (book.done, book.waits_for()) == (1, ())
     book.complete(7, ANN, contribution(ANN, 1))
     assert book.waits_for() == (BEN,), "its share is kept for it"
     book.lease(7, BEN, 2)
     book.complete(7, BEN, contribution(BEN, 0))
-    assert (book.told, book.waits_for()) == (3, (BEN,))
+    assert (book.done, book.waits_for()) == (3, (BEN,))
 
 
 def test_batch_that_is_leased_whole_waits_for_who_leased_it() -> None:
