@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, ClassVar, TypeVar
 
 from swarm.errors import OutOfSync, PeerError, Refused, Superseded, WrongStep
@@ -17,13 +17,13 @@ from swarm.optimization.leading import Leading
 from swarm.optimization.lineage import Fork
 from swarm.optimization.member import Member
 from swarm.optimization.messages import Propose
-from swarm.optimization.observation import NEXT, Decided, NextRequest
-from swarm.optimization.records import CloseRecord, check_confirmed, voters
+from swarm.optimization.observation import NEXT, START, Decided, NextRequest, StartRequest
+from swarm.optimization.records import CloseRecord, Decision, check_confirmed, voters
 from swarm.optimization.roster import lost_parts
 from swarm.optimization.succession import own_term
-from swarm.optimization.waiting import first_done
 from swarm.planning.patience import Patience
 from swarm.schema import Message
+from swarm.waiting import first_done
 
 LOOK_S = 1.0
 """How often those who are back are asked again what became of the step after the fork point."""
@@ -144,54 +144,85 @@ class Reunion:
         self._patience = Patience(0.1)
 
     async def run(self) -> None:
-        """Until cancelled: find out whether a majority has decided otherwise, and else have our candidate accepted."""
+        """Until cancelled: find out what a majority has decided, and else have our candidate accepted."""
+        fork: Fork | None = None
+        said: Fork | None = None
         while True:
-            fork = self._member.forking.fork
-            if fork is not None and fork.confirmation is None:
-                await self._meet(fork)
+            here = self._member.forking.fork
+            if here is not None and here.confirmation is None:
+                await self._meet(here)
+            fork = here or fork  # one that was confirmed may be over before it is looked at again
+            if fork is not None and fork is not said and fork.confirmation is not None:
+                said = fork
+                self._say_confirmed(fork)
             await self._closing.clock.sleep(LOOK_S)
 
     async def _meet(self, fork: Fork) -> None:
         gone = self._closing.liveness.gone
         there = [peer for peer in fork.others if peer not in gone]
-        proven = await asyncio.gather(*(self._overtaken(fork, peer) for peer in there))
-        for decided in filter(None, proven):
-            await self._member.rewind("a majority went on without it", decided)
+        if await self._is_decided(fork, there):
             return
         if there and has_majority(fork.voters, gone) and self._is_our_turn(fork):
             await self._confirm(fork, there)
 
-    async def _overtaken(self, fork: Fork, peer: PeerId) -> CloseRecord | None:
-        """What a majority has decided in place of our candidate, as far as this peer can prove it."""
+    async def _is_decided(self, fork: Fork, there: Sequence[PeerId]) -> bool:
+        """Whether one of these can prove what a majority has decided: then our lineage is confirmed, or given up."""
+        for decision in filter(None, await asyncio.gather(*(self._proof(fork, peer) for peer in there))):
+            record = decision.record
+            if record.hash() == fork.candidate.record.hash():
+                fork.decided(record.hash(), decision.term, decision.acceptances)
+            else:
+                await self._member.rewind("a majority went on without it", record)
+            return True
+        return False
+
+    async def _proof(self, fork: Fork, peer: PeerId) -> Decision | None:
+        """What a majority has decided in the step after the fork point, as far as this peer can prove it."""
         body = NextRequest(part=None, step=fork.step)
         try:
             said = await self._closing.calls.ask(peer, NEXT, body, Decided, timeout_s=ASK_S)
             decision = said.decision()
-            record = decision.record
-            fork.history().check(record)
-            check_confirmed(record, fork.point.members, decision.acceptances, fork.verify, decision.term)
+            fork.history().check(decision.record)
+            check_confirmed(decision.record, fork.point.members, decision.acceptances, fork.verify, decision.term)
         except (PeerError, OutOfSync) as error:
             logger.info("%s proves nothing about step %d: %s", peer, fork.step, error)
             return None
-        return None if record.hash() == fork.candidate.record.hash() else record
+        return decision
 
     def _is_our_turn(self, fork: Fork) -> bool:
-        """The first in the succession that is of our lineage asks for all of us."""
-        ours, gone = self._member.roster, self._closing.liveness.gone
+        """The first in the succession that was of our lineage from the beginning asks for all of us."""
+        ours, gone = set(fork.ours).intersection(self._member.roster.peers), self._closing.liveness.gone
         order = [peer for peer in fork.point.members.succession(fork.step) if peer in ours and peer not in gone]
         return bool(order) and order[0] == self._closing.calls.me
 
-    async def _confirm(self, fork: Fork, there: list[PeerId]) -> None:
+    async def _confirm(self, fork: Fork, there: Sequence[PeerId]) -> None:
         term = own_term(fork.point.members, fork.step, self._closing.calls.me, fork.acceptor.term)
         closing = dataclasses.replace(self._closing, history=fork.history(), waiting=lambda _: None)
         asking = Confirming(closing, fork.step, term)
         asking.lineage = frozenset(self._member.roster.peers)
         try:
-            await first_done(asking.run(), self._closing.liveness.changed())
-        except WrongStep:
-            await self._member.rewind(f"step {fork.step} was decided without it", None)
+            await first_done(asking.run(), self._closing.liveness.changed(), self._confirmed(fork))
+        except WrongStep as closed:
+            if not await self._is_decided(fork, there) and not await self._is_with_us(PeerId(closed.peer)):
+                await self._member.rewind(f"step {fork.step} was decided without it", None)
         except (Superseded, Refused, OutOfSync) as error:
             logger.info("the lineage since step %d is not confirmed yet: %s", fork.step, error)
             await self._closing.clock.sleep(self._patience.pause_s())
-        if fork.confirmation is not None:
+
+    async def _confirmed(self, fork: Fork) -> None:
+        """Return when another than we has told us so."""
+        while fork.confirmation is None:
+            await self._closing.clock.sleep(LOOK_S)
+
+    async def _is_with_us(self, peer: PeerId) -> bool:
+        """Whether who has closed that step already follows our lineage: whoever closed another has left us out."""
+        try:
+            newest = await self._closing.calls.ask(peer, START, StartRequest(part=None), Decided, timeout_s=ASK_S)
+        except PeerError as error:
+            logger.info("%s does not say what it follows: %s", peer, error)
+            return True  # it is asked again
+        return self._closing.calls.me in newest.record.members
+
+    def _say_confirmed(self, fork: Fork) -> None:
+        if self._is_our_turn(fork):
             self._closing.events.emit(LineageConfirmed(step=fork.step, microbatches=fork.closed))

@@ -19,8 +19,8 @@ from swarm.events import (
     Waiting,
     WorkWithdrawn,
 )
-from swarm.optimization.filling import LOOK_S, STALLED_S
 from swarm.optimization.observing import KEPT_UPDATES
+from swarm.optimization.standstill import LOOK_S, STALLED_S
 from swarm.optimization.succession import owner
 from swarm.sim.links import Links
 from tests.harness.faults import FaultPlan, On, Strike
