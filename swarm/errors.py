@@ -37,13 +37,16 @@ class SwarmError(Exception):
 
 
 class ConfigError(SwarmError):
-    """A setting that cannot be used; the message names key, value, what is allowed and the remedy."""
+    """A setting that cannot be used; the message names key, value, what is allowed and the remedy: what to do or type.
+
+    ``why`` is what is wrong with the value where what is allowed does not say it.
+    """
 
     exit_code = EXIT_USAGE
 
-    def __init__(self, key: str, value: object, allowed: str, remedy: str) -> None:
-        super().__init__(f"{key} = {value!r}: expected {allowed}. {remedy}")
-        self.key, self.value, self.allowed, self.remedy = key, value, allowed, remedy
+    def __init__(self, key: str, value: object, allowed: str, remedy: str, *, why: str = "") -> None:
+        super().__init__(f"{key} = {value!r}: expected {allowed}{f'; {why}' if why else ''}. {remedy}")
+        self.key, self.value, self.allowed, self.remedy, self.why = key, value, allowed, remedy, why
 
 
 class Incompatible(ConfigError):

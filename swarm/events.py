@@ -29,6 +29,7 @@ from swarm.microbatch_events import RetentionDropped as RetentionDropped
 from swarm.microbatch_events import WorkExcluded as WorkExcluded
 from swarm.microbatch_events import WorkWithdrawn as WorkWithdrawn
 from swarm.state_events import CheckpointFailed as CheckpointFailed
+from swarm.state_events import CheckpointsSetAside as CheckpointsSetAside
 from swarm.state_events import CheckpointWritten as CheckpointWritten
 from swarm.state_events import CopyDropped as CopyDropped
 from swarm.state_events import CopyHeld as CopyHeld
@@ -296,7 +297,7 @@ class CutOff(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundDone(Event):
-    """A group's all-reduce ended here."""
+    """A group's all-reduce ended here; ``round`` counts those that a step's averaging takes."""
 
     step: int
     part: PartName
@@ -304,6 +305,7 @@ class RoundDone(Event):
     participating: int
     bytes_sent: int
     seconds: float
+    round: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,8 @@ class JourneyCompleted(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HopMoved(Event):
-    """A hop was sent to another replica of its stage, with the reason. ``direction`` is ``forward`` or ``backward``."""
+    """A hop was sent to another replica of its stage, with the reason. ``direction`` is ``forward`` or ``backward``;
+    ``late``: the old one has not answered in time, and may be well."""
 
     step: int
     microbatch: MicrobatchId
@@ -40,6 +41,7 @@ class HopMoved(Event):
     new: PeerId
     reason: str
     direction: str = "forward"
+    late: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

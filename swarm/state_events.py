@@ -75,6 +75,16 @@ class CheckpointFailed(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointsSetAside(Event):
+    """The run went on from ``step``: what this machine kept of these ``steps`` is of a history that does not count any
+    more. It lies in the directory ``path`` until the run has passed it."""
+
+    steps: tuple[int, ...]
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DiskRefused(Event):
     """This machine's disk does not take something that this peer must keep: it is tried again, and nothing is lost
     while the peer lives."""

@@ -17,7 +17,7 @@ from typing import Annotated
 from pydantic import Field
 
 from swarm.errors import Refused, Violation
-from swarm.ids import ENDS, PartName, PeerId, RunId
+from swarm.ids import ENDS, PartName, PeerId, RunId, stage_of
 from swarm.optimization.roster import Member, Roster, lost_parts
 from swarm.schema import Count, Message, PartField, PeerIdField, SignatureField
 
@@ -143,9 +143,9 @@ class ChangeRules:
         staying = [member for member in before.members if member.peer != peer and member.peer not in leaving]
         member = before[peer]
         if member.part is not None and all(other.part != member.part for other in staying):
-            return f"it holds the only replica of {member.part}: another must join first, or all lose a step at least"
+            return f"it holds the only replica of {member.part}: {_another(member)}"
         if member.role == "trainer" and all(other.role != "trainer" for other in staying):
-            return "it is the only trainer: another must join first, or all lose a step at least"
+            return f"it is the only trainer: {_another(member)}"
         return None
 
     def gather(
@@ -215,3 +215,9 @@ class ChangeRules:
         if len(roster) > max(self._most, len(now.roster)):
             raise Refused(f"a roster of {len(roster)} where a record has room for {self._most}")
         return roster
+
+
+def _another(member: Member) -> str:
+    """What must happen before a member can be spared, with the command."""
+    place = f"--stage {stage_of(PartName(member.part))}" if member.role == "stage" and member.part else "--role trainer"
+    return f"another must join first (swarm join INVITE {place}), or all lose a step at least"

@@ -49,7 +49,7 @@ class LeadDesk:
         self._ledger: Ledger | None = None
         self._awaited: set[PeerId] = set()
         self._witnessed: dict[MicrobatchId, Contribution] = {}
-        self._changed = asyncio.Event()
+        self._changed, self._given_back = asyncio.Event(), asyncio.Event()
         self._change_rules = ChangeRules(rules.run, rules.parts, rules.max_members, verify)
         self._joins: dict[PeerId, Admission] = {}
         self._leaves: dict[PeerId, Departure] = {}
@@ -133,19 +133,28 @@ class LeadDesk:
             await self._changed.wait()
         return self._ledger.committed()
 
+    async def wait_given_back(self) -> None:
+        """Return when a microbatch was put aside since this returned last: there is quota again, for whoever asks."""
+        await self._given_back.wait()
+        self._given_back.clear()
+
     @property
     def full(self) -> bool:
         """Whether the batch of the step we lead is complete, as far as is known now."""
         return self._ledger is not None and self._ledger.full and not self._awaited
 
     @property
-    def told(self) -> int:
-        """How many microbatches of the step we lead trainers have told of."""
-        return 0 if self._ledger is None else self._ledger.told
+    def done(self) -> int:
+        """How many microbatches of the step we lead are completed."""
+        return 0 if self._ledger is None else self._ledger.done
 
     def waits_for(self) -> tuple[PeerId, ...]:
-        """See :meth:`Ledger.waits_for`."""
-        return () if self._ledger is None or self._ledger.full else self._ledger.waits_for()
+        """As :meth:`Ledger.waits_for`; first for those that have yet to say what they have begun, unless none has said
+        it: nothing is leased before, and no batch is complete."""
+        ledger = self._ledger
+        if ledger is not None and self._awaited:
+            return tuple(sorted(self._awaited)) if len(self._awaited) < len(ledger.trainers) else ()
+        return () if ledger is None or ledger.full else ledger.waits_for()
 
     def aside(self) -> tuple[Aside, ...]:
         """What was put aside in the step we lead."""
@@ -211,7 +220,8 @@ class LeadDesk:
         body: PutAside = request.body
         ledger = await self._book(request.caller, body.step, body.term)
         self._check_resumed(request.caller)
-        ledger.put_aside(body.step, request.caller, body.aside)
+        if ledger.put_aside(body.step, request.caller, body.aside):
+            self._given_back.set()
         return Answer(Empty())
 
     async def _on_resume(self, request: Request) -> Answer:

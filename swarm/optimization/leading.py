@@ -255,10 +255,10 @@ class Leading:
         raise _Retry(reasons)
 
     def _cannot_hold(self, peer: PeerId, answer: Averaged) -> None:
-        """It lacks microbatches of a trainer that is gone, then these are lost; else it is unfit for this step when
-        that happens again and again: once, it may be because who was to help it died meanwhile."""
-        gone = self.closing.liveness.gone
-        orphaned = [microbatch for microbatch in answer.missing if microbatch.trainer in gone]
+        """It lacks microbatches of a trainer that is gone or left out, then these are lost; else it is unfit for this
+        step when that happens again and again: once, it may be because who was to help it died meanwhile."""
+        out = self._filling.out
+        orphaned = [microbatch for microbatch in answer.missing if microbatch.trainer in out]
         if orphaned:
             excluded = self.closing.desk.exclude(orphaned)
             reason = f"{peer}: {answer.failure}"[:400]

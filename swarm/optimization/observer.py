@@ -45,7 +45,7 @@ ALIVE_S = 5.0
 """How long a donor that did not answer a question may take for the simplest one."""
 MOST_PATIENCE_S = 60.0
 """How long an update may take that is fetched before it is decided: nobody can say yet whether it has just not come to
-be, or needs so long."""
+be, or needs so long. Once the step is closed that is known."""
 MOST_ASKED = 8
 """How many peers may be asked at once whether they kept updates for us."""
 
@@ -230,7 +230,7 @@ class Observer:
         step, part, call = self.head.step + 1, self._part, self._context.endpoint.call
         if part is None:
             raise StateError("whoever holds nothing needs no update")
-        size, patience_s = 4 * part.layout.elements, PATIENCE_S
+        size, patience_s = 4 * part.layout.elements, self._patience_s
         body = AheadRequest(part=part.spec.name, step=step)
         while True:
             try:
@@ -239,7 +239,7 @@ class Observer:
             except DeadlineMissed:
                 await self._check_alive(guide, step)
                 await self._guides.stay()
-                patience_s = min(2 * patience_s, MOST_PATIENCE_S)
+                patience_s = max(self._patience_s, min(2 * patience_s, MOST_PATIENCE_S))
         if len(payload) not in (0, size):
             raise Violation(f"an update of {len(payload)} bytes instead of {size}", peer=guide)
         return torch.frombuffer(payload, dtype=torch.float32) if payload else None

@@ -84,8 +84,8 @@ class ObserverDesk:
     """Serves observers from what this member decides. ``publish`` it every decision, and :meth:`copied` every step of a
     part that is copied here.
 
-    ``founder``, ``waiting_for`` and ``lost``, the parts that nobody holds any more, are told to whoever asks where the
-    run stands.
+    ``founder``, ``waiting_for``, ``lost``, the parts that nobody holds any more, and ``leaving``, whether this member
+    has been asked to leave, are told to whoever asks where the run stands.
     """
 
     def __init__(
@@ -100,6 +100,7 @@ class ObserverDesk:
         self._decisions: deque[Decision] = deque(maxlen=KEPT_UPDATES)
         self._published = asyncio.Condition()
         self.lost: Callable[[], tuple[str, ...]] = tuple
+        self.leaving: Callable[[], bool] = bool
 
     def methods(self) -> list[Method]:
         """See :class:`~swarm.network.protocols.Service`."""
@@ -168,8 +169,15 @@ class ObserverDesk:
 
     async def _on_standing(self, request: Request) -> Answer:
         waiting = "" if self._decisions else self._waiting_for()[:400]
-        standing = RunStanding(founder=self._founder, closed=self.closed, waiting_for=waiting, lost=self.lost())
-        return Answer(standing)
+        return Answer(
+            RunStanding(
+                founder=self._founder,
+                closed=self.closed,
+                waiting_for=waiting,
+                lost=self.lost(),
+                leaving=self.leaving(),
+            )
+        )
 
     async def _on_hash(self, request: Request) -> Answer:
         body: HashRequest = request.body

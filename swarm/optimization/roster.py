@@ -125,19 +125,20 @@ def assign_stages(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
     """What there is to hold in a run: so many stages, with private ends or hosted ones; ``lost`` are the parts that
-    nobody holds any more."""
+    nobody holds any more, ``leaving`` the peers that have been asked to leave."""
 
     stages: int
     private_ends: bool
     lost: Collection[str] = ()
+    leaving: Collection[PeerId] = ()
 
 
 def choose_place(
     roster: Roster, peer: PeerId, role: Role, wish: int | None, places: Places
 ) -> tuple[PartName | None, str]:
     """(part, why) for a peer that joins a run in progress: its wish, else a stage that is lost, else the one with the
-    fewest replicas, whose loss would hurt most; of several each peer takes another, so that those who join together
-    spread. Raises Refused for a stage that the run does not have."""
+    fewest replicas that stay, whose loss would hurt most; of several each peer takes another, so that those who join
+    together spread. Raises Refused for a stage that the run does not have."""
     stages, private_ends = places.stages, places.private_ends
     if role != "stage":
         return (ENDS, "every trainer holds the ends") if role == "trainer" and private_ends else (None, f"a {role}")
@@ -146,11 +147,15 @@ def choose_place(
             raise Refused(f"there is no stage {wish}: the run's are 0 to {stages - 1}")
         return stage_part(wish), "asked for"
     lost = {stage: 0 for stage in range(stages) if stage_part(stage) in places.lost}
-    counts = lost or {stage: len(roster.replicas(stage_part(stage))) for stage in range(stages)}
+    replicas = {stage: roster.replicas(stage_part(stage)) for stage in range(stages)}
+    staying = {stage: [peer for peer in held if peer not in places.leaving] for stage, held in replicas.items()}
+    counts = lost or {stage: len(held) for stage, held in staying.items()}
     stage = min(counts, key=lambda s: (counts[s], hashlib.sha256(f"{peer}|{s}".encode()).digest()))
     if lost:
         return stage_part(stage), "all that held it are lost"
-    return stage_part(stage), f"it has the fewest replicas ({counts[stage]})"
+    leaving = len(replicas[stage]) - len(staying[stage])
+    besides = f", and {leaving} about to leave" if leaving else ""
+    return stage_part(stage), f"it has the fewest replicas ({counts[stage]}{besides})"
 
 
 def _member(candidate: Candidate, places: Mapping[str, int], private_ends: bool) -> Member:

@@ -386,5 +386,6 @@ class Repair:
             new=new,
             reason=f"{error.code}: {error.reason}",
             direction=direction,
+            late=isinstance(error, DeadlineMissed),
         )
         self._context.events.emit(moved)

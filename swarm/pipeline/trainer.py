@@ -29,6 +29,7 @@ from swarm.pipeline.retention import RETENTION_BYTES
 from swarm.pipeline.settle import Assigned, settle
 from swarm.pipeline.taken import Taken
 from swarm.schema import Empty
+from swarm.waiting import first_done
 
 logger = logging.getLogger(__name__)
 DONE = Answer(Empty())
@@ -180,15 +181,17 @@ class Trainer:
                 changed.clear()
                 room = self._in_flight_limit() - self._under_way(step)
                 if room <= 0:
-                    await changed.wait()
-                    continue
-                if not self._has_way():
-                    await self._context.clock.sleep(LOOK_S)
-                    continue
-                granted = await leader.lease(step, room)
+                    await first_done(changed.wait(), leader.wait_quota(step))
+                    if changed.is_set():
+                        continue
+                way = self._has_way()
+                # Also for nothing: a new leader waits to hear what was begun.
+                granted = await leader.lease(step, max(0, room) if way else 0)
                 for _ in range(granted if step >= self._step else 0):
                     self._start(group, Kept(step, self._source.take()), leader, escort)
-                if granted <= 0:
+                if not way:
+                    await self._context.clock.sleep(LOOK_S)
+                elif granted <= 0 < room:
                     await leader.wait_quota(step)
             attendance.close()
 

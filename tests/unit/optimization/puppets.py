@@ -7,6 +7,7 @@ import functools
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from swarm.errors import WrongStep
 from swarm.events import Event
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer, Method, Request
@@ -34,6 +35,7 @@ from swarm.optimization.messages import (
     Resume,
     Resumed,
 )
+from swarm.optimization.observation import NEXT, START, NextRequest, StartRequest
 from swarm.optimization.records import CloseRecord, Contribution, acceptance_bytes
 from swarm.optimization.roster import Roster
 from swarm.schema import Empty
@@ -96,6 +98,8 @@ class Puppet:
             (DECIDE, Decide, lambda body: Empty()),
             ("step/1/over", Over, lambda body: Empty()),
             (AGAIN, Feed, lambda body: Empty()),
+            (NEXT, NextRequest, _wrong_step),
+            (START, StartRequest, _wrong_step),
         ]
         leading: list[tuple[str, Any, Callable[[Any], Any]]] = [
             ("lead/1/lease", Lease, lambda body: Leased(total=body.total, reason="")),
@@ -117,6 +121,10 @@ class Puppet:
             return Answer(usual(request.body) if answer is None else answer)
 
         return handle
+
+
+def _wrong_step(body: Any) -> Any:
+    raise WrongStep("the step is not closed here")
 
 
 class Sink:

@@ -101,6 +101,18 @@ async def test_desk_is_not_full_while_a_trainer_has_yet_to_say_what_it_has_begun
     assert desk.desk.full
 
 
+async def test_batch_waits_for_trainers_that_have_yet_to_say_what_they_have_begun() -> None:
+    desk = Desk(me=SUCCESSOR)
+    desk.begin(1)
+    assert desk.desk.waits_for() == (), "none has said anything: it is not for one of them"
+    await desk.resume(T, 0, 1, term=1)
+    assert desk.desk.waits_for() == (U,), "nothing is leased before"
+    await desk.complete(T, 0, 1, term=1)
+    assert desk.desk.waits_for() == (U,), "nor is a batch closed that is complete"
+    await desk.resume(U, term=1)
+    assert desk.desk.waits_for() == ()
+
+
 @pytest.mark.parametrize("term", [0, 1, 3])
 async def test_desk_of_another_term_than_the_trainer_knows_says_who_leads(term: int) -> None:
     desk = Desk(me=owner(ROSTER, 1, 2))

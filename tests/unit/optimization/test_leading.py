@@ -23,10 +23,11 @@ from swarm.ids import MicrobatchId, PeerId
 from swarm.optimization.acceptor import Candidate, Vote
 from swarm.optimization.filling import LOST_PART_S
 from swarm.optimization.leading import MOST_FAILURES
-from swarm.optimization.messages import Accepted, Lease, Promise, Resume
-from swarm.optimization.records import Contribution, acceptance_bytes, voters
+from swarm.optimization.messages import Accepted, Lease, Promise, PutAside, Resume
+from swarm.optimization.records import Aside, Contribution, acceptance_bytes, voters
 from swarm.optimization.rescuing import AGAIN_S, SILENT_PART_S
 from swarm.optimization.roster import Member, Roster
+from swarm.optimization.standstill import STALLED_S
 from swarm.pipeline.health import Health
 from tests.harness.expect import eventually
 from tests.unit.optimization.puppets import (
@@ -312,6 +313,23 @@ async def test_work_lost_for_good_is_left_out_and_others_are_told_to_fill_the_ba
     (excluded,) = here.events.of(WorkExcluded)
     assert (excluded.step, excluded.microbatches) == (1, (by(U, 0).microbatch,))
     assert excluded.reason.startswith(A)
+    assert closed.absent == (U,)  # and A, which could not compute it either, is not
+
+
+@virtual
+async def test_work_of_a_trainer_that_is_left_out_can_be_lost_for_good_too() -> None:
+    here = await Stage(roster=HOSTED, hosted=True).set()
+    await here.feed([by(U, 0)])
+    await here.ask_desk(Lease(step=1, term=0, total=2), U)  # and nothing comes of it
+    here.puppets[A].instead[RECONCILE] = broken(A, missing=(by(U, 0).microbatch,))
+    running = asyncio.create_task(here.leading().run())
+    await eventually(lambda: here.events.of(WorkWithdrawn), deadline_s=2 * STALLED_S)
+    await here.feed([by(T, 0)])
+    await eventually(lambda: here.events.of(WorkExcluded))
+    here.puppets[A].instead.clear()
+    await here.feed([by(T, 1)])
+    closed = await running
+    assert [one.microbatch for one in closed.committed] == [by(T, 0).microbatch, by(T, 1).microbatch]
     assert closed.absent == (U,)  # and A, which could not compute it either, is not
 
 
@@ -666,3 +684,47 @@ async def test_trainer_that_is_back_resumes_and_is_counted_on_again() -> None:
     await here.feed([by(U, 0), by(T, 0)])
     closed = await running
     assert (len(closed.committed), closed.absent) == (2, ())
+
+
+@virtual
+async def test_others_hear_of_the_quota_of_what_was_put_aside() -> None:
+    here = await Stage(roster=HOSTED, hosted=True).set()
+    await here.feed([by(T, 0)])
+    await here.ask_desk(Lease(step=1, term=0, total=1), U)
+    running = asyncio.create_task(here.leading().run())
+    await asyncio.sleep(1.0)
+    aside = Aside(microbatch=by(U, 0).microbatch, reason="not a number")
+    await here.ask_desk(PutAside(step=1, term=0, aside=aside), U)  # and U gets nothing else done
+    await eventually(lambda: here.puppets[T].told(AGAIN))
+    await here.feed([by(T, 1)])
+    assert (await running).absent == ()
+
+
+@virtual
+async def test_trainer_that_puts_all_its_work_aside_is_left_out() -> None:
+    here = await Stage(roster=HOSTED, hosted=True).set()
+    await here.feed([by(T, 0)])
+    await here.ask_desk(Lease(step=1, term=0, total=1), U)
+    running = asyncio.create_task(here.leading().run())
+    for position in range(3):
+        await asyncio.sleep(STALLED_S / 4)
+        aside = Aside(microbatch=by(U, position).microbatch, reason="not a number")
+        await here.ask_desk(PutAside(step=1, term=0, aside=aside), U)
+        await here.ask_desk(Lease(step=1, term=0, total=position + 2), U)
+    await eventually(lambda: here.events.of(WorkWithdrawn))
+    await here.feed([by(T, 0), by(T, 1)])
+    assert (await running).absent == (U,)
+
+
+@virtual
+async def test_trainer_that_never_says_what_it_has_begun_is_left_out() -> None:
+    leader = HOSTED.succession(1)[1]
+    here = await Stage(roster=HOSTED, leader=leader, hosted=True).set()
+    running = asyncio.create_task(here.leading(1).run())
+    await eventually(lambda: here.puppets[T].told(AGAIN))
+    await here.ask_desk(Resume(step=1, term=1, started=(), aside=()), T)
+    with pytest.raises(Busy, match="1 trainers have yet to say"):
+        await here.ask_desk(Lease(step=1, term=1, total=1), T)
+    await eventually(lambda: here.events.of(WorkWithdrawn), deadline_s=2 * STALLED_S)
+    await here.feed([by(T, 0), by(T, 1)], term=1)
+    assert (await running).absent == (U,)

@@ -319,6 +319,21 @@ async def test_observer_on_a_thin_link_gives_a_large_update_the_time_it_takes() 
     assert (await waiting).step == 3
 
 
+async def test_observer_on_a_thin_link_gets_a_large_update_before_its_step_is_decided_too() -> None:
+    bench, observer, part = await following()
+    size = 4 * part.layout.elements
+    bench.network.delay = lambda source, target, sent: 100.0 if sent > size else 0.0
+    decision = await bench.close()
+    waiting = asyncio.create_task(observer.ahead())
+    for _ in range(60):
+        await turns()
+        await bench.clock.advance(10.0)
+    assert waiting.done()
+    mean = await waiting
+    assert mean is not None
+    assert torch.equal(mean, decision.mean)
+
+
 async def test_observer_that_is_cancelled_stays_at_the_step_it_had() -> None:
     bench, observer, part = await following()
     waiting = asyncio.create_task(observer.follow())

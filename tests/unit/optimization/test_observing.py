@@ -194,6 +194,7 @@ async def test_desk_waits_for_the_next_step_only_and_knows_the_newest() -> None:
         await start(bench)
     standing, _ = await ask(bench, STANDING, StandingRequest(), RunStanding)
     assert (standing.closed, standing.waiting_for) == (None, "peers")  # type: ignore[attr-defined]
+    assert not standing.leaving  # type: ignore[attr-defined]
     waiting = asyncio.create_task(ask(bench, HASH, HashRequest(step=0), RecordHash))
     for step in (1, 5):
         with pytest.raises(WrongStep, match="far from closed"):
@@ -201,8 +202,9 @@ async def test_desk_waits_for_the_next_step_only_and_knows_the_newest() -> None:
     for decision in bench.run.decisions:
         await bench.publish(decision)
     assert (await waiting)[0].digest == bench.run.decisions[0].record.hash()  # type: ignore[attr-defined]
+    bench.desk.leaving = lambda: True
     standing, _ = await ask(bench, STANDING, StandingRequest(), RunStanding)
-    assert (standing.closed, standing.waiting_for) == (2, "")  # type: ignore[attr-defined]
+    assert (standing.closed, standing.waiting_for, standing.leaving) == (2, "", True)  # type: ignore[attr-defined]
 
 
 async def test_desk_keeps_nothing_of_steps_that_did_not_count() -> None:

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from swarm.ids import PeerId, stage_part
-from swarm.optimization.roster import Candidate, Member, Roster, assign_stages
+from swarm.optimization.roster import Candidate, Member, Places, Roster, assign_stages, choose_place
 
 
 def candidate(peer: str, role: str = "stage", stage: int | None = None) -> Candidate:
@@ -47,3 +47,14 @@ def test_stages_are_in_numerical_order_beyond_ten() -> None:
         Member(peer=f"p{i:02}", role="stage", name="x", part=f"stage-{i}", addresses=()) for i in reversed(range(12))
     ]
     assert [replicas[0] for replicas in Roster(members).stages()] == [f"p{i:02}" for i in range(12)]
+
+
+def test_joiner_does_not_count_replicas_that_are_about_to_leave() -> None:
+    roster = Roster(Member(peer=f"p{i}", role="stage", name="x", part=f"stage-{i}", addresses=()) for i in range(2))
+    for stage in range(2):
+        leaving = {roster.replicas(stage_part(stage))[0]}
+        places = Places(stages=2, private_ends=True, leaving=leaving)
+        for joiner in map(PeerId, "abcdef"):
+            part, why = choose_place(roster, joiner, "stage", None, places)
+            assert (part, why) == (stage_part(stage), "it has the fewest replicas (0, and 1 about to leave)")
+    assert choose_place(roster, PeerId("a"), "stage", 0, places)[0] == "stage-0", "a wish is a wish"

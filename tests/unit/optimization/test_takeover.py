@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from peers.watching import Watching
-from swarm.errors import WrongStep
+from swarm.errors import RunEnded, WrongStep
 from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.network.protocols import Answer, Method, Request, Service
 from swarm.optimization.calls import StepCalls
@@ -91,7 +91,7 @@ class Peer:
             self.endpoint.mount(Tapped(service, self.troupe.count))
         for service in (self.watch, self.observers, self.parting):
             self.endpoint.mount(service)
-        self.watching = Watching(self.watch, self.endpoint, self.bench.member, self.events, str)
+        self.watching = Watching(self.watch, self.endpoint, self.bench.member, self.events, str, RunEnded)
         await self._decided(Decision(GENESIS, {}))
         self.running = asyncio.create_task(self.loop.run())
         self.watched = asyncio.create_task(self.watching.run())

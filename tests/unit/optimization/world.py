@@ -210,10 +210,11 @@ async def _nothing(*args: Any) -> None:
 
 @dataclass
 class Bench:
-    """One member and everything around it. ``founded`` starts it at step 1."""
+    """One member and everything around it. ``founded`` starts it at step 1, after ``genesis``."""
 
     me: PeerId = A
     founded: bool = True
+    genesis: CloseRecord = GENESIS
     install: Callable[[CloseRecord, PeerId], Awaitable[None]] = _nothing
     decided: Callable[[Decision], Awaitable[None]] = _nothing
     life: Life | None = None
@@ -225,7 +226,7 @@ class Bench:
         self.lacks: Exception | None = None
         self.gone: dict[PeerId, str] = {}
         if self.founded:
-            self.history.append(GENESIS)
+            self.history.append(self.genesis)
         context = MemberContext(
             me=self.me,
             life=self.life or Life(self.me),

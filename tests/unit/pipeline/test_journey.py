@@ -81,7 +81,7 @@ async def test_trainer_moves_a_hop_whose_replica_is_gone_and_suspects_it() -> No
     leader = await crew.feed(4)
     assert len(leader.finished) == len(crew.held(B1)) == 4
     moves = crew.side.events.of(HopMoved)
-    assert {(move.stage, move.old, move.new) for move in moves} == {(1, B0, B1)}
+    assert {(move.stage, move.old, move.new, move.late) for move in moves} == {(1, B0, B1, False)}
     assert set(crew.side.suspected) == {B0}
     assert all(journey.route == (A0, B1) for journey in leader.finished)
 

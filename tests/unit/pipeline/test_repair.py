@@ -101,6 +101,7 @@ async def test_replica_that_was_only_slow_counts_nothing_twice(hosted: bool, whe
     async with working(*crew.replicas.values()), asyncio.timeout(8):
         feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
         await eventually(lambda: crew.side.events.of(HopMoved))
+        assert crew.side.events.of(HopMoved)[0].late, "nobody said that it was lost"
         gate = crew.replicas[stalled[0]].device.gate
         assert gate is not None
         await feeding
@@ -182,6 +183,34 @@ async def test_stage_of_which_everybody_is_believed_gone_is_waited_for() -> None
         await feeding
     assert len(leader.finished) == 3
     assert (crew.held(B[0]), len(crew.held(B[1]))) == (set(), 3)
+
+
+async def test_trainer_without_a_way_leases_nothing_and_still_tells_a_new_leader_what_it_has_begun() -> None:
+    crew = await Crew.of([A, B], in_flight=2, gone=lambda: B)
+    leader = FakeLeader(3)
+    feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
+    await eventually(lambda: leader.asked)  # whoever leads hears it with any question
+    assert leader.leased == 0
+    feeding.cancel()
+    await asyncio.gather(feeding, return_exceptions=True)
+
+
+async def test_trainer_whose_journeys_are_all_under_way_tells_a_new_leader_at_once_what_it_has_begun() -> None:
+    crew = await Crew.of([A, B], in_flight=1)
+    for peer in B:
+        crew.replicas[peer].device.gate = asyncio.Event()
+    leader = FakeLeader(2)
+    async with working(*crew.replicas.values()), asyncio.timeout(8):
+        feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
+        await eventually(lambda: any(len(crew.replicas[peer].server._passages) for peer in B))
+        before = leader.asked
+        leader.again.set()
+        await eventually(lambda: leader.asked > before)
+        assert leader.leased == 1
+        for peer in B:
+            crew.replicas[peer].device.gate.set()
+        await feeding
+    assert (leader.leased, len(leader.finished)) == (2, 2)
 
 
 async def test_replica_believed_gone_while_it_holds_work_is_replaced_without_a_deadline() -> None:

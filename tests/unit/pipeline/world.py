@@ -362,7 +362,7 @@ class FakeLeader:
         self.finished: list[FinishedJourney] = []
         self.aside: dict[MicrobatchId, str] = {}
         self.error: Exception | None = None
-        self.over = asyncio.Event()
+        self.over, self.again = asyncio.Event(), asyncio.Event()
 
     async def lease(self, step: int, wanted: int) -> int:
         """See :class:`~swarm.pipeline.trainer.StepLeader`."""
@@ -386,7 +386,8 @@ class FakeLeader:
     async def wait_quota(self, step: int) -> None:
         """See :class:`~swarm.pipeline.trainer.StepLeader`."""
         self._check_over()
-        await asyncio.Event().wait()
+        await self.again.wait()
+        self.again.clear()
 
     def _check_over(self) -> None:
         if len(self.finished) + len(self.aside) >= self.quota:
