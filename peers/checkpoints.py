@@ -9,21 +9,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Iterable
 from pathlib import Path
 
 from data_shards.tokenize import tokenizer_digest
+from peers.ckpt_lineage import stray
 from peers.ckpt_proof import Proof
 from peers.manifest_file import write_manifest as write_run_manifest
 from peers.run_directory import RunDirectory
 from swarm.clock import Clock
 from swarm.config import Manifest, load_manifest
 from swarm.errors import ConfigError, StateError
-from swarm.events import CheckpointFailed, CheckpointWritten, EventSink
+from swarm.events import CheckpointFailed, CheckpointsSetAside, CheckpointWritten, EventSink
 from swarm.ids import PartName
 from swarm.optimization.records import CloseRecord, Decision
 from swarm.state.checkpoint import write_part
+from swarm.state.checkpoint_aside import aside_directory, set_aside
 from swarm.state.checkpoint_disk import alone, write_whole
 from swarm.state.checkpoint_files import (
+    clear_bare,
     held,
     latest,
     part_path,
@@ -102,6 +106,23 @@ class CheckpointWriter:
         """A record was decided. Costs no more than its hash."""
         self._newest = Proof.of(decision, None if self._newest is None else self._newest.record)
 
+    async def set_aside(self, there: Iterable[int], newest: CloseRecord) -> None:
+        """The run goes on from this record: of ``there``, the steps that lay here before, those that are not of its
+        history do not count any more. A disk that refuses leaves them where they are, where rotation passes over them.
+        """
+        try:
+            async with self._one_by_one:
+                gone = await asyncio.to_thread(self._set_aside, there, newest)
+        except OSError as error:
+            logger.warning("checkpoints beyond step %d could not be set aside: %s", newest.step, error)
+            return
+        if gone:
+            where = str(aside_directory(self._root))
+            self._events.emit(CheckpointsSetAside(steps=tuple(gone), step=newest.step, path=where))
+
+    def _set_aside(self, there: Iterable[int], newest: CloseRecord) -> list[int]:
+        return set_aside(self._root, stray((held(self._root, step) for step in there), newest))
+
     async def write(self, snapshot: Snapshot, record: CloseRecord, *, last: bool = False) -> None:
         """Store the part off the event loop, beside its record. One after the other; a disk that is more than
         MAX_WAITING checkpoints behind is given no more, but for the ``last`` one. Cancelled, it leaves the thread to
@@ -118,6 +139,7 @@ class CheckpointWriter:
             async with self._one_by_one:
                 path = await asyncio.to_thread(self._write, snapshot, proof)
         except (StateError, OSError) as error:
+            await asyncio.to_thread(clear_bare, self._root, snapshot.step)
             await self._failed(snapshot, str(error))
             return
         finally:
@@ -152,7 +174,7 @@ class CheckpointWriter:
                 write_part(root, snapshot, {"run": proof.record.run}, expected_digest=expected)
         except OSError as error:
             raise refused_by_disk(path, error) from error
-        rotate(root, self._kept)
+        rotate(root, self._kept, step)
         return path
 
     def _has(self, step: int, part: PartName, expected: str) -> bool:

@@ -4,6 +4,7 @@ founds a run that is resumed, begins with it."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from peers.ckpt_resume import FromCheckpoint
 from peers.founder import Beginning
 from peers.roles import Surroundings
 from peers.settings import PeerSettings
-from peers.words import command_name
+from peers.words import command_name, gathering
 from swarm.errors import EXIT_ERROR, RunEnded
 from swarm.network.protocols import Service
 from swarm.optimization.part import TrainedPart
@@ -32,6 +33,7 @@ class CheckpointKeeper:
         self._root: Path | None = None
         self._writer: CheckpointWriter | None = None
         self._writing: asyncio.TaskGroup | None = None
+        self._before: tuple[int, ...] = ()
         if settings.run_directory is not None:
             self._root = run_directory_of(settings.run_directory, around.manifest).checkpoints
             self._writer = CheckpointWriter(
@@ -58,11 +60,14 @@ class CheckpointKeeper:
         Returns when the state is in hand; it is written meanwhile. Call it inside the context."""
         if self._writer is None:
             return
+        assert self._writing is not None  # noqa: S101 - records are only decided inside the context
         self._writer.heard(decision)
+        if self._before:  # the first record that this peer hears of: the run has come to there
+            self._writing.create_task(self._writer.set_aside(self._before, decision.record))
+            self._before = ()
         step = decision.record.step
         last = departed or step == self._around.manifest.run.steps
         if held is not None and (last or self._writer.due(step)):
-            assert self._writing is not None  # noqa: S101 - records are only decided inside the context
             snapshot = await self._around.device.run(held.snapshot)
             self._writing.create_task(self._writer.write(snapshot, decision.record, last=last))
 
@@ -80,11 +85,14 @@ class CheckpointKeeper:
             f"{lost.reason}; {kept}",
             EXIT_ERROR,
             check=f"is there room in {root}? Other machines that held {lost.part} keep it, too: {swarm} ckpt ls there",
-            remedy=f"make room; then get the parts from such a machine ({swarm} ckpt pull), or do the steps since "
-            f"the newest complete checkpoint again: {swarm} new --resume {shlex.quote(str(root))}",
+            remedy=f"make room; then get the parts from such machines: {gathering(root)}; or do the steps since a "
+            f"complete checkpoint again: {swarm} new --resume {shlex.quote(str(root / 'checkpoints'))}/step-…",
         )
 
     async def __aenter__(self) -> CheckpointKeeper:
+        if self._root is not None:
+            with contextlib.suppress(OSError):  # nothing of it can be read, then
+                self._before = await asyncio.to_thread(steps, self._root)
         self._writing = await asyncio.TaskGroup().__aenter__()
         return self
 

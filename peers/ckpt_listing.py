@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from peers.run_directory import RunDirectory, said_run_id
-from peers.words import amount, count, listed
+from peers.words import amount, count, listed, numbered
+from swarm.state.checkpoint_aside import aside_directory
 from swarm.state.checkpoint_files import HeldStep, held, steps
 
 
@@ -22,13 +24,15 @@ def run_facts(directory: RunDirectory) -> dict[str, Any]:
         "name": _name(directory),
         "newest_complete": max((one.step for one in found if one.complete), default=None),
         "steps": [_step_facts(one, run) for one in found],
+        "aside": list(steps(aside_directory(directory.checkpoints))),
     }
 
 
 def run_lines(facts: dict[str, Any]) -> list[str]:
     """The same for people."""
     title = f"{facts['name'] or '(unnamed)'} {facts['run'][:12] or '(unknown run)'}  {facts['path']}"
-    return [title, *(f"  {_line(one)}" for one in facts["steps"]), *([] if facts["steps"] else ["  no checkpoint"])]
+    there = [f"  {_line(one)}" for one in facts["steps"]] or ["  no checkpoint"]
+    return [title, *there, *(_aside(facts["aside"]) if facts["aside"] else [])]
 
 
 def _step_facts(one: HeldStep, run: str) -> dict[str, Any]:
@@ -42,6 +46,7 @@ def _step_facts(one: HeldStep, run: str) -> dict[str, Any]:
         "parts": [{"part": part, "bytes": size} for part, size in sorted(one.parts.items())],
         "missing": sorted(one.missing),
         "troubles": troubles,
+        "begun": None if one.complete else one.begun,
     }
 
 
@@ -50,11 +55,22 @@ def _line(step: dict[str, Any]) -> str:
     return f"step {step['step']:<8} {_state(step)}  ({there})"
 
 
+def _aside(gone: Sequence[int]) -> list[str]:
+    return [f"  aside         {numbered(gone)}, in checkpoints/aside: the run went on from before them"]
+
+
 def _state(step: dict[str, Any]) -> str:
     troubles: Sequence[str] = step["troubles"]
     if troubles:
         return f"damaged: {troubles[0]}"
-    return f"lacks {listed(step['missing'])}" if step["missing"] else "complete"
+    if step["complete"]:
+        return "complete"
+    lacks = f"lacks {listed(step['missing'])}" if step["parts"] else "nothing of it is saved"
+    return lacks if step["begun"] is None else f"is being written since {_when(step['begun'])}; {lacks}"
+
+
+def _when(wall_s: float) -> str:
+    return datetime.fromtimestamp(wall_s, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
 
 
 def _name(directory: RunDirectory) -> str:

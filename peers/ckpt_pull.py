@@ -6,21 +6,23 @@ import asyncio
 import contextlib
 import logging
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from peers.checkpoints import keep_run, run_directory_of
+from peers.ckpt_lineage import stray
 from peers.ckpt_proof import Proof, proof_in
 from peers.ckpt_source import Source
 from peers.complaint import Complaint
 from peers.run_directory import RUNS, RunDirectory
-from peers.words import amount, command_name, listed
+from peers.words import amount, command_name, gathering, listed, numbered
 from swarm.config import Manifest, load_manifest
 from swarm.errors import EXIT_UNREACHABLE, Incompatible, PeerError, StateError
 from swarm.ids import PartName
 from swarm.models.flops import model_parameter_count
 from swarm.models.split import split_model
+from swarm.state.checkpoint_aside import set_aside
 from swarm.state.checkpoint_disk import alone
 from swarm.state.checkpoint_donors import Donor, WantedFile
 from swarm.state.checkpoint_fetch import Progress, fetch_part
@@ -30,6 +32,7 @@ from swarm.state.checkpoint_files import (
     HeldStep,
     decode_manifest,
     held,
+    refused_by_disk,
     step_directory,
     steps,
     write_manifest,
@@ -46,17 +49,21 @@ MAX_RETRIES = 3
 """How often it is looked again what there is, when a checkpoint went away while it was fetched."""
 
 Say = Callable[[str, str], None]
+Gap = tuple[int, tuple[PartName, ...]]
+"""A step that somebody has a part of, and the parts that nobody has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled:
-    """What came of it: the newest complete ``step`` here now, and the parts of it that were fetched."""
+    """What came of it: the newest complete ``step`` here now, and the parts of it that were fetched. ``newer`` says of
+    each newer step, newest first, what nobody has of it."""
 
     directory: RunDirectory
     run: str
     step: int
     fetched: tuple[PartName, ...]
     bytes: int
+    newer: tuple[str, ...]
 
 
 def destination(given: Path | None, manifest: Manifest, home: Path) -> RunDirectory:
@@ -73,13 +80,16 @@ def destination(given: Path | None, manifest: Manifest, home: Path) -> RunDirect
 
 async def pull(source: Source, directory: RunDirectory, say: Say, progress: Progress) -> Pulled:
     """Have the newest step that can be had whole, whole in ``directory``, with manifest and tokenizer. What was begun
-    earlier is continued. Nothing that was complete there is touched.
+    earlier is continued. Nothing that was complete there is touched. What was fetched stays, whatever happens; a
+    directory that this call made goes again when nothing was.
 
     Raises Complaint (exit code 3) when no step can be had whole, naming what nobody has; StateError when the disk
     refuses, or when what came is not what the records say.
     """
-    await asyncio.to_thread(keep_run, directory, source.manifest, source.tokenizer)
+    made = not directory.root.exists()
     with contextlib.ExitStack() as stack:
+        if made:
+            stack.callback(_leave_nothing, directory)
         if not await asyncio.to_thread(stack.enter_context, alone(directory.root / "pull", wait=False)):
             raise Complaint("another swarm ckpt pull is at work there", check=str(directory.root))
         for attempt in range(MAX_RETRIES):
@@ -100,16 +110,42 @@ async def _pull(source: Source, directory: RunDirectory, say: Say, progress: Pro
     root, manifest = directory.checkpoints, source.manifest
     parts = [spec.name for spec in split_model(manifest.model, manifest.split)]
     here = await asyncio.to_thread(_held, root, manifest)
-    offers = await _offers(source.donors)
-    found = plans(offers, here, parts, last_step=_last_step(source), believed=source.donors[:1])
+    if source.head is not None and (gone := stray(here, source.head)):
+        await asyncio.to_thread(_set_aside, root, gone)
+        say("set aside", f"{numbered(gone)}: the run went on from before, these do not count any more")
+        here = [one for one in here if one.step not in gone]
+    offers, last = await _offers(source.donors), _last_step(source)
+    gaps = [gap for gap in lacking(offers, here, parts) if gap[0] <= last]
+    found = plans(offers, here, parts, last_step=last, believed=source.believed)
     complete = max((one.step for one in here if one.complete), default=None)
     for plan in found:
         record = await _record(source, plan)
         if record is not None:
-            return await _follow(plan, record, source, directory, say, progress)
+            await asyncio.to_thread(keep_run, directory, manifest, source.tokenizer)
+            size = await _follow(plan, record, source, directory, say, progress)
+            fetched, newer = tuple(plan.donors), _newer(gaps, plan.step, source)
+            return Pulled(directory=directory, run=record.run, step=plan.step, fetched=fetched, bytes=size, newer=newer)
     if complete is None:
-        raise _nothing_whole(offers, here, parts, directory, unproven=bool(found))
-    return Pulled(directory=directory, run=manifest.run_id, step=complete, fetched=(), bytes=0)
+        raise _nothing_whole(gaps, directory, unproven=bool(found))
+    await asyncio.to_thread(keep_run, directory, manifest, source.tokenizer)
+    newer = _newer(gaps, complete, source)
+    return Pulled(directory=directory, run=manifest.run_id, step=complete, fetched=(), bytes=0, newer=newer)
+
+
+def _newer(gaps: Sequence[Gap], step: int, source: Source) -> tuple[str, ...]:
+    """What is to be said of newer steps that are there in part."""
+    return tuple(
+        f"of step {newer} nobody who answers has {listed([_held_by(part, source) for part in missing])}"
+        for newer, missing in gaps
+        if newer > step and missing
+    )
+
+
+def _held_by(part: PartName, source: Source) -> str:
+    """A part, and who trains it now, as far as that is known."""
+    holders = () if source.head is None else source.head.members.replicas(part)
+    names = [source.head.members[peer].name for peer in holders] if source.head is not None else []
+    return f"{part} (trained by {listed(names)})" if names else str(part)
 
 
 def _last_step(source: Source) -> int:
@@ -120,7 +156,8 @@ def _last_step(source: Source) -> int:
 
 async def _follow(
     plan: Plan[Donor], record: CheckpointManifest, source: Source, directory: RunDirectory, say: Say, progress: Progress
-) -> Pulled:
+) -> int:
+    """Fetch what is missing; returns how many bytes those files have."""
     root, most = directory.checkpoints, BYTES_PER_PARAMETER * model_parameter_count(source.manifest.model)
     size = sum(max(size for _, size in those) for those in plan.donors.values())
     _check_room(directory, min(size, most + MAX_HEADER_BYTES))
@@ -140,7 +177,7 @@ async def _follow(
     except* StateError as errors:
         raise _Gone(str(errors.exceptions[0])) from errors
     await asyncio.to_thread(_sweep, root, plan.step)
-    return Pulled(directory=directory, run=record.run, step=plan.step, fetched=tuple(plan.donors), bytes=size)
+    return size
 
 
 async def _offers(donors: Sequence[Donor]) -> list[Offer[Donor]]:
@@ -185,34 +222,44 @@ def _held(root: Path, manifest: Manifest) -> list[HeldStep]:
     return [one for one in found if one.record is not None and one.record.run == manifest.run_id]
 
 
+def _set_aside(root: Path, gone: Sequence[int]) -> None:
+    try:
+        set_aside(root, gone)
+    except OSError as error:
+        raise refused_by_disk(root, error) from error
+
+
 def _check_room(directory: RunDirectory, size: int) -> None:
     free = shutil.disk_usage(directory.root).free
     if free < size:
         raise StateError(f"{directory.root}: {amount(size)}B to fetch, {amount(free)}B free. Free some space.")
 
 
+def _begun(root: Path) -> Iterator[Path]:
+    """The files that are partly here."""
+    return root.glob("step-*/.*.pull")
+
+
 def _sweep(root: Path, step: int) -> None:
     """What was begun of other steps is of no use any more."""
-    for left in root.glob("step-*/.*.pull"):
+    for left in _begun(root):
         if left.parent != step_directory(root, step):
             left.unlink(missing_ok=True)
 
 
-def _nothing_whole(
-    offers: Sequence[Offer[Donor]],
-    here: Sequence[HeldStep],
-    parts: Sequence[PartName],
-    directory: RunDirectory,
-    *,
-    unproven: bool,
-) -> Complaint:
-    gap = lacking(offers, here, parts)
+def _leave_nothing(directory: RunDirectory) -> None:
+    """Take away a directory in which nothing is but what any pull would bring."""
+    if not any(directory.checkpoints.glob("step-*/*.safetensors")) and not any(_begun(directory.checkpoints)):
+        shutil.rmtree(directory.root, ignore_errors=True)
+
+
+def _nothing_whole(gaps: Sequence[Gap], directory: RunDirectory, *, unproven: bool) -> Complaint:
     if unproven:
         cause = "no checkpoint's record is proven by the signatures of those who decided it"
-    elif gap is None:
+    elif not gaps:
         cause = "nobody who answers has a checkpoint, and there is none here"
     else:
-        cause = f"no step can be had whole: of the newest, {gap[0]}, nobody who answers has {listed(gap[1]) or 'all'}"
-    return Complaint(cause, check="is a peer that held it down, or was the last checkpoint not written yet?",
-                     next_=f"{command_name()} ckpt ls {directory.root} shows what is here; pull again later",
-                     exit_code=EXIT_UNREACHABLE)  # fmt: skip
+        newest, missing = gaps[0]
+        cause = f"no step can be had whole: of the newest, {newest}, nobody who answers has {listed(missing) or 'all'}"
+    check = f"each machine keeps the parts of its own peers, below runs/ of its home: {command_name()} ckpt ls there"
+    return Complaint(cause, check=check, next_=gathering(directory.root), exit_code=EXIT_UNREACHABLE)

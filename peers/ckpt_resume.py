@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,15 +12,18 @@ from pathlib import Path
 from peers.ckpt_proof import proof_in
 from peers.ckpt_verify import CheckedStep, check_step, check_tokenizer_file
 from peers.complaint import Complaint
-from peers.run_directory import RunDirectory, find_run_directory
-from peers.words import command_name, listed
+from peers.join import over_here
+from peers.places import home_directory
+from peers.run_directory import RUNS, RunDirectory, find_run_directory
+from peers.words import command_name, gathering, listed
 from swarm.config import Manifest, load_manifest
 from swarm.errors import ConfigError, StateError
 from swarm.ids import PartName, RunId
 from swarm.models.split import split_model
 from swarm.optimization.founding import Origin
 from swarm.state.checkpoint import load_part
-from swarm.state.checkpoint_files import read_manifest, step_directory, steps
+from swarm.state.checkpoint_aside import aside_directory
+from swarm.state.checkpoint_files import read_manifest, step_called, step_directory, steps
 from swarm.state.snapshot import Snapshot
 
 
@@ -59,15 +63,16 @@ class FromCheckpoint:
 def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
     """The run in the directory given (or whose id begins like that, or the newest) and the checkpoint to go on from.
 
-    The newest step that is complete and right to the last bit; older ones stand in for those that are not. Raises
-    ConfigError when there is no such run or no checkpoint of it, StateError when its files are damaged, and Complaint
-    when parts are missing, with the command that gets them, or when the run is over. Reads whole steps: minutes for a
-    large model.
+    The newest step that is complete and right to the last bit; older ones stand in for those that are not, but for the
+    last step of the run. With the directory of a checkpoint it is that one, whatever else is there. Raises ConfigError
+    when there is no such run or no checkpoint of it, StateError when its files are damaged, Complaint when parts are
+    missing, with the command that gets them, or when the run is over. Reads whole steps: minutes for a large model.
     """
+    given, chosen = _asked_for(given)
     directory = find_run_directory(given, home, key="--resume")
     manifest = load_manifest(directory.manifest)
     tokenizer = check_tokenizer_file(directory, manifest)
-    present = steps(directory.checkpoints)
+    present = steps(directory.checkpoints) if chosen is None else (chosen,)
     if not present:
         remedy = (
             f"None was written: found the run anew with {command_name()} new {shlex.quote(str(directory.manifest))}"
@@ -80,10 +85,32 @@ def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
         if checked.good and not lacking:
             if step >= manifest.run.steps:
                 raise _over(directory, manifest)
+            if chosen is None and _was_over(directory, manifest, passed, home):
+                raise _last_step_elsewhere(directory, manifest, passed, step)
             told = tuple(_told(one, manifest) for one in passed)
             return Resumable(directory=directory, manifest=manifest, tokenizer=tokenizer, step=step, passed_over=told)
         passed.append(checked)
     raise _incomplete(directory, manifest, passed)
+
+
+def _asked_for(given: Path | None) -> tuple[Path | None, int | None]:
+    """The run's directory, and the step when it is a checkpoint's below it: to go on from there on purpose."""
+    step = None if given is None else step_called(given.name)
+    if given is None or step is None or not os.path.isdir(given):
+        return given, None
+    return given.absolute().parent.parent, step
+
+
+def _was_over(
+    directory: RunDirectory, manifest: Manifest, passed: Sequence[CheckedStep], home: Path | str | None
+) -> bool:
+    """Whether the last step is closed, as its record here says, or what a peer of this machine saw of a run that never
+    went on from before."""
+    if any(one.step >= manifest.run.steps and one.proof for one in passed):
+        return True
+    ours = directory.root.absolute().parent == (home_directory(home) / RUNS).absolute()
+    went_back = steps(aside_directory(directory.checkpoints))
+    return ours and not went_back and bool(over_here(home_directory(home), manifest.run_id))
 
 
 def _lacking(checked: CheckedStep, manifest: Manifest) -> list[PartName]:
@@ -106,18 +133,30 @@ def _over(directory: RunDirectory, manifest: Manifest) -> Complaint:
     )
 
 
+def _last_step_elsewhere(
+    directory: RunDirectory, manifest: Manifest, passed: Sequence[CheckedStep], whole: int
+) -> Complaint:
+    last = manifest.run.steps
+    told = next((_told(one, manifest) for one in passed if one.step >= last), f"step {last} is not here")
+    earlier = shlex.quote(str(step_directory(directory.checkpoints, whole)))
+    return Complaint(
+        f"the run is over: its last step, {last}, is closed; {told}",
+        check="each machine keeps the parts of its own peers, below runs/ of its home: what is missing is there",
+        next_=f"{gathering(directory.root)}; or do the steps since {whole} again: "
+              f"{command_name()} new --resume {earlier}",
+    )  # fmt: skip
+
+
 def _incomplete(directory: RunDirectory, manifest: Manifest, passed: Sequence[CheckedStep]) -> Exception:
     """The error for a directory without a whole step; of the newest that has anything good."""
     newest = next((one for one in passed if one.parts and not one.bad), None)
     if newest is None:
         return StateError(f"no checkpoint can be used; the newest: {_told(passed[0], manifest)}")
     lacking = _lacking(newest, manifest)
-    root = shlex.quote(str(directory.root))
     files = ", ".join(f"{part}.safetensors" for part in lacking)
     return Complaint(
         f"no checkpoint is complete here: {_told(newest, manifest)}",
         check=f"{files} of that step lie where peers held these parts: below runs/ of those machines' homes, in "
               f"{step_directory(directory.checkpoints, newest.step).name}/",
-        next_=f"copy such a directory here, then {command_name()} ckpt pull {root} --from COPY "
-              f"(while peers of the run still live: --from INVITE)",
+        next_=gathering(directory.root),
     )  # fmt: skip

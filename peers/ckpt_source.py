@@ -1,5 +1,5 @@
-"""Where checkpoints can be had: running peers of a run, found through an invite or a peer of this machine, or another
-directory. A source knows the run and its donors."""
+"""Where checkpoints can be had: running peers of a run, found through an invite or a peer of this machine, and other
+directories. A source knows the run and its donors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from peers.ckpt_verify import check_tokenizer_file
@@ -16,7 +16,7 @@ from peers.invite import Contacts
 from peers.run_directory import RunDirectory
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
-from swarm.errors import DeadlineMissed, PeerError, RunEnded, Unreachable
+from swarm.errors import DeadlineMissed, Incompatible, PeerError, RunEnded, Unreachable
 from swarm.ids import PeerId
 from swarm.network.addresses import parse_address
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
@@ -32,21 +32,36 @@ MAX_DONORS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A run, its tokenizer's bytes, and who may have its checkpoints. With ``head``, the newest record that the contact
-    knows, the donors are strangers but for the contact, the first of them: they must prove what they say."""
+    """A run, its tokenizer's bytes, and who may have its checkpoints. ``believed`` of them, about which step is newest,
+    are those whom the user named. With ``head``, the newest record that the contact knows, donors must prove what they
+    say."""
 
     manifest: Manifest
     tokenizer: bytes
-    donors: Sequence[Donor]
+    donors: Sequence[Donor] = ()
+    believed: Sequence[Donor] = ()
     head: CloseRecord | None = None
 
 
-def directory_source(directory: RunDirectory) -> Source:
-    """Another directory of this machine. Raises ConfigError and StateError for one that holds no whole run."""
-    manifest = load_manifest(directory.manifest)
-    tokenizer = check_tokenizer_file(directory, manifest)
-    donor = DirectoryDonor(directory.checkpoints)
-    return Source(manifest=manifest, tokenizer=tokenizer, donors=(donor,))
+def directory_source(directories: Sequence[RunDirectory]) -> Source:
+    """Other directories of this machine, at least one. Raises Incompatible when they hold several runs, ConfigError and
+    StateError for one that holds none."""
+    first = directories[0]
+    manifest = load_manifest(first.manifest)
+    tokenizer = check_tokenizer_file(first, manifest)
+    return beside(Source(manifest=manifest, tokenizer=tokenizer), directories)
+
+
+def beside(source: Source, directories: Sequence[RunDirectory]) -> Source:
+    """What a source has, and what lies in these directories. Raises as :func:`directory_source`."""
+    run = source.manifest.run_id
+    for directory in directories:
+        there = load_manifest(directory.manifest).run_id
+        if there != run:
+            raise Incompatible("--from", str(directory.root), f"a directory of run {run[:12]}, as the one before it",
+                               f"It holds run {there[:12]}: pull that by itself.")  # fmt: skip
+    added = tuple(DirectoryDonor(directory.checkpoints) for directory in directories)
+    return replace(source, donors=(*source.donors, *added), believed=(*source.believed, *added))
 
 
 @contextlib.asynccontextmanager
@@ -66,7 +81,7 @@ async def peer_source(contacts: Contacts) -> AsyncIterator[Source]:
             members = [peer for peer in head.members.peers if peer != contact]
             asked = [contact, *members[: MAX_DONORS - 1]]
             donors = [PeerDonor(endpoint, peer, timeout_s=CALL_TIMEOUT_S) for peer in asked]
-            yield Source(manifest=manifest, tokenizer=tokenizer, donors=donors, head=head)
+            yield Source(manifest=manifest, tokenizer=tokenizer, donors=donors, believed=donors[:1], head=head)
         finally:
             await asyncio.shield(endpoint.close())
 

@@ -13,17 +13,19 @@ from swarm.config import Manifest, load_manifest
 from swarm.errors import ConfigError, StateError
 from swarm.ids import PartName, RunId
 from swarm.state.checkpoint import verify_part
-from swarm.state.checkpoint_files import RECORD, part_path, read_manifest, step_directory, steps
+from swarm.state.checkpoint_files import RECORD, held, part_path, read_manifest, step_directory, steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedStep:
-    """A step after every byte of it was looked at. ``proof`` is ``decided``, ``unproven``, or "" for a bad record;
-    ``bad`` says what is wrong, beginning with the file's path."""
+    """A step after every byte of it was looked at: ``parts`` are good, of ``of`` that its record names. ``proof`` is
+    ``decided``, ``unproven``, or "" for a bad record; ``bad`` says what is wrong, beginning with the file's path. Where
+    nothing was saved all of it is empty."""
 
     step: int
     bytes: int
     parts: tuple[PartName, ...]
+    of: int
     proof: str
     missing: tuple[PartName, ...]
     bad: tuple[str, ...]
@@ -31,7 +33,7 @@ class CheckedStep:
     @property
     def good(self) -> bool:
         """Whether it is complete, and right to the last bit."""
-        return not self.missing and not self.bad
+        return bool(self.parts) and not self.missing and not self.bad
 
 
 def check_step(directory: RunDirectory, run: RunId, step: int) -> CheckedStep:
@@ -41,8 +43,8 @@ def check_step(directory: RunDirectory, run: RunId, step: int) -> CheckedStep:
     where = step_directory(root, step) / RECORD
     try:
         record = read_manifest(root, step)
-    except StateError as error:
-        return CheckedStep(step=step, bytes=0, parts=(), proof="", missing=(), bad=(str(error),))
+    except StateError:
+        return CheckedStep(step=step, bytes=0, parts=(), of=0, proof="", missing=(), bad=held(root, step).troubles)
     proof, bad = "", []
     try:
         proof = proof_in(record, run).standing()
@@ -59,7 +61,15 @@ def check_step(directory: RunDirectory, run: RunId, step: int) -> CheckedStep:
             good.append(part)
         except StateError as error:
             bad.append(str(error))
-    return CheckedStep(step=step, bytes=size, parts=tuple(good), proof=proof, missing=tuple(missing), bad=tuple(bad))
+    return CheckedStep(
+        step=step,
+        bytes=size,
+        parts=tuple(good),
+        of=len(record.parts),
+        proof=proof,
+        missing=tuple(missing),
+        bad=tuple(bad),
+    )
 
 
 def check_run(directory: RunDirectory, step: int | None = None) -> tuple[Manifest, list[CheckedStep]]:

@@ -14,6 +14,7 @@ from peers.cli.options import AsJson, Home
 
 if TYPE_CHECKING:
     from peers.ckpt_verify import CheckedStep
+    from peers.run_directory import RunDirectory
 
 SCHEMA = 1
 
@@ -83,6 +84,8 @@ def verify(
                     "steps": [_facts(one) for one in checked]}  # fmt: skip
         typer.echo(json.dumps(document))
     else:
+        chosen = directory is not None
+        typer.echo(_title(found, manifest.run.name, manifest.run_id, home, chosen=chosen))
         for one in checked:
             typer.echo(_line(one))
     sys.stdout.flush()
@@ -97,13 +100,14 @@ def pull(
         Path | None,
         typer.Argument(metavar="DIR", help="Where to put it.  [default: where this machine keeps that run]"),
     ] = None,
-    source: Annotated[
-        str | None,
+    sources: Annotated[
+        list[str] | None,
         typer.Option(
             "--from",
             "--peer",
             metavar="SOURCE",
-            help="An invite, a peer of this machine, or a directory.  [default: the peer that runs here]",
+            help="A run's directory, an invite, or a peer of this machine; repeat for more directories.  "
+            "[default: the peer that runs here]",
         ),
     ] = None,
     home: Home = None,
@@ -111,17 +115,22 @@ def pull(
 ) -> None:
     """Fetch what is missing here of the newest checkpoint that can be had whole.
 
-    Asks the peers of a running run, verifies every byte, and continues where it was interrupted. With all parts in one
-    place a run can be resumed there (swarm new --resume) when all its peers are gone.
+    Asks the peers of a running run, or puts together what lies in several directories, verifies every byte, and
+    continues where it was interrupted. With all parts in one place a run can be resumed there (swarm new --resume) when
+    all its peers are gone.
 
     Example: swarm ckpt pull --from swarm1:eyJydW4…
     """
     from peers.ckpt_fetching import pull_from
+    from peers.words import print_error
 
-    result = pull_from(source, directory, home, words=not as_json)
+    result = pull_from(sources or (), directory, home, words=not as_json)
+    for why in result.newer:
+        print_error(f"step {result.step} is not the newest: {why}", label="warning")
     if as_json:
         document = {"schema": SCHEMA, "path": str(result.directory.root.absolute()), "run": result.run,
-                    "step": result.step, "fetched": result.fetched, "bytes": result.bytes}  # fmt: skip
+                    "step": result.step, "fetched": result.fetched, "bytes": result.bytes,
+                    "newer": result.newer}  # fmt: skip
         typer.echo(json.dumps(document))
         return
     what = "is complete here" if result.fetched else "was complete here already, and no newer one can be had whole"
@@ -133,11 +142,24 @@ def _facts(one: CheckedStep) -> dict[str, object]:
             "missing": one.missing, "proof": one.proof, "bad": one.bad}  # fmt: skip
 
 
-def _line(one: CheckedStep) -> str:
-    from peers.words import count, listed
+def _title(found: RunDirectory, name: str, run: str, home: str | None, *, chosen: bool) -> str:
+    """Which run is checked and, where nobody chose it, what to type for the others."""
+    from peers.run_directory import known_runs, said_run_id
+    from peers.words import command_name
 
-    lacks = f", lacks {listed(one.missing)}" if one.missing else ""
-    signed = {"decided": ", its record signed by those who decided it", "unproven": ", its record unproven"}
-    state = "damaged" if one.bad else "whole" if one.parts else "empty"
-    parts = f"{count(len(one.parts), 'part')} of {one.bytes:,} bytes"
-    return f"step {one.step}: {state}, {parts}{lacks}{signed.get(one.proof, '')}"
+    title = f"{name} {run[:12]}  {found.root}"
+    others = [] if chosen else sorted({said_run_id(one)[:12] for one in known_runs(home)} - {run[:12], ""})
+    return f"{title}\nthe newest here; others: {command_name()} ckpt verify {' | '.join(others)}" if others else title
+
+
+def _line(one: CheckedStep) -> str:
+    from peers.words import listed
+
+    signed = {"decided": "; its record is signed by those who decided it", "unproven": "; its record is unproven"}
+    if not one.of and not one.bad:
+        return f"step {one.step}: nothing of it is saved"
+    state = "damaged, " if one.bad else "whole, " if one.good else ""
+    good = "good" if one.bad else "undamaged"
+    lacks = f"; lacks {listed(one.missing)}" if one.missing else ""
+    parts = f"{len(one.parts)} of {one.of} parts, {good}, {one.bytes:,} bytes"
+    return f"step {one.step}: {state}{parts}{lacks}{signed.get(one.proof, '')}"

@@ -25,7 +25,10 @@ from peers.cli.peer_options import (
 
 def new(
     run: Annotated[
-        Path | None, typer.Argument(metavar="RUN.toml", help="The run's manifest; with --resume its directory.")
+        Path | None,
+        typer.Argument(
+            metavar="RUN.toml", help="The run's manifest; with --resume its directory, or a checkpoint's in it."
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a run whose peers are all gone, from its newest checkpoint.")
@@ -64,7 +67,8 @@ def new(
     Prints the invite and what to type elsewhere, waits for the peers that the run needs, and starts it. Listens on all
     interfaces: whoever can reach this machine and has the invite can join.
 
-    With --resume it is the run kept in a directory, or whose id begins like what is given, or the newest here.
+    With --resume it is the run kept in a directory, or whose id begins like what is given, or the newest here. It
+    goes on from its newest whole checkpoint, or from the one whose directory is given (DIR/checkpoints/step-…).
 
     Example: swarm new --preset tiny --steps 100
     """

@@ -7,11 +7,12 @@ torch. Finds missing, torn and exchanged files; only loading (``checkpoint.py``)
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,13 +66,15 @@ class PartHeader:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldStep:
     """What lies of one step: ``parts`` are the files that are whole and the record's own, with their bytes;
-    ``missing`` are not there; ``troubles`` says what is wrong, file by file."""
+    ``missing`` are not there; ``troubles`` says what is wrong, file by file. ``begun`` is when, in seconds of the wall
+    clock, somebody began to write into it who has not finished: he is at it, or died."""
 
     step: int
     record: CheckpointManifest | None
     parts: Mapping[PartName, int]
     missing: tuple[PartName, ...]
     troubles: tuple[str, ...]
+    begun: float | None = None
 
     @property
     def complete(self) -> bool:
@@ -93,8 +96,14 @@ def steps(root: Path) -> tuple[int, ...]:
     """All steps with a directory, complete or not, ascending; empty without a root."""
     if not root.is_dir():
         return ()
-    matches = (_STEP.fullmatch(entry.name) for entry in root.iterdir() if entry.is_dir())
-    return tuple(sorted(int(match[1]) for match in matches if match))
+    found = (step_called(entry.name) for entry in root.iterdir() if entry.is_dir())
+    return tuple(sorted(step for step in found if step is not None))
+
+
+def step_called(name: str) -> int | None:
+    """The step whose directory has this name; None for any other name."""
+    match = _STEP.fullmatch(name)
+    return None if match is None else int(match[1])
 
 
 def write_manifest(root: Path, manifest: CheckpointManifest) -> Path:
@@ -166,10 +175,13 @@ def read_header(path: Path) -> PartHeader:
 
 def held(root: Path, step: int) -> HeldStep:
     """What lies of a step, and what is wrong with it. Reads the record and each file's header."""
+    directory = step_directory(root, step)
+    begun = max(filter(None, map(_changed, directory.glob(".*"))), default=None)
     try:
         record = read_manifest(root, step)
     except StateError as error:
-        return HeldStep(step=step, record=None, parts={}, missing=(), troubles=(str(error),))
+        wrong = (str(error),) if any(_saved(directory)) else ()
+        return HeldStep(step=step, record=None, parts={}, missing=(), troubles=wrong, begun=begun)
     parts: dict[PartName, int] = {}
     missing, troubles = [], []
     for name, expected in record.parts.items():
@@ -182,7 +194,26 @@ def held(root: Path, step: int) -> HeldStep:
             parts[part] = check_header(path, record, part, expected).size
         except StateError as error:
             troubles.append(str(error))
-    return HeldStep(step=step, record=record, parts=parts, missing=tuple(missing), troubles=tuple(troubles))
+    return HeldStep(
+        step=step, record=record, parts=parts, missing=tuple(missing), troubles=tuple(troubles), begun=begun
+    )
+
+
+def clear_bare(root: Path, step: int) -> None:
+    """Take away a step's directory in which nothing was saved: it is empty, or holds its record only. Never raises.
+
+    Another replica may begin to write there meanwhile. It claims its part before it looks for the record: so either the
+    claim is seen here, and the record put back, or it finds none, and writes it."""
+    directory = step_directory(root, step)
+    record, gone = directory / RECORD, directory / f".{RECORD}.gone"
+    with contextlib.suppress(OSError):
+        if os.listdir(directory) == [RECORD]:
+            os.rename(record, gone)
+            if os.listdir(directory) == [gone.name]:
+                os.unlink(gone)
+            else:
+                os.rename(gone, record)
+        os.rmdir(directory)
 
 
 def check_header(path: Path, record: CheckpointManifest, part: PartName, expected: str) -> PartHeader:
@@ -203,6 +234,8 @@ def flaw(root: Path, step: int) -> str | None:
     found = held(root, step)
     if found.troubles:
         return found.troubles[0]
+    if found.record is None:
+        return f"{step_directory(root, step)}: nothing of it was saved. {REMEDY}"
     if found.missing:
         return f"{part_path(root, step, found.missing[0])}: it is not there. {REMEDY}"
     return None
@@ -217,6 +250,18 @@ def refused_by_disk(path: Path, error: OSError) -> StateError:
     """The error for a file that could not be written."""
     cause = error.strerror or str(error)
     return StateError(f"{path}: {cause}. Free some space, or choose another directory for checkpoints.")
+
+
+def _saved(directory: Path) -> Iterator[Path]:
+    """The files of a step that have their names."""
+    return (path for path in directory.glob("*") if not path.name.startswith("."))
+
+
+def _changed(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except OSError:  # finished just now
+        return None
 
 
 def _sum(body: Mapping[str, Any]) -> str:

@@ -74,18 +74,16 @@ def plans(
 
 def lacking(
     offers: Sequence[Offer[DonorT]], held: Collection[HeldStep], parts: Collection[PartName]
-) -> tuple[int, tuple[PartName, ...]] | None:
-    """(step, the parts that nobody has) of the newest step anybody has any part of; None when there is none."""
+) -> list[tuple[int, tuple[PartName, ...]]]:
+    """(step, the parts that nobody has) of every step that anybody has any part of, the newest first."""
     there: dict[int, set[PartName]] = {}
     for offer in offers:
-        there.setdefault(offer.step, set()).update(offer.there)
+        if offer.there:
+            there.setdefault(offer.step, set()).update(offer.there)
     for one in held:
         if one.parts:
             there.setdefault(one.step, set()).update(one.parts)
-    if not there:
-        return None
-    newest = max(there)
-    return newest, tuple(sorted(set(parts) - there[newest]))
+    return [(step, tuple(sorted(set(parts) - there[step]))) for step in sorted(there, reverse=True)]
 
 
 def _plan(

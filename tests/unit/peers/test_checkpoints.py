@@ -17,7 +17,7 @@ from swarm.events import CheckpointFailed, CheckpointWritten, Event
 from swarm.ids import ENDS, stage_part
 from swarm.state.checkpoint import held, latest, read_manifest, steps
 from swarm.state.checkpoint_disk import alone
-from swarm.state.checkpoint_files import part_path
+from swarm.state.checkpoint_files import clear_bare, part_path, step_directory
 from tests.unit.peers.fake_clock import FakeClock
 from tests.unit.peers.kept_run import PARTS, KeptRun, kept_run
 from tests.unit.state.broken_disk import BrokenDisk, install
@@ -147,6 +147,42 @@ async def test_writer_on_a_disk_that_refuses_says_so_keeps_the_old_and_goes_on(
     await write_step(run, 30, writers)
     assert latest(tmp_path) == 30
     assert steps(tmp_path) == (0, 30)
+
+
+@pytest.mark.parametrize("at", range(1, 40))
+async def test_writer_on_a_full_disk_leaves_no_directory_in_which_nothing_is(
+    tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    decision = run.decide(0)
+    with monkeypatch.context() as patch:
+        install(patch, BrokenDisk(at, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        await writer(tmp_path, Heard()).write(run.states(0)[ENDS], decision.record)
+    assert not steps(tmp_path) or held(tmp_path, 0).parts
+
+
+@pytest.mark.parametrize("claim", [None, ".ends.safetensors.lock", "ends.safetensors"])
+def test_record_is_cleared_away_only_where_nobody_else_writes(tmp_path: Path, run: KeptRun, claim: str | None) -> None:
+    root = run.keep(tmp_path, 0, []).checkpoints
+    if claim is not None:
+        (step_directory(root, 0) / claim).touch()
+    clear_bare(root, 0)
+    assert steps(root) == (() if claim is None else (0,))
+    assert claim is None or read_manifest(root, 0).step == 0
+
+
+def test_record_is_put_back_for_who_claims_a_part_while_it_is_cleared_away(
+    tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = run.keep(tmp_path, 0, []).checkpoints
+    rename = os.rename
+
+    def claimed(source: Path, target: Path) -> None:
+        rename(source, target)
+        (step_directory(root, 0) / ".ends.safetensors.lock").touch()
+
+    monkeypatch.setattr(os, "rename", claimed)
+    clear_bare(root, 0)
+    assert read_manifest(root, 0).step == 0
 
 
 async def test_writer_does_not_write_a_state_that_is_not_the_record_s(tmp_path: Path, run: KeptRun) -> None:

@@ -7,19 +7,27 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from peers.ckpt_pull import pull
 from peers.ckpt_resume import FromCheckpoint, find_resumable
+from peers.ckpt_source import Source, directory_source
 from peers.cli.app import run as swarm
+from peers.complaint import Complaint
+from peers.places import take_place
 from peers.run_directory import RunDirectory, find_run_directory, known_runs, said_run_id
 from peers.settings import PeerSettings
 from swarm.config import load_manifest
 from swarm.errors import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, EXIT_USAGE, ConfigError, StateError
 from swarm.ids import ENDS, stage_part
-from swarm.state.checkpoint import latest, part_path, step_directory, steps
+from swarm.state.checkpoint import flaw, latest, part_path, read_manifest, step_directory, steps, write_manifest
+from swarm.state.checkpoint_aside import aside_directory, set_aside
+from swarm.state.checkpoint_donors import DirectoryDonor
+from tests.unit.peers.fake_clock import FakeClock
 from tests.unit.peers.kept_run import PARTS, KeptRun, kept_run
 from tests.unit.peers.test_cli import HEAVY, PROBE
 
@@ -78,6 +86,41 @@ def test_ls_shows_runs_steps_sizes_and_what_is_missing(
     assert "step 20       lacks stage-1  (2 parts, " in second
 
 
+def test_ls_tells_of_what_was_set_aside(kept: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    set_aside(kept.checkpoints, [20])
+    assert swarm(["ckpt", "ls"]) == 0
+    assert "  aside         step 20, in checkpoints/aside: " in capsys.readouterr().out
+    assert swarm(["ckpt", "ls", "--json"]) == 0
+    (facts,) = said(capsys)["runs"]
+    assert (facts["aside"], [one["step"] for one in facts["steps"]]) == ([20], [10])
+    assert find_resumable(None, None).passed_over == ()
+
+
+def test_ls_of_a_step_that_is_being_written_or_that_holds_nothing(
+    kept: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it is seen at every moment of a save: a claim, a record, a part."""
+    bare, claimed, halfway = (step_directory(kept.checkpoints, step) for step in (30, 40, 50))
+    bare.mkdir()
+    shutil.copytree(step_directory(kept.checkpoints, 20), halfway)
+    record = read_manifest(kept.checkpoints, 20)
+    write_manifest(kept.checkpoints, record.model_copy(update={"step": 50}))
+    for directory in (claimed, halfway):
+        directory.mkdir(exist_ok=True)
+        for part in halfway.glob("*.safetensors"):
+            part.unlink()
+        (directory / ".ends.safetensors.lock").touch()
+        os.utime(directory / ".ends.safetensors.lock", (1_700_000_000, 1_700_000_000))
+    assert swarm(["ckpt", "ls"]) == 0
+    out = capsys.readouterr().out
+    assert "damaged" not in out
+    assert "  step 30       nothing of it is saved  (0 parts, 0B)" in out
+    for step in (40, 50):
+        assert f"  step {step}       is being written since 2023-11-1" in out
+    assert flaw(kept.checkpoints, 30) is not None
+    assert (latest(kept.checkpoints), find_resumable(None, None).step) == (10, 10)
+
+
 def test_ls_of_nothing_and_of_damage(kept: RunDirectory, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     os.truncate(part_path(kept.checkpoints, 10, ENDS), 100)
     assert swarm(["ckpt", "ls"]) == 0
@@ -123,7 +166,9 @@ def test_ckpt_help_and_ls_import_nothing_heavy(kept: RunDirectory, arguments: tu
 # --- verify ----------------------------------------------------------------------------------------------------------
 
 
-def test_verify_whole_files_and_their_signatures(kept: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_whole_files_and_their_signatures(
+    kept: RunDirectory, run: KeptRun, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert swarm(["ckpt", "verify", "--json"]) == 0
     document = said(capsys)
     assert document["ok"]
@@ -132,9 +177,28 @@ def test_verify_whole_files_and_their_signatures(kept: RunDirectory, capsys: pyt
         (20, False, "decided", ["stage-1"]),
     ]
     assert swarm(["ckpt", "verify", str(kept.root), "--step", "20"]) == 0
-    line = capsys.readouterr().out
-    assert line.startswith("step 20: whole, 2 parts of ")
-    assert "lacks stage-1, its record signed by those who decided it" in line
+    title, line = capsys.readouterr().out.splitlines()
+    assert title == f"kept {run.manifest.run_id[:12]}  {kept.root}"
+    assert line.startswith("step 20: 2 of 3 parts, undamaged, ")
+    assert line.endswith(" bytes; lacks stage-1; its record is signed by those who decided it")
+
+
+def test_verify_says_which_of_several_runs_it_checks(
+    kept: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    step_directory(kept.checkpoints, 30).mkdir()
+    other = kept_run(name="other", nonce="0" * 15 + "1")
+    newer = other.keep(tmp_path / "out" / "other", 0)
+    os.utime(newer.root, (4e9, 4e9))
+    assert swarm(["ckpt", "verify"]) == 0
+    title, others, step = capsys.readouterr().out.splitlines()
+    assert title.startswith(f"other {other.manifest.run_id[:12]}  ")
+    assert others.endswith(f"ckpt verify {said_run_id(kept)[:12]}")
+    assert step.startswith("step 0: whole, 3 of 3 parts, undamaged, ")
+    assert swarm(["ckpt", "verify", said_run_id(kept)[:12]]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("kept ")
+    assert lines[-1] == "step 30: nothing of it is saved"
 
 
 @pytest.mark.parametrize("name", ["ends.safetensors", "stage-0.safetensors", "record.json"])
@@ -147,7 +211,7 @@ def test_verify_changed_byte_is_exit_1_and_names_the_file(
     captured = capsys.readouterr()
     assert str(path) in captured.err
     assert "step 10: damaged" in captured.out
-    assert "step 20: whole" in captured.out
+    assert "step 20: 2 of 3 parts, undamaged" in captured.out
 
 
 def test_verify_of_no_checkpoint_or_step_is_usage(kept: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,6 +251,20 @@ def test_pull_into_a_new_directory_brings_all_that_a_run_needs(
     assert not list(new.root.rglob(".*"))
 
 
+async def test_pull_from_a_run_that_went_on_from_before_fetches_what_counts(run: KeptRun, tmp_path: Path) -> None:
+    here = run.keep(tmp_path / "here", 60)
+    there = RunDirectory(tmp_path / "there")
+    for step in (24, 30, 31):
+        run.keep(there.root, step, seed=5)
+    donor = DirectoryDonor(there.checkpoints)
+    source = Source(manifest=run.manifest, tokenizer=run.tokenizer, donors=(donor,), head=run.decisions[-1].record)
+    lines: list[str] = []
+    pulled = await pull(source, here, lambda *said: lines.append(" ".join(said)), lambda *told: None)
+    assert (pulled.step, latest(here.checkpoints)) == (31, 31)
+    assert steps(aside_directory(here.checkpoints)) == (60,)
+    assert lines[0] == "set aside step 60: the run went on from before, these do not count any more"
+
+
 def test_pull_what_nobody_has_names_it(kept: RunDirectory, run: KeptRun, tmp_path: Path, capsys: Any) -> None:
     shutil.rmtree(step_directory(kept.checkpoints, 10))
     copy = run.keep(tmp_path / "copy", 20, [ENDS])
@@ -194,6 +272,74 @@ def test_pull_what_nobody_has_names_it(kept: RunDirectory, run: KeptRun, tmp_pat
     error = capsys.readouterr().err
     assert "no step can be had whole: of the newest, 20, nobody who answers has stage-1" in error
     assert "ckpt ls" in error
+
+
+def test_pull_puts_together_what_several_directories_hold(
+    run: KeptRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A finished run: each peer has its own part of the last step, and one of them an older whole step."""
+    run.keep(tmp_path / "a", 90)
+    sources = []
+    for name, part in zip("abc", PARTS, strict=True):
+        sources += ["--from", str(run.keep(tmp_path / name, 100, [part]).root)]
+    new = RunDirectory(tmp_path / "new")
+    assert swarm(["ckpt", "pull", str(new.root), *sources, "--json"]) == 0
+    document = said(capsys)
+    assert (document["step"], sorted(document["fetched"]), document["newer"]) == (100, sorted(PARTS), [])
+    assert steps(new.checkpoints) == (100,)
+    assert latest(new.checkpoints) == 100
+
+
+def test_pull_from_directories_of_two_runs_or_two_invites_is_refused(
+    kept: RunDirectory, run: KeptRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = kept_run(name="other", nonce="0" * 15 + "1").keep(tmp_path / "other", 0)
+    sources = ["--from", str(kept.root), "--from", str(other.root)]
+    assert swarm(["ckpt", "pull", str(tmp_path / "new"), *sources]) == EXIT_INCOMPATIBLE
+    assert "pull that by itself" in capsys.readouterr().err
+    assert swarm(["ckpt", "pull", "--from", "some-peer", "--from", "another"]) == EXIT_USAGE
+    assert "--from = 'another'" in capsys.readouterr().err
+
+
+def test_pull_of_an_older_step_says_what_nobody_has_of_a_newer_one(
+    run: KeptRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run.keep(tmp_path / "copy", 10)
+    copy = run.keep(tmp_path / "copy", 20, [ENDS])
+    assert swarm(["ckpt", "pull", str(tmp_path / "new"), "--from", str(copy.root)]) == 0
+    captured = capsys.readouterr()
+    assert "step 10 is complete here" in captured.out
+    assert "warning: step 10 is not the newest: of step 20 nobody who answers has stage-0 and stage-1" in captured.err
+
+
+async def test_pull_from_a_live_run_names_who_trains_what_nobody_has(run: KeptRun, tmp_path: Path) -> None:
+    run.keep(tmp_path / "copy", 10)
+    copy = run.keep(tmp_path / "copy", 20, [ENDS, STAGE_0])
+    source = replace(directory_source([copy]), head=run.decisions[-1].record)
+    pulled = await pull(source, RunDirectory(tmp_path / "new"), lambda *said: None, lambda *told: None)
+    assert (pulled.step, pulled.newer) == (10, ("of step 20 nobody who answers has stage-1 (trained by peer-stage-1)",))
+
+
+def test_pull_that_fetches_nothing_leaves_nothing(run: KeptRun, tmp_path: Path, capsys: Any) -> None:
+    copy = run.keep(tmp_path / "copy", 20, [ENDS])
+    new = tmp_path / "new"
+    assert swarm(["ckpt", "pull", str(new), "--from", str(copy.root)]) == EXIT_UNREACHABLE
+    assert f"ckpt pull {new} --from A --from B" in capsys.readouterr().err
+    assert not new.exists()
+    new.mkdir()
+    assert swarm(["ckpt", "pull", str(new), "--from", str(copy.root)]) == EXIT_UNREACHABLE
+    assert list(new.iterdir()) == []
+
+
+def test_pull_that_breaks_off_keeps_what_it_fetched(run: KeptRun, tmp_path: Path, capsys: Any) -> None:
+    copy = run.keep(tmp_path / "copy", 20)
+    new = RunDirectory(tmp_path / "new")
+    flip(part_path(copy.checkpoints, 20, STAGE_1))
+    assert swarm(["ckpt", "pull", str(new.root), "--from", str(copy.root)]) == 1
+    assert list(new.checkpoints.glob("step-*/*stage-0.safetensors*"))
+    flip(part_path(copy.checkpoints, 20, STAGE_1))
+    assert swarm(["ckpt", "pull", str(new.root), "--from", str(copy.root)]) == 0
+    assert latest(new.checkpoints) == 20
 
 
 def test_pull_damaged_parts_keeps_what_is_here(kept: RunDirectory, run: KeptRun, tmp_path: Path, capsys: Any) -> None:
@@ -263,6 +409,40 @@ def test_resume_of_a_run_that_is_over_says_so(run: KeptRun, tmp_path: Path, caps
     directory = run.keep(tmp_path / "over", 100)
     assert swarm(["new", "--resume", str(directory.root)]) == 1
     assert "the run is over: its last step, 100, is closed" in capsys.readouterr().err
+
+
+def test_resume_of_a_run_whose_last_step_lies_elsewhere_in_part_says_how_to_gather_it(
+    run: KeptRun, tmp_path: Path, capsys: Any
+) -> None:
+    run.keep(tmp_path / "over", 58)
+    directory = run.keep(tmp_path / "over", 100, [STAGE_0])
+    assert swarm(["new", "--resume", str(directory.root)]) == 1
+    error = capsys.readouterr().err
+    assert "the run is over: its last step, 100, is closed; step 100 lacks stage-1 and ends here" in error
+    assert f"ckpt pull {directory.root} --from A --from B" in error
+    earlier = step_directory(directory.checkpoints, 58)
+    assert f"new --resume {earlier}" in error
+    assert find_resumable(earlier, None).step == 58
+    with pytest.raises(Complaint, match="step 100 lacks stage-1 and ends here"):
+        find_resumable(step_directory(directory.checkpoints, 100), None)
+
+
+@pytest.mark.parametrize("went_back", [False, True])
+def test_resume_of_a_run_that_a_peer_here_saw_end(
+    kept: RunDirectory, run: KeptRun, tmp_path: Path, *, went_back: bool
+) -> None:
+    """Also where nothing of the last step lies, as when the disk was full."""
+    with take_place(tmp_path / "home", None, clock=FakeClock(), run=run.manifest.run_id, role="stage") as place:
+        session = place.open_session(name="n", peer="p", role="stage", run=run.manifest.run_id, run_name="kept")
+        events = ({"kind": "RunFound", "steps": 100}, {"kind": "StepClosed", "step": 100})
+        (session / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    if went_back:
+        set_aside(kept.checkpoints, [20])
+        assert find_resumable(kept.root, None).step == 10
+        return
+    with pytest.raises(Complaint, match="the run is over: its last step, 100, is closed; step 100 is not here"):
+        find_resumable(kept.root, None)
+    assert find_resumable(step_directory(kept.checkpoints, 10), None).step == 10
 
 
 @pytest.mark.parametrize(

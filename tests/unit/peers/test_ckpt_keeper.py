@@ -14,8 +14,12 @@ import pytest
 from peers.ckpt_keeper import CheckpointKeeper
 from peers.settings import PeerSettings
 from swarm.errors import EXIT_ERROR, RunEnded
+from swarm.events import CheckpointsSetAside
 from swarm.ids import ENDS, PartName
-from swarm.state.checkpoint import held, steps
+from swarm.optimization.founding import Origin, founding_record
+from swarm.optimization.records import Decision
+from swarm.state.checkpoint import held, read_manifest, steps
+from swarm.state.checkpoint_aside import aside_directory
 from swarm.state.checkpoint_shelf import CheckpointShelf
 from tests.unit.peers.fake_clock import FakeClock
 from tests.unit.peers.kept_run import KeptRun, kept_run
@@ -36,9 +40,9 @@ class Device:
         return work()
 
 
-def keeper(run: KeptRun, directory: Path | None, **more: Any) -> CheckpointKeeper:
+def keeper(run: KeptRun, directory: Path | None, heard: Heard | None = None, **more: Any) -> CheckpointKeeper:
     settings = PeerSettings(home=Path("unused"), role="bootstrap", run_directory=directory, **more)
-    around = SimpleNamespace(manifest=run.manifest, events=Heard(), clock=FakeClock(), device=Device())
+    around = SimpleNamespace(manifest=run.manifest, events=heard or Heard(), clock=FakeClock(), device=Device())
     return CheckpointKeeper(settings, cast(Any, around))
 
 
@@ -80,6 +84,54 @@ async def test_keeper_whose_disk_refuses_the_last_state_ends_badly_and_leaves_wh
     assert "that of step 0 is as it was" in ended.value.reason
     assert "new --resume" in ended.value.remedy
     assert steps(tmp_path / "checkpoints") == (0,)
+
+
+def resumed_after(run: KeptRun, step: int) -> Decision:
+    """The founding record with which a run goes on from a checkpoint, all that was decided since being forgotten."""
+    record = next(one.record for one in run.decisions if one.record.step == step)
+    founding = founding_record(run.manifest.run_id, run.roster, Origin.after(record))
+    run.decisions.append(run.signed(founding))
+    return run.decisions[-1]
+
+
+async def test_keeper_of_a_run_resumed_from_an_older_step_keeps_what_it_writes(tmp_path: Path, run: KeptRun) -> None:
+    for step in (24, 36, 48, 60):
+        run.keep(tmp_path, step)
+    heard = Heard()
+    async with keeper(run, tmp_path, heard, checkpoint_every=6, checkpoints_kept=2) as one:
+        await one.decided(resumed_after(run, 24), holds(run, 24), departed=False)
+        for step in (30, 36):
+            await one.decided(run.decide(step), holds(run, step), departed=step == 36)
+    root = tmp_path / "checkpoints"
+    assert steps(root) == (24, 30, 36)  # 24: the newest complete one
+    assert steps(aside_directory(root)) == (48, 60)
+    assert run.decisions[-1].record.digests[ENDS] == read_manifest(root, 36).parts[ENDS]
+    (said,) = heard.of(CheckpointsSetAside)
+    assert isinstance(said, CheckpointsSetAside)
+    assert (said.steps, said.step) == ((36, 48, 60), 24)
+
+
+async def test_keeper_of_a_peer_that_joins_below_its_own_checkpoints_sets_them_aside(
+    tmp_path: Path, run: KeptRun
+) -> None:
+    for step in (24, 36, 60):
+        run.keep(tmp_path, step)
+    resumed_after(run, 24)
+    async with keeper(run, tmp_path, checkpoint_every=6) as one:
+        await one.decided(run.decide(31), None, departed=False)
+        run.keep(tmp_path, 42)  # another peer of this machine is ahead
+        await one.decided(run.decide(36, seed=7), None, departed=False)
+    root = tmp_path / "checkpoints"
+    assert (steps(root), steps(aside_directory(root))) == ((24, 42), (36, 60))
+
+
+async def test_keeper_that_goes_on_where_its_checkpoints_end_sets_nothing_aside(tmp_path: Path, run: KeptRun) -> None:
+    for step in (24, 36, 37):
+        run.keep(tmp_path, step)
+    known = next(one for one in run.decisions if one.record.step == 36)
+    async with keeper(run, tmp_path, checkpoint_every=6) as one:
+        await one.decided(known, holds(run, 36), departed=False)
+    assert steps(tmp_path / "checkpoints") == (24, 36, 37)  # 37 follows 36
 
 
 async def test_keeper_of_a_peer_without_a_part_or_a_directory_writes_nothing(tmp_path: Path, run: KeptRun) -> None:

@@ -293,7 +293,7 @@ def test_plans_take_the_newest_step_that_is_whole_between_all() -> None:
     (plan,) = plans(offers, [], [S0, S1])
     assert (plan.step, plan.here) == (10, ())
     assert plan.donors == {S0: (("A", 100), ("C", 100)), S1: (("B", 100),)}
-    assert lacking(offers, [], [S0, S1]) == (20, (S1,))
+    assert lacking(offers, [], [S0, S1]) == [(20, (S1,)), (10, ())]
 
 
 def test_plans_never_mix_two_accounts_of_a_step_and_take_the_one_that_most_give() -> None:
@@ -333,4 +333,4 @@ def test_plans_use_what_is_here_and_nothing_older_than_what_is_whole_here(tmp_pa
 def test_plans_of_another_model_s_parts_are_none() -> None:
     strange = Offer("A", 10, {S0: "a" * 64}, {S0: 1})
     assert plans([strange], [], [S0, S1]) == []
-    assert lacking([], [], [S0]) is None
+    assert lacking([], [], [S0]) == []

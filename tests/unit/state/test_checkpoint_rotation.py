@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.ids import PartName
-from swarm.state.checkpoint import CheckpointManifest, latest, steps, write_manifest, write_part
+from swarm.state.checkpoint import CheckpointManifest, latest, read_manifest, steps, write_manifest, write_part
+from swarm.state.checkpoint_aside import aside_directory, set_aside
 from swarm.state.checkpoint_files import HeldStep, step_directory
 from swarm.state.checkpoint_rotation import rotate, superseded
 from swarm.state.snapshot import digest
@@ -48,13 +49,13 @@ def those(states: str) -> list[HeldStep]:
     ],
 )
 def test_superseded_keeps_the_newest(states: str, kept: int | None, gone: list[int]) -> None:
-    assert superseded(those(states), kept) == gone
+    assert superseded(those(states), kept, 60) == gone
 
 
 @given(states=st.text("cpt", max_size=12), kept=st.integers(1, 4))
 def test_superseded_never_takes_the_last_good_one(states: str, kept: int) -> None:
     there = those(states)
-    left = [one for one in there if one.step not in superseded(there, kept)]
+    left = [one for one in there if one.step not in superseded(there, kept, 999)]
     complete = [one.step for one in there if one.complete]
     good = [one.step for one in there if one.parts]
     assert [one.step for one in left if one.complete][-kept:] == complete[-kept:]
@@ -62,7 +63,32 @@ def test_superseded_never_takes_the_last_good_one(states: str, kept: int) -> Non
     assert [one.step for one in left if one.step > max(good, default=-1)] == [
         one.step for one in there if one.step > max(good, default=-1)
     ]
-    assert superseded(left, kept) == []
+    assert superseded(left, kept, 999) == []
+
+
+def test_superseded_passes_over_what_is_beyond_the_step_that_the_run_has_come_to() -> None:
+    assert superseded(those("cccccccc"), 2, 40) == [10, 20]
+    assert superseded(those("cccccccc"), 2, 10) == []
+
+
+def test_what_was_set_aside_goes_when_the_run_has_passed_it(tmp_path: Path) -> None:
+    for step in (0, 1, 2, 3):
+        write_manifest(tmp_path, CheckpointManifest(run=RUN, step=step, parts={}))
+    assert set_aside(tmp_path, [2, 3]) == [2, 3]
+    assert set_aside(tmp_path, [2, 3]) == []
+    assert (steps(tmp_path), steps(aside_directory(tmp_path))) == ((0, 1), (2, 3))
+    rotate(tmp_path, None, 3)
+    rotate(tmp_path, 1, 2)
+    assert steps(aside_directory(tmp_path)) == (3,)
+    rotate(tmp_path, 1, 3)
+    assert not aside_directory(tmp_path).exists()
+
+
+def test_of_a_step_that_is_set_aside_again_the_newer_one_stays(tmp_path: Path) -> None:
+    for run in (RUN, "cd" * 32):
+        write_manifest(tmp_path, CheckpointManifest(run=run, step=2, parts={}))
+        assert set_aside(tmp_path, [2]) == [2]
+    assert read_manifest(aside_directory(tmp_path), 2).run == "cd" * 32
 
 
 def test_rotate_deletes_directories_and_keeps_what_can_be_loaded(tmp_path: Path) -> None:
@@ -71,7 +97,7 @@ def test_rotate_deletes_directories_and_keeps_what_can_be_loaded(tmp_path: Path)
         write_manifest(tmp_path, CheckpointManifest(run=RUN, step=step, parts={part.part: digest(part)}))
         write_part(tmp_path, part, {"run": RUN})
     (step_directory(tmp_path, 4) / "stage-0.safetensors").write_bytes(b"torn")
-    assert rotate(tmp_path, None) == []
-    assert rotate(tmp_path, 2) == [1]
+    assert rotate(tmp_path, None, 4) == []
+    assert rotate(tmp_path, 2, 4) == [1]
     assert steps(tmp_path) == (0, 2, 3, 4)
     assert latest(tmp_path) == 3

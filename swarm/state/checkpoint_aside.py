@@ -1,0 +1,47 @@
+"""Checkpoints that do not count any more, kept beside those that do: the run went on from an older step than theirs.
+
+They lie below ``aside/``, where nobody lists, fetches or resumes them, and go when the run has passed their step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterable
+from pathlib import Path
+
+from swarm.state.checkpoint_disk import make_directory, sync_directory
+from swarm.state.checkpoint_files import step_directory, steps
+
+
+def aside_directory(root: Path) -> Path:
+    """Where they lie under a checkpoint root, laid out as the root is."""
+    return root / "aside"
+
+
+def set_aside(root: Path, gone: Iterable[int]) -> list[int]:
+    """Move these steps' directories aside; returns those that this call moved. One of the same step that lies there is
+    replaced. Others may do the same at the same time. Blocking; raises OSError when the disk refuses."""
+    moved = []
+    for step in gone:
+        target = step_directory(aside_directory(root), step)
+        make_directory(target.parent)
+        with contextlib.suppress(FileNotFoundError):  # another peer of this machine was faster
+            if step_directory(root, step).is_dir():
+                shutil.rmtree(target, ignore_errors=True)
+            os.rename(step_directory(root, step), target)
+            moved.append(step)
+    if moved:
+        sync_directory(aside_directory(root))
+        sync_directory(root)
+    return moved
+
+
+def drop_passed(root: Path, step: int) -> None:
+    """Delete what was set aside of steps up to this one, which the run has reached. Never raises."""
+    for one in steps(aside_directory(root)):
+        if one <= step:
+            shutil.rmtree(step_directory(aside_directory(root), one), ignore_errors=True)
+    with contextlib.suppress(OSError):
+        aside_directory(root).rmdir()  # when it is empty
