@@ -48,7 +48,7 @@ class ControlServer:
             listener = self._listen()
         except OSError as error:
             raise ConfigError("control", str(self.path), "a path in a directory of this user",
-                              f"{error.strerror}; choose another.") from error  # fmt: skip
+                              "Choose another.", why=str(error.strerror)) from error  # fmt: skip
         self._server = await asyncio.start_unix_server(self._talk, sock=listener, limit=MAX_REQUEST_BYTES)
 
     async def close(self) -> None:

@@ -164,4 +164,9 @@ def _check_enough(shard: ShardManifest, manifest: Manifest, name: str) -> None:
     context, rows = manifest.model.context, manifest.batch.microbatch_size
     if row_count(shard.tokens, context) < rows:
         needed = f"text of at least {rows * context + 1} tokens, one microbatch of {rows} rows of {context}"
-        raise ConfigError(DATA, name, f"{needed}; this has {shard.tokens}", "Give more text.")
+        raise ConfigError(
+            DATA,
+            name,
+            f"{needed}; this has {shard.tokens}",
+            "Give more text: a directory, or all of several files in one.",
+        )

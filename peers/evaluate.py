@@ -15,7 +15,7 @@ from data_shards.tokenize import Tokenizer
 from peers.complaint import Complaint
 from peers.interrupt import check
 from peers.run_directory import RunDirectory
-from peers.words import command_name, listed
+from peers.words import command_name, gathering, listed
 from swarm.config import Manifest, load_manifest
 from swarm.errors import ConfigError, StateError
 from swarm.models.gpt import GPT
@@ -123,8 +123,8 @@ def _choose(directory: RunDirectory, manifest: Manifest, step: int | None) -> in
     root = directory.checkpoints
     have = steps(root)
     if not have:
-        remedy = f"There is none: the run ended before the first was written. Train anew: {command_name()} quickstart"
-        raise ConfigError("checkpoint", str(root), "at least one", remedy)
+        why = "there is none: the run ended before the first was written"
+        raise ConfigError("checkpoint", str(root), "at least one", f"Train anew: {command_name()} quickstart", why=why)
     if step is not None and step not in have:
         allowed = f"one of {', '.join(map(str, have))}"
         raise ConfigError("--step", step, allowed, "Leave it out to take the newest complete one.")
@@ -147,8 +147,9 @@ def _incomplete(directory: RunDirectory, step: int, lacking: Sequence[str], *, n
     where = step_directory(directory.checkpoints, step)
     cause = f"step {step} lacks {listed(lacking)}"
     files = " ".join(f"{name}.safetensors" for name in lacking)
+    copy = f"copy {files} of that step from there (the same path below that machine's home) into {where}"
     return Complaint(
         f"no step is complete here: the newest, {cause}" if none else f"{cause} here",
         check=f"{where}: a part is kept where a peer held it, which may be another machine",
-        next_=f"copy {files} of that step from there (the same path below that machine's home) into {where}",
+        next_=gathering(directory.root) if none else copy,
     )

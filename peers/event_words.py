@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from peers.words import command_name, count, printable
+from peers.words import command_name, count, numbered, printable
 from swarm.clock import moment
 from swarm.errors import EXIT_DRAINED, EXIT_OK
 from swarm.events import (
     AttemptFailed,
     CheckpointFailed,
+    CheckpointsSetAside,
     CopyDropped,
     CopyHeld,
     CutOff,
@@ -103,6 +104,9 @@ def _describe_keeping(event: Event) -> tuple[str, str] | None:
         case CheckpointFailed():
             kept = "no complete one is here" if event.kept is None else f"that of step {event.kept} stays"
             return "checkpoint", f"of step {event.step} was not written: {harmless(event.reason)}; {kept}"
+        case CheckpointsSetAside():
+            those = f"what is kept here of {numbered(event.steps)} does not count any more; in {event.path}"
+            return "checkpoint", f"the run went on from step {event.step}: {those} until it passes them"
         case DiskRefused():
             return (
                 "disk",

@@ -14,7 +14,7 @@ class Foundation:
 
     ``changes`` are dotted keys such as ``run.steps``; those whose value is None are left as they are. ``texts`` are
     files that a tokenizer is trained on when there is none; without them it is the built-in text. With ``resume`` the
-    run is an old one, and ``file`` its directory, the beginning of its id, or None for the newest.
+    run is an old one, and ``file`` its directory or a checkpoint's in it, the beginning of its id, or None: the newest.
     """
 
     preset: str | None

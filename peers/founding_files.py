@@ -15,6 +15,7 @@ from peers.manifest_file import write_manifest
 from peers.presets import load_preset, preset_names
 from peers.text import Corpus, built_in_corpus, read_corpus
 from peers.tokenizer_sample import sample_texts
+from peers.words import another_path, command_name
 from swarm.config import Manifest, new_nonce, parse_manifest
 from swarm.errors import ConfigError, Incompatible, StateError
 from swarm.models.spec import ModelConfig
@@ -129,7 +130,9 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         cause = (error.strerror or "unreadable").lower()
-        raise ConfigError("--tokenizer", str(path), "a readable tokenizer.json", f"It is not: {cause}.") from None
+        raise ConfigError(
+            "--tokenizer", str(path), "a readable tokenizer.json", another_path(path), why=cause
+        ) from None
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
@@ -137,10 +140,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         cause = (error.strerror or "unreadable").lower()
-        remedy = f"It is not: {cause}. Check the path, or start with --preset {preset_names()[0]}."
-        raise ConfigError("RUN.toml", str(path), "a readable TOML file", remedy) from None
+        remedy = f"{another_path(path)} Or start with: {command_name()} new --preset {preset_names()[0]}"
+        raise ConfigError("RUN.toml", str(path), "a readable TOML file", remedy, why=cause) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError("RUN.toml", str(path), "valid TOML", f"{error}; fix that line.") from None
+        raise ConfigError("RUN.toml", str(path), "valid TOML", f"Fix that line in {path}.", why=str(error)) from None
 
 
 def _change(document: dict[str, Any], dotted: str, value: Any) -> None:

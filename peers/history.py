@@ -10,7 +10,7 @@ from typing import Any
 from peers.history_rows import Row, row_lines, row_of
 from peers.history_source import HistorySource
 from peers.history_verify import ChainCheck
-from peers.words import count
+from peers.words import another_path, count
 from swarm.errors import ConfigError, StateError
 from swarm.optimization.history_file import HistoryReader, earlier
 from swarm.optimization.roster import Roster
@@ -121,6 +121,4 @@ def _verified(check: ChainCheck) -> str:
 
 
 def _unusable(path: Path, why: str) -> ConfigError:
-    return ConfigError(
-        "history", str(path), "a history with a record in it", f"{why[0].upper()}{why[1:]}; check the path."
-    )
+    return ConfigError("history", str(path), "a history with a record in it", another_path(path), why=why)

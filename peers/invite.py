@@ -81,10 +81,10 @@ def parse_invite(text: str) -> Invite:
     """
     text = "".join(text[: 2 * MAX_CHARACTERS].split())
     if len(text) > MAX_CHARACTERS:
-        raise _bad(text, f"at most {MAX_CHARACTERS} characters", f"It is longer. {_AGAIN}")
+        raise _bad(text, f"at most {MAX_CHARACTERS} characters", "it is longer")
     version = _ANY_PREFIX.match(text)
     if version is None:
-        raise _bad(text, _ALLOWED, _AGAIN)
+        raise _bad(text, _ALLOWED)
     if version.group() != PREFIX:
         raise Incompatible("INVITE", _brief(text, quoted=False), f"an invite of form 1 ({PREFIX}…)",
                            "A newer version of swarm made it: update swarm on this machine.")  # fmt: skip
@@ -118,29 +118,37 @@ def contacts_from(arguments: Sequence[str]) -> Contacts:
 def _decode(text: str, body: str) -> dict[str, Any]:
     body = body.rstrip("=")
     if not body:
-        raise _bad(text, f"more than {PREFIX}", f"The rest is missing. {_AGAIN}")
+        raise _bad(text, f"more than {PREFIX}", "the rest is missing")
     if not _BASE64URL.fullmatch(body):
         strange = next(letter for letter in body if not _BASE64URL.fullmatch(letter))
-        raise _bad(text, "letters, digits, - and _ only", f"There is {strange!r} in it. {_AGAIN}")
+        raise _bad(text, "letters, digits, - and _ only", f"there is {strange!r} in it")
     try:
         decoded = base64.urlsafe_b64decode(body + "=" * (-len(body) % 4))
     except ValueError:  # one character too many for any number of bytes
-        raise _bad(text, "a whole invite", f"It was cut off. {_AGAIN}") from None
+        raise _bad(text, "a whole invite", "it was cut off, or something was added to it") from None
     try:
         fields = json.loads(decoded)
     except (ValueError, RecursionError):
-        cut = decoded.startswith(b"{") and not decoded.rstrip().endswith(b"}")
-        what = "It was cut off." if cut else "What it holds is not JSON: some of its characters have changed."
-        raise _bad(text, "a whole invite", f"{what} {_AGAIN}") from None
+        raise _bad(text, "a whole invite", _not_json(decoded.decode(errors="replace"))) from None
     if not isinstance(fields, dict):
-        raise _bad(text, "an invite", f"What it holds is a {type(fields).__name__}, not a set of fields. {_AGAIN}")
+        raise _bad(text, "an invite", f"what it holds is a {type(fields).__name__}, not a set of fields")
     return fields
+
+
+def _not_json(decoded: str) -> str:
+    """What happened on the way to an invite that does not hold a set of fields and nothing else."""
+    try:
+        json.JSONDecoder().raw_decode(decoded)
+    except (ValueError, RecursionError):
+        cut = decoded.startswith("{") and not decoded.rstrip().endswith("}")
+        return "it was cut off" if cut else "what it holds is not JSON: some of its characters have changed"
+    return "something was added at its end"
 
 
 def _check_wire(text: str, wire: object) -> None:
     """Before anything else in it: what another version may say is not ours to judge."""
     if type(wire) is not int or wire < 1:
-        raise _bad(text, "an invite with its wire version", f"Its wire version is {_brief(wire)}. {_AGAIN}")
+        raise _bad(text, "an invite with its wire version", f"its wire version is {_brief(wire)}")
     if wire != WIRE_VERSION:
         older = "this machine" if wire > WIRE_VERSION else "the peers of that run"
         raise Incompatible("INVITE", _brief(text, quoted=False), f"a run of wire version {WIRE_VERSION}",
@@ -151,20 +159,20 @@ def _checked(text: str, fields: dict[str, Any]) -> Invite:
     wrong = sorted(fields.keys() ^ {"run", "name", "at", "wire"})
     if wrong:
         what = ", ".join(f"{'no' if key in ('run', 'name', 'at') else 'a strange'} {_brief(key)}" for key in wrong)
-        raise _bad(text, "an invite with run, name, at and wire", f"It has {what}. {_AGAIN}")
+        raise _bad(text, "an invite with run, name, at and wire", f"it has {what}")
     run, name, at = fields["run"], fields["name"], fields["at"]
     if not isinstance(run, str) or not _RUN.fullmatch(run):
-        raise _bad(text, "a run id of 64 hex digits", f"Its run is {_brief(run)}. {_AGAIN}")
+        raise _bad(text, "a run id of 64 hex digits", f"its run is {_brief(run)}")
     if not isinstance(name, str) or not _RUN_NAME.fullmatch(name):
-        raise _bad(text, "a run's name in small letters, digits and dashes", f"Its name is {_brief(name)}. {_AGAIN}")
+        raise _bad(text, "a run's name in small letters, digits and dashes", f"its name is {_brief(name)}")
     if not isinstance(at, list) or not 1 <= len(at) <= MAX_ADDRESSES or not all(isinstance(one, str) for one in at):
-        raise _bad(text, f"1 to {MAX_ADDRESSES} addresses", f"Its addresses are {_brief(at)}. {_AGAIN}")
+        raise _bad(text, f"1 to {MAX_ADDRESSES} addresses", f"its addresses are {_brief(at)}")
     addresses = tuple(str(parse_address(one, key="address in the invite")) for one in at)
     return Invite(run=RunId(run), name=name, at=addresses, wire=fields["wire"])
 
 
-def _bad(text: str, allowed: str, remedy: str) -> ConfigError:
-    return ConfigError("INVITE", _brief(text, quoted=False), allowed, remedy)
+def _bad(text: str, allowed: str, why: str = "") -> ConfigError:
+    return ConfigError("INVITE", _brief(text, quoted=False), allowed, _AGAIN, why=why)
 
 
 def _brief(value: object, *, quoted: bool = True) -> str:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from peers.join_settings import JoinSettings
-from peers.preflight import check_device, check_listen
+from peers.preflight import check_checkpoints, check_device, check_listen
 from peers.run_directory import RUNS
 from peers.session import Who, aloud, know_thyself, last_event, live, open_session, silent
 from peers.settings import exact_settings
@@ -41,6 +41,8 @@ def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_
     say(f"swarm {__version__}", f"joins {contacts.run_name or 'the run of a peer'} as {_title(role)}")
     check_listen(settings.listen)
     check_device(settings.device)
+    if settings.checkpoints is not None:
+        check_checkpoints(settings.checkpoints)
     words_of_data, data = _checked_data(settings.data) if role == "trainer" else ("", "")
     if words_of_data:
         say("data", words_of_data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,7 @@ from pydantic_settings import (
 
 from peers.preflight import ANY_PORT, check_port
 from peers.settings import PATTERNS, Address, Device, MetadataAddress, Name, Preemption, check_preemption_url
+from peers.words import another_path, command_name
 from swarm.errors import ConfigError
 from swarm.schema import in_words
 
@@ -125,10 +127,14 @@ def listen_on(listen: list[str] | None, port: int | None) -> tuple[str, ...] | N
 
 
 def _check(settings: JoinSettings) -> None:
+    join = f"{command_name()} join INVITE"
     if settings.stage is not None and settings.part_taken != "stage":
-        raise ConfigError("--stage", settings.stage, "only for role stage", "Leave it out for a trainer.")
+        remedy = f"As a stage host: {join} --stage {settings.stage}; as a trainer: {join} --role trainer"
+        raise ConfigError("--stage", settings.stage, "only for role stage", remedy, why="a trainer holds no stage")
     if settings.data is not None and settings.part_taken != "trainer":
-        raise ConfigError("--data", str(settings.data), "only for role trainer", "A stage host reads no data.")
+        data = shlex.quote(str(settings.data))
+        remedy = f"As a stage host: {join} --role stage; as a trainer: {join} --role trainer --data {data}"
+        raise ConfigError("--data", data, "only for role trainer", remedy, why="a stage host reads no data")
     check_preemption_url("--preemption-url", settings.preemption, settings.preemption_url)
 
 
@@ -146,10 +152,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        remedy = f"It is not: {(error.strerror or 'unreadable').lower()}; check the path."
-        raise ConfigError("--config", str(path), "a readable TOML file", remedy) from None
+        why = (error.strerror or "unreadable").lower()
+        raise ConfigError("--config", str(path), "a readable TOML file", another_path(path), why=why) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError("--config", str(path), "valid TOML", f"{error}; fix that line.") from None
+        raise ConfigError("--config", str(path), "valid TOML", f"Fix that line in {path}.", why=str(error)) from None
 
 
 def _explain(error: ValidationError, flags: Mapping[str, Any], config: Path | None) -> ConfigError:

@@ -12,6 +12,7 @@ from peers.leaving import Leaving
 from peers.roles import Surroundings, build_empty
 from peers.settings import PeerSettings
 from peers.situation import Situation
+from peers.survey import Survey
 from swarm.errors import (
     EXIT_ERROR,
     EXIT_OK,
@@ -33,7 +34,6 @@ from swarm.optimization.calls import StepCalls
 from swarm.optimization.changes import Admission, admission_bytes
 from swarm.optimization.copies import copy_holders
 from swarm.optimization.member import Member
-from swarm.optimization.observation import STANDING, RunStanding, StandingRequest
 from swarm.optimization.observer import Observer, ObserverContext
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.records import CloseRecord, Decision
@@ -46,7 +46,6 @@ from swarm.security.signing import verify
 logger = logging.getLogger(__name__)
 
 ASK_TIMEOUT_S = 30.0
-STANDING_TIMEOUT_S = 5.0
 ASK_AGAIN_S = 3.0
 """How often a step's leader is asked while the step is open."""
 MAX_FAILURES = 8
@@ -88,7 +87,7 @@ class Joining:
     ) -> None:
         self._settings, self._around, self._member = settings, around, member
         self._situation, self._leaving, self._prepare = situation, leaving, prepare
-        self._calls = StepCalls(around.endpoint)
+        self._calls, self._survey = StepCalls(around.endpoint), Survey(around.endpoint)
         self._context = ObserverContext(
             run=around.manifest.run_id,
             endpoint=around.endpoint,
@@ -115,13 +114,13 @@ class Joining:
             self._around.watch.follow(())  # from here on the contact is one of many, and may leave
             self._check_place(head)
             self._learn(head)
-            lost = await self._lost(head, contact)
+            lost = await self._survey.lost(head.members, contact)
             if self._is_double(head) and not self._is_needed(head, lost):
                 await self._member.stand_in(newest)
                 await self._wait_for_notice(head, patience)
                 continue
             await insist_on_being_reached(self._around, head.members.peers)
-            name = self._choose(head, lost)
+            name = await self._choose(head, lost)
             donors = self._donors(head, name, contact, attempts + (name in lost))
             attempts, before = attempts + 1, self._here
             try:
@@ -209,18 +208,6 @@ class Joining:
             if member.peer != self._around.endpoint.peer:  # what is said of another life of ours is not where we are
                 self._around.endpoint.learn(PeerId(member.peer), member.addresses)
 
-    async def _lost(self, head: CloseRecord, contact: PeerId | None) -> tuple[str, ...]:
-        """The parts that nobody holds any more, as the contact sees it, or the first member that answers."""
-        me, call = self._around.endpoint.peer, self._around.endpoint.call
-        others = [peer for peer in head.members.peers if peer not in (me, contact)]
-        for peer in [*filter(None, [contact]), *others[:MAX_LEADERS]]:
-            try:
-                standing, _ = await call(peer, STANDING, StandingRequest(), RunStanding, timeout_s=STANDING_TIMEOUT_S)
-            except PeerError:
-                continue
-            return standing.lost
-        return ()
-
     def _is_needed(self, head: CloseRecord, lost: Collection[str]) -> bool:
         """Whether the run waits for somebody to take over what an earlier life of this peer was the last to do, or what
         else this one could do: it will not close a step without us. The latter only once nobody was heard in our name:
@@ -232,18 +219,20 @@ class Joining:
         mine = {"stage": set(lost) - ends, "trainer": ends.intersection(lost)}.get(self._settings.role)
         return bool(self._listen_at and mine)
 
-    def _choose(self, head: CloseRecord, lost: Collection[str]) -> PartName | None:
+    async def _choose(self, head: CloseRecord, lost: Collection[str]) -> PartName | None:
         """Once: a peer that has to start over keeps its place."""
-        manifest = self._around.manifest
+        split, settings = self._around.manifest.split, self._settings
         if self._prepared:
             return self._situation.part
+        free = settings.role == "stage" and settings.stage is None
+        leaving = await self._survey.leaving(head.members) if free else ()
         try:
             part, reason = choose_place(
                 head.members,
                 self._around.endpoint.peer,
-                self._settings.role,
-                self._settings.stage,
-                Places(stages=manifest.split.stages, private_ends=manifest.split.ends == "private", lost=lost),
+                settings.role,
+                settings.stage,
+                Places(stages=split.stages, private_ends=split.ends == "private", lost=lost, leaving=leaving),
             )
         except Refused as refused:
             raise RunEnded(refused.reason, EXIT_USAGE) from refused

@@ -13,9 +13,9 @@ import functools
 from data_shards.source import ShardSource
 from peers.announcer import Announcer
 from peers.ckpt_keeper import CheckpointKeeper
-from peers.contact import ask_standing
 from peers.copying import Copying
 from peers.download import download_part
+from peers.first_contact import FirstContact
 from peers.founder import Founder
 from peers.holding import Holding
 from peers.joining import Joining, insist_on_being_reached
@@ -106,7 +106,10 @@ class Membership:
         self._calls = StepCalls(around.endpoint)
         live = LiveCalls(self._calls, around.watch)
         self._leader = RemoteLeader(live, self._member, around.clock, self._deadline.seconds)
-        self._watching = Watching(around.watch, around.endpoint, self._member, around.events, self.name_of)
+        self._first = FirstContact(around.endpoint, around.clock, contact, founder)
+        self._watching = Watching(
+            around.watch, around.endpoint, self._member, around.events, self.name_of, self._first.gone
+        )
         self._quorum = Quorum(around.watch, self._member, self.situation, around.clock, self._rules.quorum_grace_s)
         self._vacancy = Vacancy(
             around.watch, self._member, self.situation, around.endpoint.peer, around.manifest.run.copies
@@ -117,6 +120,7 @@ class Membership:
         self._announcer = Announcer(settings, around.endpoint, directory, self.situation, around.clock)
         self._step_events = StepEvents(around, self.situation)
         self._leaving = Leaving(around, self._member, self._calls, self.situation, self._deadline)
+        self._observers.leaving = lambda: self._leaving.asked
         self._joining = Joining(settings, around, self._member, self.situation, self._leaving, self._prepare)
         self._was_member = False
         self._unfit: asyncio.Future[ConfigError | StateError] = asyncio.get_running_loop().create_future()
@@ -221,7 +225,7 @@ class Membership:
             return
         await self._be_reached()
         while not self._member.is_member:
-            standing = await ask_standing(self._around.endpoint, self._around.clock, self._contact)
+            standing = await self._first.standing()
             if standing.closed is not None and not self._holding.ready.is_set():
                 await self._joining.run(self._contact)
                 return

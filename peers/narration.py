@@ -4,30 +4,38 @@ from __future__ import annotations
 
 from peers.event_lines import EventLines
 from peers.invite import invite_to
+from peers.log_lines import LogLines
 from peers.narrator import Narrator
 from peers.settings import PeerSettings
 from peers.voice import Voice
 from swarm.clock import Clock
 from swarm.errors import ConfigError
-from swarm.events import Event, EventSink, Invited, PeerStarted, RunFound
+from swarm.events import Event, EventSink, Invited, PeerStarted, PeerStopped, RunFound
 
 
 class Narration:
-    """The sink of one peer's events. A founder's invite is added once its run and its addresses are known."""
+    """The sink of one peer's events, and, where they are words, of what is logged until the last of them. A founder's
+    invite is added once its run and its addresses are known."""
 
     def __init__(self, settings: PeerSettings, sink: EventSink, clock: Clock, *, peer: str) -> None:
         self._founds = settings.role == "bootstrap"
         self._run: RunFound | None = None
         self._addresses: tuple[str, ...] = ()
+        self._log: LogLines | None = None
         if settings.json_lines:
             self._sink: EventSink = EventLines(sink, Voice(), clock, peer=peer)
         elif settings.verbose:
-            self._sink = Narrator(sink, Voice(), clock, founder=self._founds)
+            voice = Voice()
+            self._sink = Narrator(sink, voice, clock, founder=self._founds)
+            self._log = LogLines(voice)
+            self._log.open()
         else:
             self._sink = sink
 
     def emit(self, event: Event) -> None:
         """See :class:`~swarm.events.EventSink`."""
+        if isinstance(event, PeerStopped) and self._log is not None:
+            self._log.close()
         self._sink.emit(event)
         if not self._founds:
             return

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from peers.event_words import describe, harmless, labelled, megabytes, swarm_of
 from peers.voice import Speaker
+from peers.waits import Waits
 from peers.words import command_name, named
 from swarm.clock import Clock
 from swarm.events import (
@@ -16,12 +17,19 @@ from swarm.events import (
     Event,
     EventSink,
     Invited,
+    PartAssigned,
+    PeerBack,
+    PeerLost,
+    PeerReady,
     PeerStopped,
+    QuorumBack,
+    QuorumLost,
     RosterChanged,
     RunFound,
     RunStarted,
     StateDownloaded,
     StepClosed,
+    StepGivenUp,
     SyncProgress,
     Waiting,
 )
@@ -29,9 +37,11 @@ from swarm.ids import PartName
 
 LINE_S = 1.0
 """Steps that close faster are told once in so many seconds."""
-WAITING_S = 60.0
-"""What is waited for again and again, as with each step, is told once in so many seconds."""
 _QUARTERS = 4
+_NEWS = (PeerLost, PeerBack, QuorumLost, QuorumBack, RosterChanged, StepGivenUp)
+"""Who is there has changed: what is waited for after that is worth a line, whatever was said before."""
+_OVER = (PartAssigned, PeerReady)
+"""What ends a wait without saying so."""
 
 
 @dataclass(slots=True)
@@ -41,8 +51,7 @@ class _Told:
     run: RunFound | None = None
     steps_at: float = float("-inf")
     pending: StepClosed | None = None
-    waiting: str = ""
-    waiting_at: float = float("-inf")
+    waits: Waits = field(default_factory=Waits)
     quarter: int = 0
     kept: CheckpointWritten | None = None
     syncing: tuple[PartName, int] | None = None
@@ -53,7 +62,8 @@ class _Told:
 class Narrator:
     """Passes every event on, and says some of them. Safe from any thread.
 
-    ``founder`` has told already which run it is. The last event, PeerStopped, also closes ``voice``.
+    ``founder`` has told already which run it is. What it holds back of a wait that goes on is said with the first event
+    after its time, and some event comes every few seconds. The last one, PeerStopped, also closes ``voice``.
     """
 
     def __init__(self, sink: EventSink, voice: Speaker, clock: Clock, *, founder: bool = False) -> None:
@@ -68,8 +78,11 @@ class Narrator:
             self._hear(event)
 
     def _hear(self, event: Event) -> None:
-        self._learn_names(event)
+        self._learn(event)
+        self._say_due(event)
         match event:
+            case Waiting():
+                self._wait(event)
             case StepClosed():
                 self._step(event)
             case SyncProgress():
@@ -85,8 +98,6 @@ class Narrator:
                 self._tell(event)
             case RunStarted() if self._told.synced:
                 self._say("joined", f"the run at step {self._told.synced}: {swarm_of(event)}")
-            case CheckpointWritten():
-                self._told.kept = event
             case PeerStopped():
                 self._say_pending()
                 self._say_kept()
@@ -97,7 +108,7 @@ class Narrator:
 
     def _tell(self, event: Event) -> None:
         words = describe(event)
-        if words is not None and not (isinstance(event, Waiting) and self._said_lately(event.what)):
+        if words is not None:
             self._say(*words)
 
     def _say(self, label: str, text: str) -> None:
@@ -109,13 +120,18 @@ class Narrator:
         if kept is not None:
             run = Path(kept.path).parents[2]
             self._voice.say(labelled("kept", f"{kept.part} of step {kept.step} in {run}"))
-            command = f"{command_name()} sample {shlex.quote(str(run))}"
-            self._voice.say(labelled("", f'with all parts of a step there: {command} --prompt "The"'))
+            swarm = command_name()
+            command = f"{swarm} sample {shlex.quote(str(run))}"
+            self._voice.say(
+                labelled("", f'once its other parts are there, too ({swarm} ckpt pull): {command} --prompt "The"')
+            )
 
     # --- events that need memory ---------------------------------------------------------------------------------
 
-    def _learn_names(self, event: Event) -> None:
-        """What lines are to call peers by."""
+    def _learn(self, event: Event) -> None:
+        """What lines are to call peers by, and what was kept."""
+        if isinstance(event, CheckpointWritten):
+            self._told.kept = event
         if isinstance(event, (RunStarted, RosterChanged)):
             members = event.roster if isinstance(event, RunStarted) else event.joined
             self._told.names |= {str(one.get("peer")): harmless(str(one["name"])) for one in members if one.get("name")}
@@ -136,12 +152,21 @@ class Narrator:
         if last or self._clock.monotonic() - self._told.steps_at >= LINE_S:
             self._say_pending()
 
-    def _said_lately(self, waiting: str) -> bool:
-        told, now = self._told, self._clock.monotonic()
-        lately = waiting == told.waiting and now - told.waiting_at < WAITING_S
-        if not lately:
-            told.waiting, told.waiting_at = waiting, now
-        return lately
+    def _wait(self, event: Waiting) -> None:
+        if not event.what:
+            self._told.waits.end()
+        elif self._told.waits.begin(event.what, self._clock.monotonic()):
+            self._tell(event)
+
+    def _say_due(self, event: Event) -> None:
+        """A wait that was held back and goes on, unless this very event says how it stands."""
+        waits = self._told.waits
+        if isinstance(event, (*_OVER, PeerStopped)):
+            waits.end()
+        if isinstance(event, _NEWS):
+            waits.news()
+        if not isinstance(event, Waiting) and (what := waits.due(self._clock.monotonic())):
+            self._tell(Waiting(what=what))
 
     def _say_pending(self) -> None:
         event, self._told.pending = self._told.pending, None

@@ -108,10 +108,11 @@ class Orders:
     def take(self, number: signal.Signals) -> None:
         """Act on a signal."""
         by, by_keyboard, again = _NAMES[number], number == signal.SIGINT, self._told.done()
+        twice = again and self._told.result() == 128 + number
         if again and number == signal.SIGHUP:
             return  # a terminal that closes sends it twice: nobody asked for haste
         if not self._grace_s or self._leave is None or again:
-            self._force(f"was stopped by {by}{' again' if again else ''}", 128 + number)
+            self._force(f"was stopped by {by}{', twice' if twice else ''}", 128 + number)
             return
         self._told.set_result(128 + number)
         self._leave(by, EXIT_OK if by_keyboard else EXIT_DRAINED)

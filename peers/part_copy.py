@@ -24,22 +24,26 @@ from swarm.events import CopyDropped, CopyHeld, DonorDropped
 from swarm.ids import PartName, PeerId
 from swarm.optimization.copies import copy_holders, copy_rate
 from swarm.optimization.observer import Observer, ObserverContext, Runs, take_update
+from swarm.optimization.observing import LEASE_S
 from swarm.optimization.part_state import PartState
 from swarm.optimization.records import CloseRecord, Decision
 from swarm.optimization.roster import Roster
-from swarm.optimization.waiting import first_done
 from swarm.planning.patience import Patience
 from swarm.security.signing import verify
 from swarm.state.bucket import Bucket
 from swarm.state.chunks import Cut
 from swarm.state.download import Download, DownloadContext, Wanted
 from swarm.state.snapshot import Snapshot
+from swarm.waiting import first_done
 
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.2
 MOST_STEPS_WAITED = 64
 """A copy whose state came too late waits one step before it is fetched anew, then two, and so on up to this many."""
+DECIDED_S = LEASE_S / 2
+"""How long a copy that has a step's update waits for this peer itself to hear how the step was decided. Then it asks
+those who lead it on: this peer may be cut off, and who asks nothing for long is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,15 +181,15 @@ class PartCopy:
                 await observer.follow()
 
     async def _step_ahead(self, observer: Observer) -> bool:
-        """Take the next step with an update that is here before it is decided. False when there was none, or another
-        was decided. Raises what the observer raises."""
+        """Take the next step with an update that is here before it is decided. False when there was none, another was
+        decided, or this peer does not hear of it. Raises what the observer raises."""
         step = observer.head.step + 1
         if self._ahead is None or self._ahead.step != step:
             mean = await observer.ahead()
             self._ahead = None if mean is None else _Ahead(step, mean)
         if self._ahead is None:
             return False
-        await self._context.records.wait(step)
+        await first_done(self._context.records.wait(step), self._context.around.clock.sleep(DECIDED_S))
         record = self._context.records.at(step)
         if record is None or not await self._finish(record):
             return False
@@ -193,16 +197,17 @@ class PartCopy:
         return True
 
     async def _finish(self, record: CloseRecord) -> bool:
-        """Take the update that is here for ``record``, of which this peer knows itself that it was decided. False when
-        there is none, or it is not the one that was decided: then nothing has changed."""
-        state, ahead = self._state, self._ahead
+        """Take the update that is here for ``record``, of which this peer knows itself that it was decided; a step that
+        was given up needs none. False when there is none, or it is not the one that was decided: then nothing has
+        changed."""
+        state, ahead, before = self._state, self._ahead, self._record
         if self.step == record.step:
             return self._is(record)  # given up, as we were told before
-        if state is None or not self.takes(record.step) or self._record is None or ahead is None:
+        if state is None or before is None or not (record.void or self.takes(record.step)):
             return False
-        mean = None if record.void else ahead.mean
+        mean = None if record.void or ahead is None else ahead.mean
         try:
-            if record.previous != self._record.hash():
+            if record.previous != before.hash():
                 return False
             await self._context.host.run(take_update, state, record, mean)
         except (PeerError, StateError) as error:

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from peers.place_state import PlaceEnd, PlaceState, read_state, write_state
+from peers.words import another_path
 from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -174,12 +175,12 @@ def take_place(
         place = _take(home / name, clock)
     except OSError as error:
         raise ConfigError("home", str(home), "a directory of this user on a disk that has file locks",
-                          f"{error.strerror}; choose another with --home or SWARM_HOME.") from error  # fmt: skip
+                          "Choose another with --home or SWARM_HOME.", why=str(error.strerror)) from error  # fmt: skip
     if place is None:
         state = read_state(home / name)
         raise ConfigError("place", name, "a place no other running peer has",
-                          f"Process {state.pid if state else '(unknown)'} has it; leave --place out to get a free one, "
-                          "or choose another name.")  # fmt: skip
+                          "Leave --place out to get a free one, or choose another name.",
+                          why=f"process {state.pid if state else '(unknown)'} has it")  # fmt: skip
     return place
 
 
@@ -191,7 +192,8 @@ def list_places(home: Path) -> list[PlaceInfo]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise ConfigError("home", str(home), "a directory this user can read", f"{error.strerror}; check the path.") from error  # fmt: skip  # noqa: E501
+        why = str(error.strerror)
+        raise ConfigError("home", str(home), "a directory this user can read", another_path(home), why=why) from error
     found.sort(key=lambda path: (not path.name.isdigit(), len(path.name) if path.name.isdigit() else 0, path.name))
     return [look_at_place(path) for path in found]
 

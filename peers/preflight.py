@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import re
 import socket
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,10 +28,33 @@ def check_device(device: str, root: Path = Path("/")) -> None:
     if re.fullmatch(DEVICE, device) is None:
         raise ConfigError("--device", device, "cpu, cuda or cuda:N", "Correct the name.")
     if device != "cpu" and not any(any(root.glob(trace)) for trace in GPU_TRACES):
-        remedy = (
-            "There is no GPU driver on this machine (does nvidia-smi list one?): leave --device out to use the CPU."
+        remedy, why = (
+            "Leave --device out to use the CPU. Does nvidia-smi list a GPU?",
+            "no GPU driver is on this machine",
         )
-        raise ConfigError("--device", device, "cpu here", remedy)
+        raise ConfigError("--device", device, "cpu here", remedy, why=why)
+
+
+def check_checkpoints(pattern: Path) -> None:
+    """Refuse a place for checkpoints in which this user cannot write, up to what ``{run}`` in it stands for. Tries it,
+    and leaves nothing. Raises ConfigError."""
+    place = next(path for path in (pattern, *pattern.parents) if "{run}" not in str(path))
+    missing = [path for path in (place, *place.parents) if not path.exists()]
+    made: list[Path] = []
+    try:
+        for path in reversed(missing):
+            path.mkdir()
+            made.append(path)
+        with tempfile.TemporaryFile(dir=place):
+            pass
+    except OSError as error:
+        remedy = (
+            f"{error.strerror or error}: name another with --checkpoints, or leave it out to keep the run in the home."
+        )
+        raise ConfigError("--checkpoints", str(pattern), "a directory that this user may write", remedy) from None
+    finally:
+        for path in reversed(made):
+            path.rmdir()
 
 
 def check_listen(addresses: Sequence[str]) -> None:
@@ -62,7 +86,7 @@ def check_port(port: int) -> None:
             case errno.EACCES:
                 allowed, remedy = "a port this user may open", f"Choose one from 1024 on. {remedy}"
             case _:
-                allowed, remedy = "a port to listen on", f"{error.strerror or error}. {remedy}"
+                allowed = f"a port to listen on: {error.strerror or error}"
         raise ConfigError("--port", port, allowed, remedy) from None
 
 
@@ -92,8 +116,8 @@ def _refused(text: str, error: OSError, port: int) -> ConfigError:
     if error.errno == errno.EACCES:
         remedy = f"Choose a port from 1024 on, or any: --listen {ANY_PORT}"
         return ConfigError("--listen", text, "a port this user may open", remedy)
-    remedy = f"{(error.strerror or str(error)).capitalize()}: choose another."
-    return ConfigError("--listen", text, "an address to listen on", remedy)
+    why = error.strerror or str(error)
+    return ConfigError("--listen", text, "an address to listen on", f"Take any: --listen {ANY_PORT}", why=why)
 
 
 def _holder(port: int) -> str:

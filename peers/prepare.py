@@ -80,7 +80,8 @@ def check_shape(shape: RunShape) -> None:
             "--peers",
             shape.peers,
             f"at least --stages = {shape.stages}",
-            "Every stage needs a replica: ask for more peers or fewer stages.",
+            f"Ask for more peers (--peers {shape.stages}) or fewer stages (--stages {shape.peers}).",
+            why="every stage needs a replica",
         )
     layers = ModelConfig().layers
     if shape.stages > layers:

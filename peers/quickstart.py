@@ -63,7 +63,8 @@ def quickstart(options: QuickstartOptions, clock: Clock, *, make_group: Callable
     check_shape(options.shape)
     check_device(options.device)
     if options.report is not None and options.report.is_dir():
-        raise ConfigError("--report", str(options.report), "a file", "This is a directory: name a file in it.")
+        remedy = f"Name a file in it: --report {options.report / 'report.json'}"
+        raise ConfigError("--report", str(options.report), "a file", remedy, why="this is a directory")
     if options.text:
         read_corpus(options.text)
     # From the first trace on disk on, an interrupt must find somebody who says what is kept.

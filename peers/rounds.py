@@ -9,7 +9,7 @@ import torch
 from peers.roles import Surroundings
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.plan import RoundKey, RoundResult
-from swarm.averaging.round import RoundCall, average, plan_round
+from swarm.averaging.round import RoundCall, average, plan_rounds
 from swarm.averaging.strategies import STRATEGIES
 from swarm.ids import PartName
 from swarm.optimization.open_step import Round
@@ -32,7 +32,7 @@ class Rounds:
         self._averaged = averaged
 
     async def __call__(self, wanted: Round, sums: torch.Tensor) -> RoundResult:
-        """One round of our part's group. Raises RoundFailed."""
+        """All rounds of our part's averaging. Raises RoundFailed."""
         manifest = self._around.manifest
         call = RoundCall(
             key=RoundKey(wanted.step, wanted.part, wanted.attempt),
@@ -43,7 +43,7 @@ class Rounds:
             dtype="float64" if manifest.run.reproducible else "float32",
             seed=manifest.run.seed,
         )
-        plan = plan_round(call, STRATEGIES[manifest.averaging.strategy], self._around.endpoint.peer)
-        result = await average(self._allreduce, plan, sums, self._around.events)
+        plans = plan_rounds(call, STRATEGIES[manifest.averaging.strategy], self._around.endpoint.peer)
+        result = await average(self._allreduce, plans, sums, self._around.events)
         await self._averaged(wanted.part, wanted.step, result.tensor)
         return result

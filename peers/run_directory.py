@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from peers.places import home_directory
-from peers.words import command_name
+from peers.words import another_path, command_name
 from swarm.clock import Clock
 from swarm.errors import ConfigError
 
@@ -87,11 +87,11 @@ def create_run_directory(out: Path | None, clock: Clock) -> RunDirectory:
         root.mkdir(mode=0o700)
     except FileExistsError:
         raise ConfigError(
-            "--out", str(root), "a directory that does not exist yet", "Remove it or name another."
+            "--out", str(root), "a directory that does not exist yet", "Remove it or name another: --out NEW"
         ) from None
     except OSError as error:
         raise ConfigError(
-            "--out", str(root), "a directory that can be made", f"{error.strerror}; name another."
+            "--out", str(root), "a directory that can be made", another_path(root), why=str(error.strerror)
         ) from None
     return RunDirectory(root)
 
@@ -102,8 +102,9 @@ def find_run_directory(given: Path | None, home: Path | str | None = None, *, ke
     if given is None:
         runs = known_runs(home)
         if not runs:
-            remedy = f"There is none. Train one: {command_name()} quickstart, or name its directory."
-            raise ConfigError(key, f"{OUT} or {_joined(home)}", "a directory that holds runs", remedy)
+            remedy = f"Train one: {command_name()} quickstart, or name the directory of one."
+            allowed = "a directory that holds runs"
+            raise ConfigError(key, f"{OUT} or {_joined(home)}", allowed, remedy, why="there is none")
         return runs[0]
     found = RunDirectory(given)
     there = os.path.exists(given)  # not pathlib's, which raises for a name that is too long

@@ -95,7 +95,7 @@ class RunView:
     def _moved(self, event: HopMoved) -> None:
         self.hops_moved += 1
         old, new = self._name(event.old), self._name(event.new)
-        if event.reason.startswith("deadline"):  # late is not lost: nothing is wrong with a busy machine
+        if event.late:  # late is not lost: nothing is wrong with a busy machine
             self._note(f"stage {event.stage}: {old} was slow, {new} does some of its work")
         else:
             self._note(f"stage {event.stage}: work of {old} continues on {new} ({event.reason})")

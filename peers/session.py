@@ -49,7 +49,11 @@ def open_session(place: Place, who: Who, *, role: str, run: str = "", run_name: 
         return place.open_session(name=who.name, peer=who.peer, role=role, run=run, run_name=run_name).absolute()
     except OSError as error:
         raise ConfigError(
-            "--home", str(place.path), "a directory with room for a session", f"{error.strerror}; check the disk."
+            "--home",
+            str(place.path),
+            "a directory with room for a session",
+            "Make room, or choose another with --home.",
+            why=str(error.strerror),
         ) from None
 
 

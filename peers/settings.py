@@ -139,7 +139,7 @@ def check_settings(settings: PeerSettings) -> None:
     if settings.stage is not None and settings.role != "stage":
         raise ConfigError("stage", settings.stage, "only for role stage", f"Leave it out for a {settings.role}.")
     if settings.data is not None and settings.role != "trainer":
-        raise ConfigError("data", str(settings.data), "only for role trainer", f"A {settings.role} reads no data.")
+        raise ConfigError("data", str(settings.data), "only for role trainer", f"Leave it out for a {settings.role}.")
     if settings.resume is not None and (settings.role != "bootstrap" or settings.run_directory is None):
         allowed = "only for role bootstrap, together with run_directory"
         raise ConfigError("resume", settings.resume, allowed, "Say where the checkpoint is.")

@@ -9,6 +9,7 @@ from pathlib import Path
 from data_shards.build import build_shard
 from data_shards.manifest import MANIFEST_FILE, ShardManifest, read_manifest
 from peers.text_files import documents_of
+from peers.words import another_path
 from swarm.errors import ConfigError, StateError
 
 SCHEMA = 1
@@ -25,7 +26,9 @@ def build_from(texts: Sequence[Path], tokenizer: Path, out: Path) -> ShardManife
         document = tokenizer.read_bytes()
     except OSError as error:
         cause = (error.strerror or "unreadable").lower()
-        raise ConfigError("--tokenizer", str(tokenizer), "a readable tokenizer.json", f"It is not: {cause}.") from None
+        raise ConfigError(
+            "--tokenizer", str(tokenizer), "a readable tokenizer.json", another_path(tokenizer), why=cause
+        ) from None
     return build_shard(out, _all(texts), document)
 
 
@@ -45,7 +48,7 @@ def shards_below(root: Path) -> list[dict[str, object]]:
     """Every shard in ``root`` and below it, :data:`DEEPEST` levels deep, links not followed; a broken one with its
     ``error``. Raises ConfigError when there is no such directory."""
     if not root.is_dir():
-        raise ConfigError("DIR", str(root), "a directory", "There is none of that name: check the path.")
+        raise ConfigError("DIR", str(root), "a directory", another_path(root), why="there is none of that name")
     found: list[dict[str, object]] = []
     for directory, inner, files in os.walk(root):
         path = Path(directory)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_shards.privacy import Private
+from peers.words import another_path
 from swarm.errors import ConfigError
 
 BUILT_IN_CHARACTERS = 1_800_000
@@ -130,18 +131,20 @@ def _documented(tree: ast.Module) -> Iterator[_Documented]:
 def _read_text(path: Path, key: str) -> str:
     try:
         if path.is_file() and path.stat().st_size > LARGEST_FILE_BYTES:
-            raise ConfigError(key, str(path), "a file of at most 1 GiB", "Give a part of it.")
+            raise ConfigError(key, str(path), "a file of at most 1 GiB", f"Give a part of it: head -c 1G {path} > PART")
         text = path.read_text(encoding="utf-8-sig")
     except OSError as error:
         cause = (error.strerror or "unreadable").lower()
-        raise ConfigError(key, str(path), "a readable text file", f"It is not: {cause}; check the path.") from None
+        raise ConfigError(key, str(path), "a readable text file", another_path(path), why=cause) from None
     except UnicodeDecodeError:
-        remedy = "This one is binary or in another encoding: convert it (iconv -t UTF-8) or choose another."
-        raise ConfigError(key, str(path), "UTF-8 text", remedy) from None
+        remedy = "If it is text, convert it: iconv -f ENCODING -t UTF-8 FILE > NEW; else choose another file."
+        why = "it is binary or in another encoding"
+        raise ConfigError(key, str(path), "UTF-8 text", remedy, why=why) from None
     if "\x00" in text:
-        raise ConfigError(key, str(path), "plain text", "This one holds NUL bytes, so it is binary: choose another.")
+        why = "it holds NUL bytes, so it is binary"
+        raise ConfigError(key, str(path), "plain text", another_path(path), why=why)
     if not text.strip():
-        raise ConfigError(key, str(path), "a file with text in it", "This one is empty: choose another.")
+        raise ConfigError(key, str(path), "a file with text in it", another_path(path), why="it is empty")
     return text
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from peers.text import read_documents
+from peers.words import another_path
 from swarm.errors import ConfigError
 
 TEXT_ENDINGS = frozenset({".txt", ".text", ".md", ".markdown", ".rst", ".adoc", ".org", ".tex"})
@@ -22,7 +23,8 @@ def text_files(path: Path, key: str) -> list[Path]:
     :data:`MOST_BYTES`.
     """
     if not path.exists():
-        raise ConfigError(key, str(path), "a built shard or UTF-8 text", "There is no such path: check the spelling.")
+        allowed = "a built shard or UTF-8 text"
+        raise ConfigError(key, str(path), allowed, another_path(path), why="there is no such path")
     if not path.is_dir():
         return [path]
     found: list[Path] = []
@@ -34,10 +36,9 @@ def text_files(path: Path, key: str) -> list[Path]:
             most = f"at most {MOST_FILES:,} text files of {MOST_BYTES >> 30} GiB together"
             raise ConfigError(key, str(path), most, "Give a part of them; swarm data build makes a shard of each.")
     if not found:
-        empty = "It is empty" if not any(path.iterdir()) else "It holds none"
-        endings = ", ".join(sorted(TEXT_ENDINGS))
-        remedy = f"{empty}: give another directory, or a single file, whatever its name."
-        raise ConfigError(key, str(path), f"a built shard, or a directory with text files ({endings})", remedy)
+        empty = "it is empty" if not any(path.iterdir()) else "it holds none; a single file may have any name"
+        allowed = f"a built shard, or a directory with text files ({', '.join(sorted(TEXT_ENDINGS))})"
+        raise ConfigError(key, str(path), allowed, another_path(path), why=empty)
     return sorted(found)
 
 
@@ -55,13 +56,15 @@ def documents_of(path: Path, key: str) -> Iterator[str]:
         nothing = False
         yield from read_documents(file, key)
     if nothing:
-        raise ConfigError(key, str(path), "files with text in them", "Every one of them is empty: choose others.")
+        raise ConfigError(
+            key, str(path), "files with text in them", another_path(path), why="every one of them is empty"
+        )
 
 
 def _below(root: Path, key: str) -> Iterator[Path]:
     def unreadable(error: OSError) -> None:
-        remedy = f"It is not: {(error.strerror or 'unreadable').lower()}; check its permissions."
-        raise ConfigError(key, str(error.filename), "a readable directory", remedy)
+        where, why = Path(error.filename), (error.strerror or "unreadable").lower()
+        raise ConfigError(key, str(where), "a readable directory", another_path(where), why=why)
 
     inside = root.resolve()
     for directory, inner, files in os.walk(root, onerror=unreadable):

@@ -26,13 +26,19 @@ comes back."""
 
 class Watching:
     """Runs the watch of one peer from before it is a member. ``contact`` is watched until then: without it a peer that
-    has not begun has nobody to begin with."""
+    has not begun has nobody to begin with, which ``orphaned`` says, given the reason."""
 
     def __init__(
-        self, watch: Watch, endpoint: Endpoint, member: Member, events: EventSink, name_of: Callable[[PeerId], str]
+        self,
+        watch: Watch,
+        endpoint: Endpoint,
+        member: Member,
+        events: EventSink,
+        name_of: Callable[[PeerId], str],
+        orphaned: Callable[[str], RunEnded],
     ) -> None:
         self._watch, self._endpoint, self._member = watch, endpoint, member
-        self._events, self._name_of = events, name_of
+        self._events, self._name_of, self._orphaned = events, name_of, orphaned
         self._ended: asyncio.Future[RunEnded] = asyncio.get_running_loop().create_future()
         self._ahead: asyncio.Queue[tuple[PeerId, int]] = asyncio.Queue(maxsize=8)
         watch.stand = lambda: (member.open_step, member.is_member)
@@ -76,10 +82,9 @@ class Watching:
         )
 
     def _lost(self, peer: PeerId, reason: str) -> None:
-        name = self._name_of(peer)
-        self._events.emit(PeerLost(peer=peer, name=name, reason=reason))
+        self._events.emit(PeerLost(peer=peer, name=self._name_of(peer), reason=reason))
         if self._member.open_step == 0 and not self._ended.done():
-            self._ended.set_result(RunEnded(f"{name} ({peer}) is gone: {reason}", EXIT_UNREACHABLE))
+            self._ended.set_result(self._orphaned(reason))
 
     def _back(self, peer: PeerId) -> None:
         self._events.emit(PeerBack(peer=peer, name=self._name_of(peer)))

@@ -44,6 +44,7 @@ def report_error(error: SwarmError) -> None:
                 if error.value is None
                 else f"{error.key} = {_shown(error.value)} cannot be used"
             )
+            cause += f": {error.why}" if error.why else ""
             print_error(cause, check=f"expected {error.allowed}", next_=error.remedy)
         case Complaint():
             print_error(error.cause, check=error.check, next_=error.next)
@@ -88,6 +89,12 @@ def _typed(program: Path) -> str:
     return shlex.quote(os.path.relpath(program) if below else str(program.absolute()))
 
 
+def another_path(path: Path) -> str:
+    """What to do about a path that is none such, with the command that shows what is there, or nearest to it."""
+    there = next(one for one in (path.absolute(), *path.absolute().parents) if os.path.exists(one))
+    return f"See what is there: ls -la {_typed(there)}; then the same command again with another path."
+
+
 def next_commands(root: Path) -> list[str]:
     """What to try after a local run, ready to paste."""
     swarm = command_name()
@@ -96,6 +103,15 @@ def next_commands(root: Path) -> list[str]:
         f"{swarm} quickstart --stages 4 --peers 8 --trainers 3",
         f"{swarm} quickstart --help",
     ]
+
+
+def gathering(root: Path) -> str:
+    """What to type to have the parts in one directory that lie in several."""
+    command = f"{command_name()} ckpt pull {shlex.quote(str(root))}"
+    return (
+        f"{command} --from A --from B, where A and B are the run's directories, copied from those machines "
+        "(while peers of the run still live: --from INVITE)"
+    )
 
 
 def short_address(address: str) -> str:
@@ -132,6 +148,11 @@ def listed(names: Sequence[str]) -> str:
     """``a``, ``a and b``, ``a, b and c``; empty for none."""
     *first, last = names or ("",)
     return f"{', '.join(first)} and {last}" if first else last
+
+
+def numbered(steps: Sequence[int]) -> str:
+    """``step 36``, ``steps 36, 48 and 60``."""
+    return f"step{'' if len(steps) == 1 else 's'} {listed([str(step) for step in steps])}"
 
 
 def amount(value: float) -> str:

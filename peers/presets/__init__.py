@@ -29,8 +29,9 @@ def load_preset(name: str) -> dict[str, Any]:
 def refuse_as_file(given: Path | None) -> None:
     """Raises ConfigError for the name of a preset where a RUN.toml belongs, and no file is called so."""
     if given is not None and str(given) in _found() and not given.exists():
-        remedy = f"There is no file of that name. The preset is meant? Then: {command_name()} new --preset {given}"
-        raise ConfigError("RUN.toml", str(given), "a file; presets are named by --preset", remedy)
+        remedy = f"If the preset is meant: {command_name()} new --preset {given}"
+        allowed = "a file; presets are named by --preset"
+        raise ConfigError("RUN.toml", str(given), allowed, remedy, why="there is no file of that name")
 
 
 def preset_purpose(name: str) -> str:

@@ -60,9 +60,13 @@ class Death:
 
 @dataclass(frozen=True, slots=True)
 class Burden:
-    """What is there when all are ready: the bootstrap, which never dies, and everything of ours on this machine."""
+    """What is there when all are ready: the bootstrap, which never dies, and everything of ours on this machine.
+
+    ``memory_bytes`` is what it has in memory, pages included that it shares with who forked it: each becomes its own
+    when either touches it first, so what is ``unshared_bytes`` grows without anything being added."""
 
     memory_bytes: int
+    unshared_bytes: int
     descriptors: int
     threads: int
     processes: int
@@ -175,8 +179,10 @@ class _Fates:
 
     def _burden(self) -> Burden:
         bootstrap = psutil.Process(self._group.pids[BOOTSTRAP])
+        memory = bootstrap.memory_full_info()
         return Burden(
-            memory_bytes=bootstrap.memory_full_info().uss,
+            memory_bytes=memory.rss,
+            unshared_bytes=memory.uss,
             descriptors=bootstrap.num_fds(),
             threads=bootstrap.num_threads(),
             processes=len(children_of(os.getpid())),

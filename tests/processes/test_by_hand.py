@@ -61,7 +61,9 @@ def test_run_by_hand_late_join_drain_and_signals(tmp_path: Path) -> None:
         # The only trainer cannot be spared: it says so, and a second Ctrl-C ends it all the same.
         successor.process.send_signal(signal.SIGINT)
         successor.wait_event(
-            "Waiting", what="it holds the only replica of ends: another must join first, or all lose a step at least"
+            "Waiting",
+            what="it holds the only replica of ends: another must join first (swarm join INVITE --role trainer), "
+            "or all lose a step at least",
         )
         successor.process.send_signal(signal.SIGINT)
         assert successor.end()[0] == 130

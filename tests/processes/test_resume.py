@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from peers.run_directory import RunDirectory
-from swarm.state.checkpoint_files import held
+from swarm.state.checkpoint_files import held, steps
 from tests.harness.by_hand import RUN, ByHand, Started, by_hand
 from tests.harness.expect import wait_until
 
@@ -99,8 +99,7 @@ def test_run_of_which_every_peer_was_killed_goes_on_bit_for_bit(tmp_path: Path) 
         assert "lacks" in alone.stderr
 
         founder = hand.start("new", "--resume", *LOCAL)
-        again = founder.wait_event("Invited")["invite"]
-        second = join_all(hand, again, text)
+        second = join_all(hand, founder.wait_event("Invited")["invite"], text)
         second[2].wait_step(begin + EVERY, deadline_s=240)
         assert second[2].wait_event("RunFound")["run"] == run
         assert second[2].wait_event("PeerReady")["step"] == begin
@@ -109,7 +108,10 @@ def test_run_of_which_every_peer_was_killed_goes_on_bit_for_bit(tmp_path: Path) 
         for step in range(begin + 1, begin + EVERY + 1):
             assert after[step]["digests"] == before[step]["digests"], f"step {step} is another than it was"
 
-        # It goes on being kept, and may be resumed again.
-        for peer in second:
-            peer.wait_event("CheckpointWritten", step=(begin // EVERY + 1) * EVERY)
+        # It goes on being kept, and may be resumed again; what was kept of the steps that are done again is set aside.
+        again = (begin // EVERY + 1) * EVERY
+        for peer, name in zip(second, ("a", "b", "c"), strict=True):
+            assert min(peer.wait_event("CheckpointsSetAside", step=begin)["steps"]) > begin
+            peer.wait_event("CheckpointWritten", step=again)
+            assert max(steps(kept(tmp_path / name).checkpoints)) >= again
         stop_all([founder, *second])

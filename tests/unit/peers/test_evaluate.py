@@ -67,8 +67,8 @@ def test_checkpoint_whose_parts_are_elsewhere_names_them_and_where_they_belong(r
         Complaint, match="no step is complete here: the newest, step 3 lacks stage-1 and ends"
     ) as newest:
         load_checkpoint(run)
-    assert str(run.checkpoints / "step-00000003") in newest.value.next
-    assert "stage-1.safetensors ends.safetensors" in newest.value.next
+    assert str(run.checkpoints / "step-00000003") in newest.value.check
+    assert f"ckpt pull {run.root} --from A --from B" in newest.value.next
     with pytest.raises(Complaint, match="step 0 lacks stage-1 and ends here"):
         load_checkpoint(run, 0)
 
@@ -88,7 +88,7 @@ def test_checkpoint_of_a_step_that_was_not_kept_lists_those_that_were(run: RunDi
 @pytest.mark.parametrize("step", [None, 3])
 def test_checkpoint_none_at_all_says_what_to_do(run: RunDirectory, step: int | None) -> None:
     run.checkpoints.rename(run.root / "elsewhere")
-    with pytest.raises(ConfigError, match="There is none: the run ended before the first was written"):
+    with pytest.raises(ConfigError, match="there is none: the run ended before the first was written"):
         load_checkpoint(run, step)
 
 

@@ -15,7 +15,7 @@ from peers import interrupt
 from peers.cli.app import run
 from peers.invite import Invite
 from peers.place_state import read_state
-from peers.preflight import check_listen
+from peers.preflight import check_checkpoints, check_listen
 from peers.session import last_event
 from peers.settings import PeerSettings
 from swarm.errors import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE, ConfigError
@@ -160,11 +160,14 @@ def test_join_bad_input_is_refused_before_anything_is_made(
         "ends in /p2p/": ["/ip4/192.0.2.7/tcp/31337"],
         "cannot be used here": [f"/ip4/192.0.2.7/tcp/1/ws/p2p/{PEER}"],
         "no such path": [INVITE, "--data", str(tmp_path / "nothing")],
-        "It is empty": [INVITE, "--data", str(tmp_path / "empty")],
-        "This one is empty": [INVITE, "--data", str(tmp_path / "empty.txt")],
+        "it is empty\n  check: expected a built shard": [INVITE, "--data", str(tmp_path / "empty")],
+        "it is empty\n  check: expected a file": [INVITE, "--data", str(tmp_path / "empty.txt")],
+        "a stage host reads no data": [INVITE, "--data", str(tmp_path / "empty.txt"), "--role", "stage"],
+        "a trainer holds no stage": [INVITE, "--stage", "1", "--role", "trainer"],
         "torn or cut short": [INVITE, "--data", str(tmp_path / "torn")],
         "--stage": [INVITE, "--stage", "0", "--role", "trainer"],
         "--device": [INVITE, "--device", "tpu"],
+        "--checkpoints": [INVITE, "--checkpoints", "/proc/nope/{run}"],
         f"{taken} is taken": [INVITE, "--listen", f"/ip4/127.0.0.1/tcp/{taken}"],
         "--threads": [INVITE, "--threads", "0"],
         "place": [INVITE, "--place", "no such name!"],
@@ -223,6 +226,16 @@ def test_check_listen_taken_port_names_who_has_it_and_the_way_out(taken: int) ->
 @pytest.mark.parametrize("address", ["/ip4/127.0.0.1/tcp/0", "/ip4/0.0.0.0/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"])
 def test_check_listen_any_free_port_will_do(address: str) -> None:
     check_listen([address])
+
+
+def test_check_checkpoints_tries_and_leaves_nothing(tmp_path: Path) -> None:
+    check_checkpoints(tmp_path / "some" / "where" / "x-{run}" / "more")
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError) as refused:
+        check_checkpoints(tmp_path / "file" / "below")
+    assert (refused.value.key, refused.value.value) == ("--checkpoints", str(tmp_path / "file" / "below"))
+    assert refused.value.remedy.startswith("Not a directory: name another with --checkpoints")
 
 
 def test_check_listen_address_of_another_machine_is_refused() -> None:

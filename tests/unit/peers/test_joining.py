@@ -120,6 +120,7 @@ class World:
         self.stood_in: list[Decision] = []
         self.heard: list[bool] = []
         self.lost: tuple[str, ...] = ()
+        self.leaving_peers: set[PeerId] = set()
         self.prepared = 0
         self.unreachable = ""
         run = SimpleNamespace(steps=steps, copies=1)
@@ -155,7 +156,8 @@ class World:
         return Scripted(self, donors, name)
 
     async def _standing(self, peer: PeerId, method: str, *body: Any, timeout_s: float) -> tuple[RunStanding, bytes]:
-        return RunStanding(founder=peer, closed=0, waiting_for="", lost=self.lost), b""
+        leaving = peer in self.leaving_peers
+        return RunStanding(founder=peer, closed=0, waiting_for="", lost=self.lost, leaving=leaving), b""
 
     async def _twin(self, roster: Sequence[PeerId]) -> bool:
         return self.heard.pop(0)
@@ -476,3 +478,15 @@ async def test_joiner_that_is_refused_asks_again_with_the_next_step(monkeypatch:
     await world.joining.run(CONTACT)
     assert [body.step for _, body in world.admissions] == [3, 4]
     assert any("the run is full" in str(event) for event in world.events.events)
+
+
+async def test_joiner_takes_the_place_of_a_replica_that_says_it_is_about_to_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for stage, leaver in enumerate((DONOR, OTHER)):
+        world = World(monkeypatch, stage=None)
+        thin = Roster([listed(DONOR), listed(OTHER, part="stage-1"), listed(CONTACT, "trainer", "ends")])
+        world.run.decisions[-1] = signed(world.run.head.model_copy(update={"roster": thin.members}))
+        world.leaving_peers = {leaver}
+        await world.joining.run(CONTACT)
+        assert world.situation.part == f"stage-{stage}"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import logging
 import os
 from typing import Any
 
@@ -16,6 +17,8 @@ from peers.voice import Voice
 from swarm.clock import moment
 from swarm.events import (
     CheckpointFailed,
+    CheckpointsSetAside,
+    CheckpointWritten,
     CopyDropped,
     CopyHeld,
     DonorDropped,
@@ -27,6 +30,7 @@ from swarm.events import (
     LineageGivenUp,
     LoopLag,
     PartAssigned,
+    PeerBack,
     PeerLost,
     PeerReady,
     PeerStarted,
@@ -118,6 +122,11 @@ def _step(step: int) -> StepClosed:
         (
             CheckpointFailed(part=ENDS, step=0, reason="I/O error", kept=None),
             "checkpoint    of step 0 was not written: I/O error; no complete one is here",
+        ),
+        (
+            CheckpointsSetAside(steps=(36, 48, 60), step=24, path="/h/aside"),
+            "checkpoint    the run went on from step 24: what is kept here of steps 36, 48 and 60 does not count any "
+            "more; in /h/aside until it passes them",
         ),
         (
             RunStarted(run=RunId("ab" * 32), stages=2, roster=({},) * 4, parameters=1000),
@@ -245,6 +254,64 @@ def test_narrator_what_is_waited_for_with_each_step_is_told_once_a_minute() -> N
     assert heard.lines == [*["waiting       another trainer"] * 2, "waiting       a leader"]
 
 
+LOST = PeerLost(peer=PEER, name="s1", reason="it was stopped")
+LAG = LoopLag(p50_ms=1, p99_ms=1, max_ms=1)
+
+
+def _labels(heard: Heard) -> list[str]:
+    return [line.split()[0] for line in heard.lines]
+
+
+def test_narrator_the_same_wait_is_said_again_after_it_said_that_all_were_back() -> None:
+    heard, clock = Heard(), FakeClock()
+    narrator = Narrator(heard, heard, clock)
+    for _ in range(2):
+        narrator.emit(LOST)
+        narrator.emit(Waiting(what="a stage host to join"))
+        clock.now += 5.0
+        narrator.emit(PeerBack(peer=PEER, name="s1"))
+        narrator.emit(Waiting(what=""))
+        clock.now += 5.0
+    assert _labels(heard) == ["lost", "waiting", "back"] * 2
+
+
+def test_narrator_a_wait_that_goes_on_is_said_once_its_time_has_come() -> None:
+    heard, clock = Heard(), FakeClock()
+    narrator = Narrator(heard, heard, clock)
+    for what in ("another trainer", "", "another trainer"):
+        narrator.emit(Waiting(what=what))
+        clock.now += 1.0
+    for _ in range(30):
+        narrator.emit(LAG)
+        clock.now += 10.0
+    assert heard.lines == ["waiting       another trainer"] * 2
+
+
+@pytest.mark.parametrize(
+    "over", [Waiting(what=""), PeerReady(part=ENDS, step=3, reason="", seconds=1.0), PartAssigned(part=ENDS, reason="")]
+)
+def test_narrator_a_wait_that_is_over_is_not_said_late(over: Event) -> None:
+    heard, clock = Heard(), FakeClock()
+    narrator = Narrator(heard, heard, clock)
+    for what in ("the run to start", "", "the run to start"):
+        narrator.emit(Waiting(what=what))
+    clock.now += 70.0
+    narrator.emit(over)
+    narrator.emit(LAG)
+    assert _labels(heard).count("waiting") == 1
+
+
+def test_narrator_end_says_that_one_part_was_kept_and_not_the_whole_step() -> None:
+    heard = Heard()
+    narrator = Narrator(heard, heard, FakeClock())
+    path = "/h/runs/a/checkpoints/step-00000004/ends.safetensors"
+    narrator.emit(CheckpointWritten(part=ENDS, step=4, path=path, seconds=0.1))
+    narrator.emit(PeerStopped(reason="stopped", exit_code=143))
+    assert heard.lines[0] == "kept          ends of step 4 in /h/runs/a"
+    assert heard.lines[1].strip().startswith("once its other parts are there, too (")
+    assert heard.lines[1].endswith('sample /h/runs/a --prompt "The"')
+
+
 def test_narrator_what_was_kept_back_is_said_before_the_end() -> None:
     heard, clock = Heard(), FakeClock()
     narrator = Narrator(heard, heard, clock)
@@ -324,6 +391,25 @@ def test_narration_others_invite_nobody_and_a_silent_one_says_nothing(capsys: py
     narration.emit(STARTED)
     assert heard.events == [FOUND, STARTED]
     assert capsys.readouterr().out == ""
+
+
+def test_narration_in_words_puts_what_is_logged_into_the_same_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heard, logger = Heard(), logging.getLogger("swarm.optimization.vote_file")
+    monkeypatch.setattr("peers.narration.Voice", lambda: heard)
+    narration = Narration(_settings("stage", verbose=True), heard, FakeClock(), peer=PEER)
+    logger.info("for nobody")
+    logger.warning("%s is not a vote\nREADY", "/h/vote")
+    try:
+        raise ValueError("no")
+    except ValueError:
+        logger.exception("the peer failed")
+    narration.emit(PeerStopped(reason="stopped", exit_code=143))
+    logger.warning("nobody listens any more")
+    assert heard.lines[:2] == ["warning       /h/vote is not a vote READY", "error         the peer failed"]
+    assert heard.lines[2].startswith("Traceback ")
+    assert heard.lines[-2:] == ["ValueError: no", "ended         stopped"]
 
 
 # --- the voice -------------------------------------------------------------------------------------------------------

@@ -75,7 +75,8 @@ def test_orders_signal_begins_to_leave_in_order() -> None:
 
 def test_orders_second_signal_ends_at_once() -> None:
     _, forced = _told(60, signal.SIGINT, signal.SIGINT, adopt=True)
-    assert forced == ("was stopped by Ctrl-C again", 130)
+    assert forced == ("was stopped by Ctrl-C, twice", 130)
+    assert _told(60, signal.SIGINT, signal.SIGTERM, adopt=True)[1] == ("was stopped by SIGTERM", 143)
 
 
 def test_orders_take_what_came_before_they_listened() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from peers import part_copy
-from peers.part_copy import CopyContext, PartCopy
+from peers.part_copy import DECIDED_S, CopyContext, PartCopy
 from peers.recent_records import RecentRecords
 from swarm.errors import OutOfSync, PeerError, Unreachable, WrongStep
 from swarm.events import CopyDropped, CopyHeld
@@ -22,7 +22,7 @@ from swarm.optimization.records import CloseRecord, Decision
 from swarm.optimization.schedules import OptimizerConfig
 from swarm.state.snapshot import Snapshot
 from tests.harness.swarm import EventList
-from tests.unit.optimization.observed import CONTACT, DONOR, MODEL, OTHER, STAGE, HandClock, Run, turns
+from tests.unit.optimization.observed import CONTACT, DONOR, MODEL, OTHER, STAGE, HandClock, Run, signed, turns
 from tests.unit.optimization.world import RUN, InlineDevice
 
 ME = CONTACT
@@ -181,6 +181,32 @@ async def test_copy_with_an_update_that_was_not_decided_asks_for_the_one_that_wa
     scene.updates.put_nowait(decision)
     await turns()
     assert scene.copy.holds(1)
+    await ended(running)
+
+
+async def test_copy_of_a_peer_that_hears_of_no_decision_follows_its_donors(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, running, decision = await begun_ahead(monkeypatch, lambda mean: mean)
+    scene.updates.put_nowait(decision)
+    await scene.clock.advance(DECIDED_S - 1.0)
+    assert scene.copy.holds(0), "this peer will know soon"
+    await scene.clock.advance(1.0)
+    assert (scene.copy.holds(1), scene.copy.takes(1)) == (True, False)
+    await ended(running)
+
+
+async def test_copy_that_is_late_knows_itself_that_a_step_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, running, decision = await begun_ahead(monkeypatch, lambda mean: mean)
+    before = decision.record
+    void = signed(before.model_copy(update={"step": 2, "previous": before.hash(), "void": True}))
+    await scene.records.add(decision.record)
+    await scene.copy.give_up(void)  # it has yet to take the update of the step before
+    await scene.records.add(void.record)
+    scene.updates.put_nowait(Unreachable("gone"))
+    scene.starts = [Unreachable("gone")]
+    await turns()
+    await scene.clock.advance(1.0)
+    assert scene.copy.holds(2)
+    assert not scene.events.of(CopyDropped)
     await ended(running)
 
 

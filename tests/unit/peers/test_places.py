@@ -136,7 +136,7 @@ def test_place_of_one_of_several_trainers_is_not_for_somebody_with_other_data(tm
 
 
 def test_place_that_is_taken_says_by_which_process(tmp_path: Path, clock: Ticking) -> None:
-    with take_place(tmp_path, "gpu", clock=clock), pytest.raises(ConfigError, match=f"Process {os.getpid()} has it"):
+    with take_place(tmp_path, "gpu", clock=clock), pytest.raises(ConfigError, match=f"process {os.getpid()} has it"):
         take_place(tmp_path, "gpu", clock=clock)
     take_place(tmp_path, "gpu", clock=clock).close()
 

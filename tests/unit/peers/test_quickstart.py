@@ -228,7 +228,7 @@ def test_quickstart_run_without_a_checkpoint_is_an_error_that_keeps_everything(t
     command = Command(tmp_path, "--steps", "2", "--peers", "2", "--trainers", "1", fault="no-checkpoint")
     code, _, err = command.finish()
     assert code == 1
-    assert "There is none: the run ended before the first was written" in err
+    assert "there is none: the run ended before the first was written" in err
     assert (command.report()["exit_reason"], command.report()["steps"]) == ("error", 2)
     assert (command.out / "loss.svg").exists()
 

@@ -86,13 +86,18 @@ def test_view_what_happened_between_steps_is_noted_at_the_next() -> None:
     view = _view(
         _told(PeerStarted(role="stage", name="stage-0-1", pid=1, addresses=("x",), seconds=1.0), "stage-0-1"),
         _closed(1),
-        _told(HopMoved(step=2, microbatch=_batch(0), stage=0, old=old, new=new, reason="deadline")),
+        _told(HopMoved(step=2, microbatch=_batch(0), stage=0, old=old, new=new, reason="3 s are over", late=True)),
+        _told(HopMoved(step=2, microbatch=_batch(0), stage=0, old=old, new=new, reason="deadline: it says")),
         _told(PeerLost(peer=old, name="stage-0-1", reason="no answer")),
         _closed(2),
     )
     assert view.addresses == {"stage-0-1": ("x",)}
     assert view.notes == {
-        2: ("stage 0: stage-0-1 was slow, abcdef does some of its work", "stage-0-1 lost: no answer"),
+        2: (
+            "stage 0: stage-0-1 was slow, abcdef does some of its work",
+            "stage 0: work of stage-0-1 continues on abcdef (deadline: it says)",
+            "stage-0-1 lost: no answer",
+        ),
     }
     assert view.lost_peers == {"stage-0-1": "no answer"}
     assert "stage-0-1 lost" in row(view.steps[2], None, view.notes[2])

@@ -80,7 +80,12 @@ class Home:
                 self.watch = Watch(endpoint, LoopClock())
                 endpoint.mount(self.watch)
                 self.watching = Watching(
-                    self.watch, endpoint, self.bench.member, self.events, lambda peer: f"the peer {peer}"
+                    self.watch,
+                    endpoint,
+                    self.bench.member,
+                    self.events,
+                    lambda peer: f"the peer {peer}",
+                    lambda reason: RunEnded(f"orphaned: {reason}", EXIT_UNREACHABLE),
                 )
             else:
                 endpoint.mount(self.others[peer])
@@ -186,7 +191,7 @@ async def test_peer_whose_contact_is_gone_before_it_took_part_ends() -> None:
         await home.running
     (error,) = ended.value.exceptions
     assert isinstance(error, RunEnded)
-    assert error.reason.startswith(f"the peer {T} ({T}) is gone: no answer")
+    assert error.reason.startswith("orphaned: no answer")
     assert error.exit_code == EXIT_UNREACHABLE
 
 

@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
+from peers import words
 from peers.complaint import Complaint
-from peers.words import listed, report_error
+from peers.words import another_path, listed, report_error
 from swarm.errors import EXIT_ERROR, EXIT_UNREACHABLE, ConfigError, RunEnded, SwarmError
 
 
@@ -30,6 +35,10 @@ def test_report_of_a_lost_peer_says_what_can_be_done_now(capsys: pytest.CaptureF
         (RunEnded("over", EXIT_ERROR), ["error: over"]),
         (Complaint("no", check="a", next_="b\x1b"), ["error: no", "  check: a", "  next:  b "]),
         (ConfigError("--x", None, "a", "b"), ["error: --x is missing", "  check: expected a", "  next:  b"]),
+        (
+            ConfigError("--x", 1, "a", "b", why="it is c"),
+            ["error: --x = 1 cannot be used: it is c", "  check: expected a", "  next:  b"],
+        ),
         (SwarmError("one\ntwo"), ["error: one two"]),
     ],
 )
@@ -38,3 +47,28 @@ def test_report_of_others_says_what_they_know(
 ) -> None:
     report_error(error)
     assert capsys.readouterr().err.splitlines() == lines
+
+
+_NO_COMMAND = re.compile(r"(It|This|There|That|They|None|Every|A stage host|A trainer|No) ")
+
+
+def test_next_says_what_to_do_and_never_the_cause() -> None:
+    """Of each ConfigError that is made in a module of the command line, as far as its remedy is written down there."""
+    said: list[str] = []
+    for file in sorted(Path(words.__file__).parent.rglob("*.py")):
+        if file.name.startswith("ckpt_"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "ConfigError":
+                remedy = node.args[3]
+                first = remedy.values[0] if isinstance(remedy, ast.JoinedStr) else remedy
+                if isinstance(first, ast.Constant):
+                    said.append(f"{file.name}: {first.value}")
+    assert len(said) > 20
+    assert [one for one in said if _NO_COMMAND.match(one.split(": ", 1)[1])] == []
+
+
+def test_another_path_shows_what_is_nearest(tmp_path: Path) -> None:
+    (tmp_path / "here").touch()
+    assert f"ls -la {tmp_path / 'here'};" in another_path(tmp_path / "here")
+    assert f"ls -la {tmp_path};" in another_path(tmp_path / "not" / ("x" * 300))

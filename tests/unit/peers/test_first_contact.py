@@ -1,0 +1,51 @@
+"""What a peer that has not begun says when the one through which it came is gone."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from peers.first_contact import FirstContact
+from swarm.errors import EXIT_UNREACHABLE, RunEnded, Unreachable
+from swarm.ids import PeerId
+from swarm.optimization.observation import RunStanding
+from tests.unit.peers.fake_clock import FakeClock
+
+FOUNDER, OTHER = PeerId("12D3founder"), PeerId("12D3other")
+
+
+class Answering:
+    """An endpoint whose contact says where the run stands, or is gone."""
+
+    def __init__(self, closed: int | None) -> None:
+        self.answer: RunStanding | None = RunStanding(founder=FOUNDER, closed=closed, waiting_for="")
+
+    async def call(self, peer: PeerId, *question: Any, timeout_s: float) -> tuple[RunStanding, bytes]:
+        if self.answer is None:
+            raise Unreachable("the daemon hung up", peer=peer)
+        return self.answer, b""
+
+
+@pytest.mark.parametrize(
+    ("contact", "closed", "cause", "next_"),
+    [
+        (FOUNDER, None, "the run's founder (12D3founder) is gone, and the run never began", "invite stays good"),
+        (OTHER, None, "the contact (12D3other) is gone, and the run has not begun", "swarm invite"),
+        (FOUNDER, 7, "the contact (12D3founder) is gone before this peer took part", "swarm invite"),
+    ],
+)
+async def test_peer_whose_contact_is_gone_says_what_that_means(
+    contact: PeerId, closed: int | None, cause: str, next_: str
+) -> None:
+    endpoint = Answering(closed)
+    first = FirstContact(cast(Any, endpoint), FakeClock(), contact, FOUNDER)
+    assert (await first.standing()).closed == closed
+    endpoint.answer = None
+    with pytest.raises(RunEnded) as ended:
+        await first.standing()
+    for error in (ended.value, first.gone("the daemon hung up")):
+        assert error.reason == f"{cause}: the daemon hung up"
+        assert next_ in error.remedy
+        assert "is kept" not in error.remedy, "nothing was learned here"
+        assert (bool(error.check), error.exit_code) == (True, EXIT_UNREACHABLE)
