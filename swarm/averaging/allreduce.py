@@ -88,6 +88,18 @@ class AllReduce:
             while len(self._expected) > MAX_EXPECTED:
                 self._drop_expected(next(iter(self._expected)))
 
+    def forget(self, plan: RoundPlan, outcome: RoundFailed) -> None:
+        """A round that is expected will not be entered here: who waits for us in it is refused. Idempotent."""
+        inbox, _ = self._expected.pop(plan.key, (None, 0.0))
+        if inbox is not None:
+            inbox.fail(outcome)
+            self._remember(plan, "", f"void: {outcome}")
+
+    async def give_up(self, plan: RoundPlan, outcome: RoundFailed) -> None:
+        """As :meth:`forget`, and the others are told, as far as they hear it within ABORT_S."""
+        self.forget(plan, outcome)
+        await self._tell(plan, outcome)
+
     async def reduce(self, plan: RoundPlan, vector: torch.Tensor | None) -> RoundResult:
         """The members' sums added up and divided by Σ weights.
 
@@ -130,6 +142,7 @@ class AllReduce:
             raise BugError(f"round {plan.key} runs already")
         self.expect(plan)
         inbox, _ = self._expected.pop(plan.key)
+        inbox.plan = plan  # the same but for its time
         self._running[plan.key] = inbox
         return inbox
 
@@ -137,10 +150,12 @@ class AllReduce:
         """End the round for those who wait in it; ``digest`` is empty for a failure. Idempotent."""
         if self._running.pop(inbox.plan.key, None) is not None:
             inbox.fail(outcome)
-            reason = "over" if digest else f"void: {inbox.failure}"
-            self._ended[inbox.plan.key] = _Ended(inbox.plan, digest, reason)
-            while len(self._ended) > MAX_REMEMBERED:
-                self._ended.popitem(last=False)
+            self._remember(inbox.plan, digest, "over" if digest else f"void: {inbox.failure}")
+
+    def _remember(self, plan: RoundPlan, digest: str, reason: str) -> None:
+        self._ended[plan.key] = _Ended(plan, digest, reason)
+        while len(self._ended) > MAX_REMEMBERED:
+            self._ended.popitem(last=False)
 
     def _drop_expected(self, key: RoundKey) -> None:
         inbox, _ = self._expected.pop(key)

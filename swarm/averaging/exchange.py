@@ -12,7 +12,7 @@ import numpy as np
 
 from swarm.averaging.inbox import Inbox
 from swarm.averaging.messages import AGREE, CHUNK, ENTER, Agreement, ChunkRequest, RoundMessage
-from swarm.averaging.output import RESULT_ITEM_BYTES, Output, raw
+from swarm.averaging.output import Output, raw
 from swarm.averaging.partition import Chunk
 from swarm.averaging.plan import RoundPlan
 from swarm.averaging.reducers import Floats, Reducer
@@ -106,7 +106,7 @@ class Exchange:
             if weight and self._local is not None:
                 payload = raw(self._local[chunk.start : chunk.stop])
             question = ChunkRequest.of(self._plan, index=chunk.index, weight=weight)
-            encoded = await self._ask(peer, CHUNK, question, payload, chunk.elements * RESULT_ITEM_BYTES)
+            encoded = await self._ask(peer, CHUNK, question, payload, self.output.bytes_of(chunk))
             await self._off_loop(chunk, self.output.store, chunk, encoded)
 
     async def _reduce_own(self) -> None:
@@ -119,8 +119,9 @@ class Exchange:
             self._inbox.publish(chunk, self.output.encoded(chunk))
 
     def _reduce(self, chunk: Chunk, sums: dict[PeerId, Floats]) -> None:
-        result = self._means.reducer(sums, self._plan.contributors, self._plan.total_weight)
-        self.output.store(chunk, raw(np.ascontiguousarray(result, dtype="<f4")))
+        plan = self._plan
+        result = self._means.reducer(sums, plan.contributors, plan.divisor, plan.result_dtype)
+        self.output.store(chunk, raw(np.ascontiguousarray(result)))
 
     async def _agree(self, digest: str) -> None:
         """Sign the result off: it counts once all members said they hold the same. Costs K-1 small calls.

@@ -25,23 +25,23 @@ class RoundMessage(Message):
     step: Count
     part: PartField
     attempt: Count
+    round: Count
     plan: DigestField
 
     @property
     def key(self) -> RoundKey:
         """The round."""
-        return RoundKey(self.step, PartName(self.part), self.attempt)
+        return RoundKey(self.step, PartName(self.part), self.attempt, self.round)
 
     @classmethod
     def of(cls, plan: RoundPlan, **fields: object) -> Self:
         """A message about the round of ``plan``."""
-        step, part, attempt = plan.key
-        return cls.model_validate({"step": step, "part": part, "attempt": attempt, "plan": plan.digest, **fields})
+        return cls.model_validate({**plan.key._asdict(), "plan": plan.digest, **fields})
 
 
 class ChunkRequest(RoundMessage):
     """ "Here is my sum of this chunk, give me its mean." The payload is the sum (empty when ``weight`` is 0), the
-    answer's payload the mean in float32. ``weight`` is a claim, checked against the plan and never used."""
+    answer's payload what the plan gives. ``weight`` is a claim, checked against the plan and never used."""
 
     index: Count
     weight: Count

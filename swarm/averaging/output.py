@@ -13,19 +13,18 @@ from swarm.averaging.plan import RoundPlan
 from swarm.errors import Violation
 from swarm.network.protocols import Payload
 
-RESULT_ITEM_BYTES = 4
-
 
 class Output:
-    """One float32 vector of ``elements``. Every chunk enters as encoded bytes, one's own included, so that what one's
-    own machine computed and what others received cannot differ.
+    """One vector of ``elements`` of the plan's result. Every chunk enters as encoded bytes, one's own included, so that
+    what one's own machine computed and what others received cannot differ.
 
     ``store`` may run on another thread, one chunk on one thread; the rest is for the event loop's thread.
     """
 
     def __init__(self, plan: RoundPlan) -> None:
         self._plan = plan
-        self.vector = np.empty(plan.elements, dtype="<f4")
+        self._dtype = np.dtype(plan.result_dtype).newbyteorder("<")
+        self.vector = np.empty(plan.elements, dtype=self._dtype)
         self._seals: dict[int, tuple[float, bytes]] = {}
 
     def store(self, chunk: Chunk, encoded: Payload) -> None:
@@ -34,14 +33,18 @@ class Output:
         Cost: about 4 ns per element, half of it for the digest.
         """
         reducer = self._plan.reducer(chunk)
-        if len(encoded) != chunk.elements * RESULT_ITEM_BYTES:
+        if len(encoded) != self.bytes_of(chunk):
             raise Violation(f"answered chunk {chunk.index} with {len(encoded)} bytes", peer=reducer)
-        values = np.frombuffer(encoded, dtype="<f4")
+        values = np.frombuffer(encoded, dtype=self._dtype)
         squared = squared_norm(values)
         if not np.isfinite(squared):
             raise Violation(f"answered chunk {chunk.index} with values that are not finite", peer=reducer)
         self.vector[chunk.start : chunk.stop] = values
         self._seals[chunk.index] = (squared, hashlib.sha256(encoded).digest())
+
+    def bytes_of(self, chunk: Chunk) -> int:
+        """How many bytes a chunk's result has."""
+        return chunk.elements * self._dtype.itemsize
 
     def encoded(self, chunk: Chunk) -> memoryview:
         """A stored chunk's bytes, not copied."""

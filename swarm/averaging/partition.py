@@ -42,15 +42,23 @@ def part_bounds(elements: int, shares: Sequence[int]) -> tuple[tuple[int, int], 
     return tuple(pairwise(cuts))
 
 
-def cut(elements: int, shares: Sequence[int], chunk_elements: int = CHUNK_ELEMENTS) -> tuple[Chunk, ...]:
+def cut(
+    elements: int, shares: Sequence[int], chunk_elements: int = CHUNK_ELEMENTS, *, aligned: bool = False
+) -> tuple[Chunk, ...]:
     """All chunks of a vector in its order, numbered from 0; none is empty, none crosses two parts.
 
-    ``shares`` as in :func:`part_bounds`; rank is the position in it. O(elements / chunk_elements).
+    ``shares`` as in :func:`part_bounds`; rank is the position in it. ``aligned``: parts end where chunks do, so that
+    the chunks are the same whatever the shares are; a part then differs from its share by less than one chunk.
+    O(elements / chunk_elements).
     """
     if chunk_elements < 1:
         raise BugError(f"a chunk of {chunk_elements} elements")
+    bounds = part_bounds(elements, shares)
+    if aligned:
+        whole = part_bounds(-(-elements // chunk_elements), shares)
+        bounds = tuple((start * chunk_elements, min(elements, stop * chunk_elements)) for start, stop in whole)
     chunks: list[Chunk] = []
-    for rank, (start, stop) in enumerate(part_bounds(elements, shares)):
+    for rank, (start, stop) in enumerate(bounds):
         for offset in range(start, stop, chunk_elements):
             chunks.append(Chunk(len(chunks), rank, offset, min(stop, offset + chunk_elements)))
     return tuple(chunks)

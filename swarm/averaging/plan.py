@@ -18,6 +18,7 @@ from swarm.errors import BugError
 from swarm.ids import PartName, PeerId
 
 WireType = Literal["float32", "float64"]
+Gives = Literal["mean", "sum"]
 
 MIN_WINDOW, MAX_WINDOW = 2, 16
 """Chunks in flight per pair of members. Two overlap one chunk's link time with the other's reduction; sixteen
@@ -29,14 +30,16 @@ other reducers take at most as much again."""
 
 
 class RoundKey(NamedTuple):
-    """What names a round within a run; ``attempt`` counts from 0 and grows when a round failed and is repeated."""
+    """What names a round within a run; ``attempt`` counts from 0 and grows when a round failed and all of the step's
+    are repeated; ``round`` counts those of one attempt."""
 
     step: int
     part: PartName
     attempt: int
+    round: int = 0
 
     def __str__(self) -> str:
-        return f"{self.part}/{self.step}/{self.attempt}"
+        return f"{self.part}/{self.step}/{self.attempt}" + (f".{self.round}" if self.round else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +49,10 @@ class RoundPlan:
     ``members`` are in rank order, the order of addition. ``weights`` are the ledger's token counts; a member of
     weight 0 sends nothing and receives everything. ``shares`` say how much of the vector each member reduces
     (0 or absent: none); without any, the members with weight > 0 reduce equal parts, so that an observer, whom nobody
-    has reason to trust yet, computes nothing for others. ``dtype`` is that of the sums on the wire; results are always
-    float32. ``timeout_s`` counts from the local start and need not be the same everywhere.
+    has reason to trust yet, computes nothing for others. ``dtype`` is that of the sums on the wire. It ``gives`` their
+    weighted mean in float32, or their sum in ``dtype`` for another round to go on with. ``aligned`` cuts parts between
+    chunks, so that groups of other sizes name the same result by the same digest and norm. ``timeout_s`` counts from
+    the local start and need not be the same everywhere.
     Raises BugError for a plan that cannot be carried out.
     """
 
@@ -59,6 +64,8 @@ class RoundPlan:
     dtype: WireType = "float32"
     shares: Mapping[PeerId, int] = field(default_factory=dict)
     chunk_elements: int = CHUNK_ELEMENTS
+    gives: Gives = "mean"
+    aligned: bool = False
 
     def __post_init__(self) -> None:
         if not self.members or len(set(self.members)) != len(self.members):
@@ -76,8 +83,18 @@ class RoundPlan:
 
     @cached_property
     def total_weight(self) -> int:
-        """The divisor: Σ weights."""
+        """Σ weights."""
         return sum(self.weights.values())
+
+    @property
+    def divisor(self) -> int:
+        """What the sum of all sums is divided by."""
+        return self.total_weight if self.gives == "mean" else 1
+
+    @property
+    def result_dtype(self) -> WireType:
+        """That of the result, on the wire too."""
+        return "float32" if self.gives == "mean" else self.dtype
 
     @cached_property
     def contributors(self) -> tuple[PeerId, ...]:
@@ -87,7 +104,8 @@ class RoundPlan:
     @cached_property
     def chunks(self) -> tuple[Chunk, ...]:
         """All chunks of the vector, in its order; a chunk's ``rank`` is its reducer's place in ``members``."""
-        return cut(self.elements, [self._share(peer) for peer in self.members], self.chunk_elements)
+        shares = [self._share(peer) for peer in self.members]
+        return cut(self.elements, shares, self.chunk_elements, aligned=self.aligned)
 
     @cached_property
     def window(self) -> int:
@@ -111,6 +129,8 @@ class RoundPlan:
             self.dtype,
             [self._share(peer) for peer in self.members],
             self.chunk_elements,
+            self.gives,
+            self.aligned,
         ]
         return hashlib.sha256(json.dumps(agreed, separators=(",", ":")).encode()).hexdigest()
 
@@ -131,8 +151,8 @@ class RoundPlan:
 class RoundResult:
     """What a round gave, bit for bit the same at every member but for ``bytes_sent`` and ``seconds``.
 
-    ``tensor`` is the weighted mean, float32 (elements,) on the CPU, and the caller's own. ``squared_norm`` is its
-    squared L2 norm in float64, ``digest`` names its content (hex; comparable between members of one plan only).
+    ``tensor`` is what the plan gives, (elements,) on the CPU, and the caller's own. ``squared_norm`` is its squared L2
+    norm in float64, ``digest`` names its content (hex; comparable between members of one plan, and of aligned ones).
     ``bytes_sent`` counts payload this member put on the wire, ``contributors`` are those whose sums are in it.
     """
 

@@ -8,30 +8,33 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from swarm.averaging.plan import WireType
 from swarm.errors import RoundFailed, Violation
 from swarm.ids import PeerId
 
 Floats = NDArray[np.floating[Any]]
-Result = NDArray[np.float32]
 
 
 class Reducer(Protocol):
-    """Sums of one chunk by peer, the rank order, the divisor → what everybody gets.
+    """Sums of one chunk by peer, the rank order, the divisor, the result's type → what everybody gets.
 
     Must not depend on the order in which ``sums`` was filled. Raises Violation naming a member whose sum no honest
     member sends, and RoundFailed when the result cannot be used.
     """
 
-    def __call__(self, sums: Mapping[PeerId, Floats], order: Sequence[PeerId], total_weight: int) -> Result:
+    def __call__(self, sums: Mapping[PeerId, Floats], order: Sequence[PeerId], divisor: int, dtype: WireType) -> Floats:
         """One chunk's result."""
 
 
-def weighted_mean(sums: Mapping[PeerId, Floats], order: Sequence[PeerId], total_weight: int) -> Result:
-    """(Σ sums in ``order``) ÷ ``total_weight``, added and divided in float64 and rounded to float32 once.
+def weighted_mean(
+    sums: Mapping[PeerId, Floats], order: Sequence[PeerId], divisor: int, dtype: WireType = "float32"
+) -> Floats:
+    """(Σ sums in ``order``) ÷ ``divisor``, added and divided in float64 and rounded to ``dtype`` once.
 
-    The sums are each member's Σ over its own target tokens, so no multiplication by a weight takes place. Additions are
-    element by element and IEEE-exact, hence the same bits on every machine and for every order of arrival.
-    Error: at most half an ulp of float32 beyond (K-1)·2⁻⁵³ relative to Σ|sums|. Cost: K passes over the chunk.
+    The sums are each member's Σ over its own target tokens, so no multiplication by a weight takes place: the mean has
+    Σ weights for divisor, the sum 1. Additions are element by element and IEEE-exact, hence the same bits on every
+    machine and for every order of arrival.
+    Error: at most half an ulp of ``dtype`` beyond (K-1)·2⁻⁵³ relative to Σ|sums|. Cost: K passes over the chunk.
     Raises Violation naming the sender of a value that is not finite, RoundFailed when the mean itself does not fit.
     """
     total = np.zeros_like(sums[order[0]], dtype=np.float64)
@@ -39,11 +42,11 @@ def weighted_mean(sums: Mapping[PeerId, Floats], order: Sequence[PeerId], total_
     with np.errstate(over="ignore", invalid="ignore"):
         for peer in order:
             np.add(total, sums[peer], out=total)
-        np.divide(total, float(total_weight), out=total)
-        result: Result = total.astype(np.float32)
+        np.divide(total, float(divisor), out=total)
+        result: Floats = total.astype(np.dtype(dtype).newbyteorder("<"), copy=False)
     if not np.isfinite(result).all():
         for peer in order:
             if not np.isfinite(sums[peer]).all():
                 raise Violation("sent a sum that is not finite", peer=peer)
-        raise RoundFailed("the mean of finite sums does not fit into float32")
+        raise RoundFailed(f"the result of finite sums does not fit into {dtype}")
     return result

@@ -1,16 +1,17 @@
-"""The story of one group's round, top to bottom: group, plan, exchange, event, result."""
+"""The story of a part's averaging, top to bottom: groups, plans, one exchange after the other, event, result."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from swarm.averaging.allreduce import AllReduce
-from swarm.averaging.plan import RoundKey, RoundPlan, RoundResult, WireType
-from swarm.averaging.strategies import Group, Strategy
-from swarm.errors import BugError
+from swarm.averaging.plan import Gives, RoundKey, RoundPlan, RoundResult, WireType
+from swarm.averaging.strategies import STRATEGIES, Group, Strategy
+from swarm.errors import BugError, RoundFailed
 from swarm.events import EventSink, RoundDone
 from swarm.ids import PeerId
 
@@ -20,7 +21,7 @@ class RoundCall:
     """What every replica of a part reads off the ledger and the roster when a step closes.
 
     ``replicas`` is the part's slice of the roster, ``weights`` the tokens the ledger assigns to each of them (absent:
-    0), ``round`` counts the strategy's rounds within the step, ``seed`` is the run's.
+    0), ``seed`` is the run's. ``timeout_s`` is for all rounds together.
     """
 
     key: RoundKey
@@ -29,44 +30,106 @@ class RoundCall:
     elements: int
     timeout_s: float
     dtype: WireType = "float32"
-    round: int = 0
     seed: int = 0
 
 
 def group_of(peer: PeerId, groups: Sequence[Group]) -> Group:
     """The group that ``peer`` is in. Raises BugError when it is in none: it was not in the roster."""
     for group in groups:
-        if peer in group:
+        if peer in group.members:
             return group
     raise BugError(f"{peer} is in none of {len(groups)} groups")
 
 
-def plan_round(call: RoundCall, strategy: Strategy, peer: PeerId) -> RoundPlan:
-    """The plan of the group that ``peer`` is in; the same at all of the group's members. Pure."""
-    groups = strategy.groups(call.replicas, call.key.step, call.round, call.seed)
-    members = group_of(peer, groups)
+def plan_rounds(call: RoundCall, strategy: Strategy, peer: PeerId) -> tuple[RoundPlan, ...]:
+    """The rounds with which ``peer`` comes to the exact mean of all replicas, in order; each is the same at all of its
+    group's members. Pure.
+
+    Every round but the last gives sums, which the next adds up: who holds what is in them is the weight that is carried
+    along. Where the strategy is not exact for so many replicas, one round of all is.
+    """
+    rounds = strategy.exact_after(len(call.replicas))
+    if rounds is None:
+        strategy, rounds = STRATEGIES["everyone"], 1
+    weights = {replica: call.weights.get(replica, 0) for replica in call.replicas}
+    plans: list[RoundPlan] = []
+    for number in range(rounds):
+        groups = strategy.groups(call.replicas, call.key.step, number, call.seed)
+        last = number == rounds - 1
+        group = group_of(peer, groups)
+        said = {member: 0 if member in group.silent else weights[member] for member in group.members}
+        if last or (len(said) > 1 and any(said.values())):
+            plans.append(_plan(call, number, group, said, "mean" if last else "sum", aligned=rounds > 1))
+        weights = _carried(groups, weights)
+    return tuple(plans)
+
+
+def _plan(
+    call: RoundCall, number: int, group: Group, weights: Mapping[PeerId, int], gives: Gives, *, aligned: bool
+) -> RoundPlan:
     return RoundPlan(
-        key=call.key,
-        members=members,
-        weights={member: call.weights.get(member, 0) for member in members},
+        key=call.key._replace(round=number),
+        members=group.members,
+        weights=weights,
+        shares=dict.fromkeys(group.reducers, 1),
         elements=call.elements,
         dtype=call.dtype,
         timeout_s=call.timeout_s,
+        gives=gives,
+        aligned=aligned,
     )
 
 
-async def average(allreduce: AllReduce, plan: RoundPlan, vector: torch.Tensor | None, events: EventSink) -> RoundResult:
-    """Carry the plan out and say so. Raises RoundFailed, after which nothing of the result exists: the caller repeats
-    the round as a new attempt once the ledger has a new contributor set. See :meth:`AllReduce.reduce`."""
-    result = await allreduce.reduce(plan, vector)
-    events.emit(
-        RoundDone(
-            step=plan.key.step,
-            part=plan.key.part,
-            members=len(plan.members),
-            participating=len(result.contributors),
-            bytes_sent=result.bytes_sent,
-            seconds=result.seconds,
-        )
+def _carried(groups: Sequence[Group], weights: Mapping[PeerId, int]) -> dict[PeerId, int]:
+    """The weight of what each holds after a round."""
+    after: dict[PeerId, int] = {}
+    for group in groups:
+        total = sum(weights[member] for member in group.members if member not in group.silent)
+        after |= dict.fromkeys(group.members, total)
+    return after
+
+
+async def average(
+    allreduce: AllReduce, plans: Sequence[RoundPlan], vector: torch.Tensor | None, events: EventSink
+) -> RoundResult:
+    """Carry the plans out, one after the other, and say so. Raises RoundFailed, after which nothing of the result
+    exists: the caller repeats all as a new attempt once the ledger has a new contributor set. ``vector`` is only read.
+    Whoever is done with a round before others is let in and waits for them; where one fails, those that wait for us in
+    a later one are told. See :meth:`AllReduce.reduce`."""
+    for plan in plans:
+        allreduce.expect(plan)
+    results: list[RoundResult] = []
+    try:
+        for plan in plans:
+            results.append(await _round(allreduce, plan, vector, sum(result.seconds for result in results)))
+            events.emit(_done(plan, results[-1]))
+            vector = results[-1].tensor
+    except RoundFailed as failed:
+        await asyncio.gather(*(allreduce.give_up(plan, failed) for plan in plans[len(results) + 1 :]))
+        raise
+    finally:
+        for plan in plans[len(results) :]:
+            allreduce.forget(plan, RoundFailed(f"round {plan.key} was given up at {allreduce.peer}"))
+    return replace(
+        results[-1],
+        bytes_sent=sum(result.bytes_sent for result in results),
+        seconds=sum(result.seconds for result in results),
     )
-    return result
+
+
+async def _round(allreduce: AllReduce, plan: RoundPlan, vector: torch.Tensor | None, spent_s: float) -> RoundResult:
+    if spent_s >= plan.timeout_s:
+        raise RoundFailed(f"round {plan.key} had no time left: those before it took {spent_s:.3g} s")
+    return await allreduce.reduce(replace(plan, timeout_s=plan.timeout_s - spent_s), vector)
+
+
+def _done(plan: RoundPlan, result: RoundResult) -> RoundDone:
+    return RoundDone(
+        step=plan.key.step,
+        part=plan.key.part,
+        round=plan.key.round,
+        members=len(plan.members),
+        participating=len(result.contributors),
+        bytes_sent=result.bytes_sent,
+        seconds=result.seconds,
+    )

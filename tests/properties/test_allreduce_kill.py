@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.messages import AGREE
-from swarm.averaging.plan import RoundPlan, RoundResult
-from swarm.averaging.reducers import Floats, Result, weighted_mean
+from swarm.averaging.plan import RoundPlan, RoundResult, WireType
+from swarm.averaging.reducers import Floats, weighted_mean
 from swarm.errors import RoundFailed
 from swarm.ids import PeerId
 from tests.unit.averaging.world import (
@@ -112,9 +112,9 @@ class Group:
         return wrapped
 
     def _reducing(self, peer: PeerId) -> Any:
-        def reducer(sums: Mapping[PeerId, Floats], order: Sequence[PeerId], total_weight: int) -> Result:
+        def reducer(sums: Mapping[PeerId, Floats], order: Sequence[PeerId], divisor: int, dtype: WireType) -> Floats:
             self._note("reduces", peer)
-            return weighted_mean(sums, order, total_weight)
+            return weighted_mean(sums, order, divisor, dtype)
 
         return reducer
 

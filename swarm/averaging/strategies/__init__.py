@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
+from swarm.averaging.strategies.butterfly_groups import ButterflyGroups
 from swarm.averaging.strategies.everyone import Everyone
+from swarm.averaging.strategies.grid import Grid
+from swarm.averaging.strategies.groups import Group as Group
+from swarm.averaging.strategies.hierarchy import Hierarchy
+from swarm.averaging.strategies.random_groups import RandomGroups
+from swarm.averaging.strategies.server import Server
 from swarm.ids import PeerId
-
-Group = tuple[PeerId, ...]
-"""The members of one group in rank order: the order in which their sums are added."""
 
 
 class Strategy(Protocol):
@@ -30,6 +33,15 @@ class Strategy(Protocol):
     def exact_after(self, replicas: int) -> int | None:
         """Rounds after which all replicas hold the exact mean; None when they only approach it."""
 
+    def left_after(self, rounds: int, replicas: int) -> float:
+        """What these rounds leave of the mean squared distance from the mean, in expectation, when the replicas differ
+        by independent noise; as theory has it."""
 
-STRATEGIES: Mapping[str, Strategy] = MappingProxyType({strategy.name: strategy for strategy in (Everyone(),)})
-"""All strategies by the name the manifest gives them."""
+
+STRATEGIES: Mapping[str, Strategy] = MappingProxyType(
+    {
+        strategy.name: strategy
+        for strategy in (Everyone(), Grid(), ButterflyGroups(), RandomGroups(), Server(), Hierarchy())
+    }
+)
+"""All strategies that group, by the name the manifest gives them."""

@@ -87,12 +87,6 @@ def test_plan_window_grows_with_the_vector_within_bounds() -> None:
     assert windows == [MIN_WINDOW, 7, MAX_WINDOW]
 
 
-def test_everyone_gives_one_group_ranked_by_peer_id() -> None:
-    assert Everyone().groups([PeerId("b"), PeerId("a")], step=7, round=1, seed=3) == (("a", "b"),)
-    assert Everyone().groups([], step=7, round=0, seed=3) == ()
-    assert Everyone().exact_after(9) == 1
-
-
 def test_everyone_with_a_replica_twice_is_a_bug() -> None:
     with pytest.raises(BugError):
         Everyone().groups([PeerId("a"), PeerId("a")], step=1, round=0, seed=0)

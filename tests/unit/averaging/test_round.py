@@ -1,4 +1,4 @@
-"""One group's round from the roster to the event."""
+"""A part's averaging from the roster to the event, in as many rounds as its strategy takes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import asyncio
 import pytest
 import torch
 
-from swarm.averaging.plan import RoundKey
-from swarm.averaging.round import RoundCall, average, group_of, plan_round
-from swarm.averaging.strategies import STRATEGIES
+from swarm.averaging.plan import RoundKey, RoundResult
+from swarm.averaging.round import RoundCall, average, group_of, plan_rounds
+from swarm.averaging.strategies import STRATEGIES, Group, Strategy
+from swarm.averaging.strategies.butterfly_groups import ButterflyGroups
+from swarm.averaging.strategies.grid import Grid
+from swarm.averaging.strategies.hierarchy import Hierarchy
 from swarm.errors import BugError, RoundFailed
 from swarm.events import Event, RoundDone
 from swarm.ids import PeerId, stage_part
@@ -32,7 +35,7 @@ class Listed:
 
 
 def test_plan_round_is_the_same_at_every_member() -> None:
-    plans = [plan_round(CALL, STRATEGIES["everyone"], peer) for peer in (P0, P1)]
+    plans = [plan_rounds(CALL, STRATEGIES["everyone"], peer)[0] for peer in (P0, P1)]
     assert plans[0].digest == plans[1].digest
     assert plans[0].members == (P0, P1)
     assert plans[0].total_weight == 8
@@ -40,15 +43,15 @@ def test_plan_round_is_the_same_at_every_member() -> None:
 
 def test_group_of_a_peer_in_none_is_a_bug() -> None:
     with pytest.raises(BugError):
-        group_of(PeerId("x"), ((P0, P1),))
+        group_of(PeerId("x"), (Group((P0, P1)),))
 
 
 def test_average_emits_what_it_did() -> None:
     async def scene() -> list[Event]:
         services = await serve_members(Network(), (P0, P1))
-        plan = plan_round(CALL, STRATEGIES["everyone"], P0)
+        plans = plan_rounds(CALL, STRATEGIES["everyone"], P0)
         told = Listed()
-        jobs = (average(services[peer], plan, torch.ones(10), told) for peer in plan.members)
+        jobs = (average(services[peer], plans, torch.ones(10), told) for peer in (P0, P1))
         results = await asyncio.gather(*jobs)
         assert results[0].tensor.tolist() == [0.25] * 10
         return told.events
@@ -68,7 +71,120 @@ def test_average_that_fails_emits_nothing() -> None:
         network.kill(P1)
         told = Listed()
         with pytest.raises(RoundFailed):
-            await average(services[P0], plan_round(CALL, STRATEGIES["everyone"], P0), torch.ones(10), told)
+            await average(services[P0], plan_rounds(CALL, STRATEGIES["everyone"], P0), torch.ones(10), told)
         return told.events
 
     assert in_virtual_time(scene()) == []
+
+
+# --- several rounds --------------------------------------------------------------------------------------------------
+
+SEVERAL = [Grid(), Grid(3), ButterflyGroups(), ButterflyGroups(2), Hierarchy({peer: peer[-1] for peer in names(17)})]
+
+
+def run_all(
+    strategy: Strategy, sums: list[torch.Tensor], weights: list[int], kill: PeerId | None = None, *, dead: bool = False
+) -> list[RoundResult | BaseException]:
+    """Every replica's averaging; ``kill`` is ``dead`` before it begins, or dies with its first round's result."""
+
+    async def scene() -> list[RoundResult | BaseException]:
+        network, peers = Network(), names(len(sums))
+        services = await serve_members(network, peers)
+        dtype = "float64" if sums[0].dtype == torch.float64 else "float32"
+        call = RoundCall(
+            key=RoundKey(3, stage_part(1), 0),
+            replicas=peers,
+            weights=dict(zip(peers, weights, strict=True)),
+            elements=sums[0].numel(),
+            timeout_s=5.0,
+            dtype=dtype,
+        )
+
+        class Killing(Listed):
+            def emit(self, event: Event) -> None:
+                super().emit(event)
+                if len(self.events) == 1 and kill is not None:
+                    network.kill(kill)
+
+        if dead and kill is not None:
+            network.kill(kill)
+        jobs = (
+            average(
+                services[peer],
+                plan_rounds(call, strategy, peer),
+                one if weight else None,
+                Killing() if peer == kill else Listed(),
+            )
+            for peer, one, weight in zip(peers, sums, weights, strict=True)
+        )
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    return in_virtual_time(scene())
+
+
+def noise(count: int, dtype: torch.dtype) -> tuple[list[torch.Tensor], list[int]]:
+    generator = torch.Generator().manual_seed(count)
+    weights = [3 * (number % 4) for number in range(count - 1)] + [5]  # some have nothing to say
+    return [torch.randn(67, generator=generator, dtype=dtype) for _ in range(count)], weights
+
+
+def results(outcomes: list[RoundResult | BaseException]) -> list[RoundResult]:
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if isinstance(outcome, RoundResult)]
+
+
+@pytest.mark.parametrize("strategy", SEVERAL, ids=repr)
+@pytest.mark.parametrize("count", range(1, 18))
+def test_every_replica_holds_the_same_bits_of_the_exact_mean(strategy: Strategy, count: int) -> None:
+    sums, weights = noise(count, torch.float32)
+    everywhere = results(run_all(strategy, sums, weights))
+    mean = sum(one.double() * bool(weight) for one, weight in zip(sums, weights, strict=True)) / sum(weights)
+    assert len({(result.digest, result.squared_norm, result.tensor.numpy().tobytes()) for result in everywhere}) == 1
+    assert torch.allclose(everywhere[0].tensor.double(), mean, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("strategy", SEVERAL, ids=repr)
+@pytest.mark.parametrize("count", [1, 4, 6, 8, 9, 12, 16])
+def test_sums_that_add_up_exactly_give_the_bits_that_one_round_of_all_gives(strategy: Strategy, count: int) -> None:
+    sums, weights = noise(count, torch.float64)
+    sums = [(one * 2**20).round() / 2**20 for one in sums]  # as reproducible runs have them
+    several, one = (results(run_all(by, sums, weights)) for by in (strategy, STRATEGIES["everyone"]))
+    assert torch.equal(several[0].tensor, one[0].tensor)
+    assert several[0].tensor.dtype == torch.float32
+
+
+@pytest.mark.parametrize("strategy", [Grid(), ButterflyGroups()], ids=repr)
+def test_replica_that_dies_between_two_rounds_leaves_nobody_it_met_with_a_result(strategy: Strategy) -> None:
+    sums, _ = noise(4, torch.float32)
+    dead = names(4)[0]
+    outcomes = run_all(strategy, sums, [1] * 4, kill=dead)
+    met = {peer for peer in names(4) if dead in plan_rounds(_four(), strategy, peer)[1].members}
+    for peer, outcome in zip(names(4), outcomes, strict=True):
+        if peer in met:
+            assert isinstance(outcome, RoundFailed)
+
+
+def test_round_that_fails_in_one_group_is_known_at_once_to_those_who_wait_for_its_members_in_the_next() -> None:
+    sums, _ = noise(9, torch.float32)
+    outcomes = run_all(Grid(), sums, [1] * 9, kill=names(9)[0], dead=True)
+    for outcome in outcomes[1:]:
+        assert isinstance(outcome, RoundFailed)
+        assert "5 s" not in outcome.reason, "nobody waits for the deadline"
+
+
+def _four() -> RoundCall:
+    return RoundCall(
+        key=RoundKey(3, stage_part(1), 0),
+        replicas=names(4),
+        weights=dict.fromkeys(names(4), 1),
+        elements=67,
+        timeout_s=5.0,
+    )
+
+
+def test_bytes_and_seconds_of_all_rounds_are_added() -> None:
+    sums, _ = noise(4, torch.float32)
+    everywhere = results(run_all(Grid(), sums, [1] * 4))
+    assert all(result.bytes_sent == 2 * 67 * 4 for result in everywhere), "67 elements in one chunk, each round"
