@@ -22,8 +22,8 @@ import uvloop
 
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.messages import AGREE, CHUNK
-from swarm.averaging.plan import RoundKey, RoundPlan
-from swarm.averaging.reducers import Floats, Result, weighted_mean
+from swarm.averaging.plan import RoundKey, RoundPlan, WireType
+from swarm.averaging.reducers import Floats, weighted_mean
 from swarm.clock import SystemClock
 from swarm.errors import RoundFailed
 from swarm.ids import PeerId, RunId, stage_part
@@ -112,8 +112,8 @@ class Member:
         self._held: torch.Tensor | None = None
         self._before = ""
 
-    def _reduce(self, sums: Mapping[PeerId, Floats], order: Sequence[PeerId], total_weight: int) -> Result:
-        result = weighted_mean(sums, order, total_weight)
+    def _reduce(self, sums: Mapping[PeerId, Floats], order: Sequence[PeerId], divisor: int, dtype: WireType) -> Floats:
+        result = weighted_mean(sums, order, divisor, dtype)
         self._tapped.fuse.note("reduced")
         return result
 
