@@ -50,6 +50,16 @@ async def after_step(swarm: LocalSwarm, step: int) -> None:
     await eventually(lambda: any(closed.step >= step for closed in swarm.events(StepClosed)), deadline_s=LONG_S)
 
 
+async def after_step_everywhere(swarm: LocalSwarm, step: int) -> None:
+    """Until everybody who closes steps has closed this one, and thus published the one before."""
+
+    def closed() -> bool:
+        newest = [max(closed.step for closed in found) for peer in swarm.peers.values() if (found := peer.events.of(StepClosed))]
+        return bool(newest) and min(newest) >= step
+
+    await eventually(closed, deadline_s=LONG_S)
+
+
 async def ready(peer: LocalPeer) -> None:
     """Until a peer is a member."""
     await eventually(lambda: peer.events.of(PeerReady) or peer.outcome, deadline_s=LONG_S)
@@ -484,7 +494,7 @@ async def test_joiner_whose_download_takes_many_steps_starts_over_and_its_histor
         await run(download, donors)
         if download.record.step and not held_up:
             held_up.append(download.record.step)
-            await after_step(swarm, download.record.step + observing.KEPT_UPDATES + 1)
+            await after_step_everywhere(swarm, download.record.step + observing.KEPT_UPDATES + 2)
 
     monkeypatch.setattr(PartDownload, "run", slowly)
 
