@@ -123,15 +123,15 @@ def _root(values: Tensor) -> None:
 def _scalars(config: OptimizerConfig, numbers: StepNumbers) -> _Scalars:
     step, lr = numbers.step, numbers.lr
     return _Scalars(
-        clip=_float32(numbers.clip),
-        beta1=_float32(config.beta1),
-        rest1=_float32(1.0 - config.beta1),
-        beta2=_float32(config.beta2),
-        rest2=_float32(1.0 - config.beta2),
-        eps=_float32(config.eps),
-        correction2=_float32(1.0 / (1.0 - _power(config.beta2, step))),
-        step_size=_float32(lr / (1.0 - _power(config.beta1, step))),
-        shrink=_float32(1.0 - lr * config.weight_decay),
+        clip=single(numbers.clip),
+        beta1=single(config.beta1),
+        rest1=single(1.0 - config.beta1),
+        beta2=single(config.beta2),
+        rest2=single(1.0 - config.beta2),
+        eps=single(config.eps),
+        correction2=single(1.0 / (1.0 - _power(config.beta2, step))),
+        step_size=single(lr / (1.0 - _power(config.beta1, step))),
+        shrink=single(1.0 - lr * config.weight_decay),
     )
 
 
@@ -148,7 +148,8 @@ def _power(base: float, exponent: int) -> float:
     return result
 
 
-def _float32(value: float) -> float:
+def single(value: float) -> float:
+    """A scalar rounded to float32, once. Raises BugError where that is not finite."""
     rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
     if not math.isfinite(rounded):
         raise BugError(f"a scalar of the optimizer step is {value}")
