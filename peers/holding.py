@@ -11,6 +11,7 @@ from peers.roles import Role, StageRole, Surroundings, TrainerRole
 from peers.settings import PeerSettings
 from swarm.ids import MicrobatchId, PeerId, stage_of
 from swarm.optimization.loop import Feed
+from swarm.optimization.local_part import LocalPart
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.records import CloseRecord
 from swarm.optimization.remote_leader import RemoteLeader
@@ -84,6 +85,9 @@ class Holding:
 
     def open_step(self, record: CloseRecord) -> None:
         """The step after this record is open."""
+        part = self.part
+        if isinstance(part, LocalPart):
+            part.replicas = len(record.members.replicas(part.spec.name))
         if self._role is not None:
             self._role.open_step(record.step + 1, record.members, record.cursors.get(self._around.endpoint.peer))
 

@@ -19,6 +19,7 @@ import torch
 
 from peers.recent_records import RecentRecords
 from peers.roles import Surroundings, spec_of
+from peers.rules import update_of
 from swarm.errors import OutOfSync, PeerError, StateError
 from swarm.events import CopyDropped, CopyHeld, DonorDropped
 from swarm.ids import PartName, PeerId
@@ -231,7 +232,7 @@ class PartCopy:
         """The state after this decision, at a limited rate."""
         around, record = self._context.around, decision.record
         manifest, began = around.manifest, around.clock.monotonic()
-        state = PartState.of(spec_of(manifest, self.part), manifest.model, manifest.optimizer)
+        state = PartState.of(spec_of(manifest, self.part), manifest.model, update_of(manifest))
         wanted = Wanted(part=self.part, step=record.step, digest=record.digests[self.part], layout=state.layout)
         rate = copy_rate(Cut(state.layout.elements).total_bytes, self._context.records.step_s)
         context = DownloadContext(

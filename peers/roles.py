@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data_shards.source import ShardSource
+from peers.rules import local_rules_of, update_of
 from swarm.clock import Clock
 from swarm.compression.codec import codec_named
 from swarm.config import Manifest
@@ -24,6 +25,7 @@ from swarm.models.spec import PartSpec
 from swarm.models.split import boundary_spec, split_model, token_spec
 from swarm.network.protocols import Endpoint
 from swarm.optimization.accumulate import AccumulatorDType
+from swarm.optimization.local_part import LocalPart
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.records import Contribution
 from swarm.optimization.remote_leader import RemoteLeader
@@ -76,15 +78,17 @@ def spec_of(manifest: Manifest, name: PartName) -> PartSpec:
 
 async def build_empty(around: Surroundings, name: PartName) -> TrainedPart:
     """The part, without weights. Raises StateError for a part that the model does not have."""
-    manifest = around.manifest
+    manifest, device = around.manifest, around.device.torch_device
     spec = spec_of(manifest, name)
-    accumulator: AccumulatorDType = "float64" if manifest.run.reproducible else "float32"
+
+    def build() -> TrainedPart:
+        if manifest.averaging.mode == "local":
+            return LocalPart(spec, manifest.model, local_rules_of(manifest), device=device)
+        accumulator: AccumulatorDType = "float64" if manifest.run.reproducible else "float32"
+        return TrainedPart(spec, manifest.model, update_of(manifest), device=device, accumulator=accumulator)
+
     await around.device.run(rehearse)
-    return await around.device.run(
-        lambda: TrainedPart(
-            spec, manifest.model, manifest.optimizer, device=around.device.torch_device, accumulator=accumulator
-        )
-    )
+    return await around.device.run(build)
 
 
 class StageRole:
@@ -133,7 +137,7 @@ class TrainerRole:
         context = JourneyContext(
             run=manifest.run_id,
             seed=manifest.run.seed,
-            target=manifest.batch.microbatches_per_step,
+            target=manifest.step_microbatches,
             stages=len(stages),
             endpoint=around.endpoint,
             device=around.device,

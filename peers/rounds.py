@@ -43,7 +43,7 @@ class Rounds:
             dtype="float64" if manifest.run.reproducible else "float32",
             seed=manifest.run.seed,
         )
-        plans = plan_rounds(call, STRATEGIES[manifest.averaging.strategy], self._around.endpoint.peer)
+        plans = plan_rounds(call, STRATEGIES[manifest.averaging.closing_strategy], self._around.endpoint.peer)
         result = await average(self._allreduce, plans, sums, self._around.events)
         await self._averaged(wanted.part, wanted.step, result.tensor)
         return result

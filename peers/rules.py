@@ -2,26 +2,57 @@
 
 from __future__ import annotations
 
+import math
+
 from swarm.config import Manifest
 from swarm.models.split import split_model
 from swarm.network.protocols import MAX_BODY_BYTES
+from swarm.optimization.local_part import LocalRules
+from swarm.optimization.outer import OuterNesterov
 from swarm.optimization.records import record_room
 from swarm.optimization.rules import StepRules
+from swarm.optimization.update import AdamW, Outer, Update
+
+
+def local_rules_of(manifest: Manifest) -> LocalRules:
+    """What the manifest says about training apart."""
+    batch, averaging = manifest.batch, manifest.averaging
+    return LocalRules(
+        batch=batch.microbatches_per_step,
+        tokens=batch.microbatch_size * manifest.model.context,
+        mix_after=averaging.local.steps,
+        inner_steps=averaging.inner_steps,
+        steps=manifest.run.steps,
+        optimizer=manifest.optimizer,
+        outer=_outer(manifest),
+    )
+
+
+def update_of(manifest: Manifest) -> Update:
+    """What a step's mean does to the weights."""
+    return Outer(_outer(manifest)) if manifest.averaging.mode == "local" else AdamW(manifest.optimizer)
+
+
+def _outer(manifest: Manifest) -> OuterNesterov:
+    local = manifest.averaging.local
+    return OuterNesterov(local.outer_lr, local.outer_momentum)
 
 
 def rules_of(manifest: Manifest) -> StepRules:
     """What the manifest says about every step."""
-    batch, stages = manifest.batch, manifest.split.stages
+    batch, stages, target = manifest.batch, manifest.split.stages, manifest.step_microbatches
     return StepRules(
         run=manifest.run_id,
         steps=manifest.run.steps,
-        target=batch.microbatches_per_step,
+        target=target,
         max_share=batch.max_share,
         max_tokens=batch.microbatch_size * manifest.model.context,
         stages=stages,
         parts=tuple(spec.name for spec in split_model(manifest.model, manifest.split)),
-        max_members=record_room(batch.microbatches_per_step, stages, MAX_BODY_BYTES),
+        max_members=record_room(target, stages, MAX_BODY_BYTES),
         reproducible=manifest.run.reproducible,
         optimizer=manifest.optimizer,
         quorum_grace_s=manifest.run.quorum_grace_s,
+        inner_steps=manifest.averaging.inner_steps,
+        clip_norm=math.inf if manifest.averaging.mode == "local" else manifest.optimizer.clip_norm,
     )

@@ -94,6 +94,11 @@ class Manifest(Section):
         ).encode()
 
     @property
+    def step_microbatches(self) -> int:
+        """How many microbatches a step has: one batch, or those between two synchronisations."""
+        return self.batch.microbatches_per_step * self.averaging.inner_steps
+
+    @property
     def run_id(self) -> RunId:
         """Hex sha256 of :meth:`canonical`."""
         return RunId(hashlib.sha256(self.canonical()).hexdigest())
@@ -154,20 +159,41 @@ def check_manifest(manifest: Manifest) -> None:
             f"{split.stages} numbers that add up to model.layers = {model.layers}",
             "Correct it or leave it out.",
         )
-    size = record_bytes(manifest.batch.microbatches_per_step, split.stages, start.stage_hosts + start.trainers + 1)
+    size = record_bytes(manifest.step_microbatches, split.stages, start.stage_hosts + start.trainers + 1)
     if size > MAX_BODY_BYTES:
+        local = manifest.averaging.mode == "local"
         raise ConfigError(
             "batch.microbatches_per_step",
             manifest.batch.microbatches_per_step,
             f"so many that a step's record fits {MAX_BODY_BYTES >> 20} MiB: this needs {size >> 20} MiB",
-            "Use larger microbatches and fewer of them.",
+            "Use larger microbatches and fewer of them" + (", or fewer local steps." if local else "."),
         )
+    _check_averaging(manifest)
     if start.stage_hosts < split.stages:
         raise ConfigError(
             "run.start_when.stage_hosts",
             start.stage_hosts,
             f"at least split.stages = {split.stages}",
             "Every stage needs a replica: start more stage hosts or cut fewer stages.",
+        )
+
+
+def _check_averaging(manifest: Manifest) -> None:
+    """What is inexact, and what depends on who comes first, mixes weights only. Raises ConfigError."""
+    averaging = manifest.averaging
+    if averaging.mode == "local" and manifest.run.reproducible:
+        raise ConfigError(
+            "run.reproducible",
+            True,
+            'false where averaging.mode = "local": which replica computes what is in its weights',
+            'Set it to false, or averaging.mode to "sync".',
+        )
+    if averaging.mode == "sync" and averaging.strategy == "random":
+        raise ConfigError(
+            "averaging.strategy",
+            averaging.strategy,
+            'exact in averaging.mode = "sync": everyone, grid or butterfly-groups',
+            'Choose one of those, or averaging.mode = "local", where weights are mixed and not gradients.',
         )
 
 

@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from swarm.schema import Section
 
 
-class AveragingConfig(Section):
-    """Who averages with whom, and how the numbers travel."""
+class LocalConfig(Section):
+    """``[averaging.local]``, of ``mode = "local"``.
 
-    strategy: Literal["everyone", "grid", "butterfly-groups"] = "everyone"
+    ``steps`` optimizer steps, each for a batch of all replicas together, lie between two mixings, and every
+    ``sync_every``-th mixing is one of all: there the step closes. ``outer_lr`` and ``outer_momentum`` belong to that one
+    (DiLoCo, arXiv 2311.08105). A version that is more than ``staleness`` mixings old is left out of the others.
+    """
+
+    steps: Annotated[int, Field(ge=1, le=1000)] = 8
+    sync_every: Annotated[int, Field(ge=1, le=100)] = 1
+    staleness: Annotated[int, Field(ge=0, le=100)] = 1
+    outer_lr: Annotated[float, Field(gt=0, le=2)] = 0.7
+    outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+
+
+class AveragingConfig(Section):
+    """Who averages with whom, what, and how the numbers travel.
+
+    ``mode`` "sync": the gradients of each batch. "local": weights, of replicas that train apart for a while; then
+    ``strategy`` says who mixes with whom between two synchronisations, which are always of all.
+    """
+
+    mode: Literal["sync", "local"] = "sync"
+    strategy: Literal["everyone", "grid", "butterfly-groups", "random"] = "everyone"
     codec: Literal["float32"] = "float32"
+    local: LocalConfig = LocalConfig()
+
+    @property
+    def inner_steps(self) -> int:
+        """Batches between two closes."""
+        return self.local.steps * self.local.sync_every if self.mode == "local" else 1
+
+    @property
+    def closing_strategy(self) -> str:
+        """Who averages with whom when a step closes."""
+        return "everyone" if self.mode == "local" else self.strategy

@@ -207,7 +207,7 @@ class Leading:
         rules, alive = self.closing.rules, Roster(self._roster[peer] for peer in live)
         try:
             norm = global_norm(alive, averaged)
-            clip = clip_factor(norm, rules.optimizer.clip_norm)
+            clip = clip_factor(norm, rules.clip_norm)
             apply = Apply(step=self.step, term=self.term, lr=rules.lr(self.step), clip=clip)
             prepared = await self._all(live, "step/1/apply", apply, Prepared)
             digests = agreed("the updated weights", alive, {peer: answer.digest for peer, answer in prepared.items()})

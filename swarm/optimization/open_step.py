@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -30,8 +30,9 @@ class HeldPart(Protocol):
     def microbatches(self) -> frozenset[MicrobatchId]:
         """What is in the open step's accumulator."""
 
-    def gradient_sum(self) -> torch.Tensor:
-        """The accumulator, flat."""
+    def contribution(self, assigned: Set[MicrobatchId], tokens: int) -> torch.Tensor | None:
+        """What goes into the round for ``assigned`` microbatches with so many target tokens, flat; None when it first
+        has to be settled what is in it."""
 
     def prepare(self, mean: torch.Tensor, *, lr: float, clip: float, step: int) -> str:
         """Compute the update into the shadow; its digest."""
@@ -184,13 +185,13 @@ class Attempt:
             return Mean(None, Averaged(digest="", sq_norm=0.0, cursor=cursor))
         name, part = held
         expected = assigned(body.committed, self.me, stage_of(name))
+        shares = weights(body.committed, group, stage_of(name))
         try:
-            sums = await self._settled(body.step, expected, part)
+            sums = await self._settled(body.step, expected, lambda: part.contribution(expected.keys(), shares[self.me]))
         except PeerError as error:
             there = await self.device.run(lambda: part.microbatches)
             missing = tuple(sorted(expected.keys() - there))
             return _failed(f"it does not hold what counts: {error.reason}", self.me, missing)
-        shares = weights(body.committed, group, stage_of(name))
         wanted = Round(step=body.step, part=name, attempt=body.attempts.get(name, 0), weights=shares)
         try:
             result = await self.average(wanted, sums)
@@ -206,16 +207,15 @@ class Attempt:
         return await self.device.run(lambda: part.prepare(gradient, lr=body.lr, clip=body.clip, step=body.step))
 
     async def _settled(
-        self, step: int, expected: Mapping[MicrobatchId, tuple[PeerId, ...]], part: HeldPart
+        self,
+        step: int,
+        expected: Mapping[MicrobatchId, tuple[PeerId, ...]],
+        contribution: Callable[[], torch.Tensor | None],
     ) -> torch.Tensor:
         """Our sum when it holds what is expected and nothing else; a gradient that comes in meanwhile is reversed.
         Raises a PeerError. Cost: one copy of the sum, when it is right."""
-
-        def wanted() -> torch.Tensor | None:
-            return part.gradient_sum() if part.microbatches == expected.keys() else None
-
         for _ in range(SETTLE_ROUNDS):
-            sums = await self.device.run(wanted)
+            sums = await self.device.run(contribution)
             if sums is not None:
                 return sums
             await self.settle(step, expected)

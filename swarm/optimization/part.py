@@ -6,6 +6,8 @@ they were made (:class:`~swarm.optimization.part_state.PartState`), so graphs ma
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import torch
 from torch import Tensor
 
@@ -19,7 +21,7 @@ from swarm.models.split import build_part, install_weights
 from swarm.optimization.accumulate import Accumulator, AccumulatorDType
 from swarm.optimization.adamw import AdamWState
 from swarm.optimization.part_state import PartState
-from swarm.optimization.schedules import OptimizerConfig
+from swarm.optimization.update import Update
 
 _CPU = torch.device("cpu")
 
@@ -35,13 +37,13 @@ class TrainedPart(PartState):
         self,
         spec: PartSpec,
         model: ModelConfig,
-        optimizer: OptimizerConfig,
+        update: Update,
         *,
         device: torch.device = _CPU,
         accumulator: AccumulatorDType = "float32",
     ) -> None:
         self._module: Piece = build_part(spec, model)
-        super().__init__(spec, FlatLayout.of(self._module), optimizer, device)
+        super().__init__(spec, FlatLayout.of(self._module), update, device)
         self._accumulator = Accumulator(self.layout, accumulator, device)
 
     # --- passes --------------------------------------------------------------------------------------------------
@@ -90,6 +92,11 @@ class TrainedPart(PartState):
     def gradient_sum(self) -> Tensor:
         """A CPU copy of the sum over accumulated microbatches, (layout.elements,) in the accumulator's dtype."""
         return self._accumulator.total.detach().to(_CPU, copy=True)
+
+    def contribution(self, assigned: Set[MicrobatchId], tokens: int) -> Tensor | None:
+        """What this replica puts into the round when ``assigned``, with so many target tokens, count for it: the sum of
+        their gradients; None while anything else is in it, or one is missing. A copy, as :meth:`gradient_sum`."""
+        return self.gradient_sum() if self.microbatches == assigned else None
 
     def _become(self, state: AdamWState, step: int) -> None:
         install_weights(self._module, self.layout.views(state.params), requires_grad=True)

@@ -14,8 +14,8 @@ from swarm.errors import BugError, StateError
 from swarm.models.layout import FlatLayout
 from swarm.models.spec import ModelConfig, PartSpec
 from swarm.models.split import build_part
-from swarm.optimization.adamw import AdamWState, StepNumbers, adamw_step
-from swarm.optimization.schedules import OptimizerConfig
+from swarm.optimization.adamw import AdamWState, StepNumbers
+from swarm.optimization.update import Update
 from swarm.state.snapshot import Snapshot, digest
 
 _CPU = torch.device("cpu")
@@ -27,19 +27,17 @@ class PartState:
     Memory per parameter: 12 bytes, and 12 more between ``prepare`` and ``swap``.
     """
 
-    def __init__(
-        self, spec: PartSpec, layout: FlatLayout, optimizer: OptimizerConfig, device: torch.device = _CPU
-    ) -> None:
+    def __init__(self, spec: PartSpec, layout: FlatLayout, update: Update, device: torch.device = _CPU) -> None:
         self.spec, self.layout = spec, layout
-        self._optimizer, self._device = optimizer, device
+        self._update, self._device = update, device
         self._state: AdamWState | None = None
         self._shadow: AdamWState | None = None
         self._step = -1
 
     @staticmethod
-    def of(spec: PartSpec, model: ModelConfig, optimizer: OptimizerConfig) -> PartState:
+    def of(spec: PartSpec, model: ModelConfig, update: Update) -> PartState:
         """An empty one on CPU, for a part of this model. Costs no memory yet."""
-        return PartState(spec, FlatLayout.of(build_part(spec, model)), optimizer)
+        return PartState(spec, FlatLayout.of(build_part(spec, model)), update)
 
     @property
     def step(self) -> int:
@@ -61,17 +59,16 @@ class PartState:
         """The state after :attr:`step`, on CPU: the part's own immutable vectors there, copies from CUDA."""
         return self._as_snapshot(self._installed(), self._step)
 
-    def prepare(self, mean_gradient: Tensor, *, lr: float, clip: float, step: int) -> str:
+    def prepare(self, mean: Tensor, *, lr: float, clip: float, step: int) -> str:
         """Compute the state after ``step`` beside the current one; returns its digest, which the close record names.
 
-        ``mean_gradient`` is float32 (layout.elements,), the same bits on every replica. Preparing again replaces the
+        ``mean`` is what the replicas agreed on, float32 (layout.elements,), the same bits on every one. Preparing again replaces the
         shadow. Raises BugError when ``step`` is not the one after :attr:`step`.
         """
         if step != self.step + 1:
             raise BugError(f"prepare of step {step} on a part at step {self.step}")
         numbers = StepNumbers(step=step, lr=lr, clip=clip)
-        gradient = mean_gradient.to(self._device)
-        self._shadow = adamw_step(self._installed(), gradient, self.layout, self._optimizer, numbers)
+        self._shadow = self._update(self._installed(), mean.to(self._device), self.layout, numbers)
         return digest(self._as_snapshot(self._shadow, step))
 
     def swap(self) -> None:

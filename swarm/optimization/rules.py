@@ -19,6 +19,8 @@ class StepRules:
     """``target`` microbatches make a step; ``max_tokens`` is the most target tokens that one can have, ``parts`` are
     all parts of the model, and a record has room for ``max_members``.
     ``quorum_grace_s`` is how long a majority is waited for before those who are there go on provisionally; 0: for ever.
+    ``inner_steps``: optimizer steps in one of the run's, each with a rate of its own; ``clip_norm`` is for the mean that
+    closes it.
     """
 
     run: RunId
@@ -32,6 +34,8 @@ class StepRules:
     reproducible: bool
     optimizer: OptimizerConfig
     quorum_grace_s: float = 0.0
+    inner_steps: int = 1
+    clip_norm: float = math.inf
 
     def quota(self, step: int, trainers: Sequence[PeerId]) -> Mapping[PeerId, int]:
         """The most each of these trainers may feed of a step."""
@@ -42,8 +46,8 @@ class StepRules:
         return free_quota(trainers, self.target, self.max_share)
 
     def lr(self, step: int) -> float:
-        """The learning rate of a step: everybody computes it, nobody needs to be believed."""
-        return learning_rate(self.optimizer, step, self.steps)
+        """The learning rate at the end of a step: everybody computes it, nobody needs to be believed."""
+        return learning_rate(self.optimizer, step * self.inner_steps, self.steps * self.inner_steps)
 
     def check_contribution(self, roster: Roster, contribution: Contribution) -> None:
         """Raises Violation, or Refused for peers that are not in the roster, where no honest peer would say this."""

@@ -38,6 +38,7 @@ from swarm.optimization.part import TrainedPart
 from swarm.optimization.records import CloseRecord, Decision, acceptance_bytes
 from swarm.optimization.roster import Member, Roster
 from swarm.optimization.schedules import OptimizerConfig
+from swarm.optimization.update import AdamW
 from swarm.security.signing import verify
 from swarm.state.snapshot import Snapshot, initial_snapshot
 from swarm.state.transfer import StateDonor
@@ -59,7 +60,7 @@ class JoinPeer:
         model = ModelConfig(vocab_size=300, dim=settings["dim"], layers=settings["layers"], heads=8, context=32)
         spec = next(spec for spec in split_model(model, SplitConfig(stages=1)) if spec.name == STAGE)
         self.device = DeviceThread(torch.device("cpu"))
-        self.part = TrainedPart(spec, model, OptimizerConfig())
+        self.part = TrainedPart(spec, model, AdamW(OptimizerConfig()))
         self.model = model
 
     async def open(self) -> LibP2PEndpoint:

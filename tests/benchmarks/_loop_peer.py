@@ -40,6 +40,7 @@ from swarm.network.identity import load_or_create
 from swarm.network.protocols import Answer, Method, Payload, Request
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.schedules import OptimizerConfig
+from swarm.optimization.update import AdamW
 from swarm.pipeline.compute import BoundarySpecs, Material, StageCompute
 from swarm.schema import Empty
 from swarm.state.snapshot import initial_snapshot
@@ -67,7 +68,7 @@ class StageWork:
 
     def __init__(self) -> None:
         spec = split_model(MODEL, SplitConfig(stages=1))[0]
-        self._part = TrainedPart(spec, MODEL, OptimizerConfig())
+        self._part = TrainedPart(spec, MODEL, AdamW(OptimizerConfig()))
         names = [name for name, _ in self._part.layout.shapes]
         self._part.install(initial_snapshot(spec.name, self._part.layout, initial_weights(MODEL, 0, names)))
         activation = boundary_spec(MODEL, MICROBATCH, SEQUENCE, MODEL.compute)

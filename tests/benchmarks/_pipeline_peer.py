@@ -33,6 +33,7 @@ from swarm.network.identity import load_or_create
 from swarm.network.protocols import Payload
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.schedules import OptimizerConfig
+from swarm.optimization.update import AdamW
 from swarm.pipeline.compute import BoundarySpecs, StageCompute
 from swarm.pipeline.health import Watch
 from swarm.pipeline.journey import FinishedJourney, JourneyContext
@@ -127,7 +128,7 @@ class Host:
     def __init__(self, machine: Machine, stage: int) -> None:
         self._machine = machine
         spec, snapshot = part_of(machine.size, stage)
-        self._part = TrainedPart(spec, model_of(machine.size), OptimizerConfig())
+        self._part = TrainedPart(spec, model_of(machine.size), AdamW(OptimizerConfig()))
         self._part.install(snapshot)
         settings = StageSettings(run=RUN, stage=stage, stages=STAGES, specs=machine.specs)
         context = StageContext(

@@ -14,6 +14,7 @@ from swarm.models.spec import DType, ModelConfig, PartSpec, SplitConfig
 from swarm.models.split import build_part, split_model
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.schedules import OptimizerConfig
+from swarm.optimization.update import AdamW
 from swarm.state.snapshot import Snapshot, initial_snapshot
 
 
@@ -78,7 +79,7 @@ def first_snapshot(model: ModelConfig) -> Snapshot:
 
 def trained_part(model: ModelConfig, device: torch.device, snapshot: Snapshot) -> TrainedPart:
     """The stage on a device, holding ``snapshot``."""
-    part = TrainedPart(stage_spec(model), model, OptimizerConfig(), device=device)
+    part = TrainedPart(stage_spec(model), model, AdamW(OptimizerConfig()), device=device)
     part.install(snapshot)
     return part
 

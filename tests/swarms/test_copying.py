@@ -18,6 +18,7 @@ import torch
 from peers.copying import Copying
 from peers.part_copy import PartCopy
 from peers.roles import spec_of
+from peers.rules import update_of
 from swarm.events import CopyDropped, CopyHeld, DonorDropped, Event, StepClosed
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Payload
@@ -349,7 +350,7 @@ async def _follow_through(swarm: SimSwarm, me: SimEndpoint, holder: PeerId, part
         verify=verify, observe=observe,
     )  # fmt: skip
     manifest = swarm.manifest
-    mine = PartState.of(spec_of(manifest, part), manifest.model, manifest.optimizer)
+    mine = PartState.of(spec_of(manifest, part), manifest.model, update_of(manifest))
     observer = Observer(context, [holder], part)
     decision = await observer.start(swarm.peers["bootstrap"].endpoint.peer)
     record = decision.record

@@ -21,6 +21,7 @@ from swarm.optimization.part import TrainedPart
 from swarm.optimization.records import CloseRecord, Decision, acceptance_bytes
 from swarm.optimization.roster import Member, Roster
 from swarm.optimization.schedules import OptimizerConfig
+from swarm.optimization.update import AdamW
 from swarm.schema import Message
 from swarm.sim.network import SimEndpoint, SimNetwork
 from swarm.state.download import Download, DownloadContext, Wanted
@@ -88,7 +89,7 @@ def fresh_part() -> TrainedPart:
 def empty_part() -> TrainedPart:
     """The stage, without weights."""
     spec = next(spec for spec in split_model(MODEL, SplitConfig(stages=2)) if spec.name == STAGE)
-    return TrainedPart(spec, MODEL, OptimizerConfig())
+    return TrainedPart(spec, MODEL, AdamW(OptimizerConfig()))
 
 
 class Run:

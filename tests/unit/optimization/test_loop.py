@@ -122,7 +122,7 @@ class _Both(StepCalls):
 
 def fit(home: Home) -> None:
     """Puppets answer as members with the same parts would."""
-    clip = clip_factor(8**0.5, RULES.optimizer.clip_norm)
+    clip = clip_factor(8**0.5, RULES.clip_norm)
     for puppet in home.stage.puppets.values():
         part = str(ROSTER[puppet.peer].part)
         puppet.gradient = hashlib.sha256(f"{part}|1".encode()).hexdigest()

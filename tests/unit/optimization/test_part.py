@@ -11,6 +11,7 @@ from swarm.models.spec import ModelConfig, SplitConfig
 from swarm.models.split import install_weights, split_model
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.schedules import OptimizerConfig
+from swarm.optimization.update import AdamW
 from swarm.state.snapshot import digest, initial_snapshot
 
 MODEL = ModelConfig(vocab_size=300, dim=32, layers=2, heads=4, context=16)
@@ -20,7 +21,7 @@ SCALARS = {"lr": 0.01, "clip": 0.9}
 def parts(model: ModelConfig = MODEL, ends: str = "private", accumulator: str = "float32") -> list[TrainedPart]:
     weights, found = initial_weights(model, 0), []
     for spec in split_model(model, SplitConfig(stages=2, ends=ends)):
-        part = TrainedPart(spec, model, OptimizerConfig(), accumulator=accumulator)
+        part = TrainedPart(spec, model, AdamW(OptimizerConfig()), accumulator=accumulator)
         part.install(initial_snapshot(spec.name, part.layout, weights))
         found.append(part)
     return found
@@ -59,7 +60,7 @@ def close(part: TrainedPart, tokens: int) -> str:
 def test_part_steps_equal_the_whole_model_bit_for_bit() -> None:
     """Three steps of two microbatches: parts against one hosted part that is the whole model."""
     spec = split_model(MODEL, SplitConfig(stages=1, ends="hosted"))[0]
-    whole = TrainedPart(spec, MODEL, OptimizerConfig())
+    whole = TrainedPart(spec, MODEL, AdamW(OptimizerConfig()))
     whole.install(initial_snapshot(spec.name, whole.layout, initial_weights(MODEL, 0)))
     cut = parts()
     for step in range(3):
@@ -148,7 +149,7 @@ def test_part_reverse_leaves_the_others_exactly_in_float64() -> None:
 
 def test_part_misuse_is_a_bug() -> None:
     spec = split_model(MODEL, SplitConfig(stages=2))[0]
-    empty = TrainedPart(spec, MODEL, OptimizerConfig())
+    empty = TrainedPart(spec, MODEL, AdamW(OptimizerConfig()))
     with pytest.raises(BugError, match="no weights"):
         empty.forward(torch.ones((1, 4, 32)), seed=None)
     with pytest.raises(BugError, match="no weights"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,6 +50,7 @@ RULES = StepRules(
     max_members=8,
     reproducible=False,
     optimizer=OptimizerConfig(lr=0.5, warmup_steps=0, min_lr_fraction=1.0),
+    clip_norm=1.0,
 )
 GENESIS = genesis(RUN, ROSTER, {PartName("stage-0"): "0" * 64, PartName("ends"): "1" * 64})
 CURSOR = (0, 7)
@@ -92,9 +93,9 @@ class FakePart:
     shadow: str | None = None
     swapped: list[str] = field(default_factory=list)
 
-    def gradient_sum(self) -> torch.Tensor:
+    def contribution(self, assigned: Set[MicrobatchId], tokens: int) -> torch.Tensor | None:
         """Something of the right kind."""
-        return torch.ones(4)
+        return torch.ones(4) if self.microbatches == assigned else None
 
     def prepare(self, mean: torch.Tensor, *, lr: float, clip: float, step: int) -> str:
         """A digest that depends on everything."""

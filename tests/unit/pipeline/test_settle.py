@@ -20,6 +20,7 @@ from swarm.models.spec import ModelConfig, SplitConfig
 from swarm.models.split import boundary_spec, split_model, token_spec
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.schedules import OptimizerConfig
+from swarm.optimization.update import AdamW
 from swarm.pipeline.compute import BoundarySpecs
 from swarm.sim.network import SimNetwork
 from swarm.state.snapshot import initial_snapshot
@@ -180,7 +181,7 @@ class TokenSource(FakeSource):
 def trained_part(name: str) -> TrainedPart:
     """One of the model's parts in the reproducible mode."""
     spec = next(spec for spec in split_model(MODEL, SPLIT) if spec.name == name)
-    part = TrainedPart(spec, MODEL, OptimizerConfig(), accumulator="float64")
+    part = TrainedPart(spec, MODEL, AdamW(OptimizerConfig()), accumulator="float64")
     part.install(initial_snapshot(spec.name, part.layout, initial_weights(MODEL, 0)))
     return part
 
