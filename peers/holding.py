@@ -4,14 +4,14 @@ else from the step on at whose close it takes a lost part over."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from data_shards.source import ShardSource
 from peers.roles import Role, StageRole, Surroundings, TrainerRole
 from peers.settings import PeerSettings
 from swarm.ids import MicrobatchId, PeerId, stage_of
-from swarm.optimization.loop import Feed
 from swarm.optimization.local_part import LocalPart
+from swarm.optimization.loop import Feed
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.records import CloseRecord
 from swarm.optimization.remote_leader import RemoteLeader
@@ -19,13 +19,15 @@ from swarm.optimization.roster import Roster
 
 
 class Holding:
-    """The role of one peer. ``source`` is a trainer's data. Empty until :meth:`take`; a bootstrap's stays so."""
+    """The role of one peer. ``source`` is a trainer's data. Empty until :meth:`take`; a bootstrap's stays so.
+    ``leg_over`` is called on the device thread after each leg of a part that trains apart."""
 
     def __init__(self, settings: PeerSettings, around: Surroundings, source: ShardSource | None) -> None:
         self._settings, self._around, self._source = settings, around, source
         self._role: Role | None = None
         self._changed = asyncio.Event()
         self.ready = asyncio.Event()
+        self.leg_over: Callable[[], None] = lambda: None
 
     @property
     def part(self) -> TrainedPart | None:
@@ -87,7 +89,7 @@ class Holding:
         """The step after this record is open."""
         part = self.part
         if isinstance(part, LocalPart):
-            part.replicas = len(record.members.replicas(part.spec.name))
+            part.replicas, part.leg_over = len(record.members.replicas(part.spec.name)), self.leg_over
         if self._role is not None:
             self._role.open_step(record.step + 1, record.members, record.cursors.get(self._around.endpoint.peer))
 

@@ -12,6 +12,7 @@ import functools
 
 from data_shards.source import ShardSource
 from peers.announcer import Announcer
+from peers.apart import Apart
 from peers.ckpt_keeper import CheckpointKeeper
 from peers.copying import Copying
 from peers.download import download_part
@@ -95,6 +96,7 @@ class Membership:
         self._donor = StateDonor(around.clock, max_downloads=self._downloads())
         self._observers = ObserverDesk(founder, self._donor, self._snapshot, self.situation.awaited, around.clock)
         self._member = Member(self._member_context(founder))
+        self._apart = Apart(around, self._holding, lambda: self._member.roster)
         self._desk = LeadDesk(
             self._rules,
             around.endpoint.peer,
@@ -187,7 +189,7 @@ class Membership:
         async with self._keeper, asyncio.TaskGroup() as group:  # checkpoints may outlast the steps
             work = (
                 self._announcer.run, self._holding.run, self._end_unfit, self._leaving.run, self._watching.run,
-                self._quorum.run, self._vacancy.run, self._copying.run,
+                self._quorum.run, self._vacancy.run, self._copying.run, self._apart.run,
             )  # fmt: skip
             background = [group.create_task(part()) for part in work]
             group.create_task(self._begin())

@@ -309,6 +309,23 @@ class RoundDone(Event):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Mixed(Event):
+    """A replica that trains apart mixed its weights, after a leg, with those of a group of ``members``, itself counted.
+    ``averaged`` versions went into the mean, the oldest of them ``oldest`` legs behind; each ``left_out`` has a
+    reason."""
+
+    step: int
+    part: PartName
+    leg: int
+    members: int
+    averaged: int
+    oldest: int
+    left_out: dict[PeerId, str]
+    bytes_received: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LoopLag(Event):
     """Event-loop lag of this peer since the last such event, in milliseconds."""
 

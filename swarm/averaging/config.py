@@ -13,8 +13,8 @@ class LocalConfig(Section):
     """``[averaging.local]``, of ``mode = "local"``.
 
     ``steps`` optimizer steps, each for a batch of all replicas together, lie between two mixings, and every
-    ``sync_every``-th mixing is one of all: there the step closes. ``outer_lr`` and ``outer_momentum`` belong to that one
-    (DiLoCo, arXiv 2311.08105). A version that is more than ``staleness`` mixings old is left out of the others.
+    ``sync_every``-th mixing is one of all: there the step closes. ``outer_lr`` and ``outer_momentum`` belong to that
+    one (DiLoCo, arXiv 2311.08105). A version that is more than ``staleness`` mixings old is left out of the others.
     """
 
     steps: Annotated[int, Field(ge=1, le=1000)] = 8

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from swarm.averaging.versions import Version
 from swarm.errors import BugError
 from swarm.ids import MicrobatchId
 from swarm.models.passes import Gradients
@@ -41,16 +42,6 @@ class LocalRules:
     steps: int
     optimizer: OptimizerConfig
     outer: OuterNesterov
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Version:
-    """A replica's own parameters at the end of a leg, ``mix_after`` optimizer steps, of a step: float32 (elements,) on
-    the part's device, never written to again. Leg 0 is the anchor."""
-
-    step: int
-    leg: int
-    params: Tensor
 
 
 class LocalPart(TrainedPart):
@@ -108,7 +99,7 @@ class LocalPart(TrainedPart):
 
     @property
     def version(self) -> Version:
-        """What we were at the end of the newest leg."""
+        """What we were at the end of the newest leg, ``mix_after`` optimizer steps, on the part's device."""
         if self._version is None:
             raise BugError(f"{self.spec.name} has no weights yet")
         return self._version

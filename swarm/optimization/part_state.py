@@ -62,8 +62,8 @@ class PartState:
     def prepare(self, mean: Tensor, *, lr: float, clip: float, step: int) -> str:
         """Compute the state after ``step`` beside the current one; returns its digest, which the close record names.
 
-        ``mean`` is what the replicas agreed on, float32 (layout.elements,), the same bits on every one. Preparing again replaces the
-        shadow. Raises BugError when ``step`` is not the one after :attr:`step`.
+        ``mean`` is what the replicas agreed on, float32 (layout.elements,), the same bits on every one. Preparing again
+        replaces the shadow. Raises BugError when ``step`` is not the one after :attr:`step`.
         """
         if step != self.step + 1:
             raise BugError(f"prepare of step {step} on a part at step {self.step}")

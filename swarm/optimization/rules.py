@@ -19,8 +19,8 @@ class StepRules:
     """``target`` microbatches make a step; ``max_tokens`` is the most target tokens that one can have, ``parts`` are
     all parts of the model, and a record has room for ``max_members``.
     ``quorum_grace_s`` is how long a majority is waited for before those who are there go on provisionally; 0: for ever.
-    ``inner_steps``: optimizer steps in one of the run's, each with a rate of its own; ``clip_norm`` is for the mean that
-    closes it.
+    ``inner_steps``: optimizer steps in one of the run's, each with a rate of its own; ``clip_norm`` is for the mean
+    that closes it.
     """
 
     run: RunId

@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
-from swarm.events import DigestMismatch, RoundDone, StepClosed
+from swarm.events import (
+    Accumulated,
+    ContributionReplayed,
+    ContributionReversed,
+    CopyHeld,
+    DigestMismatch,
+    JourneyCompleted,
+    Mixed,
+    PeerReady,
+    RoundDone,
+    StepClosed,
+)
+from swarm.sim.links import Links
+from tests.harness.expect import eventually
 from tests.harness.faults import On, Strike
-from tests.harness.faults_kinds import Kill
+from tests.harness.faults_kinds import Kill, SlowDevice
 from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalSwarm
 from tests.swarms.story import live_through
@@ -20,6 +34,7 @@ SHAPE: dict[str, Any] = {
     "batch": {"microbatch_size": 1, "microbatches_per_step": 4},
     "optimizer": {"warmup_steps": 0},
 }
+LINKS = Links.parse({"default": {"latency_ms": 20}})
 LOCAL: dict[str, Any] = {"mode": "local", "local": {"steps": INNER}}
 
 
@@ -35,3 +50,63 @@ async def test_replicas_that_train_apart_hold_the_same_weights_at_every_close_an
     assert losses[-1] < losses[0] - 0.2, losses
     assert len({str(record["digests"]) for record in history}) == STEPS + 1
     assert {event.step for event in swarm.events(RoundDone)} == set(range(1, STEPS + 1))
+
+
+def test_replica_that_dies_takes_what_it_learnt_with_it_and_the_others_go_on(tmp_path: Path) -> None:
+    swarm = SimSwarm(
+        tmp_path, averaging=LOCAL, may_fail=True, stage_s={"forward": 0.1, "backward": 0.2}, links=LINKS, **SHAPE
+    )
+    strikes = [
+        Strike("mid-step", On(Accumulated, peer="host-1", where={"step": 2}, nth=3), Kill(("host-1",))),
+        Strike("trainer", On(JourneyCompleted, peer="trainer-1", where={"step": 3}, nth=2), Kill(("trainer-1",))),
+    ]
+    plan = live_through(swarm, tmp_path, *strikes, steps=STEPS, timeout_s=600.0, not_promised="I3")
+    assert plan.counts == {"kill": 2}
+    assert not swarm.events(ContributionReversed)
+    assert not swarm.events(ContributionReplayed)
+
+
+async def test_peer_that_joins_begins_at_the_anchor(tmp_path: Path) -> None:
+    swarm = LocalSwarm(tmp_path, averaging=LOCAL, **{**SHAPE, "run": {"steps": 12, "copies": 1}})
+
+    async def story() -> None:
+        await eventually(lambda: any(event.step >= 2 for event in swarm.events(StepClosed)))
+        await swarm.join("late", "stage", 300, stage=1)
+
+    await swarm.open()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(swarm.run())
+        group.create_task(story())
+    ready = swarm.peers["late"].events.of(PeerReady)
+    assert [one.part for one in ready] == ["stage-1"]
+    late = swarm.peers["late"].endpoint.peer
+    assert any(
+        late in [*contribution["route"]] for record in swarm.history()[-2:] for contribution in record["committed"]
+    )
+    assert not swarm.events(DigestMismatch)
+    assert swarm.events(CopyHeld)
+
+
+MIXED: dict[str, Any] = {"mode": "local", "strategy": "grid", "local": {"steps": 2, "sync_every": 3}}
+
+
+def test_replicas_mix_in_groups_that_swap_and_wait_for_nobody(tmp_path: Path) -> None:
+    """Four replicas of one stage, on a grid of two by two; one is ten times as slow."""
+    one_stage = {"trainers": 1, "split": {"stages": 1}, "batch": {"microbatch_size": 1, "microbatches_per_step": 8}}
+    swarm = SimSwarm(
+        tmp_path,
+        averaging=MIXED,
+        stage_s={"forward": 0.1, "backward": 0.2},
+        links=LINKS,
+        **{**SHAPE, **one_stage},
+    )
+    slow = Strike("slow", On(StepClosed, peer="host-3", where={"step": 1}), SlowDevice("host-3", 10.0))
+    live_through(swarm, tmp_path, slow, steps=STEPS, timeout_s=3000.0, not_promised="I3")
+    mixed = swarm.events(Mixed)
+    assert {event.members for event in mixed} == {2}
+    assert {event.averaged for event in mixed if event.step == 1} == {2}
+    late = [event for event in mixed if event.left_out]
+    assert {peer for event in late for peer in event.left_out} == {swarm.peers["host-3"].endpoint.peer}
+    assert {reason for event in late for reason in event.left_out.values()} == {"busy: its newest version is of leg 0"}
+    assert max(event.seconds for event in mixed) < 1.0
+    assert max(event.leg for event in mixed) > 3

@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-import torch
 
 from swarm.errors import Refused, RoundFailed, RunEnded, StateError, Violation, WrongStep
 from swarm.ids import PeerId

@@ -1,0 +1,48 @@
+"""A peer's mixing while its replicas train apart, as the manifest says it goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from peers.holding import Holding
+from peers.roles import Surroundings
+from swarm.averaging.mixing import MixedPart, Mixing, MixingContext, MixingRules
+from swarm.averaging.strategies import STRATEGIES
+from swarm.averaging.versions import VersionDesk
+from swarm.ids import PartName, PeerId
+from swarm.optimization.local_part import LocalPart
+from swarm.optimization.roster import Roster
+
+
+class Apart:
+    """Does nothing where replicas do not train apart, or meet only when a step closes."""
+
+    def __init__(self, around: Surroundings, holding: Holding, roster: Callable[[], Roster]) -> None:
+        averaging = around.manifest.averaging
+        self._holding, self._roster = holding, roster
+        self._mixing: Mixing | None = None
+        if averaging.mode != "local" or averaging.local.sync_every == 1:
+            return
+        rules = MixingRules(
+            strategy=STRATEGIES[averaging.strategy],
+            seed=around.manifest.run.seed,
+            sync_every=averaging.local.sync_every,
+            staleness=averaging.local.staleness,
+        )
+        context = MixingContext(
+            endpoint=around.endpoint, device=around.device, clock=around.clock, events=around.events, held=self._held
+        )
+        self._mixing = Mixing(context, rules)
+        holding.leg_over = self._mixing.leg_over
+        around.endpoint.mount(VersionDesk(self._held))
+
+    async def run(self) -> None:
+        """Mix after each leg, until cancelled."""
+        if self._mixing is not None:
+            await self._mixing.run()
+
+    def _held(self) -> tuple[PartName, MixedPart, Sequence[PeerId]] | None:
+        part = self._holding.part
+        if not isinstance(part, LocalPart):
+            return None
+        return part.spec.name, part, self._roster().replicas(part.spec.name)
