@@ -181,6 +181,13 @@ def check_manifest(manifest: Manifest) -> None:
 def _check_averaging(manifest: Manifest) -> None:
     """What is inexact, and what depends on who comes first, mixes weights only. Raises ConfigError."""
     averaging = manifest.averaging
+    if manifest.run.reproducible and averaging.codec != "float32":
+        raise ConfigError(
+            "averaging.codec",
+            averaging.codec,
+            "float32 with run.reproducible = true: what is rounded on the way depends on who computed what",
+            "Leave averaging.codec out, or set run.reproducible = false.",
+        )
     if averaging.mode == "local" and manifest.run.reproducible:
         raise ConfigError(
             "run.reproducible",
