@@ -69,6 +69,7 @@ class NodeCommands:
             reachability="unknown" if situation is None else situation.reachability,
             started=self._started,
             disk="" if situation is None else "; ".join(f"{w}: {why}" for w, why in situation.disk.items()),
+            averaging=() if situation is None else situation.averaging,
         )
 
     async def _peers(self, request: Mapping[str, Any]) -> list[MemberStanding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from peers.standing import ALONE
 from peers.words import command_name, count, numbered, printable
 from swarm.clock import moment
 from swarm.errors import EXIT_DRAINED, EXIT_OK
@@ -24,6 +25,7 @@ from swarm.events import (
     LineageConfirmed,
     LineageGivenUp,
     PartAssigned,
+    Participation,
     PeerBack,
     PeerLost,
     PeerReady,
@@ -126,6 +128,8 @@ def _describe_others(event: Event) -> tuple[str, str] | None:
             left = ", ".join(_who(one) for one in event.left)
             changes = [f"{joined} joined" if joined else "", f"{left} left" if left else ""]
             return "roster", f"step {event.step}: {'; '.join(filter(None, changes)) or 'unchanged'}"
+        case Participation():
+            return "averaging", harmless(_turnout(event))
         case PeerLost():
             return "lost", harmless(f"{event.name}: {event.reason}")
         case PeerBack():
@@ -188,6 +192,17 @@ def _minority(event: QuorumLost) -> str:
     return f"{waits} until {moment(event.alone_at)}; {then}. Nothing is lost"
 
 
+def _turnout(event: Participation) -> str:
+    """Who was not in the averaging of our part, though there; or that nobody else was."""
+    part = _part(event.part)
+    if event.whole:
+        return f"{part}: all {event.participating} are in it again"
+    if event.participating == 1 == event.live:
+        return f"{part}: {ALONE}"
+    counts = f"{event.live} live / {event.participating} participating / {event.averaged} averaged"
+    return f"{part}: {counts} ({'; '.join(f'{peer}: {why}' for peer, why in sorted(event.why.items()))})"
+
+
 def _came(event: StateDownloaded | CopyHeld) -> str:
     """How much was downloaded, and how fast."""
     return f"{megabytes(event.bytes_received)} MB in {event.seconds:.1f} s"
@@ -213,7 +228,8 @@ def swarm_of(event: RunStarted) -> str:
 def _ready(event: PeerReady) -> str:
     swarm = command_name()
     since = "it was cut off" if event.again else "it entered the run"
-    holds = f"{_part(event.part)} at step {event.step}, {event.seconds:.1f} s after {since}"
+    first = "" if event.part is None else f", averages from step {event.step + 1} on"
+    holds = f"{_part(event.part)} at step {event.step}{first}, {event.seconds:.1f} s after {since}"
     return f"{holds}\n{' ' * LABEL_WIDTH}look: {swarm} status, {swarm} peers; leave: Ctrl-C, or {swarm} drain"
 
 

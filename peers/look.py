@@ -11,13 +11,13 @@ from typing import Any, TypeVar
 from peers.complaint import Complaint
 from peers.control_client import PATIENCE_S, NotServing, ask
 from peers.places import PlaceInfo, look_at_place
-from peers.standing import MemberStanding, Standing
+from peers.standing import MemberStanding, PartTurnout, Standing
 from swarm.errors import EXIT_INCOMPATIBLE
 
 LATE_S = 86_400.0
 """How long a peer that ended is of interest to who did not ask for it."""
 
-T = TypeVar("T", Standing, MemberStanding)
+T = TypeVar("T", Standing, MemberStanding, PartTurnout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +115,8 @@ def standing_from(kind: type[T], answer: object, who: str) -> T:
     """A standing out of a peer's answer. Raises Complaint (exit code 4) when a field is missing; more are passed over,
     so that a command can look at a peer of a somewhat later version."""
     fields = {field.name for field in dataclasses.fields(kind)}
+    if isinstance(answer, Mapping) and isinstance(parts := answer.get("averaging"), list):
+        answer = {**answer, "averaging": [standing_from(PartTurnout, part, who) for part in parts]}
     if not isinstance(answer, Mapping) or not fields <= answer.keys():
         raise Complaint(f"{who} answers what this version of swarm cannot read",
                         check="is it the version that the peer was started with?",

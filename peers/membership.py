@@ -158,6 +158,7 @@ class Membership:
                 settle=self._holding.settle,
                 average=Rounds(around, self._allreduce, self._deadline.seconds, self._observers.averaged),
                 cursor=self._holding.cursor,
+                left_out=lambda step, why: self._step_events.left_out(step, why),
             ),
             history=self._history,
             sign=around.identity.sign,

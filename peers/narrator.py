@@ -18,6 +18,7 @@ from swarm.events import (
     EventSink,
     Invited,
     PartAssigned,
+    Participation,
     PeerBack,
     PeerLost,
     PeerReady,
@@ -57,6 +58,7 @@ class _Told:
     syncing: tuple[PartName, int] | None = None
     synced: int = 0
     names: dict[str, str] = field(default_factory=dict)
+    left_out: tuple[object, ...] = ()
 
 
 class Narrator:
@@ -108,7 +110,7 @@ class Narrator:
 
     def _tell(self, event: Event) -> None:
         words = describe(event)
-        if words is not None:
+        if words is not None and not (isinstance(event, Participation) and self._is_as_before(event)):
             self._say(*words)
 
     def _say(self, label: str, text: str) -> None:
@@ -144,6 +146,12 @@ class Narrator:
             "To train, with your own text (without --data: on what comes with Python):\n"
             f"{join} --role trainer --data TEXT"
         )
+
+    def _is_as_before(self, event: Participation) -> bool:
+        """A lonely replica, or one that is left out, is told once."""
+        before = self._told.left_out
+        self._told.left_out = () if event.whole else (event.participating == 1, *sorted(event.why))
+        return self._told.left_out == before
 
     def _step(self, event: StepClosed) -> None:
         """At most one line in a second; the newest is kept and said before whatever is said next."""

@@ -11,6 +11,7 @@ from swarm.events import (
     CheckpointWritten,
     Event,
     HopMoved,
+    Participation,
     PeerLost,
     PeerStarted,
     PeerStopped,
@@ -91,6 +92,9 @@ class RunView:
                 self._note(f"given up, {' and '.join(event.lost)} was lost: {held}")
             case HopMoved():
                 self._moved(event)
+            case Participation(whole=False) if event.live > 1:
+                left_out = "; ".join(f"{self._name(peer)}: {why}" for peer, why in sorted(event.why.items()))
+                self._note(f"{event.part}: {event.participating} of {event.live} averaged ({left_out})")
 
     def _moved(self, event: HopMoved) -> None:
         self.hops_moved += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from peers.standing import Phase
+from peers.standing import PartTurnout, Phase
 from swarm.events import DiskRefused, DiskTook, Draining, EventSink, PartAssigned, Reachability, Waiting
 from swarm.ids import PartName
 from swarm.optimization.records import CloseRecord
@@ -13,7 +13,8 @@ from swarm.optimization.records import CloseRecord
 @dataclass(slots=True)
 class Situation:
     """One peer's own view of itself. ``loss`` and ``tokens_per_s`` are of the newest closed step, the latter unknown
-    for one that was open before this peer took part; ``disk`` is what the disk does not take, with the reason."""
+    for one that was open before this peer took part; ``averaging`` says who was in the averaging of each of its parts;
+    ``disk`` is what the disk does not take, with the reason."""
 
     events: EventSink
     phase: Phase = "starting"
@@ -24,6 +25,7 @@ class Situation:
     step: int = 0
     loss: float | None = None
     tokens_per_s: float | None = None
+    averaging: tuple[PartTurnout, ...] = ()
     disk: dict[str, str] = field(default_factory=dict)
 
     def wait_for(self, what: str) -> None:

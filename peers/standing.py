@@ -5,11 +5,27 @@ Plain data with stable names; scripts read it. ``schema`` grows when a field cha
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 Phase = Literal["starting", "waiting", "syncing", "ready", "draining", "ended"]
 SCHEMA = 1
+ALONE = "alone: nobody to average with"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartTurnout:
+    """How many replicas of a part were live when ``step`` closed, took part in its averaging, and have something in the
+    result. ``why`` says by name why others have not, and who was lost; ``alone``: there was nobody to average with."""
+
+    part: str
+    step: int
+    live: int
+    participating: int
+    averaged: int
+    why: Mapping[str, str]
+    alone: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,8 +34,8 @@ class Standing:
 
     ``copies`` are the other parts of which it keeps a copy. ``reachability`` is in words, and so is ``disk``: what this
     machine's disk does not take, empty when it takes all. ``loss`` and ``tokens_per_s`` are of the last closed step,
-    None before the first, the latter also for a step that this peer did not see open; ``started`` is seconds since the
-    epoch.
+    None before the first, the latter also for a step that this peer did not see open; ``averaging`` is of that step,
+    each part's; ``started`` is seconds since the epoch.
     """
 
     schema: int = SCHEMA
@@ -43,6 +59,7 @@ class Standing:
     reachability: str
     started: float
     disk: str = ""
+    averaging: tuple[PartTurnout, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from peers.look import Seen
 from peers.place_state import PlaceState
-from peers.standing import MemberStanding, Standing
+from peers.standing import ALONE, MemberStanding, PartTurnout, Standing
 from peers.words import amount, command_name, count, one_line, short_address, short_id
 
 NO_PART = "no part"
@@ -23,11 +23,36 @@ def status_lines(seen: Sequence[Seen]) -> list[str]:
         lines.append(rows[0])
         for one, row in zip(live, rows[1:], strict=True):
             lines += [row, *(f"    {remark}" for remark in _remarks(one))]
+    lines += averaging_lines(live)
     ended = [one for one in seen if not one.place.live]
     if ended:
         lines += [*([""] if live else []), "not running"]
         lines += [f"  {line}" for line in table([(one.place.name, one.place.title, _end(one)) for one in ended])]
     return lines
+
+
+def averaging_lines(seen: Sequence[Seen]) -> list[str]:
+    """Who was in the averaging of each part in the newest step that one of these peers closed, for each of their
+    runs."""
+    newest: dict[str, Standing] = {}
+    for standing in (one.standing for one in seen):
+        if standing is not None and standing.averaging:
+            before = newest.get(standing.run)
+            if before is None or before.step < standing.step:
+                newest[standing.run] = standing
+    lines = []
+    for standing in newest.values():
+        parts = sorted(standing.averaging, key=lambda one: _part_order(one.part))
+        lines += ["", f"averaging in {_run(standing.run_name, standing.run)}, step {parts[0].step}"]
+        lines += [f"  {row}" for row in table([(one.part, turnout_text(one)) for one in parts])]
+    return lines
+
+
+def turnout_text(turnout: PartTurnout) -> str:
+    """``3 live / 3 participating / 2 averaged (host-2: no microbatch this step)``."""
+    counts = f"{turnout.live} live / {turnout.participating} participating / {turnout.averaged} averaged"
+    said = [*([ALONE] if turnout.alone else []), *(f"{name}: {why}" for name, why in turnout.why.items())]
+    return f"{counts} ({'; '.join(said)})" if said else counts
 
 
 def hidden_line(number: int) -> list[str]:
@@ -129,6 +154,7 @@ def _facts(standing: Standing) -> list[tuple[str, str]]:
         ("copies", ", ".join(standing.copies)),
         ("run", f"{_run(standing.run_name, standing.run)}, {count(standing.members, 'member')}"),
         ("step", _step(standing)),
+        *(("averaging", f"{one.part}: {turnout_text(one)}") for one in standing.averaging),
         ("loss", "" if standing.loss is None else f"{standing.loss:.3f}"),
         ("tokens/s", "" if standing.tokens_per_s is None else amount(standing.tokens_per_s)),
         ("reach", standing.reachability),

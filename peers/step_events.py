@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from peers.roles import Surroundings
 from peers.situation import Situation
-from swarm.events import LinkUsage, RosterChanged, RunStarted, StepClosed, StepGivenUp
+from peers.standing import PartTurnout
+from swarm.events import LinkUsage, Participation, RosterChanged, RunStarted, StepClosed, StepGivenUp
+from swarm.ids import PeerId
 from swarm.models.flops import model_parameter_count
 from swarm.optimization.records import CloseRecord
 from swarm.optimization.roster import TRAINERS, Member, Roster, lost_parts
 from swarm.optimization.succession import owner
+from swarm.optimization.turnout import Turnout, turnouts
 
 
 class StepEvents:
@@ -22,6 +27,11 @@ class StepEvents:
         self._usage = (0, 0)
         self._roster: Roster | None = None
         self._saw_it_open = False
+        self._left_out: tuple[int, Mapping[str, str]] = (0, {})
+
+    def left_out(self, step: int, why: Mapping[str, str]) -> None:
+        """The leader of this step makes it without these members."""
+        self._left_out = (step, why)
 
     def closed(self, record: CloseRecord, *, took_part: bool) -> float:
         """A record was decided here, and swapped; returns the seconds since the one before. A peer that did not take
@@ -36,6 +46,7 @@ class StepEvents:
             self._started(record)
         else:
             self._changed(record, before, self._roster)
+            self._averaged(record, before)
             if took_part:
                 self._step(record, before, seconds, whole=whole)
         return seconds
@@ -63,6 +74,27 @@ class StepEvents:
         new = {peer: part for peer, part in held.items() if part in lost or (part == "trainer" and TRAINERS in lost)}
         self._around.events.emit(StepGivenUp(step=record.step, lost=lost, holders=new))
 
+    def _averaged(self, record: CloseRecord, before: Roster) -> None:
+        """Who was in the averaging of each part, for those who ask us; as an event only of our own."""
+        step, why = self._left_out
+        left_out = {PeerId(peer): reason for peer, reason in why.items()} if step == record.step else {}
+        found = turnouts(record, before, self._around.watch.gone, left_out)
+        self._situation.averaging = tuple(_told(one, record.members, before) for one in found)
+        me = self._around.endpoint.peer
+        for one in found:
+            if me in (*one.participating, *one.late):
+                self._around.events.emit(
+                    Participation(
+                        step=one.step,
+                        part=one.part,
+                        live=len(one.live),
+                        participating=len(one.participating),
+                        averaged=len(one.averaged),
+                        why=dict(one.why),
+                        whole=one.whole,
+                    )
+                )
+
     def _step(self, record: CloseRecord, before: Roster, seconds: float, *, whole: bool) -> None:
         events = self._around.events
         if record.void:
@@ -86,6 +118,21 @@ class StepEvents:
         sent, received = self._around.endpoint.statistics().total
         used, self._usage = self._usage, (sent, received)
         events.emit(LinkUsage(step=record.step, bytes_sent=sent - used[0], bytes_received=received - used[1]))
+
+
+def _told(one: Turnout, after: Roster, before: Roster) -> PartTurnout:
+    """With names in the place of ids, unless two have the same."""
+    names = {peer: (before if peer in before else after)[peer].name for peer in one.why}
+    shared = {name for name, number in Counter(names.values()).items() if number > 1 or not name}
+    return PartTurnout(
+        part=one.part,
+        step=one.step,
+        live=len(one.live),
+        participating=len(one.participating),
+        averaged=len(one.averaged),
+        why={peer if names[peer] in shared else names[peer]: why for peer, why in one.why.items()},
+        alone=one.alone,
+    )
 
 
 def _plain(member: Member) -> dict[str, Any]:

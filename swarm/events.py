@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from swarm.averaging_events import Participation as Participation
+from swarm.averaging_events import RoundVoid as RoundVoid
 from swarm.event import Event as Event
 from swarm.event import EventSink as EventSink
 from swarm.event import NullSink as NullSink
@@ -297,7 +299,8 @@ class CutOff(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundDone(Event):
-    """A group's all-reduce ended here; ``round`` counts those that a step's averaging takes."""
+    """A group's all-reduce ended here; ``round`` counts those that a step's averaging takes. The group had formed,
+    every member being in, ``formed_s`` after this one began it."""
 
     step: int
     part: PartName
@@ -306,6 +309,7 @@ class RoundDone(Event):
     bytes_sent: int
     seconds: float
     round: int = 0
+    formed_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

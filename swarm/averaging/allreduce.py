@@ -132,6 +132,7 @@ class AllReduce:
             digest=digest,
             contributors=plan.contributors,
             bytes_sent=exchange.bytes_sent,
+            formed_s=exchange.formed_s,
             seconds=self._means.clock.monotonic() - began,
         )
 

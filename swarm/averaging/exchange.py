@@ -62,9 +62,11 @@ class Exchange:
         self._plan: RoundPlan = inbox.plan
         self._me = inbox.me
         self._others = tuple(peer for peer in self._plan.members if peer != self._me)
-        self._ends_at = means.clock.monotonic() + self._plan.timeout_s
+        self._began = means.clock.monotonic()
+        self._ends_at = self._began + self._plan.timeout_s
         self._asking: Counter[PeerId] = Counter()
         self._bytes_asked = 0
+        self.formed_s = 0.0
         self.output = Output(self._plan)
 
     @property
@@ -94,6 +96,7 @@ class Exchange:
         """Everything between us and one member. Asking first whether it is in spares the bytes it would refuse, and
         finds a dead observer before the work is done."""
         await self._ask(peer, ENTER, RoundMessage.of(self._plan))
+        self.formed_s = self._means.clock.monotonic() - self._began  # the last one's stays
         chunks = iter(self._plan.chunks_of(peer))
         async with asyncio.TaskGroup() as lanes:
             for _ in range(min(self._plan.window, len(self._plan.chunks_of(peer)))):

@@ -163,11 +163,12 @@ class RoundPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoundResult:
-    """What a round gave, bit for bit the same at every member but for ``bytes_sent`` and ``seconds``.
+    """What a round gave, bit for bit the same at every member but for ``bytes_sent`` and the seconds.
 
     ``tensor`` is what the plan gives, (elements,) on the CPU, and the caller's own. ``squared_norm`` is its squared L2
     norm in float64, ``digest`` names its content (hex; comparable between members of one plan, and of aligned ones).
-    ``bytes_sent`` counts payload this member put on the wire, ``contributors`` are those whose sums are in it.
+    ``bytes_sent`` counts payload this member put on the wire, ``contributors`` are those whose sums are in it. All
+    members were in ``formed_s`` after this one had begun.
     """
 
     tensor: torch.Tensor
@@ -176,3 +177,4 @@ class RoundResult:
     contributors: tuple[PeerId, ...]
     bytes_sent: int
     seconds: float
+    formed_s: float = 0.0

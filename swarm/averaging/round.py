@@ -13,8 +13,11 @@ from swarm.averaging.plan import Gives, RoundKey, RoundPlan, RoundResult
 from swarm.averaging.strategies import STRATEGIES, Group, Strategy
 from swarm.averaging.wire import WireCodec, WireType
 from swarm.errors import BugError, RoundFailed
-from swarm.events import EventSink, RoundDone
+from swarm.events import EventSink, RoundDone, RoundVoid
 from swarm.ids import PeerId
+
+REASON_CHARS = 400
+"""How much of what a member says of a failure is written down."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +111,7 @@ async def average(
             events.emit(_done(plan, results[-1]))
             vector = results[-1].tensor
     except RoundFailed as failed:
+        events.emit(_void(plans[len(results)], failed))
         await asyncio.gather(*(allreduce.give_up(plan, failed) for plan in plans[len(results) + 1 :]))
         raise
     finally:
@@ -135,4 +139,17 @@ def _done(plan: RoundPlan, result: RoundResult) -> RoundDone:
         participating=len(result.contributors),
         bytes_sent=result.bytes_sent,
         seconds=result.seconds,
+        formed_s=result.formed_s,
+    )
+
+
+def _void(plan: RoundPlan, failed: RoundFailed) -> RoundVoid:
+    return RoundVoid(
+        step=plan.key.step,
+        part=plan.key.part,
+        round=plan.key.round,
+        attempt=plan.key.attempt,
+        members=len(plan.members),
+        culprit=PeerId(failed.peer) if failed.peer else None,
+        reason=failed.reason[:REASON_CHARS],
     )

@@ -17,6 +17,7 @@ from swarm.optimization.messages import Feed, Over, Prepare, Promise
 from swarm.optimization.records import Contribution
 from swarm.optimization.roster import Roster, lost_parts, part_lost
 from swarm.optimization.standstill import LOOK_S, Standstill
+from swarm.optimization.turnout import MOST_TOLD, REASON_CHARS
 from swarm.planning.patience import Patience
 from swarm.schema import Empty
 from swarm.waiting import first_done
@@ -54,6 +55,11 @@ class Filling:
     def out(self) -> dict[PeerId, str]:
         """Who does not close this step, and why."""
         return {**self._closing.liveness.gone, **self._unfit}
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """The same, as far as others are told."""
+        return {peer: why[:REASON_CHARS] for peer, why in sorted(self.out.items())[:MOST_TOLD]}
 
     def quota_again(self) -> None:
         """Every trainer must hear that there is quota again."""

@@ -201,6 +201,7 @@ class Leading:
             live=live,
             provisional=self.provisional,
             attempts=self._numbers(counted, live),
+            left_out=self._filling.left_out,
         )
         averaged = await self._all(live, "step/1/reconcile", reconcile, Averaged)
         await self._judge(averaged)
@@ -382,10 +383,9 @@ class Leading:
         """
         decide = self._decide
         assert decide is not None  # noqa: S101 - the step is decided
-        others = [peer for peer in self._roster.peers if peer != self.closing.calls.me]
-        there = [peer for peer in others if peer not in self.closing.liveness.gone]
-        await asyncio.gather(*(self._tell(peer, decide) for peer in there))
         me, timeout_s = self.closing.calls.me, self.closing.timeout_s()
+        there = [peer for peer in self._roster.peers if peer != me and peer not in self.closing.liveness.gone]
+        await asyncio.gather(*(self._tell(peer, decide) for peer in there))
         try:
             await self.closing.calls.ask(me, "step/1/decide", decide, Empty, timeout_s=timeout_s)
         except PeerError as error:

@@ -13,6 +13,7 @@ from swarm.ids import MicrobatchId
 from swarm.optimization.acceptor import Candidate, Vote
 from swarm.optimization.changes import NO_CHANGES, Changes
 from swarm.optimization.records import Aside, CloseRecord, Contribution
+from swarm.optimization.turnout import MOST_TOLD, REASON_CHARS
 from swarm.schema import Count, DigestField, Finite, Message, PartField, PeerIdField, SignatureField
 
 
@@ -102,7 +103,8 @@ class Reconcile(Message):
 
     ``attempts`` says for each part which attempt at its round this is. It grows when a round was void, or anything that
     it depends on has changed: members whose part's attempt is the one they have done already keep its result.
-    ``provisional``: its leader had no majority, so the term is not free for what it says.
+    ``provisional``: its leader had no majority, so the term is not free for what it says. ``left_out`` says why others
+    of the roster are not in ``live``, for people.
     """
 
     step: Count
@@ -111,6 +113,9 @@ class Reconcile(Message):
     live: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000)]
     provisional: bool = False
     attempts: dict[PartField, Count]
+    left_out: Annotated[
+        dict[PeerIdField, Annotated[str, StringConstraints(max_length=REASON_CHARS)]], Field(max_length=MOST_TOLD)
+    ] = {}
 
 
 class Averaged(Message):

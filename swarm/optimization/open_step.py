@@ -169,17 +169,19 @@ class OpenStep:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One member's way from its sum to its part's mean. ``cursor`` says where our shard continues after a step with
-    these microbatches."""
+    these microbatches; ``left_out`` is told, for a step, of whom its leader makes it without, and why."""
 
     me: PeerId
     device: DeviceThread
     settle: Settle
     average: Average
     cursor: Callable[[int, Collection[MicrobatchId]], tuple[int, int] | None]
+    left_out: Callable[[int, Mapping[str, str]], None] = lambda step, why: None
 
     async def run(self, body: Reconcile, group: Sequence[PeerId], held: tuple[PartName, HeldPart] | None) -> Mean:
         """Make our sum equal to what counts, and average it with ``group``, the replicas of our part that are there. A
         failure is an answer, with its culprit."""
+        self.left_out(body.step, body.left_out)
         cursor = self.cursor(body.step, {one.microbatch for one in body.committed})
         if held is None:
             return Mean(None, Averaged(digest="", sq_norm=0.0, cursor=cursor))

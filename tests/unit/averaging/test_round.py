@@ -14,7 +14,7 @@ from swarm.averaging.strategies.butterfly_groups import ButterflyGroups
 from swarm.averaging.strategies.grid import Grid
 from swarm.averaging.strategies.hierarchy import Hierarchy
 from swarm.errors import BugError, RoundFailed
-from swarm.events import Event, RoundDone
+from swarm.events import Event, RoundDone, RoundVoid
 from swarm.ids import PeerId, stage_part
 from tests.unit.averaging.world import Network, in_virtual_time, names, serve_members
 
@@ -64,7 +64,7 @@ def test_average_emits_what_it_did() -> None:
         assert event.bytes_sent == 40
 
 
-def test_average_that_fails_emits_nothing() -> None:
+def test_average_that_fails_says_on_whom_it_broke() -> None:
     async def scene() -> list[Event]:
         network = Network()
         services = await serve_members(network, (P0, P1))
@@ -74,7 +74,11 @@ def test_average_that_fails_emits_nothing() -> None:
             await average(services[P0], plan_rounds(CALL, STRATEGIES["everyone"], P0), torch.ones(10), told)
         return told.events
 
-    assert in_virtual_time(scene()) == []
+    [event] = in_virtual_time(scene())
+    assert isinstance(event, RoundVoid)
+    assert (event.step, event.part, event.round, event.attempt, event.members) == (3, "stage-1", 0, 0, 2)
+    assert event.culprit == P1
+    assert event.reason
 
 
 # --- several rounds --------------------------------------------------------------------------------------------------

@@ -19,8 +19,9 @@ from peers.cli.app import run
 from peers.complaint import Complaint
 from peers.farewell import follow
 from peers.interrupt import Interrupted
-from peers.look import Seen, look_at_all, members_from
+from peers.look import Seen, look_at_all, members_from, standing_from
 from peers.places import PlaceInfo, list_places, look_at_place, take_place
+from peers.standing import PartTurnout, Standing
 from peers.standing_text import detail_lines, member_lines, status_lines
 from swarm.clock import SystemClock
 from tests.harness.standing_peer import INVITE, PEER, RUN, running, standing
@@ -231,6 +232,25 @@ def test_texts_of_a_peer_that_only_starts_say_so() -> None:
     assert row.split() == ["1", "brave-otter", "stage", "-", "waiting", "-", "-", "-", "3", "direct"]
     assert remark.strip() == "waiting: a stage host"
     assert "loss" not in "\n".join(detail_lines(Seen(place=place, standing=young)))
+
+
+def test_turnout_is_shown_once_for_each_run_as_the_newest_step_has_it() -> None:
+    def part(step: int, averaged: int, **why: str) -> PartTurnout:
+        return PartTurnout(
+            part="stage-0", step=step, live=3, participating=3, averaged=averaged, why=why, alone=False
+        )  # fmt: skip
+
+    place = PlaceInfo(name="1", path=Path("h/1"), live=True, state=None)
+    old = dataclasses.replace(standing("otter"), step=11, averaging=(part(11, 3),))
+    new = dataclasses.replace(standing("owl"), averaging=(part(12, 2, hen="no microbatch this step"),))
+    lines = status_lines([Seen(place=place, standing=one) for one in (old, new)])
+    assert lines[-2:] == [
+        "averaging in tiny (9f2c41000000), step 12",
+        "  stage-0  3 live / 3 participating / 2 averaged (hen: no microbatch this step)",
+    ]
+    assert "averaging  stage-0: 3 live / 3 participating / 3 averaged" in detail_lines(Seen(place=place, standing=old))
+    answer = json.loads(json.dumps(dataclasses.asdict(new)))
+    assert standing_from(Standing, answer, "owl") == new
 
 
 @pytest.mark.parametrize("answer", [None, {}, [1], "x"])

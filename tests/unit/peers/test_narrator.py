@@ -30,6 +30,7 @@ from swarm.events import (
     LineageGivenUp,
     LoopLag,
     PartAssigned,
+    Participation,
     PeerBack,
     PeerLost,
     PeerReady,
@@ -204,6 +205,33 @@ def test_narrator_calls_peers_by_their_names_once_it_knows_them() -> None:
     ]
 
 
+def test_narrator_says_of_averaging_only_what_is_not_as_before() -> None:
+    heard = Heard()
+    narrator = Narrator(heard, heard, FakeClock())
+
+    def turnout(live: int, participating: int, **why: str) -> None:
+        narrator.emit(
+            Participation(
+                step=3, part=PartName("stage-1"), live=live, participating=participating, averaged=participating,
+                why={PeerId(peer): reason for peer, reason in why.items()},
+                whole=live == participating > 1,
+            )
+        )  # fmt: skip
+
+    turnout(3, 3)
+    assert not heard.lines
+    turnout(3, 2, owl="left out: rounds with it\nfailed")
+    turnout(3, 2, owl="left out: rounds with it\nfailed")
+    turnout(1, 1, owl="lost: silent", hen="lost: silent")
+    turnout(2, 2)
+    turnout(2, 2, owl="no microbatch this step")
+    assert heard.lines == [
+        "averaging     stage 1: 3 live / 2 participating / 2 averaged (owl: left out: rounds with it failed)",
+        "averaging     stage 1: alone: nobody to average with",
+        "averaging     stage 1: all 2 are in it again",
+    ]
+
+
 def test_narrator_first_step_of_a_joiner_has_no_rate_of_its_own() -> None:
     heard = Heard()
     Narrator(heard, heard, FakeClock()).emit(dataclasses.replace(_step(7), seconds=0.01, whole=False))
@@ -214,7 +242,10 @@ def test_narrator_first_step_of_a_joiner_has_no_rate_of_its_own() -> None:
 def test_narrator_ready_says_since_when_it_counts(again: bool, since: str) -> None:
     heard = Heard()
     Narrator(heard, heard, FakeClock()).emit(PeerReady(part=ENDS, step=3, reason="", seconds=1.0, again=again))
-    assert heard.lines[0] == f"READY         the ends (embedding and head) at step 3, 1.0 s after {since}"
+    assert (
+        heard.lines[0]
+        == f"READY         the ends (embedding and head) at step 3, averages from step 4 on, 1.0 s after {since}"
+    )
 
 
 def test_narrator_ready_says_what_to_type_next() -> None:

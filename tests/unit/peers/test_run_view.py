@@ -12,6 +12,7 @@ from swarm.events import (
     HopMoved,
     LinkUsage,
     LoopLag,
+    Participation,
     PeerLost,
     PeerStarted,
     StateDownloaded,
@@ -52,6 +53,16 @@ def test_view_step_closed_by_many_is_one_step_with_all_its_peers() -> None:
     assert view.steps[1].closed_at == 1.0
     assert view.tokens_per_s == pytest.approx(100.0)
     assert not view.digests.mismatches()
+
+
+def test_view_notes_a_replica_that_was_left_out_once() -> None:
+    left_out = Participation(
+        step=1, part=PartName("stage-0"), live=3, participating=2, averaged=2,
+        why={PeerId("peerc"): "left out: it fails"}, whole=False,
+    )  # fmt: skip
+    started = PeerStarted(role="stage", name="c", pid=1, addresses=(), seconds=0.1)
+    view = _view(_told(started, "c"), _told(left_out, "a"), _told(left_out, "b"), _closed(1))
+    assert view.notes == {1: ("stage-0: 2 of 3 averaged (c: left out: it fails)",)}
 
 
 def test_view_one_step_only_takes_its_own_duration() -> None:

@@ -7,10 +7,10 @@ from typing import Any, cast
 
 from peers.situation import Situation
 from peers.step_events import StepEvents
-from swarm.events import StepClosed
+from swarm.events import Participation, StepClosed
 from swarm.optimization.records import CloseRecord
 from tests.unit.optimization.puppets import Sink
-from tests.unit.optimization.world import GENESIS, record
+from tests.unit.optimization.world import COMMITTED, GENESIS, A, B, record
 from tests.unit.peers.fake_clock import FakeClock
 from tests.unit.peers.kept_run import kept_run
 
@@ -21,8 +21,15 @@ class Told:
     def __init__(self) -> None:
         self.events, self.clock = Sink(), FakeClock()
         self.situation = Situation(self.events)
-        endpoint = SimpleNamespace(statistics=lambda: SimpleNamespace(total=(0, 0)))
-        around = SimpleNamespace(manifest=kept_run().manifest, events=self.events, clock=self.clock, endpoint=endpoint)
+        endpoint = SimpleNamespace(peer=A, statistics=lambda: SimpleNamespace(total=(0, 0)))
+        self.gone: dict[str, str] = {}
+        around = SimpleNamespace(
+            manifest=kept_run().manifest,
+            events=self.events,
+            clock=self.clock,
+            endpoint=endpoint,
+            watch=SimpleNamespace(gone=self.gone),
+        )
         self.steps = StepEvents(cast(Any, around), self.situation)
 
     def close(self, closed: CloseRecord, *, took_part: bool, after_s: float = 2.0) -> float | None:
@@ -52,3 +59,27 @@ def test_peer_that_joins_shows_no_rate_of_a_step_that_was_open_before_it_came() 
     assert told.close(after, took_part=True) == after.tokens / 2.0
     assert [(event.step, event.whole) for event in told.events.of(StepClosed)] == [(4, False), (5, True)]
     assert told.situation.loss == after.loss
+
+
+def test_turnout_is_told_of_our_own_part_and_shown_of_all_by_name() -> None:
+    told = Told()
+    told.close(GENESIS, took_part=False)
+    told.steps.left_out(1, {B: "it fails"})
+    alone = record(GENESIS).model_copy(update={"committed": COMMITTED[:1], "absent": (B,)})
+    told.close(alone, took_part=True)
+    [event] = told.events.of(Participation)
+    assert (event.step, event.part, event.live, event.participating, event.averaged) == (1, "stage-0", 2, 1, 1)
+    assert (event.why, event.whole) == ({B: "left out: it fails"}, False)
+    shown = {one.part: one for one in told.situation.averaging}
+    assert (shown["stage-0"].why, shown["stage-0"].alone) == ({"b": "left out: it fails"}, True)
+    assert (shown["ends"].live, shown["ends"].averaged) == (1, 1)
+
+
+def test_turnout_of_one_step_says_nothing_of_the_next() -> None:
+    told = Told()
+    told.close(GENESIS, took_part=False)
+    told.steps.left_out(1, {B: "it fails"})
+    first = record(GENESIS)
+    told.close(first, took_part=True)
+    told.close(record(first).model_copy(update={"committed": COMMITTED[:1], "absent": (B,)}), took_part=True)
+    assert told.situation.averaging[1].why == {"b": "left out by the step's leader"}
