@@ -31,7 +31,7 @@ COLUMNS = ("candidate", "loss", "sd", "loss_of_one", "sd_of_one", "apart", "vect
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """How one run ended: held-out loss of the replicas' mean, mean of the replicas' own losses, in nats per token; their
+    """How one run ended: held-out loss of the replicas' mean, mean of the replicas' own, in nats per token; their
     distance from that mean as a share of its length; vectors that one replica sent; bytes of a vector."""
 
     loss: float
@@ -64,7 +64,8 @@ def run(full: bool) -> Result:
         summary=_summary(runs, scale),
         notes=(
             "loss: held out, nats per token, of the mean of all replicas' parameters; loss_of_one: each replica's own",
-            "sd: over the seeds, which draw weights, text and its order anew: compare within a seed, as the summary does",
+            "sd: over the seeds, which draw weights and text anew: compare within a seed, as the summary does",
+            "everyone averages gradients; all others parameters, after AdamW on gradients of their own",
             "apart: distance of the replicas from their mean, root mean square, as a share of its length",
             "bytes_per_token: what a replica sends, by formula, float32 payload, for each token it trains on itself",
             f"groups of 4, but pairs for butterfly-groups, which are the grid's own with 4 of {REPLICAS}",
@@ -82,6 +83,7 @@ def candidates(scale: Scale) -> Mapping[str, Callable[[], Mixing]]:
     grid, peers = STRATEGIES["grid"], scale.peers
     return {
         "everyone": Exact,
+        "everyone, parameters": lambda: Grouped(STRATEGIES["everyone"], peers),
         "grid+sync": lambda: Grouped(grid, peers, SYNC),
         "butterfly-groups+sync": lambda: Grouped(ButterflyGroups(2), peers, SYNC),
         "push-sum+sync": lambda: Pushing(PushSum(), peers, SYNC),
