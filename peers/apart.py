@@ -9,6 +9,7 @@ from peers.roles import Surroundings
 from swarm.averaging.mixing import MixedPart, Mixing, MixingContext, MixingRules
 from swarm.averaging.strategies import STRATEGIES
 from swarm.averaging.versions import VersionDesk
+from swarm.averaging.wait_avoiding import WaitAvoiding
 from swarm.ids import PartName, PeerId
 from swarm.optimization.local_part import LocalPart
 from swarm.optimization.roster import Roster
@@ -27,7 +28,7 @@ class Apart:
             strategy=STRATEGIES[averaging.strategy],
             seed=around.manifest.run.seed,
             sync_every=averaging.local.sync_every,
-            staleness=averaging.local.staleness,
+            wait_avoiding=WaitAvoiding(averaging.local.staleness),
         )
         context = MixingContext(
             endpoint=around.endpoint, device=around.device, clock=around.clock, events=around.events, held=self._held

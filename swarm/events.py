@@ -316,7 +316,7 @@ class RoundDone(Event):
 class Mixed(Event):
     """A replica that trains apart mixed its weights, after a leg, with those of a group of ``members``, itself counted.
     ``averaged`` versions went into the mean, the oldest of them ``oldest`` legs behind; each ``left_out`` has a
-    reason."""
+    reason. ``own`` says what became of its own version: added, too old, or alone."""
 
     step: int
     part: PartName
@@ -324,6 +324,7 @@ class Mixed(Event):
     members: int
     averaged: int
     oldest: int
+    own: str
     left_out: dict[PeerId, str]
     bytes_received: int
     seconds: float

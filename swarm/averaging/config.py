@@ -20,7 +20,7 @@ class LocalConfig(Section):
 
     steps: Annotated[int, Field(ge=1, le=1000)] = 8
     sync_every: Annotated[int, Field(ge=1, le=100)] = 1
-    staleness: Annotated[int, Field(ge=0, le=100)] = 1
+    staleness: Annotated[int, Field(ge=1, le=100)] = 1
     outer_lr: Annotated[float, Field(gt=0, le=2)] = 0.7
     outer_momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
 

@@ -1,11 +1,9 @@
 """The story of a replica that mixes with others while it trains: after each leg, with another group.
 
-Wait-avoiding, after WAGMA (arXiv 2005.00124, §3): who comes to the end of a leg takes what the others of its group have
-published last and goes on with the mean; who is late is not waited for, and finds the others' newest when it comes. A
-version may be some legs old, but not the one with which all began, which would only hold the others back.
-WAGMA's late process divides by S + 1 because the group's sum has its stale model in it and its fresh one comes on top.
-Here everybody takes the mean itself, of one version of each member, its own being the fresh one, so nobody is in it
-twice. What one learns while it takes the others' stays in its weights beside the mean.
+Wait-avoiding (:mod:`swarm.averaging.wait_avoiding`): who comes to the end of a leg takes what the others of its group
+have published last, and nobody waits for anybody. To their mixture it adds its own version, the sum of S and one
+divided by S + 1; where that is so old that it would hold them back it takes the mixture alone. The version with which
+all began is nobody's contribution. What one learns while it takes the others' versions stays beside the mean.
 
 The mean of all replicas is not kept exactly: one may be heard more often than another. That matters until the step
 closes, where all are averaged exactly, each by the tokens that count for it.
@@ -14,7 +12,7 @@ closes, where all are averaged exactly, each by the tokens that count for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -23,6 +21,7 @@ import torch
 from swarm.averaging.round import group_of
 from swarm.averaging.strategies import Strategy
 from swarm.averaging.versions import HeldVersion, TakeRequest, Version, take
+from swarm.averaging.wait_avoiding import Published, WaitAvoiding
 from swarm.clock import Clock
 from swarm.errors import PeerError, Violation
 from swarm.events import EventSink, Mixed
@@ -52,12 +51,12 @@ class MixedPart(HeldVersion, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixingRules:
-    """Who mixes with whom, every how many legs all do, when the step closes, and how many legs old a version may be."""
+    """Who mixes with whom, every how many legs all do, when the step closes, and how old a version may be."""
 
     strategy: Strategy
     seed: int
     sync_every: int
-    staleness: int
+    wait_avoiding: WaitAvoiding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,32 +98,33 @@ class Mixing:
         others = [peer for peer in group_of(me, groups).members if peer != me]
         if not others:
             return
-        total, ages = mine.params.detach().to("cpu", torch.float64, copy=True), list[int]()
-        request = TakeRequest(part=name, step=mine.step, least=max(1, mine.leg - self._rules.staleness))
+        published = dict[PeerId, Published]()
+        request = TakeRequest(part=name, step=mine.step, least=max(1, mine.leg - self._rules.wait_avoiding.most_stale))
 
         async def one(peer: PeerId) -> None:
             try:
-                theirs = await self._take(peer, request, total.numel())
-                await context.device.run(_add, total, theirs, peer)
+                theirs = await self._take(peer, request, mine.params.numel())
+                await context.device.run(_check_finite, theirs, peer)
             except PeerError as error:
                 left_out[peer] = f"{error.code}: {error.reason}"[:200]
             else:
-                ages.append(mine.leg - theirs.leg)
+                published[peer] = Published(theirs.leg, theirs.params)
 
         async with asyncio.TaskGroup() as asking:
             for peer in others:
                 asking.create_task(one(peer))
-        mixed = bool(ages) and await context.device.run(_mean_into, part, mine, total, len(ages) + 1)
+        settled = await context.device.run(_settle, self._rules.wait_avoiding, part, (me, mine), published)
         context.events.emit(
             Mixed(
                 step=mine.step,
                 part=name,
                 leg=mine.leg,
                 members=len(others) + 1,
-                averaged=len(ages) + 1 if mixed else 1,
-                oldest=max(ages, default=0),
+                averaged=len(published) + (settled != "too old") if settled else 1,
+                oldest=max((mine.leg - one.version for one in published.values()), default=0),
                 left_out=left_out,
-                bytes_received=4 * total.numel() * len(ages),
+                own=settled or "alone",
+                bytes_received=4 * mine.params.numel() * len(published),
                 seconds=context.clock.monotonic() - began,
             )
         )
@@ -137,11 +137,19 @@ class Mixing:
         return version
 
 
-def _add(total: torch.Tensor, theirs: Version, peer: PeerId) -> None:
+def _check_finite(theirs: Version, peer: PeerId) -> None:
     if not bool(torch.isfinite(theirs.params).all()):
         raise Violation("a version that is not finite", peer=peer)
-    total.add_(theirs.params)
 
 
-def _mean_into(part: MixedPart, mine: Version, total: torch.Tensor, count: int) -> bool:
-    return part.mix(mine, (total / count).float())
+def _settle(
+    rules: WaitAvoiding, part: MixedPart, own: tuple[PeerId, Version], published: Mapping[PeerId, Published]
+) -> str:
+    """Go on from what the rules say; "" where nobody was heard or the step is over."""
+    me, mine = own
+    newest = max([mine.leg, *(one.version for one in published.values())])
+    mixture, _ = rules.mix(sorted(published), published, newest)
+    if mixture is None:
+        return ""
+    settled = rules.settle(mixture, me, Published(mine.leg, mine.params.cpu()))
+    return settled.how if part.mix(mine, settled.vector) else ""

@@ -110,3 +110,4 @@ def test_replicas_mix_in_groups_that_swap_and_wait_for_nobody(tmp_path: Path) ->
     assert {reason for event in late for reason in event.left_out.values()} == {"busy: its newest version is of leg 0"}
     assert max(event.seconds for event in mixed) < 1.0
     assert max(event.leg for event in mixed) > 3
+    assert {event.own for event in mixed if event.averaged == 2} == {"added"}

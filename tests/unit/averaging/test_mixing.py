@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from swarm.averaging.mixing import Mixing, MixingContext, MixingRules
+from swarm.averaging.strategies import STRATEGIES
+from swarm.averaging.versions import TAKE, Taken, TakeRequest, Version, VersionDesk, take
+from swarm.averaging.wait_avoiding import WaitAvoiding
+from swarm.errors import PeerError
+from swarm.events import Event, Mixed
+from swarm.ids import PartName, PeerId, RunId, stage_part
+from swarm.network.protocols import Answer, Method, Request
+from swarm.sim.network import SimEndpoint, SimNetwork
+from swarm.sim.world import LoopClock, run_world
+
+RUN = RunId("5a" * 32)
+PART, STEP, ELEMENTS = stage_part(0), 3, 4
+RULES = MixingRules(strategy=STRATEGIES["everyone"], seed=0, sync_every=4, wait_avoiding=WaitAvoiding(1))
+
+
+class Inline:
+    """No thread."""
+
+    async def run(self, fn: Callable[..., Any], *args: object) -> Any:
+        return fn(*args)
+
+
+class FakePart:
+    """Holds a version and what it was mixed with."""
+
+    def __init__(self, leg: int, value: float) -> None:
+        self.version = Version(STEP, leg, torch.full((ELEMENTS,), value))
+        self.mixed: list[torch.Tensor] = []
+
+    def mix(self, mine: Version, mean: torch.Tensor) -> bool:
+        self.mixed.append(mean)
+        return mine.step == STEP
+
+
+class World:
+    """Replicas with a part each, of which the first mixes."""
+
+    def __init__(self, *parts: FakePart, strangers: int = 0) -> None:
+        self.network = SimNetwork(LoopClock())
+        self.parts = parts
+        self.peers = [PeerId(f"peer{number}") for number in range(len(parts) + strangers)]
+        self.endpoints = [self.network.endpoint(peer) for peer in self.peers]
+        self.replicas = self.peers[: len(parts)]
+        for endpoint, part in zip(self.endpoints, parts, strict=False):
+            endpoint.mount(VersionDesk(lambda part=part: self._held(part)))  # type: ignore[misc]
+        self.events: list[Event] = []
+
+    def _held(self, part: FakePart) -> tuple[PartName, FakePart, Sequence[PeerId]]:
+        return PART, part, self.replicas
+
+    def replace(self, number: int, answer: Callable[[], Answer]) -> None:
+        """This peer answers as it likes."""
+
+        async def handle(request: Request) -> Answer:
+            return answer()
+
+        class Liar:
+            def methods(self) -> list[Method]:
+                return [Method(name=TAKE, request=TakeRequest, handle=handle)]
+
+        self.endpoints[number] = self.network.endpoint(PeerId(f"peer{number}x"))
+        self.replicas[number] = self.endpoints[number].peer
+        self.endpoints[number].mount(Liar())
+
+    async def open(self) -> World:
+        for endpoint in self.endpoints:
+            await endpoint.enter(RUN)
+        return self
+
+    async def mix(self) -> Mixed:
+        await self.open()
+        context = MixingContext(
+            endpoint=self.endpoints[0],
+            device=Inline(),
+            clock=LoopClock(),
+            events=self,
+            held=lambda: self._held(self.parts[0]),
+        )
+        mixing = Mixing(context, RULES)
+        running = asyncio.create_task(mixing.run())
+        mixing.leg_over()
+        await asyncio.sleep(200.0)
+        running.cancel()
+        (event,) = self.events
+        assert isinstance(event, Mixed)
+        return event
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def mixed(*parts: FakePart, prepare: Callable[[World], None] = lambda world: None) -> tuple[Mixed, list[torch.Tensor]]:
+    async def story() -> Mixed:
+        world = World(*parts)
+        prepare(world)
+        return await world.mix()
+
+    return run_world(story()), parts[0].mixed
+
+
+def test_mean_of_a_group_has_one_version_of_each() -> None:
+    event, (mean,) = mixed(FakePart(2, 1.0), FakePart(2, 2.0), FakePart(1, 6.0))
+    assert torch.equal(mean, torch.full((ELEMENTS,), 3.0))
+    assert (event.members, event.averaged, event.oldest, event.own, event.left_out) == (3, 3, 1, "added", {})
+    assert event.bytes_received == 2 * 4 * ELEMENTS
+
+
+def test_version_that_is_too_old_is_left_out_with_its_reason() -> None:
+    event, (mean,) = mixed(FakePart(3, 1.0), FakePart(3, 3.0), FakePart(1, 100.0))
+    assert torch.equal(mean, torch.full((ELEMENTS,), 2.0))
+    assert event.left_out == {PeerId("peer2"): "busy: its newest version is of leg 1"}
+
+
+def test_version_with_which_all_began_is_nobodys_contribution() -> None:
+    event, means = mixed(FakePart(1, 1.0), FakePart(0, 100.0))
+    assert not means
+    assert (event.averaged, event.own, list(event.left_out)) == (1, "alone", ["peer1"])
+
+
+def test_who_is_far_behind_takes_the_others_mixture_and_loses_its_own() -> None:
+    event, (mean,) = mixed(FakePart(1, 100.0), FakePart(3, 1.0), FakePart(3, 3.0))
+    assert torch.equal(mean, torch.full((ELEMENTS,), 2.0))
+    assert (event.own, event.averaged) == ("too old", 2)
+
+
+@pytest.mark.parametrize(
+    ("leg", "values", "reason"),
+    [
+        (2, [1.0] * (ELEMENTS - 1), "violation: a version of 12 bytes instead of 16"),
+        (2, [1.0, float("nan"), 1.0, 1.0], "violation: a version that is not finite"),
+        (0, [1.0] * ELEMENTS, "violation: a version of leg 0, which is older than what was asked for"),
+    ],
+)
+def test_hostile_version_is_left_out_and_the_others_count(leg: int, values: list[float], reason: str) -> None:
+    def answer() -> Answer:
+        return Answer(Taken(leg=leg), torch.tensor(values).numpy().data.cast("B"))
+
+    event, (mean,) = mixed(
+        FakePart(2, 1.0), FakePart(2, 3.0), FakePart(2, 0.0), prepare=lambda world: world.replace(2, answer)
+    )
+    assert torch.equal(mean, torch.full((ELEMENTS,), 2.0))
+    assert list(event.left_out.values()) == [reason]
+
+
+def test_member_that_is_gone_is_not_waited_for() -> None:
+    event, (mean,) = mixed(
+        FakePart(2, 1.0),
+        FakePart(2, 3.0),
+        FakePart(2, 9.0),
+        prepare=lambda world: world.replicas.__setitem__(2, PeerId("gone")),
+    )
+    assert torch.equal(mean, torch.full((ELEMENTS,), 2.0))
+    assert list(event.left_out) == ["gone"]
+
+
+def refusal(ask: Callable[[World], tuple[SimEndpoint, TakeRequest]]) -> PeerError:
+    async def story() -> PeerError:
+        world = await World(FakePart(2, 1.0), FakePart(2, 1.0), strangers=1).open()
+        endpoint, request = ask(world)
+        with pytest.raises(PeerError) as raised:
+            await take(endpoint, PeerId("peer0"), request, ELEMENTS, 5.0)
+        return raised.value
+
+    return run_world(story())
+
+
+def test_only_replicas_are_shown_versions_and_only_of_what_is_open() -> None:
+    body = {"part": PART, "step": STEP, "least": 1}
+    assert "only replicas" in refusal(lambda world: (world.endpoints[2], TakeRequest(**body))).reason
+    other = {**body, "part": stage_part(1)}
+    assert "not held here" in refusal(lambda world: (world.endpoints[1], TakeRequest(**other))).reason
+    later = {**body, "step": STEP + 1}
+    assert "step 3 is open here" in refusal(lambda world: (world.endpoints[1], TakeRequest(**later))).reason
