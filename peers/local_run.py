@@ -80,7 +80,7 @@ class LocalRun:
 
     @property
     def _closed(self) -> bool:
-        return self.view.steps.last >= self.shape.steps
+        return self.view.steps.last >= self.shape.closes
 
     def _bootstrap(self) -> PeerSettings:
         return exact_settings(
@@ -102,7 +102,7 @@ class LocalRun:
                 "run": self.manifest.run_id,
                 "device": self.device,
                 "run_directory": self.directory.root.absolute(),
-                "checkpoint_every": math.ceil(self.shape.steps / CHECKPOINTS_PER_RUN),
+                "checkpoint_every": math.ceil(self.shape.closes / CHECKPOINTS_PER_RUN),
             }
             if role == "stage":
                 peers.append(exact_settings(**common, role="stage", stage=int(number)))

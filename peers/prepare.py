@@ -18,6 +18,7 @@ from peers.run_directory import RunDirectory
 from peers.text import Corpus
 from peers.tokenizer_sample import sample_texts
 from peers.words import count
+from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, check_manifest, new_nonce
 from swarm.errors import ConfigError, StateError
 from swarm.models.spec import ModelConfig, SplitConfig
@@ -29,7 +30,8 @@ _MORE_TEXT = "Give more text, or ask for fewer --trainers."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunShape:
-    """What the user chose about a local run."""
+    """What the user chose about a local run. ``local_steps``: of so many optimizer steps each replica takes its own,
+    before all meet and a step of the run closes; 1: they average each batch's gradients."""
 
     steps: int
     peers: int
@@ -38,6 +40,12 @@ class RunShape:
     seed: int
     ends: Literal["private", "hosted"]
     reproducible: bool
+    local_steps: int = 1
+
+    @property
+    def closes(self) -> int:
+        """Steps of the run."""
+        return -(-self.steps // self.local_steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,24 +63,33 @@ def make_manifest(shape: RunShape, tokenizer: str, nonce: str = "") -> Manifest:
         run=RunConfig(
             nonce=nonce,
             seed=shape.seed,
-            steps=shape.steps,
+            steps=shape.closes,
             reproducible=shape.reproducible,
             start_when=StartWhen(stage_hosts=shape.peers, trainers=shape.trainers),
         ),
         split=SplitConfig(stages=shape.stages, ends=shape.ends),
         tokenizer=TokenizerConfig(digest=tokenizer),
+        averaging=_averaging(shape),
     )
     check_manifest(manifest)
     return manifest
 
 
+def _averaging(shape: RunShape) -> AveragingConfig:
+    if shape.local_steps == 1:
+        return AveragingConfig()
+    return AveragingConfig(mode="local", local=LocalConfig(steps=shape.local_steps))
+
+
 def check_shape(shape: RunShape) -> None:
     """Refuse an impossible run before anything is made. Raises ConfigError naming the flag."""
-    limits = {"steps": 10**9 - 1, "stages": 512, "peers": 64, "trainers": 64}
+    limits = {"steps": 10**9 - 1, "stages": 512, "peers": 64, "trainers": 64, "local_steps": 1000}
     for key, most in limits.items():
         value = getattr(shape, key)
         if not 1 <= value <= most:
-            raise ConfigError(f"--{key}", value, f"from 1 to {most}", "Choose a number in that range.")
+            raise ConfigError(
+                f"--{key.replace('_', '-')}", value, f"from 1 to {most}", "Choose a number in that range."
+            )
     if not 0 <= shape.seed < 2**31:
         raise ConfigError("--seed", shape.seed, "from 0 to 2147483647", "Choose a number in that range.")
     if shape.peers < shape.stages:

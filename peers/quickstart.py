@@ -96,7 +96,7 @@ class _Quickstart:
         self._shape = options.shape
         self._began: float = psutil.Process().create_time()
         self._phase_began = self._began
-        self._progress = Progress(steps=self._shape.steps, quiet=options.json)
+        self._progress = Progress(steps=self._shape.closes, quiet=options.json)
         self._view = RunView()
         self._tail = EventTail({name: directory.events(name) for name in peer_names(self._shape)})
         self._announced: set[str] = set()
@@ -179,7 +179,7 @@ class _Quickstart:
             self._done("peers", f"{everybody - 1} connected")
         self._progress.update(self._view, self._clock.wall())
         if len(self._announced) == everybody:
-            self._progress.waiting(f"step {min(self._view.steps.last + 1, self._shape.steps)} of {self._shape.steps}")
+            self._progress.waiting(f"step {min(self._view.steps.last + 1, self._shape.closes)} of {self._shape.closes}")
         elif self._announced:
             self._progress.waiting(f"starting peers: {len(self._announced) - 1} of {everybody - 1}")
 
@@ -224,7 +224,7 @@ class _Quickstart:
             peers=self._shape.peers,
             stages=self._shape.stages,
             trainers=self._shape.trainers,
-            steps_wanted=self._shape.steps,
+            steps_wanted=self._shape.closes,
             began=self._began,
             ended=self._clock.wall(),
         )
@@ -280,7 +280,7 @@ class _Quickstart:
             self._progress.command(line)
 
     def _interrupted(self, interrupt: Interrupted) -> Outcome:
-        steps = f"{self._view.steps.last} of {self._shape.steps} steps closed"
+        steps = f"{self._view.steps.last} of {self._shape.closes} steps closed"
         kept = f"{interrupt}: all peers stopped, {steps}; kept {self._directory.root}, {self._last_checkpoint()}"
         return Outcome(exit_reason="interrupted", exit_code=interrupt.exit_code, message=kept)
 

@@ -42,6 +42,13 @@ def quickstart(
         Ends, typer.Option(help="private: token ids and labels never leave a trainer; hosted: stages hold the ends.")
     ] = Ends.private,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N, for every peer.")] = "cpu",
+    local_steps: Annotated[
+        int,
+        typer.Option(
+            help="Optimizer steps that each replica takes on its own before all average their weights (DiLoCo) and a "
+            "step closes; 1 averages the gradients of each batch."
+        ),
+    ] = 1,
     reproducible: Annotated[bool, typer.Option("--reproducible", help="The same weights whatever the wiring.")] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the report as one line of JSON, nothing else.")
@@ -68,6 +75,7 @@ def quickstart(
         seed=seed,
         ends=ends.value,
         reproducible=reproducible,
+        local_steps=local_steps,
     )
     options = QuickstartOptions(
         shape=shape, text=tuple(text or ()), out=out, report=report, device=device, json=as_json
