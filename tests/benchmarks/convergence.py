@@ -57,7 +57,7 @@ def run(full: bool) -> Result:
     from tests.benchmarks._convergence_replicas import Scale, make_text
 
     torch.set_num_threads(1)
-    scale = Scale(optimizer=OptimizerConfig(), replicas=REPLICAS, held_out_rows=64, **(FULL if full else SMALL))
+    scale = Scale(replicas=REPLICAS, **(FULL if full else SMALL))
     corpus = built_in_corpus()
     runs: dict[str, list[Trained]] = {name: [] for name in candidates(scale)}
     for seed in range(SEEDS):
