@@ -1,0 +1,155 @@
+"""Push-sum with acknowledgements: who owns a parcel when, what a death takes, and that values still meet."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from swarm.averaging.mass import Mass, MassNode, Parcel, Taken, Yield
+from swarm.averaging.strategies.push_sum import PushSum
+from swarm.errors import Violation
+from swarm.ids import PeerId
+
+A, B = PeerId("a"), PeerId("b")
+
+
+def node(value: float, weight: float = 1.0) -> MassNode:
+    return MassNode(Mass(torch.tensor([value]), weight), most_weight=8.0)
+
+
+def held(one: MassNode) -> tuple[float, float]:
+    return one.held.sum.item(), one.held.weight
+
+
+def sent(sender: MassNode, target: PeerId) -> Parcel:
+    parcel = sender.push(target)
+    assert parcel is not None
+    return parcel
+
+
+def test_parcel_moves_half_in_three_messages() -> None:
+    a, b = node(8.0), node(0.0)
+    parcel = sent(a, B)
+    assert held(a) == (4.0, 0.5)
+    answer = b.take(A, parcel)
+    assert answer == Taken(1)
+    assert held(b) == (0.0, 1.0), "the sender may still take it back"
+    assert a.taken(B, answer) == Yield(1)
+    b.yielded(A, Yield(1))
+    assert held(b) == (4.0, 1.5)
+    assert a.unanswered() == b.unanswered() == []
+
+
+def test_messages_said_again_or_late_change_nothing() -> None:
+    a, b = node(8.0), node(0.0)
+    first = sent(a, B)
+    for _ in range(2):
+        assert b.take(A, first) == Taken(1)
+        assert a.taken(B, Taken(1)) == Yield(1)
+        b.yielded(A, Yield(1))
+    second = sent(a, B)
+    assert second.number == 2
+    assert b.take(A, first) == Taken(1)
+    b.take(A, second)
+    b.yielded(A, Yield(1))
+    assert held(b) == (4.0, 1.5), "a late yield of the first is not one of the second"
+
+
+def test_later_parcel_yields_the_one_before() -> None:
+    a, b = node(8.0), node(0.0)
+    b.take(A, sent(a, B))
+    a.taken(B, Taken(1))
+    b.take(A, sent(a, B))
+    assert held(b) == (4.0, 1.5)
+    assert b.unanswered() == [(A, Taken(2))]
+
+
+def test_target_that_owes_an_answer_gets_nothing_more() -> None:
+    a = node(8.0)
+    parcel = sent(a, B)
+    assert a.push(B) is None
+    assert held(a) == (4.0, 0.5)
+    assert a.unanswered() == [(B, parcel)]
+
+
+def test_death_of_the_receiver_gives_back_what_it_had_not_answered() -> None:
+    a = node(8.0)
+    sent(a, B)
+    a.lost(B)
+    assert held(a) == (8.0, 1.0)
+    assert a.taken(B, Taken(1)) is None, "what it said before is void"
+    assert a.push(B) is None
+    assert held(a) == (8.0, 1.0)
+
+
+def test_death_of_the_sender_leaves_the_receiver_what_it_had_put_aside() -> None:
+    a, b = node(8.0), node(0.0)
+    parcel = sent(a, B)
+    b.take(A, parcel)
+    b.lost(A)
+    assert held(b) == (4.0, 1.5)
+    assert b.take(A, Parcel(2, parcel.mass)) is None, "nothing of the dead counts any more"
+    assert held(b) == (4.0, 1.5)
+
+
+def test_change_moves_the_value_whatever_the_weight() -> None:
+    a = node(8.0, weight=2.0)
+    a.change(torch.tensor([0.5]))
+    assert a.held.value.item() == 4.5
+
+
+@pytest.mark.parametrize(
+    ("mass", "what"),
+    [
+        (Mass(torch.tensor([1.0, 2.0]), 1.0), "mass of"),
+        (Mass(torch.tensor([1.0], dtype=torch.float64), 1.0), "mass of"),
+        (Mass(torch.tensor([float("nan")]), 1.0), "not finite"),
+        (Mass(torch.tensor([1.0]), 0.0), "weight"),
+        (Mass(torch.tensor([1.0]), 9.0), "weight"),
+        (Mass(torch.tensor([1.0]), float("nan")), "weight"),
+    ],
+)
+def test_mass_that_no_honest_peer_sends_is_refused(mass: Mass, what: str) -> None:
+    b = node(1.0)
+    with pytest.raises(Violation, match=what):
+        b.take(A, Parcel(1, mass))
+    assert held(b) == (1.0, 1.0)
+    assert b.unanswered() == []
+
+
+def test_numbers_out_of_turn_are_refused() -> None:
+    b = node(1.0)
+    with pytest.raises(Violation, match="out of turn"):
+        b.take(A, Parcel(2, Mass(torch.tensor([1.0]), 1.0)))
+    with pytest.raises(Violation, match="never sent"):
+        b.taken(A, Taken(1))
+
+
+def test_values_meet_at_the_mean_over_a_network_that_loses_every_third_message() -> None:
+    peers = [PeerId(str(number)) for number in range(7)]
+    nodes = {
+        peer: MassNode(Mass(torch.tensor([float(number)], dtype=torch.float64), 1.0), most_weight=7.0)
+        for number, peer in enumerate(peers)
+    }
+    rng, lost = random.Random(1), 0
+    for step in range(200):
+        messages = []
+        for peer in peers:
+            target = PushSum().target(peer, peers, step, 0)
+            assert target is not None
+            nodes[peer].push(target)
+            messages += [(peer, other, message) for other, message in nodes[peer].unanswered()]
+        while messages:
+            source, target, message = messages.pop(rng.randrange(len(messages)))
+            if rng.random() < 1 / 3:
+                lost += 1
+            elif isinstance(message, Parcel):
+                messages.append((target, source, nodes[target].take(source, message)))
+            elif isinstance(message, Taken):
+                messages.append((target, source, nodes[target].taken(source, message)))
+            else:
+                nodes[target].yielded(source, message)
+    assert lost > 500
+    assert all(abs(one.held.value.item() - 3.0) < 1e-9 for one in nodes.values())
