@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from peers.holding import Holding
 from peers.roles import Surroundings
-from swarm.averaging.mixing import MixedPart, Mixing, MixingContext, MixingRules
+from swarm.averaging.mixing import Held, Mix, Mixing, MixingContext, MixingRules, Taking
+from swarm.averaging.pushing import Pushing
 from swarm.averaging.strategies import STRATEGIES
+from swarm.averaging.strategies.push_sum import PushSum
 from swarm.averaging.versions import VersionDesk
 from swarm.averaging.wait_avoiding import WaitAvoiding
-from swarm.ids import PartName, PeerId
 from swarm.optimization.local_part import LocalPart
 from swarm.optimization.roster import Roster
 
@@ -24,25 +25,33 @@ class Apart:
         self._mixing: Mixing | None = None
         if averaging.mode != "local" or averaging.local.sync_every == 1:
             return
-        rules = MixingRules(
-            strategy=STRATEGIES[averaging.strategy],
-            seed=around.manifest.run.seed,
-            sync_every=averaging.local.sync_every,
-            wait_avoiding=WaitAvoiding(averaging.local.staleness),
-        )
         context = MixingContext(
             endpoint=around.endpoint, device=around.device, clock=around.clock, events=around.events, held=self._held
         )
-        self._mixing = Mixing(context, rules)
+        mixes = self._mixes(context, around)
+        self._mixing = Mixing(mixes, self._held, averaging.local.sync_every)
         holding.leg_over = self._mixing.leg_over
+
+    def _mixes(self, context: MixingContext, around: Surroundings) -> Mix:
+        averaging, seed = around.manifest.averaging, around.manifest.run.seed
+        if averaging.strategy == "push-sum":
+            pushing = Pushing(context, PushSum(), seed)
+            around.endpoint.mount(pushing)
+            return pushing
         around.endpoint.mount(VersionDesk(self._held))
+        rules = MixingRules(
+            strategy=STRATEGIES[averaging.strategy],
+            seed=seed,
+            wait_avoiding=WaitAvoiding(averaging.local.staleness),
+        )
+        return Taking(context, rules)
 
     async def run(self) -> None:
         """Mix after each leg, until cancelled."""
         if self._mixing is not None:
             await self._mixing.run()
 
-    def _held(self) -> tuple[PartName, MixedPart, Sequence[PeerId]] | None:
+    def _held(self) -> Held | None:
         part = self._holding.part
         if not isinstance(part, LocalPart):
             return None

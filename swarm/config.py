@@ -195,7 +195,7 @@ def _check_averaging(manifest: Manifest) -> None:
             'false where averaging.mode = "local": which replica computes what is in its weights',
             'Set it to false, or averaging.mode to "sync".',
         )
-    if averaging.mode == "sync" and averaging.strategy == "random":
+    if averaging.mode == "sync" and averaging.strategy in ("random", "push-sum"):
         raise ConfigError(
             "averaging.strategy",
             averaging.strategy,

@@ -35,7 +35,7 @@ class AveragingConfig(Section):
     """
 
     mode: Literal["sync", "local"] = "sync"
-    strategy: Literal["everyone", "grid", "butterfly-groups", "random"] = "everyone"
+    strategy: Literal["everyone", "grid", "butterfly-groups", "random", "push-sum"] = "everyone"
     codec: WireCodec = "float32"
     local: LocalConfig = LocalConfig()
 

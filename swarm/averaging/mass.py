@@ -171,6 +171,10 @@ class MassNode:
         asides = ((peer, Taken(parcel.number)) for peer, parcel in self._aside.items())
         return [*self._sent.items(), *asides]
 
+    def unanswered_by(self, receiver: PeerId) -> Parcel:
+        """What is under way to this peer. Raises KeyError where nothing is."""
+        return self._sent[receiver]
+
     def _add(self, sender: PeerId) -> None:
         parcel = self._aside.pop(sender, None)
         if parcel is not None:

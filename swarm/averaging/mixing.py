@@ -1,4 +1,4 @@
-"""The story of a replica that mixes with others while it trains: after each leg, with another group.
+"""The story of a replica that mixes with others while it trains: after each leg, with others than before.
 
 Wait-avoiding (:mod:`swarm.averaging.wait_avoiding`): who comes to the end of a leg takes what the others of its group
 have published last, and nobody waits for anybody. To their mixture it adds its own version, the sum of S and one
@@ -49,13 +49,15 @@ class MixedPart(HeldVersion, Protocol):
         """Go as far as from ``mine`` to ``mean``; False when the step of that version is over."""
 
 
+Held = tuple[PartName, MixedPart, Sequence[PeerId]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixingRules:
-    """Who mixes with whom, every how many legs all do, when the step closes, and how old a version may be."""
+    """Who mixes with whom, and how old a version may be."""
 
     strategy: Strategy
     seed: int
-    sync_every: int
     wait_avoiding: WaitAvoiding
 
 
@@ -67,16 +69,23 @@ class MixingContext:
     device: Runs
     clock: Clock
     events: EventSink
-    held: Callable[[], tuple[PartName, MixedPart, Sequence[PeerId]] | None]
+    held: Callable[[], Held | None]
+
+
+class Mix(Protocol):
+    """One way to mix."""
+
+    async def mix(self, name: PartName, part: MixedPart, replicas: Sequence[PeerId]) -> None:
+        """After a leg. What goes wrong with others is told by an event, and ends nothing."""
 
 
 class Mixing:
-    """Mixes one peer's part. Call :attr:`leg_over` from any thread after each leg, and :meth:`run`."""
+    """Mixes one peer's part. Call :attr:`leg_over` from any thread after each leg, and :meth:`run`. After every
+    ``sync_every``-th leg the step is about to close, where all average: nobody mixes then."""
 
-    def __init__(self, context: MixingContext, rules: MixingRules) -> None:
-        self._context, self._rules = context, rules
+    def __init__(self, mixes: Mix, held: Callable[[], Held | None], sync_every: int) -> None:
+        self._mixes, self._held, self._sync_every = mixes, held, sync_every
         self._loop, self._news = asyncio.get_running_loop(), asyncio.Event()
-        self._deadline = AdaptiveDeadline(FLOOR_S, CEILING_S)
 
     def leg_over(self) -> None:
         """There is a new version."""
@@ -87,11 +96,20 @@ class Mixing:
         while True:
             await self._news.wait()
             self._news.clear()
-            held = self._context.held()
-            if held is not None and held[1].version.leg % self._rules.sync_every:
-                await self._mix(*held)
+            held = self._held()
+            if held is not None and held[1].version.leg % self._sync_every:
+                await self._mixes.mix(*held)
 
-    async def _mix(self, name: PartName, part: MixedPart, replicas: Sequence[PeerId]) -> None:
+
+class Taking:
+    """Mixes by taking what the others of a group have published."""
+
+    def __init__(self, context: MixingContext, rules: MixingRules) -> None:
+        self._context, self._rules = context, rules
+        self._deadline = AdaptiveDeadline(FLOOR_S, CEILING_S)
+
+    async def mix(self, name: PartName, part: MixedPart, replicas: Sequence[PeerId]) -> None:
+        """See :class:`Mix`: with a group that is another after each leg."""
         context, me, mine = self._context, self._context.endpoint.peer, part.version
         began, left_out = context.clock.monotonic(), dict[PeerId, str]()
         groups = self._rules.strategy.groups(replicas, mine.step, mine.leg - 1, self._rules.seed)

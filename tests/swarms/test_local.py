@@ -87,19 +87,31 @@ async def test_peer_that_joins_begins_at_the_anchor(tmp_path: Path) -> None:
     assert swarm.events(CopyHeld)
 
 
+def four_of_one_stage(root: Path, averaging: dict[str, Any]) -> SimSwarm:
+    one_stage = {"trainers": 1, "split": {"stages": 1}, "batch": {"microbatch_size": 1, "microbatches_per_step": 8}}
+    return SimSwarm(
+        root, averaging=averaging, stage_s={"forward": 0.1, "backward": 0.2}, links=LINKS, **{**SHAPE, **one_stage}
+    )
+
+
 MIXED: dict[str, Any] = {"mode": "local", "strategy": "grid", "local": {"steps": 2, "sync_every": 3}}
+
+
+def test_replicas_push_to_one_other_and_wait_for_nobody(tmp_path: Path) -> None:
+    pushed = {**MIXED, "strategy": "push-sum"}
+    swarm = four_of_one_stage(tmp_path, pushed)
+    slow = Strike("slow", On(StepClosed, peer="host-3", where={"step": 1}), SlowDevice("host-3", 10.0))
+    live_through(swarm, tmp_path, slow, steps=STEPS, timeout_s=3000.0, not_promised="I3")
+    mixed = swarm.events(Mixed)
+    assert {event.own for event in mixed} <= {"pushed", "pushed again"}
+    assert max(event.averaged for event in mixed) >= 2
+    assert not any(event.left_out for event in mixed if event.step == 1)
+    assert max(event.seconds for event in mixed) < 5.0
 
 
 def test_replicas_mix_in_groups_that_swap_and_wait_for_nobody(tmp_path: Path) -> None:
     """Four replicas of one stage, on a grid of two by two; one is ten times as slow."""
-    one_stage = {"trainers": 1, "split": {"stages": 1}, "batch": {"microbatch_size": 1, "microbatches_per_step": 8}}
-    swarm = SimSwarm(
-        tmp_path,
-        averaging=MIXED,
-        stage_s={"forward": 0.1, "backward": 0.2},
-        links=LINKS,
-        **{**SHAPE, **one_stage},
-    )
+    swarm = four_of_one_stage(tmp_path, MIXED)
     slow = Strike("slow", On(StepClosed, peer="host-3", where={"step": 1}), SlowDevice("host-3", 10.0))
     live_through(swarm, tmp_path, slow, steps=STEPS, timeout_s=3000.0, not_promised="I3")
     mixed = swarm.events(Mixed)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from swarm.averaging.mixing import Mixing, MixingContext, MixingRules
+from swarm.averaging.mixing import Mixing, MixingContext, MixingRules, Taking
 from swarm.averaging.strategies import STRATEGIES
 from swarm.averaging.versions import TAKE, Taken, TakeRequest, Version, VersionDesk, take
 from swarm.averaging.wait_avoiding import WaitAvoiding
@@ -20,7 +20,7 @@ from swarm.sim.world import LoopClock, run_world
 
 RUN = RunId("5a" * 32)
 PART, STEP, ELEMENTS = stage_part(0), 3, 4
-RULES = MixingRules(strategy=STRATEGIES["everyone"], seed=0, sync_every=4, wait_avoiding=WaitAvoiding(1))
+RULES = MixingRules(strategy=STRATEGIES["everyone"], seed=0, wait_avoiding=WaitAvoiding(1))
 
 
 class Inline:
@@ -86,7 +86,7 @@ class World:
             events=self,
             held=lambda: self._held(self.parts[0]),
         )
-        mixing = Mixing(context, RULES)
+        mixing = Mixing(Taking(context, RULES), context.held, sync_every=4)
         running = asyncio.create_task(mixing.run())
         mixing.leg_over()
         await asyncio.sleep(200.0)

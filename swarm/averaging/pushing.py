@@ -1,0 +1,174 @@
+"""The story of push-sum in training: after each leg half of what a replica holds goes to one other, and nobody waits.
+
+The rules are those of :mod:`swarm.averaging.mass`: a parcel is the sender's until the receiver has said that it took
+it, and the receiver's from then on. What is learnt in a leg is added to the mass held, and the weights with which
+training goes on are its value, sum ÷ weight. Every step begins anew with one weight each: all are averaged exactly when
+it closes, so what a death takes along is missed by nobody afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import torch
+from pydantic import Field
+
+from swarm.averaging.mass import Mass, MassNode, Parcel, Taken, Yield
+from swarm.averaging.mixing import Held, MixedPart, MixingContext
+from swarm.averaging.strategies.push_sum import PushSum
+from swarm.averaging.versions import Version
+from swarm.errors import PeerError, Refused, Violation, WrongStep
+from swarm.events import Mixed
+from swarm.ids import PartName, PeerId
+from swarm.network.protocols import Answer, Method, Payload, Request
+from swarm.planning.deadlines import AdaptiveDeadline
+from swarm.schema import Count, Empty, Message, PartField
+
+PUSH, YIELD = "mass/1/push", "mass/1/yield"
+
+
+class PushRequest(Message):
+    """ "This mass is yours once you have said that you took it." The payload is its sum, float32, little-endian."""
+
+    part: PartField
+    step: Count
+    number: Count
+    weight: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class TakenAnswer(Message):
+    """It was put aside."""
+
+    number: Count
+
+
+class YieldRequest(Message):
+    """ "Parcel ``number`` is yours." """
+
+    part: PartField
+    step: Count
+    number: Count
+
+
+class Pushing:
+    """Mixes as :class:`~swarm.averaging.mixing.Taking` does, by pushing; and the ``mass/1`` service of it. What is done
+    to the mass is done on the device thread, one thing at a time."""
+
+    def __init__(self, context: MixingContext, strategy: PushSum, seed: int) -> None:
+        self._context, self._strategy, self._seed = context, strategy, seed
+        self._deadline = AdaptiveDeadline(1.0, 60.0)
+        self._node: MassNode | None = None
+        self._step = 0
+        self._had = torch.empty(0)
+        self._heard: set[PeerId] = set()
+
+    def methods(self) -> list[Method]:
+        """See :class:`~swarm.network.protocols.Service`."""
+        return [
+            Method(name=PUSH, request=PushRequest, handle=self._on_push, admit=self._admit),
+            Method(name=YIELD, request=YieldRequest, handle=self._on_yield),
+        ]
+
+    async def mix(self, name: PartName, part: MixedPart, replicas: Sequence[PeerId]) -> None:
+        """After a leg: take in what was learnt, give half away, and go on from the value of what is held."""
+        context, mine = self._context, part.version
+        target = self._strategy.target(context.endpoint.peer, replicas, mine.leg - 1, self._seed)
+        if target is None:
+            return
+        began, left_out = context.clock.monotonic(), dict[PeerId, str]()
+        new, parcel = await context.device.run(self._go_on, part, mine, target, len(replicas))
+        heard, self._heard = len(self._heard), set()
+        try:
+            await self._hand_over(name, mine.step, target, parcel)
+        except PeerError as error:
+            left_out[target] = f"{error.code}: {error.reason}"[:200]
+        context.events.emit(
+            Mixed(
+                step=mine.step,
+                part=name,
+                leg=mine.leg,
+                members=2,
+                averaged=1 + heard,
+                oldest=0,
+                own="pushed" if new else "pushed again",
+                left_out=left_out,
+                bytes_received=4 * mine.params.numel() * heard,
+                seconds=context.clock.monotonic() - began,
+            )
+        )
+
+    async def _hand_over(self, name: PartName, step: int, target: PeerId, parcel: Parcel) -> None:
+        context, clock = self._context, self._context.clock
+        body = PushRequest(part=name, step=step, number=parcel.number, weight=parcel.mass.weight)
+        payload: Payload = parcel.mass.sum.numpy().data.cast("B")
+        began = clock.monotonic()
+        answer, _ = await context.endpoint.call(
+            target, PUSH, body, TakenAnswer, timeout_s=self._deadline.seconds(), payload=payload
+        )
+        self._deadline.observe(clock.monotonic() - began)
+        if self._node is None or step != self._step:
+            return
+        given = await context.device.run(self._node.taken, target, Taken(answer.number))
+        if given is not None:
+            ours = YieldRequest(part=name, step=step, number=given.number)
+            await context.endpoint.call(target, YIELD, ours, Empty, timeout_s=self._deadline.seconds())
+
+    # --- where the part is worked on -----------------------------------------------------------------------------
+
+    def _go_on(self, part: MixedPart, mine: Version, target: PeerId, replicas: int) -> tuple[bool, Parcel]:
+        """Weights change by what others' mass did, and stay as they are where nothing came. The parcel to be sent, and
+        whether it is a new one: one that was not answered is sent once more."""
+        node, now = self._begun(mine, replicas), mine.params.cpu()
+        node.change(now - self._had)
+        parcel, value = node.push(target), node.held.value
+        self._had = value if part.mix(mine, value) else now
+        return parcel is not None, parcel or node.unanswered_by(target)
+
+    def _begun(self, version: Version, replicas: int) -> MassNode:
+        """The node of the open step, which begins with what we are when we first push or are pushed to."""
+        if self._node is None or self._step != version.step:
+            self._had = version.params.cpu()
+            self._node, self._step = MassNode(Mass(self._had, 1.0), most_weight=float(replicas)), version.step
+        return self._node
+
+    # --- what others push ----------------------------------------------------------------------------------------
+
+    def _admit(self, caller: PeerId, body: PushRequest, payload_bytes: int) -> None:
+        held = self._for(caller, body.part, body.step)
+        expected = 4 * held[1].version.params.numel()
+        if payload_bytes != expected:
+            raise Violation(f"mass of {payload_bytes} bytes instead of {expected}", peer=caller)
+
+    async def _on_push(self, request: Request) -> Answer:
+        body: PushRequest = request.body
+        _, part, replicas = self._for(request.caller, body.part, body.step)
+        vector = torch.frombuffer(request.payload, dtype=torch.float32)
+        parcel = Parcel(body.number, Mass(vector, body.weight))
+
+        def take() -> Taken | None:
+            return self._begun(part.version, len(replicas)).take(request.caller, parcel)
+
+        taken = await self._context.device.run(take)
+        if taken is None:
+            raise Refused("the sender has left")
+        return Answer(TakenAnswer(number=taken.number))
+
+    async def _on_yield(self, request: Request) -> Answer:
+        body: YieldRequest = request.body
+        self._for(request.caller, body.part, body.step)
+        node = self._node
+        if node is not None and self._step == body.step:
+            await self._context.device.run(node.yielded, request.caller, Yield(body.number))
+            self._heard.add(request.caller)
+        return Answer(Empty())
+
+    def _for(self, caller: PeerId, name: str, step: int) -> Held:
+        held = self._context.held()
+        if held is None or held[0] != name:
+            raise Refused(f"{name} is not held here")
+        if caller not in held[2]:
+            raise Refused(f"only replicas of {name} push to each other")
+        if held[1].version.step != step:
+            raise WrongStep(f"step {held[1].version.step} is open here, not {step}")
+        return held

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from swarm.averaging.mixing import Held, MixingContext
+from swarm.averaging.pushing import PUSH, YIELD, Pushing, PushRequest, TakenAnswer
+from swarm.averaging.strategies.push_sum import PushSum
+from swarm.averaging.versions import Version
+from swarm.errors import DeadlineMissed, PeerError
+from swarm.events import Event, Mixed
+from swarm.ids import PeerId, RunId, stage_part
+from swarm.sim.network import SimEndpoint, SimNetwork
+from swarm.sim.world import LoopClock, run_world
+
+PART, STEP, ELEMENTS = stage_part(0), 3, 4
+
+
+class Inline:
+    """No thread."""
+
+    async def run(self, fn: Callable[..., Any], *args: object) -> Any:
+        return fn(*args)
+
+
+class FakePart:
+    """A vector that is trained by hand."""
+
+    def __init__(self, value: float) -> None:
+        self.params, self.leg = torch.full((ELEMENTS,), value), 0
+
+    @property
+    def version(self) -> Version:
+        return Version(STEP, self.leg, self.params)
+
+    def mix(self, mine: Version, mean: torch.Tensor) -> bool:
+        self.params = self.params + (mean - mine.params)
+        return True
+
+
+class Deaf:
+    """An endpoint to which the answer to each of the given calls never comes."""
+
+    def __init__(self, inner: SimEndpoint) -> None:
+        self.inner, self.lost = inner, list[str]()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    async def call(self, target: PeerId, method: str, *args: Any, **options: Any) -> Any:
+        answer = await self.inner.call(target, method, *args, **options)
+        if method in self.lost:
+            self.lost.remove(method)
+            raise DeadlineMissed("the answer was lost", peer=target)
+        return answer
+
+
+class World:
+    """Replicas that push."""
+
+    def __init__(self, *values: float) -> None:
+        network = SimNetwork(LoopClock())
+        self.peers = [PeerId(f"peer{number}") for number in range(len(values))]
+        self.parts = dict(zip(self.peers, map(FakePart, values), strict=True))
+        self.deaf = {peer: Deaf(network.endpoint(peer)) for peer in self.peers}
+        self.pushing = {peer: self._pushing(peer) for peer in self.peers}
+        self.events: list[Mixed] = []
+
+    def _pushing(self, peer: PeerId) -> Pushing:
+        endpoint: Any = self.deaf[peer]
+        context = MixingContext(
+            endpoint=endpoint, device=Inline(), clock=LoopClock(), events=self, held=lambda: self._held(peer)
+        )
+        pushing = Pushing(context, PushSum(), seed=0)
+        self.deaf[peer].inner.mount(pushing)
+        return pushing
+
+    def _held(self, peer: PeerId) -> Held:
+        return PART, self.parts[peer], self.peers
+
+    async def leg(self, *peers: PeerId) -> None:
+        for peer in peers or self.peers:
+            self.parts[peer].leg += 1
+            await self.pushing[peer].mix(*self._held(peer))
+
+    @property
+    def values(self) -> list[float]:
+        return [float(self.parts[peer].params[0]) for peer in self.peers]
+
+    def emit(self, event: Event) -> None:
+        assert isinstance(event, Mixed)
+        self.events.append(event)
+
+
+def story(of: Callable[[World], Any], *values: float) -> World:
+    async def live() -> World:
+        world = World(*values)
+        for deaf in world.deaf.values():
+            await deaf.inner.enter(RunId("5a" * 32))
+        await of(world)
+        return world
+
+    return run_world(live())
+
+
+async def many_legs(world: World) -> None:
+    for _ in range(24):
+        await world.leg()
+
+
+@pytest.mark.parametrize("values", [(1.0, 3.0), (0.0, 3.0, 6.0), (1.0, 2.0, 3.0, 4.0, 10.0)])
+def test_all_come_to_the_mean(values: Sequence[float]) -> None:
+    world = story(many_legs, *values)
+    assert world.values == pytest.approx([sum(values) / len(values)] * len(values), abs=1e-2)
+    assert not any(event.left_out for event in world.events)
+
+
+@pytest.mark.parametrize("lost", [PUSH, YIELD])
+def test_answer_that_is_lost_neither_makes_mass_nor_takes_it(lost: str) -> None:
+    async def of(world: World) -> None:
+        await world.leg()
+        world.deaf[world.peers[0]].lost.append(lost)
+        await many_legs(world)
+        assert not world.deaf[world.peers[0]].lost, "the fault did not fire"
+
+    world = story(of, 1.0, 3.0, 8.0)
+    assert world.values == pytest.approx([4.0] * 3, abs=1e-2)
+    assert [reason for event in world.events for reason in event.left_out.values()] == ["deadline: the answer was lost"]
+    again = sum(event.own == "pushed again" for event in world.events)
+    assert again == (lost == PUSH)
+
+
+def test_what_is_learnt_in_a_leg_comes_to_all() -> None:
+    async def of(world: World) -> None:
+        await many_legs(world)
+        part = world.parts[world.peers[0]]
+        part.params = part.params + 6.0
+        await many_legs(world)
+
+    world = story(of, 0.0, 0.0, 0.0)
+    assert max(world.values) - min(world.values) < 0.05
+    assert min(world.values) > 1.0
+
+
+def refusal(payload: torch.Tensor, part: str = PART, step: int = STEP, weight: float = 0.5) -> PeerError:
+    found: list[PeerError] = []
+
+    async def of(world: World) -> None:
+        body = PushRequest(part=part, step=step, number=1, weight=weight)
+        sender = world.deaf[world.peers[1]].inner
+        with pytest.raises(PeerError) as raised:
+            await sender.call(
+                world.peers[0], PUSH, body, TakenAnswer, timeout_s=5.0, payload=payload.numpy().data.cast("B")
+            )
+        found.append(raised.value)
+        await world.leg(world.peers[0])
+        assert world.values[0] == 1.0
+
+    story(of, 1.0, 1.0)
+    return found[0]
+
+
+def test_mass_that_no_honest_peer_sends_is_refused_and_changes_nothing() -> None:
+    good = torch.ones(ELEMENTS)
+    assert "12 bytes instead of 16" in refusal(good[:3]).reason
+    assert "not finite" in refusal(torch.tensor([1.0, float("inf"), 1.0, 1.0])).reason
+    assert "weight 9" in refusal(good, weight=9.0).reason
+    assert "is open here" in refusal(good, step=STEP + 1).reason
+    assert "not held here" in refusal(good, part=stage_part(1)).reason
