@@ -41,6 +41,7 @@ class Rounds:
             elements=sums.numel(),
             timeout_s=ROUND_SHARE * self._leader_waits_s(),
             dtype="float64" if manifest.run.reproducible else "float32",
+            codec=manifest.averaging.codec,
             seed=manifest.run.seed,
         )
         plans = plan_rounds(call, STRATEGIES[manifest.averaging.strategy], self._around.endpoint.peer)

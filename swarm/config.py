@@ -154,6 +154,13 @@ def check_manifest(manifest: Manifest) -> None:
             f"{split.stages} numbers that add up to model.layers = {model.layers}",
             "Correct it or leave it out.",
         )
+    if manifest.run.reproducible and manifest.averaging.codec != "float32":
+        raise ConfigError(
+            "averaging.codec",
+            manifest.averaging.codec,
+            "float32 with run.reproducible = true: what is rounded on the way depends on who computed what",
+            "Leave averaging.codec out, or set run.reproducible = false.",
+        )
     size = record_bytes(manifest.batch.microbatches_per_step, split.stages, start.stage_hosts + start.trainers + 1)
     if size > MAX_BODY_BYTES:
         raise ConfigError(

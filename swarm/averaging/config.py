@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+from swarm.averaging.wire import WireCodec
 from swarm.schema import Section
 
 
 class AveragingConfig(Section):
-    """Who averages with whom, and how the numbers travel."""
+    """Who averages with whom, and how the numbers travel: as they are, or (``int8``) rounded to 8 bits on the way to
+    the reducer and on the way back, for a quarter of the bytes; every replica gets the same bits either way."""
 
     strategy: Literal["everyone", "grid", "butterfly-groups"] = "everyone"
-    codec: Literal["float32"] = "float32"
+    codec: WireCodec = "float32"

@@ -6,13 +6,11 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any, Protocol, TypeVar
 
 from swarm.averaging.inbox import Inbox
 from swarm.averaging.messages import AGREE, CHUNK, ENTER, Agreement, ChunkRequest, RoundMessage
-from swarm.averaging.output import Output, raw
+from swarm.averaging.output import Output
 from swarm.averaging.partition import Chunk
 from swarm.averaging.plan import RoundPlan
 from swarm.averaging.reducers import Floats, Reducer
@@ -28,6 +26,9 @@ INLINE_ELEMENTS = 1 << 13
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.25
 """Pauses before asking a busy member again, doubling: it enters the round when its own step gets there, which takes
 from milliseconds to the whole round's time."""
+
+
+T = TypeVar("T")
 
 
 class Run(Protocol):
@@ -100,12 +101,9 @@ class Exchange:
 
     async def _trade(self, peer: PeerId, chunks: Iterator[Chunk]) -> None:
         """One lane of a window: the next chunk that no other lane took, until there is none."""
-        weight = self._plan.weights[self._me]
         for chunk in chunks:
-            payload: Payload = b""
-            if weight and self._local is not None:
-                payload = raw(self._local[chunk.start : chunk.stop])
-            question = ChunkRequest.of(self._plan, index=chunk.index, weight=weight)
+            question = ChunkRequest.of(self._plan, index=chunk.index, weight=self._plan.weights[self._me])
+            payload = await self._encoded(chunk)
             encoded = await self._ask(peer, CHUNK, question, payload, self.output.bytes_of(chunk))
             await self._off_loop(chunk, self.output.store, chunk, encoded)
 
@@ -113,15 +111,27 @@ class Exchange:
         plan = self._plan
         for chunk in plan.chunks_of(self._me):
             sums = await self._inbox.wait_sums(chunk)
-            if plan.weights[self._me] and self._local is not None:
-                sums[self._me] = self._local[chunk.start : chunk.stop]
-            await self._off_loop(chunk, self._reduce, chunk, sums)
-            self._inbox.publish(chunk, self.output.encoded(chunk))
+            if plan.weights[self._me]:
+                sums[self._me] = await self._encoded(chunk)
+            self._inbox.publish(chunk, await self._off_loop(chunk, self._reduce, chunk, sums))
 
-    def _reduce(self, chunk: Chunk, sums: dict[PeerId, Floats]) -> None:
+    async def _encoded(self, chunk: Chunk) -> Payload:
+        """Our sum of a chunk as any reducer gets it, we ourselves too: whoever reduces, the bits are the same."""
+        if not self._plan.weights[self._me] or self._local is None:
+            return b""
+        values, wire = self._local[chunk.start : chunk.stop], self._plan.sums_wire
+        return wire.encode(values) if wire.exact else await self._off_loop(chunk, wire.encode, values)
+
+    def _reduce(self, chunk: Chunk, encoded: dict[PeerId, Payload]) -> memoryview:
         plan = self._plan
-        result = self._means.reducer(sums, plan.contributors, plan.divisor, plan.result_dtype)
-        self.output.store(chunk, raw(np.ascontiguousarray(result)))
+        sums = {peer: self._decoded(peer, chunk, payload) for peer, payload in encoded.items()}
+        return self.output.settle(chunk, self._means.reducer(sums, plan.contributors, plan.divisor, plan.result_dtype))
+
+    def _decoded(self, peer: PeerId, chunk: Chunk, payload: Payload) -> Floats:
+        try:
+            return self._plan.sums_wire.decode(payload, chunk.elements)
+        except Violation as error:
+            raise Violation(f"sent a sum of chunk {chunk.index} with {error.reason}", peer=peer) from error
 
     async def _agree(self, digest: str) -> None:
         """Sign the result off: it counts once all members said they hold the same. Costs K-1 small calls.
@@ -169,12 +179,12 @@ class Exchange:
         self._asking[peer] -= 1
         return encoded
 
-    async def _off_loop(self, chunk: Chunk, work: Callable[..., None], *args: object) -> None:
+    async def _off_loop(self, chunk: Chunk, work: Callable[..., T], *args: object) -> T:
         try:
             if chunk.elements <= INLINE_ELEMENTS:
-                work(*args)
-            else:
-                await self._means.run(work, *args)
+                return work(*args)
+            done: T = await self._means.run(work, *args)
+            return done
         except Violation as error:
             raise RoundFailed(error.reason, peer=error.peer) from error
 

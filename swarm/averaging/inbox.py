@@ -6,14 +6,12 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 
-import numpy as np
-
 from swarm.averaging.messages import ChunkRequest
 from swarm.averaging.partition import Chunk
 from swarm.averaging.plan import RoundPlan
-from swarm.averaging.reducers import Floats
 from swarm.errors import Busy, Refused, RoundFailed, Violation
 from swarm.ids import PeerId
+from swarm.network.protocols import Payload
 
 
 class Inbox:
@@ -30,7 +28,7 @@ class Inbox:
         self.bytes_answered = 0
         self._senders = frozenset(plan.contributors) - {me}
         self._mine: dict[int, Chunk] = {chunk.index: chunk for chunk in plan.chunks_of(me)}
-        self._sums: dict[int, dict[PeerId, Floats]] = {}
+        self._sums: dict[int, dict[PeerId, Payload]] = {}
         self._held: Counter[PeerId] = Counter()
         self._taken: set[int] = set()
         self._results: dict[int, memoryview] = {}
@@ -48,7 +46,7 @@ class Inbox:
             raise Violation(f"claims weight {request.weight}, the ledger says {weight}", peer=caller)
         if chunk is None or caller == self.me:
             raise Violation(f"chunk {request.index} is not reduced here", peer=caller)
-        expected = chunk.elements * self.plan.item_bytes if weight else 0
+        expected = self.plan.sums_wire.bytes_of(chunk.elements) if weight else 0
         if payload_bytes != expected:
             raise Violation(f"chunk {request.index} has {payload_bytes} bytes, not {expected}", peer=caller)
         if self._is_new(caller, request.index) and self._held[caller] >= self.plan.window:
@@ -69,7 +67,7 @@ class Inbox:
         """
         if payload and self._is_new(caller, request.index):
             sums = self._sums.setdefault(request.index, {})
-            sums[caller] = np.frombuffer(payload, dtype=np.dtype(self.plan.dtype).newbyteorder("<"))
+            sums[caller] = payload
             self._held[caller] += 1
             self._wake(request.index)
         await self._wait(("result", request.index), lambda: request.index in self._results)
@@ -92,8 +90,8 @@ class Inbox:
         for topic in list(self._changed):
             self._wake(topic)
 
-    async def wait_sums(self, chunk: Chunk) -> dict[PeerId, Floats]:
-        """All other contributors' sums of one chunk of our part; they are let go here. Raises RoundFailed."""
+    async def wait_sums(self, chunk: Chunk) -> dict[PeerId, Payload]:
+        """All other contributors' sums of one chunk of our part, encoded; they are let go here. Raises RoundFailed."""
         await self._wait(chunk.index, lambda: self._sums.get(chunk.index, {}).keys() >= self._senders)
         self.raise_failure()
         self._taken.add(chunk.index)

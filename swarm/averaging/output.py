@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from swarm.averaging.partition import Chunk
 from swarm.averaging.plan import RoundPlan
+from swarm.averaging.wire import raw
 from swarm.errors import Violation
 from swarm.network.protocols import Payload
 
@@ -18,13 +19,13 @@ class Output:
     """One vector of ``elements`` of the plan's result. Every chunk enters as encoded bytes, one's own included, so that
     what one's own machine computed and what others received cannot differ.
 
-    ``store`` may run on another thread, one chunk on one thread; the rest is for the event loop's thread.
+    ``store`` and ``settle`` may run on another thread, one chunk on one thread; the rest is for the event loop's.
     """
 
     def __init__(self, plan: RoundPlan) -> None:
         self._plan = plan
-        self._dtype = np.dtype(plan.result_dtype).newbyteorder("<")
-        self.vector = np.empty(plan.elements, dtype=self._dtype)
+        self._wire = plan.result_wire
+        self.vector = np.empty(plan.elements, dtype=np.dtype(plan.result_dtype).newbyteorder("<"))
         self._seals: dict[int, tuple[float, bytes]] = {}
 
     def store(self, chunk: Chunk, encoded: Payload) -> None:
@@ -33,9 +34,10 @@ class Output:
         Cost: about 4 ns per element, half of it for the digest.
         """
         reducer = self._plan.reducer(chunk)
-        if len(encoded) != self.bytes_of(chunk):
-            raise Violation(f"answered chunk {chunk.index} with {len(encoded)} bytes", peer=reducer)
-        values = np.frombuffer(encoded, dtype=self._dtype)
+        try:
+            values = self._wire.decode(encoded, chunk.elements)
+        except Violation as error:
+            raise Violation(f"answered chunk {chunk.index} with {error.reason}", peer=reducer) from error
         squared = squared_norm(values)
         if not np.isfinite(squared):
             raise Violation(f"answered chunk {chunk.index} with values that are not finite", peer=reducer)
@@ -43,12 +45,15 @@ class Output:
         self._seals[chunk.index] = (squared, hashlib.sha256(encoded).digest())
 
     def bytes_of(self, chunk: Chunk) -> int:
-        """How many bytes a chunk's result has."""
-        return chunk.elements * self._dtype.itemsize
+        """How many bytes a chunk's result has on the wire."""
+        return self._wire.bytes_of(chunk.elements)
 
-    def encoded(self, chunk: Chunk) -> memoryview:
-        """A stored chunk's bytes, not copied."""
-        return raw(self.vector[chunk.start : chunk.stop])
+    def settle(self, chunk: Chunk, result: NDArray[Any]) -> memoryview:
+        """Store a result of our own as everybody else will; returns its bytes for them, which stay as they are: those
+        in the vector where the wire is exact, else bytes of their own."""
+        encoded = self._wire.encode(np.ascontiguousarray(result))
+        self.store(chunk, encoded)
+        return raw(self.vector[chunk.start : chunk.stop]) if self._wire.exact else encoded
 
     @property
     def stored(self) -> int:
@@ -65,11 +70,6 @@ class Output:
         for chunk in self._plan.chunks:
             total.update(self._seals[chunk.index][1])
         return total.hexdigest()
-
-
-def raw(values: NDArray[Any]) -> memoryview:
-    """A contiguous array's bytes, not copied."""
-    return values.view(np.uint8).data
 
 
 def squared_norm(values: NDArray[Any]) -> float:

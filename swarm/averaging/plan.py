@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from swarm.averaging.partition import CHUNK_ELEMENTS, Chunk, cut
+from swarm.averaging.wire import Wire, WireCodec, WireType, wire_of
 from swarm.errors import BugError
 from swarm.ids import PartName, PeerId
 
-WireType = Literal["float32", "float64"]
 Gives = Literal["mean", "sum"]
 
 MIN_WINDOW, MAX_WINDOW = 2, 16
@@ -49,10 +49,11 @@ class RoundPlan:
     ``members`` are in rank order, the order of addition. ``weights`` are the ledger's token counts; a member of
     weight 0 sends nothing and receives everything. ``shares`` say how much of the vector each member reduces
     (0 or absent: none); without any, the members with weight > 0 reduce equal parts, so that an observer, whom nobody
-    has reason to trust yet, computes nothing for others. ``dtype`` is that of the sums on the wire. It ``gives`` their
-    weighted mean in float32, or their sum in ``dtype`` for another round to go on with. ``aligned`` cuts parts between
-    chunks, so that groups of other sizes name the same result by the same digest and norm. ``timeout_s`` counts from
-    the local start and need not be the same everywhere.
+    has reason to trust yet, computes nothing for others. ``dtype`` is that of the sums. It ``gives`` their weighted
+    mean in float32, or their sum in ``dtype`` for another round to go on with. ``codec`` says how both travel: float32
+    as they are, whatever the type; int8 rounded to 8 bits. ``aligned`` cuts parts between chunks, so that groups of
+    other sizes name the same result by the same digest and norm. ``timeout_s`` counts from the local start and need
+    not be the same everywhere.
     Raises BugError for a plan that cannot be carried out.
     """
 
@@ -62,6 +63,7 @@ class RoundPlan:
     elements: int
     timeout_s: float
     dtype: WireType = "float32"
+    codec: WireCodec = "float32"
     shares: Mapping[PeerId, int] = field(default_factory=dict)
     chunk_elements: int = CHUNK_ELEMENTS
     gives: Gives = "mean"
@@ -78,6 +80,7 @@ class RoundPlan:
             raise BugError(f"round {self.key}: no member reduces anything")
         if self.elements < 0 or self.chunk_elements < 1 or not self.timeout_s > 0:
             raise BugError(f"round {self.key}: elements, chunk size and time-out must be positive")
+        wire_of(self.codec, self.dtype)
         object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
         object.__setattr__(self, "shares", MappingProxyType(dict(self.shares)))
 
@@ -93,8 +96,18 @@ class RoundPlan:
 
     @property
     def result_dtype(self) -> WireType:
-        """That of the result, on the wire too."""
+        """That of the result."""
         return "float32" if self.gives == "mean" else self.dtype
+
+    @cached_property
+    def sums_wire(self) -> Wire:
+        """How a sum travels to its reducer."""
+        return wire_of(self.codec, self.dtype)
+
+    @cached_property
+    def result_wire(self) -> Wire:
+        """How a result travels to everybody."""
+        return wire_of(self.codec, self.result_dtype)
 
     @cached_property
     def contributors(self) -> tuple[PeerId, ...]:
@@ -115,7 +128,7 @@ class RoundPlan:
 
     @property
     def item_bytes(self) -> int:
-        """Bytes of one element of a sum on the wire."""
+        """Bytes of one element of a sum."""
         return np.dtype(self.dtype).itemsize
 
     @cached_property
@@ -127,6 +140,7 @@ class RoundPlan:
             [self.weights[peer] for peer in self.members],
             self.elements,
             self.dtype,
+            self.codec,
             [self._share(peer) for peer in self.members],
             self.chunk_elements,
             self.gives,

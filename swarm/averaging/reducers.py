@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from swarm.averaging.plan import WireType
+from swarm.averaging.wire import WireType
 from swarm.errors import RoundFailed, Violation
 from swarm.ids import PeerId
 

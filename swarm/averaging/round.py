@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from swarm.averaging.allreduce import AllReduce
-from swarm.averaging.plan import Gives, RoundKey, RoundPlan, RoundResult, WireType
+from swarm.averaging.plan import Gives, RoundKey, RoundPlan, RoundResult
 from swarm.averaging.strategies import STRATEGIES, Group, Strategy
+from swarm.averaging.wire import WireCodec, WireType
 from swarm.errors import BugError, RoundFailed
 from swarm.events import EventSink, RoundDone
 from swarm.ids import PeerId
@@ -30,6 +31,7 @@ class RoundCall:
     elements: int
     timeout_s: float
     dtype: WireType = "float32"
+    codec: WireCodec = "float32"
     seed: int = 0
 
 
@@ -74,6 +76,7 @@ def _plan(
         shares=dict.fromkeys(group.reducers, 1),
         elements=call.elements,
         dtype=call.dtype,
+        codec=call.codec,
         timeout_s=call.timeout_s,
         gives=gives,
         aligned=aligned,

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from swarm.compression.blockwise import INT8
 from swarm.compression.dense import BFLOAT16, FLOAT16, FLOAT32, INT32
 from swarm.errors import ConfigError
 from swarm.models.spec import TensorSpec
@@ -41,7 +42,9 @@ class Codec(Protocol):
         """
 
 
-CODECS: Mapping[str, Codec] = MappingProxyType({codec.name: codec for codec in (FLOAT32, BFLOAT16, FLOAT16, INT32)})
+_ALL: tuple[Codec, ...] = (FLOAT32, BFLOAT16, FLOAT16, INT32, INT8)
+
+CODECS: Mapping[str, Codec] = MappingProxyType({codec.name: codec for codec in _ALL})
 
 
 def codec_named(name: str) -> Codec:

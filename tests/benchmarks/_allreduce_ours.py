@@ -22,8 +22,9 @@ import uvloop
 
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.messages import AGREE, CHUNK
-from swarm.averaging.plan import RoundKey, RoundPlan, WireType
+from swarm.averaging.plan import RoundKey, RoundPlan
 from swarm.averaging.reducers import Floats, weighted_mean
+from swarm.averaging.wire import WireType
 from swarm.clock import SystemClock
 from swarm.errors import RoundFailed
 from swarm.ids import PeerId, RunId, stage_part

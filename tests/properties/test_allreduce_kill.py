@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.messages import AGREE
-from swarm.averaging.plan import RoundPlan, RoundResult, WireType
+from swarm.averaging.plan import RoundPlan, RoundResult
 from swarm.averaging.reducers import Floats, weighted_mean
+from swarm.averaging.wire import WireType
 from swarm.errors import RoundFailed
 from swarm.ids import PeerId
 from tests.unit.averaging.world import (

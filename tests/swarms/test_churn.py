@@ -54,7 +54,11 @@ async def after_step_everywhere(swarm: LocalSwarm, step: int) -> None:
     """Until everybody who closes steps has closed this one, and thus published the one before."""
 
     def closed() -> bool:
-        newest = [max(closed.step for closed in found) for peer in swarm.peers.values() if (found := peer.events.of(StepClosed))]
+        newest = [
+            max(closed.step for closed in found)
+            for peer in swarm.peers.values()
+            if (found := peer.events.of(StepClosed))
+        ]
         return bool(newest) and min(newest) >= step
 
     await eventually(closed, deadline_s=LONG_S)

@@ -9,6 +9,7 @@ import pytest
 
 from swarm.events import Accumulated, DigestMismatch, JourneyCompleted, JourneyStarted, RoundDone, StepClosed
 from swarm.ids import MicrobatchId
+from swarm.models.split import build_part, split_model
 from tests.harness.swarm import LocalSwarm
 
 SHAPES = {
@@ -49,6 +50,27 @@ async def test_run_of_any_shape_counts_every_microbatch_once_everywhere(tmp_path
     assert accumulated == Counter((f"stage-{stage}", microbatch) for stage in stages for microbatch in committed)
     assert len({event.record for event in closed if event.step == steps}) == 1
     assert all(event.members >= event.participating >= 1 for event in swarm.events(RoundDone))
+
+
+@pytest.mark.parametrize("strategy", ["everyone", "grid"])
+async def test_run_that_averages_in_int8_learns_and_no_replica_differs(tmp_path: Path, strategy: str) -> None:
+    swarm = LocalSwarm(
+        tmp_path,
+        hosts=4,
+        trainers=2,
+        split={"stages": 1},
+        run={"steps": 12},
+        optimizer={"lr": 1e-2, "warmup_steps": 2},
+        averaging={"codec": "int8", "strategy": strategy},
+    )
+    await swarm.run()
+    assert not swarm.events(DigestMismatch)
+    losses = {event.step: event.loss for event in swarm.events(StepClosed)}
+    assert losses[12] < 0.8 * losses[1]
+    stage = build_part(split_model(swarm.manifest.model, swarm.manifest.split)[0], swarm.manifest.model)
+    whole = 4 * sum(parameter.numel() for parameter in stage.parameters())
+    sent = [event.bytes_sent for event in swarm.events(RoundDone) if event.part == "stage-0"]
+    assert 0 < max(sent) < 0.6 * whole, "the numbers did not travel as 8 bits"
 
 
 async def test_run_learns(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from swarm.averaging.output import Output, raw, squared_norm
+from swarm.averaging.output import Output, squared_norm
 from swarm.averaging.reducers import weighted_mean
+from swarm.averaging.wire import raw
 from swarm.errors import RoundFailed, Violation
 from swarm.ids import PeerId
 from tests.unit.averaging.world import make_plan
