@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from swarm.averaging.schedules.limits import folded
 
@@ -20,7 +21,7 @@ class Butterfly:
     recursive doubling; a butterfly network is its graph. (What hivemind calls butterfly is ``direct``.)
     """
 
-    name: str = "butterfly"
+    name: Literal["butterfly"] = "butterfly"
 
     def core(self, able: int) -> tuple[int, ...]:
         """A power of two."""

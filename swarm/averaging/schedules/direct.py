@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,7 @@ class Direct:
     hivemind calls butterfly all-reduce.
     """
 
-    name: str = "direct"
+    name: Literal["direct"] = "direct"
 
     def core(self, able: int) -> tuple[int, ...]:
         """All of them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from swarm.averaging.schedules.limits import folded, spread
 
@@ -18,7 +19,7 @@ class Halving:
     Source: Rabenseifner, "Optimization of collective reduction operations", ICCS 2004, §2.2 and §4.
     """
 
-    name: str = "halving"
+    name: Literal["halving"] = "halving"
 
     def core(self, able: int) -> tuple[int, ...]:
         """A power of two."""

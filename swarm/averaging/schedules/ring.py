@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from swarm.averaging.schedules.limits import spread
 
@@ -19,7 +20,7 @@ class Ring:
     sends the result on round the ring; back along the chain costs the same.
     """
 
-    name: str = "ring"
+    name: Literal["ring"] = "ring"
 
     def core(self, able: int) -> tuple[int, ...]:
         """All of them."""

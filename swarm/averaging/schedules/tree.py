@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,7 @@ class Tree:
     reduce followed by broadcast.
     """
 
-    name: str = "tree"
+    name: Literal["tree"] = "tree"
 
     def core(self, able: int) -> tuple[int, ...]:
         """All of them."""
