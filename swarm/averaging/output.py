@@ -10,10 +10,14 @@ from numpy.typing import NDArray
 
 from swarm.averaging.partition import Chunk
 from swarm.averaging.plan import RoundPlan
+from swarm.averaging.reducers import PIECE_ELEMENTS
 from swarm.averaging.wire import raw
 from swarm.errors import Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Payload
+
+_SEAL_BYTES = 32
+"""BLAKE2b rather than sha256, which takes nearly twice as long on processors without instructions for it."""
 
 
 class Output:
@@ -34,7 +38,7 @@ class Output:
         wire is exact, else ``encoded``. Raises Violation when length or values are wrong, naming its source, or else
         its reducer.
 
-        Cost: about 4 ns per element, half of it for the digest.
+        Cost: some 7 ns per element, two thirds of it for the digest.
         """
         source = source or self._plan.reducer(chunk)
         try:
@@ -45,7 +49,7 @@ class Output:
         if not np.isfinite(squared):
             raise Violation(f"answered chunk {chunk.index} with values that are not finite", peer=source)
         self.vector[chunk.start : chunk.stop] = values
-        self._seals[chunk.index] = (squared, hashlib.sha256(encoded).digest())
+        self._seals[chunk.index] = (squared, hashlib.blake2b(encoded, digest_size=_SEAL_BYTES).digest())
         return raw(self.vector[chunk.start : chunk.stop]) if self._wire.exact else memoryview(encoded)
 
     def bytes_of(self, chunk: Chunk) -> int:
@@ -66,7 +70,7 @@ class Output:
         return sum((self._seals[chunk.index][0] for chunk in self._plan.chunks), 0.0)
 
     def digest(self) -> str:
-        """Hex sha256 over the chunks' sha256 in their order."""
+        """Hex sha256 over the chunks' BLAKE2b-256 in their order."""
         total = hashlib.sha256()
         for chunk in self._plan.chunks:
             total.update(self._seals[chunk.index][1])
@@ -74,11 +78,16 @@ class Output:
 
 
 def squared_norm(values: NDArray[Any]) -> float:
-    """Σ v² in float64, added by folding the upper half onto the lower until one is left.
+    """Σ v² in float64, added piece by piece, a piece's by folding the upper half onto the lower until one is left.
 
     Only additions element by element: their order is ours and not that of a BLAS or of a CPU's vector width, so all
     machines get the same number. The square of a finite float32 and the sum of 10²³⁰ of them are finite in float64.
     """
+    pieces = range(0, values.size, PIECE_ELEMENTS)
+    return sum((_folded(values[start : start + PIECE_ELEMENTS]) for start in pieces), 0.0)
+
+
+def _folded(values: NDArray[Any]) -> float:
     squares = values.astype(np.float64)
     with np.errstate(invalid="ignore"):
         np.multiply(squares, squares, out=squares)
@@ -87,4 +96,4 @@ def squared_norm(values: NDArray[Any]) -> float:
             half = size // 2
             squares[:half] += squares[size - half : size]
             size -= half
-    return float(squares[0]) if squares.size else 0.0
+    return float(squares[0])

@@ -9,8 +9,14 @@ from itertools import accumulate, pairwise
 from swarm.errors import BugError
 
 CHUNK_ELEMENTS = 1 << 16
-"""Elements of one chunk: 256 KiB in float32, 512 KiB in float64. Large enough that a call's fixed price (some 0.3 ms)
-is small beside its bytes, small enough that a handful in flight fit into memory and into a slow link's queue."""
+"""Elements of one chunk: 256 KiB in float32, 512 KiB in float64. Large enough that a call's fixed price (some 0.5 ms of
+CPU at either end) is small beside its bytes, small enough that a handful in flight fit into memory and into a slow
+link's queue."""
+
+LARGEST_CHUNK_ELEMENTS = 1 << 18
+"""A long vector's: a quarter of the calls, and its window is as many bytes as before."""
+
+_CHUNKS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,13 @@ class Chunk:
     def elements(self) -> int:
         """Number of elements; never 0."""
         return self.stop - self.start
+
+
+def chunk_elements_of(elements: int) -> int:
+    """How long the chunks of a vector should be: a power of two from CHUNK_ELEMENTS to LARGEST_CHUNK_ELEMENTS, the
+    largest of which there are at least 64. A function of the length alone, so that groups of other sizes cut alike."""
+    wanted = 1 << max(0, (elements // _CHUNKS).bit_length() - 1)
+    return min(max(wanted, CHUNK_ELEMENTS), LARGEST_CHUNK_ELEMENTS)
 
 
 def part_bounds(elements: int, shares: Sequence[int]) -> tuple[tuple[int, int], ...]:

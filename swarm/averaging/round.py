@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from swarm.averaging.allreduce import AllReduce
+from swarm.averaging.partition import chunk_elements_of
 from swarm.averaging.plan import Gives, RoundKey, RoundPlan, RoundResult
 from swarm.averaging.strategies import STRATEGIES, Group, Strategy
 from swarm.averaging.wire import WireCodec, WireType
@@ -77,6 +78,7 @@ def _plan(
         elements=call.elements,
         dtype=call.dtype,
         codec=call.codec,
+        chunk_elements=chunk_elements_of(call.elements),
         timeout_s=call.timeout_s,
         gives=gives,
         aligned=aligned,

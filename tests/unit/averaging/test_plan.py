@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from swarm.averaging.partition import CHUNK_ELEMENTS, cut, part_bounds
+from swarm.averaging.partition import CHUNK_ELEMENTS, LARGEST_CHUNK_ELEMENTS, chunk_elements_of, cut, part_bounds
 from swarm.averaging.plan import MAX_WINDOW, MIN_WINDOW
 from swarm.averaging.strategies import STRATEGIES
 from swarm.averaging.strategies.everyone import Everyone
@@ -34,6 +34,11 @@ def test_cut_of_a_large_vector_has_chunks_of_a_quarter_mebibyte() -> None:
     chunks = cut(3 * CHUNK_ELEMENTS, [1, 1])
     assert [chunk.elements for chunk in chunks] == [CHUNK_ELEMENTS, CHUNK_ELEMENTS // 2] * 2
     assert [chunk.rank for chunk in chunks] == [0, 0, 1, 1]
+
+
+def test_chunks_of_long_vectors_are_longer_within_bounds() -> None:
+    lengths = [chunk_elements_of(elements) for elements in (0, 1, 1 << 22, (1 << 23) - 1, 1 << 23, 25_000_000, 10**9)]
+    assert lengths == [CHUNK_ELEMENTS] * 4 + [2 * CHUNK_ELEMENTS] + [LARGEST_CHUNK_ELEMENTS] * 2
 
 
 def test_plan_with_an_observer_gives_it_nothing_to_reduce() -> None:

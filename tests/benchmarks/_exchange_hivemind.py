@@ -1,0 +1,142 @@
+"""One averager of hivemind in the benchmark ``allreduce``: ``_exchange_hivemind HOME SLOT CODEC PEERS ADDRESS …``.
+
+A stock ``DecentralizedAverager`` with its own processes, daemon and DHT; the addresses are those of members that are
+there. Its group is full with all members, so that its leader waits for nobody else; otherwise default settings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import multiprocessing
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from tests.benchmarks._exchange_load import ELEMENTS, TIMEOUT_S, error_of, vector_of
+from tests.benchmarks._exchange_meter import Meter, family
+from tests.benchmarks._pipeline_load import threads
+from tests.benchmarks._pipeline_worker import say
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from hivemind.averaging.averager import DecentralizedAverager
+    from hivemind.compression import NoCompression, Uniform8BitQuantization
+    from hivemind.dht import DHT
+    from hivemind.p2p import P2P
+
+TENSORS = 8
+"""A model is many tensors; hivemind updates them one by one."""
+
+_CODECS = {"float32": NoCompression, "int8": Uniform8BitQuantization}
+_LISTEN = ["/ip4/127.0.0.1/tcp/0"]
+
+
+class Averager(DecentralizedAverager):  # type: ignore[misc]
+    """Notes how long the exchange takes once its group is known, in the process that it forks."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self.exchange_s, self.touched = multiprocessing.Value("d", 0.0), multiprocessing.Event()
+        super().__init__(*arguments, **options)
+
+    async def _run_allreduce_inplace_(self, *arguments: Any, **options: Any) -> None:
+        began = time.monotonic()
+        await super()._run_allreduce_inplace_(*arguments, **options)
+        self.exchange_s.value = time.monotonic() - began
+
+    async def _touch(self) -> None:
+        """Have the tensors in this process's memory, too."""
+        for tensor in self._averaged_tensors:
+            tensor.sum()
+        self.touched.set()
+
+
+class Member:
+    """Serves orders."""
+
+    def __init__(self, averager: Averager, slot: int) -> None:
+        self._averager, self._slot = averager, slot
+        self._fill()
+        averager._outer_pipe.send(("_touch", [], {}))
+        averager.touched.wait()
+        daemons = [pid for pid in family()[1:] if _name(pid) == "p2pd"]
+        self._meter = Meter({"peer": [pid for pid in family() if pid not in daemons], "daemon": daemons})
+
+    def _fill(self) -> None:
+        whole = torch.from_numpy(vector_of(self._slot))
+        with self._averager.get_tensors() as tensors:
+            for tensor, piece in zip(tensors, whole.split(ELEMENTS // TENSORS), strict=True):
+                tensor.copy_(piece)
+
+    def round(self) -> dict[str, Any]:
+        """``step`` as it comes, ``exchange_s`` without matchmaking. Raises whatever it raises."""
+        self._meter.begin()
+        began = time.monotonic()
+        gathered = self._averager.step(timeout=TIMEOUT_S)
+        seconds = time.monotonic() - began
+        used = self._meter.end()
+        digest = hashlib.sha256(self._numbers().data).hexdigest()
+        return used | {
+            "round_s": seconds,
+            "exchange_s": self._averager.exchange_s.value,
+            "digest": digest,
+            "members": len(gathered),
+        }
+
+    def obey(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Carry one out and answer."""
+        match order:
+            case {"fill": True}:
+                self._fill()
+                return {}
+            case {"round": int()}:
+                return self.round()
+            case {"error": int(peers)}:
+                return {"error": error_of(self._numbers(), peers)}
+        raise ValueError(f"an order that this member does not understand: {order}")
+
+    def _numbers(self) -> np.ndarray[Any, np.dtype[np.float32]]:
+        with self._averager.get_tensors() as tensors:
+            found: np.ndarray[Any, np.dtype[np.float32]] = torch.cat(tensors).numpy()
+        return found
+
+
+def _name(pid: int) -> str:
+    with open(f"/proc/{pid}/comm", encoding="ascii") as file:
+        return file.read().strip()
+
+
+def main(home: str, slot: int, codec: str, peers: int, initial: Sequence[str]) -> None:
+    """Serve orders until stdin ends."""
+    P2P._UNIX_SOCKET_PREFIX = f"/unix{home}/"  # else a socket stays in /tmp
+    threads(1)
+    for name in ("hivemind", "asyncio"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    dht = DHT(start=True, initial_peers=list(initial), host_maddrs=_LISTEN)
+    averager = Averager(
+        [torch.zeros(ELEMENTS // TENSORS) for _ in range(TENSORS)],
+        dht,
+        start=True,
+        prefix="allreduce",
+        target_group_size=peers,
+        min_group_size=peers,
+        compression=_CODECS[codec](),
+    )
+    try:
+        member = Member(averager, slot)
+        say({"addresses": [str(address) for address in dht.get_visible_maddrs()]})
+        for line in sys.stdin:
+            say(member.obey(json.loads(line)))
+    finally:
+        averager.shutdown()
+        dht.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5:])
