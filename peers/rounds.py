@@ -43,6 +43,7 @@ class Rounds:
             dtype="float64" if manifest.run.reproducible else "float32",
             codec=manifest.averaging.codec,
             seed=manifest.run.seed,
+            schedule=manifest.averaging.schedule,
         )
         plans = plan_rounds(call, STRATEGIES[manifest.averaging.strategy], self._around.endpoint.peer)
         result = await average(self._allreduce, plans, sums, self._around.events)

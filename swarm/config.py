@@ -161,6 +161,17 @@ def check_manifest(manifest: Manifest) -> None:
             "float32 with run.reproducible = true: what is rounded on the way depends on who computed what",
             "Leave averaging.codec out, or set run.reproducible = false.",
         )
+    averaging = manifest.averaging
+    if averaging.schedule not in ("auto", "direct") and (
+        averaging.strategy != "everyone" or averaging.codec != "float32"
+    ):
+        raise ConfigError(
+            "averaging.schedule",
+            averaging.schedule,
+            "direct or auto, unless strategy = everyone and codec = float32: what is rounded at each hop must be "
+            "rounded alike by all",
+            "Leave averaging.schedule out, or the other two.",
+        )
     size = record_bytes(manifest.batch.microbatches_per_step, split.stages, start.stage_hosts + start.trainers + 1)
     if size > MAX_BODY_BYTES:
         raise ConfigError(

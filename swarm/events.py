@@ -297,7 +297,8 @@ class CutOff(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundDone(Event):
-    """A group's all-reduce ended here; ``round`` counts those that a step's averaging takes."""
+    """A group's all-reduce ended here; ``round`` counts those that a step's averaging takes, ``schedule`` is the way
+    that sums travelled, ``reason`` why that one."""
 
     step: int
     part: PartName
@@ -306,6 +307,8 @@ class RoundDone(Event):
     bytes_sent: int
     seconds: float
     round: int = 0
+    schedule: str = "direct"
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -55,7 +55,7 @@ class RoundPlan:
     has reason to trust yet, computes nothing for others. ``dtype`` is that of the sums. It ``gives`` their weighted
     mean in float32, or their sum in ``dtype`` for another round to go on with. ``codec`` says how both travel: float32
     as they are, whatever the type; int8 rounded to 8 bits, once, so that only ``direct`` will do. ``schedule`` is the
-    way that sums travel. ``aligned`` cuts parts between chunks, so that groups of
+    way that sums travel, for a ``reason`` in words. ``aligned`` cuts parts between chunks, so that groups of
     other sizes name the same result by the same digest and norm. ``timeout_s`` counts from the local start and need
     not be the same everywhere.
     Raises BugError for a plan that cannot be carried out.
@@ -73,6 +73,7 @@ class RoundPlan:
     gives: Gives = "mean"
     aligned: bool = False
     schedule: ScheduleName = "direct"
+    reason: str = ""
 
     def __post_init__(self) -> None:
         if not self.members or len(set(self.members)) != len(self.members):
@@ -148,7 +149,7 @@ class RoundPlan:
 
     @cached_property
     def digest(self) -> str:
-        """Hex sha256 of all that members must agree on: everything but the time-out."""
+        """Hex sha256 of all that members must agree on: everything but the time-out and the reason."""
         agreed = [
             self.key,
             self.members,

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from statistics import median_low
 
-from swarm.averaging.schedules import SCHEDULES, ScheduleName
+from swarm.averaging.schedules import SCHEDULES, Schedule, ScheduleName
 from swarm.averaging.schedules.costs import Link, Vector, seconds
 from swarm.averaging.schedules.routes import Routes
 from swarm.averaging.schedules.shares import shares, steady
@@ -15,6 +15,9 @@ from swarm.ids import PeerId
 WORTH = 0.9
 """Another schedule than ``direct`` is chosen when it takes less than this share of its time: links are measured, not
 known, and the fewer hops, the fewer can fail."""
+
+MOST_COMPARED = 32
+"""Comparing takes the event loop O(K²): 30 ms for 16 members, 110 ms for 32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,34 +42,47 @@ class Choice:
     reason: str
 
 
-def choose(situation: Situation, wanted: ScheduleName | None = None) -> Choice:
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A schedule that is not to be chosen, and why."""
+
+    schedule: ScheduleName
+    why: str
+
+
+def choose(situation: Situation, wanted: Wanted | None = None) -> Choice:
     """The schedule that takes the least time, or the one that is ``wanted``, with parts sized by bandwidth.
 
     Only members that have something to add and can be dialled reduce anything (all that add something, when none of
-    them can be dialled). O(K²): 3 ms for 16 members, 40 ms for 64.
+    them can be dialled). Cost: see MOST_COMPARED.
     """
     known = {peer: link for peer, link in situation.links.items() if peer in situation.members}
     able = [peer for peer in situation.members if situation.weights[peer] and peer not in situation.dial_only]
     able = able or [peer for peer in situation.members if situation.weights[peer]]
     if not known:
-        return Choice(wanted or "direct", dict.fromkeys(able, 1), _told(wanted, "no link has been measured yet"))
+        schedule: ScheduleName = "direct" if wanted is None else wanted.schedule
+        return Choice(schedule, dict.fromkeys(able, 1), _told(wanted, "no link has been measured yet"))
     links = _completed(situation.members, known)
     sized = shares(steady({peer: links[peer].bytes_per_s for peer in able}), len(situation.members))
     if wanted is not None:
-        return Choice(wanted, sized, _told(wanted, _sizes(sized)))
-    times = {
-        name: seconds(
-            Routes(schedule, situation.members, situation.weights, sized, situation.turn), situation.vector, links
-        )
-        for name, schedule in SCHEDULES.items()
-    }
+        return Choice(wanted.schedule, sized, _told(wanted, _sizes(sized)))
+    if len(able) > MOST_COMPARED:
+        return Choice("direct", sized, f"more than {MOST_COMPARED} members are too many to compare; {_sizes(sized)}")
+    times = {name: _seconds(schedule, situation, sized, links) for name, schedule in SCHEDULES.items()}
     best = min(times, key=lambda name: times[name])
     chosen: ScheduleName = best if times[best] < WORTH * times["direct"] else "direct"
     return Choice(chosen, sized, f"{_compared(chosen, times)}; {_sizes(sized)}")
 
 
-def _told(wanted: ScheduleName | None, why: str) -> str:
-    return why if wanted is None else f"the manifest says so; {why}"
+def _seconds(
+    schedule: Schedule, situation: Situation, sized: Mapping[PeerId, int], links: Mapping[PeerId, Link]
+) -> float:
+    routes = Routes(schedule, situation.members, situation.weights, sized, situation.turn)
+    return seconds(routes, situation.vector, links)
+
+
+def _told(wanted: Wanted | None, why: str) -> str:
+    return why if wanted is None else f"{wanted.why}; {why}"
 
 
 def _compared(chosen: ScheduleName, times: Mapping[ScheduleName, float]) -> str:

@@ -41,8 +41,9 @@ def shares(rates: Mapping[PeerId, int], members: int) -> dict[PeerId, int]:
 
 
 def steady(rates: Mapping[PeerId, int]) -> dict[PeerId, int]:
-    """Rates rounded to the nearest power of two times the middle one, which is 2¹⁰: measurements of equal links differ,
-    and they shall have equal shares. A link counts as slow below 0.7 of the middle. Raises BugError for a rate below 1.
+    """Rates as multiples of the middle one, which is 2¹⁰. Measurements of equal links differ, and they shall have equal
+    shares: what is within a factor of two of the middle counts as the middle, the rest is rounded to a power of two.
+    Raises BugError for a rate below 1.
     """
     if not rates or min(rates.values()) < 1:
         raise BugError(f"rates of links {dict(rates)}")
@@ -51,8 +52,8 @@ def steady(rates: Mapping[PeerId, int]) -> dict[PeerId, int]:
 
 
 def _class(rate: int, middle: int) -> int:
-    """⌊log₂(rate/middle) + ½⌋, without a logarithm that might differ between machines."""
-    wide = 4 * MOST_CLASSES
-    doubled = ((2 * rate * rate) << wide) // (middle * middle)
-    halves = doubled.bit_length() - 1 - wide if doubled else -wide
-    return max(-MOST_CLASSES, min(MOST_CLASSES, halves // 2))
+    """⌊log₂(rate/middle)⌋, towards 0 below: without a logarithm, which might differ between machines."""
+    if rate < middle:
+        return -_class(middle, rate)
+    doublings = (rate // middle).bit_length() - 1
+    return min(MOST_CLASSES, doublings if rate > 2 * middle else 0)

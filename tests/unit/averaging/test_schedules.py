@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.averaging.schedules import SCHEDULES, Schedule
-from swarm.averaging.schedules.auto import Situation, choose
+from swarm.averaging.schedules.auto import Situation, Wanted, choose
 from swarm.averaging.schedules.costs import Link, Vector, load, seconds
 from swarm.averaging.schedules.limits import MOST_PARTS
 from swarm.averaging.schedules.routes import Routes
@@ -158,8 +158,8 @@ def test_no_other_shares_let_the_slowest_reducer_be_done_earlier(rates: list[int
 
 
 def test_steady_takes_no_notice_of_what_measurements_differ_by() -> None:
-    noisy = steady(dict(zip(names(5), [100, 130, 75, 110, 30], strict=True)))
-    assert [rate // 256 for rate in noisy.values()] == [4, 4, 4, 4, 1]
+    noisy = steady(dict(zip(names(7), [100, 190, 51, 110, 30, 20, 450], strict=True)))
+    assert [rate / 1024 for rate in noisy.values()] == [1, 1, 1, 1, 0.5, 0.25, 4]
     assert max(steady({PeerId("a"): 1, PeerId("b"): 10**15, PeerId("c"): 1}).values()) == 1 << 20
     for wrong in ({}, {PeerId("a"): 0}):
         with pytest.raises(BugError):
@@ -210,9 +210,12 @@ def test_unmeasured_links_give_direct_and_say_so() -> None:
 def test_what_the_manifest_wants_is_taken_with_parts_by_bandwidth() -> None:
     case = situation(4, 100, 1, 100)
     links = dict(case.links) | {PeerId("p3"): Link(latency_s=0.001, bytes_per_s=1 << 20)}
-    choice = choose(Situation(members=case.members, weights=case.weights, vector=case.vector, links=links), "ring")
+    choice = choose(
+        Situation(members=case.members, weights=case.weights, vector=case.vector, links=links), Wanted("ring", "asked")
+    )
     assert choice.schedule == "ring"
     assert list(choice.shares.values()) == [1, 1, 1, 0]
+    assert choice.reason.startswith("asked; ")
     assert "too slow" in choice.reason
 
 
