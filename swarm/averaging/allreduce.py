@@ -134,6 +134,7 @@ class AllReduce:
             digest=digest,
             contributors=plan.contributors,
             bytes_sent=exchange.bytes_sent,
+            heard=inbox.meter.heard(),
             seconds=self._means.clock.monotonic() - began,
         )
 
@@ -200,7 +201,9 @@ class AllReduce:
     # --- what others ask ---------------------------------------------------------------------------------------------
 
     def _admit_chunk(self, caller: PeerId, request: ChunkRequest, payload_bytes: int) -> None:
-        self._inbox_of(request).admit(caller, request, payload_bytes)
+        inbox = self._inbox_of(request)
+        inbox.admit(caller, request, payload_bytes)
+        inbox.meter.begins(caller, payload_bytes, self._means.clock.monotonic())
 
     async def _let_in(self, request: Request) -> Answer:
         self._inbox_of(request.body).admit_member(request.caller, request.body.plan)
@@ -218,6 +221,7 @@ class AllReduce:
     async def _chunk(self, request: Request) -> Answer:
         # Admitted again: the transport may not ask about an empty payload, and the round may have ended meanwhile.
         inbox = self._inbox_of(request.body)
+        inbox.meter.arrived(request.caller, len(request.payload), self._means.clock.monotonic())
         inbox.admit(request.caller, request.body, len(request.payload))
         return Answer(Empty(), await inbox.answer(request.caller, request.body, request.payload))
 

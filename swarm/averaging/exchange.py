@@ -236,10 +236,13 @@ class Exchange:
         if timeout_s <= 0:
             raise DeadlineMissed("the round's time is over", peer=peer)
         self._bytes_asked += len(payload)
+        began = self._means.clock.monotonic()
         _, encoded = await self._means.endpoint.call(
             peer, method, message, Empty, timeout_s=timeout_s, payload=payload, max_reply_bytes=max_reply_bytes
         )
         self._asking[peer] -= method != STAY
+        if method == ENTER:
+            self._inbox.meter.answered(peer, self._means.clock.monotonic() - began)
         return encoded
 
     async def _off_loop(self, chunk: Chunk, work: Callable[..., T], *args: object) -> T:

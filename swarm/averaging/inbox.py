@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from swarm.averaging.messages import ChunkRequest
+from swarm.averaging.meter import Meter
 from swarm.averaging.partition import Chunk
 from swarm.averaging.place import Place
 from swarm.averaging.plan import RoundPlan
@@ -32,6 +33,7 @@ class Inbox:
         self.agreements: dict[PeerId, str] = {}
         self.bytes_answered = 0
         self.place = Place(plan, me)
+        self.meter = Meter()
         self._sums: dict[_Topic, dict[PeerId, Payload]] = {}
         self._held: Counter[tuple[PeerId, int, int]] = Counter()
         self._taken: set[_Topic] = set()

@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
+from swarm.averaging.meter import Heard
 from swarm.averaging.partition import CHUNK_ELEMENTS, Chunk, cut
 from swarm.averaging.schedules import SCHEDULES, ScheduleName
 from swarm.averaging.schedules.limits import MOST_PARTS
@@ -180,11 +181,12 @@ class RoundPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoundResult:
-    """What a round gave, bit for bit the same at every member but for ``bytes_sent`` and ``seconds``.
+    """What a round gave, bit for bit the same at every member but for ``bytes_sent``, ``seconds`` and ``heard``.
 
     ``tensor`` is what the plan gives, (elements,) on the CPU, and the caller's own. ``squared_norm`` is its squared L2
     norm in float64, ``digest`` names its content (hex; comparable between members of one plan, and of aligned ones).
-    ``bytes_sent`` counts payload this member put on the wire, ``contributors`` are those whose sums are in it.
+    ``bytes_sent`` counts payload this member put on the wire, ``contributors`` are those whose sums are in it,
+    ``heard`` is what was measured of the links to the others.
     """
 
     tensor: torch.Tensor
@@ -193,3 +195,4 @@ class RoundResult:
     contributors: tuple[PeerId, ...]
     bytes_sent: int
     seconds: float
+    heard: Mapping[PeerId, Heard] = field(default_factory=dict)

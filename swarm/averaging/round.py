@@ -167,6 +167,7 @@ async def average(
         results[-1],
         bytes_sent=sum(result.bytes_sent for result in results),
         seconds=sum(result.seconds for result in results),
+        heard={peer: heard for result in results for peer, heard in result.heard.items()},
     )
 
 

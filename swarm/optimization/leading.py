@@ -26,6 +26,7 @@ from swarm.optimization.closing_context import Closing
 from swarm.optimization.filling import RETURNED_S, Filling, PartsLost
 from swarm.optimization.ledger import reassigned
 from swarm.optimization.lineage import best
+from swarm.optimization.links import measured
 from swarm.optimization.live_calls import LiveCalls
 from swarm.optimization.messages import (
     Accepted,
@@ -304,7 +305,7 @@ class Leading:
 
     def _proposal(self, outcome: _Outcome, changes: Changes, following: Roster) -> Propose:
         history = self.closing.history
-        tokens, loss_sum = totals(outcome.committed)
+        (tokens, loss_sum), averaged = totals(outcome.committed), outcome.averaged
         record = CloseRecord(
             run=self.closing.rules.run,
             step=self.step,
@@ -317,11 +318,10 @@ class Leading:
             clip=outcome.apply.clip,
             lr=outcome.apply.lr,
             digests={str(part): value for part, value in outcome.digests.items()},
-            cursors=cursors(
-                history.head, outcome.committed, outcome.averaged, following, self.closing.rules.max_members
-            ),
+            cursors=cursors(history.head, outcome.committed, averaged, following, self.closing.rules.max_members),
             roster=following.members,
             absent=changes.absent,
+            links=measured(history.head, averaged, following),
             **self._lineage(),
             previous=history.head_hash,
         )
@@ -382,10 +382,9 @@ class Leading:
         """
         decide = self._decide
         assert decide is not None  # noqa: S101 - the step is decided
-        others = [peer for peer in self._roster.peers if peer != self.closing.calls.me]
-        there = [peer for peer in others if peer not in self.closing.liveness.gone]
-        await asyncio.gather(*(self._tell(peer, decide) for peer in there))
         me, timeout_s = self.closing.calls.me, self.closing.timeout_s()
+        there = [peer for peer in self._roster.peers if peer != me and peer not in self.closing.liveness.gone]
+        await asyncio.gather(*(self._tell(peer, decide) for peer in there))
         try:
             await self.closing.calls.ask(me, "step/1/decide", decide, Empty, timeout_s=timeout_s)
         except PeerError as error:
