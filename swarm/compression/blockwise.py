@@ -22,6 +22,9 @@ from swarm.models.spec import TensorSpec
 BLOCK = 256
 """Elements that share a scale."""
 
+_PIECE = 1 << 16
+"""Elements worked on at a time, whole blocks: what stays in a core's own cache."""
+
 _STEPS = 127
 _FLOAT = np.dtype("<f4")
 _SMALLEST = np.finfo(np.float32).smallest_normal
@@ -35,7 +38,7 @@ class BlockwiseInt8:
     shorter. Equal tensors give equal bytes on every machine, equal bytes equal tensors.
 
     What is not finite spoils its block's scale, so that every receiver refuses it, ``check_finite`` or not.
-    Cost: some 1 ms of CPU for a million elements, either way; a copy of the tensor in float32 meanwhile.
+    Cost: some 2 ms of CPU for a million elements to encode, half of it to decode; half a MiB beside the result.
     """
 
     name: str = "int8"
@@ -49,15 +52,11 @@ class BlockwiseInt8:
         if not tensor.is_floating_point():
             raise BugError(f"codec {self.name} cannot carry {tensor.dtype}")
         values: NDArray[Any] = tensor.detach().to(torch.float32).cpu().contiguous().view(-1).numpy()
-        count = _blocks(values.size)
-        wire = np.empty(count * _FLOAT.itemsize + values.size, dtype=np.uint8)
-        blocks = _padded(values, count).reshape(count, BLOCK)
-        scales = _scales(blocks)
-        wire[: scales.nbytes] = scales.view(np.uint8)
-        with np.errstate(invalid="ignore"):
-            steps = blocks / np.where(scales > 0, scales, np.inf)[:, None]
-            np.rint(steps, out=steps)
-            wire[scales.nbytes :].view(np.int8)[:] = steps.reshape(-1)[: values.size]
+        wire = np.empty(_blocks(values.size) * _FLOAT.itemsize + values.size, dtype=np.uint8)
+        scales, steps = _split(wire, values.size)
+        for start in range(0, values.size, _PIECE):
+            piece = slice(start, start + _PIECE)
+            _encode(values[piece], scales[start // BLOCK : (start + _PIECE) // BLOCK], steps[piece])
         return wire.data
 
     def decode(self, buffer: bytes | bytearray | memoryview, spec: TensorSpec, *, check_finite: bool = False) -> Tensor:
@@ -69,17 +68,16 @@ class BlockwiseInt8:
         view = memoryview(buffer).cast("B")
         if len(view) != self.wire_bytes(spec):
             raise Violation(f"{len(view)} bytes for {self.name} {spec.shape}: expected {self.wire_bytes(spec)}")
-        count = _blocks(spec.elements)
-        scales = np.frombuffer(view, dtype=_FLOAT, count=count)
-        steps = np.frombuffer(view, dtype=np.int8, offset=scales.nbytes)
+        scales, steps = _split(np.frombuffer(view, dtype=np.uint8), spec.elements)
         if not ((scales >= 0) & (scales <= _LARGEST)).all():
             raise Violation("a scale is not finite or out of range")
         if steps.size and steps.min() < -_STEPS:
             raise Violation("a step is out of range")
-        values = np.zeros(count * BLOCK, dtype=np.float32)
-        values[: steps.size] = steps
-        values.reshape(count, BLOCK)[...] *= scales[:, None]
-        return torch.from_numpy(values[: steps.size]).view(spec.shape).to(target)
+        values = np.empty(spec.elements, dtype=np.float32)
+        for start in range(0, values.size, _PIECE):
+            piece = slice(start, start + _PIECE)
+            _decode(steps[piece], scales[start // BLOCK : (start + _PIECE) // BLOCK], values[piece])
+        return torch.from_numpy(values).view(spec.shape).to(target)
 
 
 INT8 = BlockwiseInt8()
@@ -89,18 +87,31 @@ def _blocks(elements: int) -> int:
     return -(-elements // BLOCK)
 
 
-def _padded(values: NDArray[Any], count: int) -> NDArray[Any]:
-    if values.size == count * BLOCK:
-        return values
-    padded = np.zeros(count * BLOCK, dtype=np.float32)
-    padded[: values.size] = values
-    return padded
+def _split(wire: NDArray[Any], elements: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Views of the scales and of the steps."""
+    end = _blocks(elements) * _FLOAT.itemsize
+    return wire[:end].view(_FLOAT), wire[end:].view(np.int8)
 
 
-def _scales(blocks: NDArray[Any]) -> NDArray[Any]:
-    """One for each row; NaN where a value is not finite, 0 where all are too small."""
-    largest = np.maximum(blocks.max(axis=1), -blocks.min(axis=1))
-    scales = np.minimum(largest / np.float32(_STEPS), _LARGEST)
+def _encode(values: NDArray[Any], scales: NDArray[Any], steps: NDArray[Any]) -> None:
+    """Fill in one piece's scales and steps: NaN for a scale where a value is not finite, 0 where all are too small."""
+    if values.size % BLOCK:
+        values = np.concatenate([values, np.zeros(-values.size % BLOCK, dtype=np.float32)])
+    blocks = values.reshape(-1, BLOCK)
+    scratch = np.abs(blocks)
+    largest = scratch.max(axis=1)
+    np.minimum(largest / np.float32(_STEPS), _LARGEST, out=scales)
     scales[scales < _SMALLEST] = 0
     scales[~np.isfinite(largest)] = np.nan
-    return np.asarray(scales, dtype=_FLOAT)
+    with np.errstate(invalid="ignore"):
+        np.divide(blocks, np.where(scales > 0, scales, np.float32(np.inf))[:, None], out=scratch)
+        np.rint(scratch, out=scratch)
+        steps[:] = scratch.reshape(-1)[: steps.size]
+
+
+def _decode(steps: NDArray[Any], scales: NDArray[Any], values: NDArray[Any]) -> None:
+    values[:] = steps
+    whole = values.size // BLOCK * BLOCK
+    blocks = values[:whole].reshape(-1, BLOCK)
+    blocks *= scales[: len(blocks), None]
+    values[whole:] *= scales[len(blocks) :]

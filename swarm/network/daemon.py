@@ -192,6 +192,7 @@ def _arguments(config: DaemonConfig) -> list[str]:
         "connManager": 1,
         "autonat": int(not local),  # with it comes hole punching
         "natPortMap": int(config.port_map and not local),
+        "noise": 0,  # TLS 1.3 alone: AES where the processor has it, which takes less of it than Noise's ChaCha20
         "relay": 1,  # its streams may go over relayed connections
         "relayService": 0,  # swarm.network.relay serves instead
         "idleTimeout": "30s",  # ends by itself when we never attach

@@ -15,12 +15,13 @@ from typing import Any
 from tests.benchmarks._exchange_load import Case
 from tests.benchmarks._pipeline_worker import Worker
 
+OURS, HIVEMIND, HIVEMIND_TOLD = "ours", "hivemind", "hivemind told the size"
 FIGURES = ("exchange_s", "round_s", "wire_bytes", "extra_memory", "extra_daemon", "cpu_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """What one candidate did in one case: each figure's median over the rounds that succeeded.
+    """What one candidate did in one case: each figure's median over the rounds that succeeded, none without any.
 
     Seconds are the slowest member's, bytes and memory the largest member's, CPU is that of all members. ``error`` is
     the distance to the exact mean (:func:`error_of`), ``identical`` whether all members held the same bits each time.
@@ -34,42 +35,43 @@ class Found:
     identical: bool
     error: float
 
-    @property
-    def bytes_ratio(self) -> float:
-        """Bytes on the wire ÷ what must be sent."""
-        return self.figures["wire_bytes"] / self.case.least_bytes
+    def per(self, name: str, other: float | None = 1.0) -> float | None:
+        """A figure, or how many times ``other`` it is; None where either is not there."""
+        return self.figures[name] / other if self.figures and other else None
 
 
-@dataclass(slots=True)
-class Team:
-    """The members of one candidate."""
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What is measured in turns: a team, and what its orders to average say beside the round's number."""
 
     candidate: str
-    members: list[Worker]
+    members: tuple[Worker, ...]
+    order: Mapping[str, Any]
 
     async def round(self, number: int) -> list[dict[str, Any]]:
         """Everybody's answers. Raises RuntimeError when a member ends, as it does when its round fails."""
-        order: dict[str, Any] = {"round": number}
-        if self.candidate == "ours":
-            order["members"] = [member.hello["peer"] for member in self.members]
-        else:
-            await asyncio.gather(*(member.ask({"fill": True}) for member in self.members))
+        order = {"round": number, **self.order}
         return list(await asyncio.gather(*(member.ask(order) for member in self.members)))
 
 
 async def measure(case: Case, rounds: int) -> list[Found]:
-    """Both candidates, in turns; the first round of each warms up and is not counted."""
+    """All candidates, in turns; the first round of each warms up and is not counted."""
     with tempfile.TemporaryDirectory(prefix="ar-") as scratch:
-        async with contextlib.AsyncExitStack() as stack:
-            opened = (_ours(case, Path(scratch)), _hivemind(case, Path(scratch)))
-            teams = [await stack.enter_async_context(team) for team in opened]
-            heard: dict[str, list[list[dict[str, Any]]]] = {team.candidate: [] for team in teams}
+        async with _ours(case, Path(scratch)) as ours, _hivemind(case, Path(scratch)) as theirs:
+            turns = (
+                Turn(OURS, ours, {"members": [member.hello["peer"] for member in ours]}),
+                Turn(HIVEMIND, theirs, {"size": None}),
+                Turn(HIVEMIND_TOLD, theirs, {"size": case.peers}),
+            )
+            heard: dict[str, list[list[dict[str, Any]]]] = {turn.candidate: [] for turn in turns}
             for number in range(rounds + 1):
-                for team in teams:
-                    heard[team.candidate].append(await team.round(number))
-                    print(f"{case.name}, round {number}, {team.candidate}: {_short(heard[team.candidate][-1])}",
-                          file=sys.stderr, flush=True)  # fmt: skip
-            return [found(case, team.candidate, heard[team.candidate][1:], await _error(team, case)) for team in teams]
+                for turn in turns:
+                    answers = await turn.round(number)
+                    heard[turn.candidate].append(answers)
+                    line = f"{case.name}, round {number}, {turn.candidate}: {_short(answers)}"
+                    print(line, file=sys.stderr, flush=True)
+            errors = {members: await _error(members[0], case) for members in (ours, theirs)}
+            return [found(case, turn.candidate, heard[turn.candidate][1:], errors[turn.members]) for turn in turns]
 
 
 def found(case: Case, candidate: str, heard: Sequence[Sequence[Mapping[str, Any]]], error: float) -> Found:
@@ -79,10 +81,10 @@ def found(case: Case, candidate: str, heard: Sequence[Sequence[Mapping[str, Any]
     return Found(
         case=case,
         candidate=candidate,
-        figures={name: median(each[name] for each in folded) for name in FIGURES},
+        figures={name: median(each[name] for each in folded) for name in FIGURES} if folded else {},
         rounds=len(whole),
         failed=len(heard) - len(whole),
-        identical=all(len({answer["digest"] for answer in answers}) == 1 for answers in whole),
+        identical=bool(whole) and all(len({answer["digest"] for answer in answers}) == 1 for answers in whole),
         error=error,
     )
 
@@ -91,8 +93,8 @@ def _folded(answers: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {name: (sum if name == "cpu_s" else max)(answer[name] for answer in answers) for name in FIGURES}
 
 
-async def _error(team: Team, case: Case) -> float:
-    answer = await team.members[0].ask({"error": case.peers})
+async def _error(member: Worker, case: Case) -> float:
+    answer = await member.ask({"error": case.peers})
     return float(answer["error"])
 
 
@@ -101,7 +103,7 @@ def _short(answers: Sequence[Mapping[str, Any]]) -> str:
 
 
 @contextlib.asynccontextmanager
-async def _ours(case: Case, scratch: Path) -> AsyncIterator[Team]:
+async def _ours(case: Case, scratch: Path) -> AsyncIterator[tuple[Worker, ...]]:
     async with contextlib.AsyncExitStack() as stack:
         members = []
         for slot in range(case.peers):
@@ -111,11 +113,11 @@ async def _ours(case: Case, scratch: Path) -> AsyncIterator[Team]:
         addresses = {member.hello["peer"]: member.hello["addresses"] for member in members}
         for member in members:
             await member.ask({"meet": addresses})
-        yield Team("ours", members)
+        yield tuple(members)
 
 
 @contextlib.asynccontextmanager
-async def _hivemind(case: Case, scratch: Path) -> AsyncIterator[Team]:
+async def _hivemind(case: Case, scratch: Path) -> AsyncIterator[tuple[Worker, ...]]:
     async with contextlib.AsyncExitStack() as stack:
         members: list[Worker] = []
         for slot in range(case.peers):
@@ -123,7 +125,7 @@ async def _hivemind(case: Case, scratch: Path) -> AsyncIterator[Team]:
             arguments = (_home(scratch), str(slot), case.codec, str(case.peers), *known)
             members.append(await Worker.start("tests.benchmarks._exchange_hivemind", *arguments))
             stack.push_async_callback(members[-1].stop)
-        yield Team("hivemind", members)
+        yield tuple(members)
 
 
 def _home(scratch: Path) -> str:

@@ -1,7 +1,7 @@
 """One averager of hivemind in the benchmark ``allreduce``: ``_exchange_hivemind HOME SLOT CODEC PEERS ADDRESS …``.
 
-A stock ``DecentralizedAverager`` with its own processes, daemon and DHT; the addresses are those of members that are
-there. Its group is full with all members, so that its leader waits for nobody else; otherwise default settings.
+A stock ``DecentralizedAverager`` with its own processes, daemon and DHT, and default settings, but that no group is
+smaller than all members; the addresses are those of members that are there.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ class Averager(DecentralizedAverager):  # type: ignore[misc]
         await super()._run_allreduce_inplace_(*arguments, **options)
         self.exchange_s.value = time.monotonic() - began
 
+    async def _aim(self, size: int | None) -> None:
+        """Its leader waits for ``min_matchmaking_time``, or begins as soon as there are so many."""
+        self._matchmaking.target_group_size = size
+
     async def _touch(self) -> None:
         """Have the tensors in this process's memory, too."""
         for tensor in self._averaged_tensors:
@@ -74,11 +78,17 @@ class Member:
             for tensor, piece in zip(tensors, whole.split(ELEMENTS // TENSORS), strict=True):
                 tensor.copy_(piece)
 
-    def round(self) -> dict[str, Any]:
-        """``step`` as it comes, ``exchange_s`` without matchmaking. Raises whatever it raises."""
+    def round(self, size: int | None) -> dict[str, Any]:
+        """``step`` as it comes, ``exchange_s`` without matchmaking; ``members`` is 0 where it fails."""
+        self._fill()
+        self._averager._outer_pipe.send(("_aim", [size], {}))
         self._meter.begin()
         began = time.monotonic()
-        gathered = self._averager.step(timeout=TIMEOUT_S)
+        try:
+            members = len(self._averager.step(timeout=TIMEOUT_S))
+        except Exception as error:  # noqa: BLE001 - whatever its caller would get is a round that failed
+            members = 0
+            print(f"hivemind: {error!r}", file=sys.stderr)
         seconds = time.monotonic() - began
         used = self._meter.end()
         digest = hashlib.sha256(self._numbers().data).hexdigest()
@@ -86,17 +96,14 @@ class Member:
             "round_s": seconds,
             "exchange_s": self._averager.exchange_s.value,
             "digest": digest,
-            "members": len(gathered),
+            "members": members,
         }
 
     def obey(self, order: dict[str, Any]) -> dict[str, Any]:
         """Carry one out and answer."""
         match order:
-            case {"fill": True}:
-                self._fill()
-                return {}
-            case {"round": int()}:
-                return self.round()
+            case {"round": int(), "size": size}:
+                return self.round(size)
             case {"error": int(peers)}:
                 return {"error": error_of(self._numbers(), peers)}
         raise ValueError(f"an order that this member does not understand: {order}")
@@ -124,7 +131,6 @@ def main(home: str, slot: int, codec: str, peers: int, initial: Sequence[str]) -
         dht,
         start=True,
         prefix="allreduce",
-        target_group_size=peers,
         min_group_size=peers,
         compression=_CODECS[codec](),
     )

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tests.benchmarks.runner import Result
+from tests.benchmarks.runner import Cell, Result
 
 if TYPE_CHECKING:
     from tests.benchmarks._exchange_case import Found
@@ -21,15 +21,11 @@ TARGETS = {
     "extra_memory_ratio_target": 0.3,
 }
 _HEADLINE = "4 x float32"
+_FIGURES = ("exchange_s", "round_s", "wire_bytes", "extra_memory", "extra_daemon", "cpu_s")
 _COLUMNS = (
     "case",
     "candidate",
-    "exchange_s",
-    "round_s",
-    "bytes_ratio",
-    "extra_memory",
-    "extra_daemon",
-    "cpu_s",
+    *(name.replace("wire_bytes", "bytes_ratio") for name in _FIGURES),
     "identical",
     "error",
     "rounds",
@@ -57,43 +53,38 @@ def to_result(found: Sequence[Found], load_before: float) -> Result:
     return Result(columns=_COLUMNS, rows=[_row(each) for each in found], summary=summary, notes=_NOTES)
 
 
-def _figures(both: Sequence[Found]) -> dict[str, Any]:
-    by_name = {one.candidate: one for one in both}
-    ours, theirs = by_name["ours"], by_name["hivemind"]
-    return {
-        "ours_s": round(ours.figures["exchange_s"], 3),
-        "hivemind_s": round(theirs.figures["exchange_s"], 3),
-        "speedup_exchange": round(theirs.figures["exchange_s"] / ours.figures["exchange_s"], 2),
-        "speedup_round": round(theirs.figures["round_s"] / ours.figures["round_s"], 2),
-        "bytes_ratio": round(ours.bytes_ratio, 4),
-        "extra_memory_ratio": round(ours.figures["extra_memory"], 3),
-        "bit_identical": ours.identical,
+def _figures(all_of_case: Sequence[Found]) -> dict[str, Any]:
+    from tests.benchmarks._exchange_case import HIVEMIND, HIVEMIND_TOLD, OURS
+
+    by_name = {one.candidate: one for one in all_of_case}
+    ours, theirs, told = by_name[OURS], by_name[HIVEMIND], by_name[HIVEMIND_TOLD]
+    figures = {
+        "ours_s": ours.per("exchange_s"),
+        "hivemind_s": theirs.per("exchange_s"),
+        "speedup_exchange": theirs.per("exchange_s", ours.per("exchange_s")),
+        "speedup_round": theirs.per("round_s", ours.per("round_s")),
+        "speedup_round_told_the_size": told.per("round_s", ours.per("round_s")),
+        "bytes_ratio": ours.per("wire_bytes", ours.case.least_bytes),
+        "extra_memory_ratio": ours.per("extra_memory"),
     }
+    return {name: _rounded(value) for name, value in figures.items()} | {"bit_identical": ours.identical}
 
 
-def _row(one: Found) -> list[Any]:
-    figures = one.figures
-    return [
-        one.case.name,
-        one.candidate,
-        figures["exchange_s"],
-        figures["round_s"],
-        round(one.bytes_ratio, 4),
-        round(figures["extra_memory"], 3),
-        round(figures["extra_daemon"], 3),
-        figures["cpu_s"],
-        str(one.identical),
-        one.error,
-        one.rounds,
-        one.failed,
-    ]
+def _row(one: Found) -> list[Cell]:
+    figures = [one.per(name, one.case.least_bytes if name == "wire_bytes" else 1.0) for name in _FIGURES]
+    judged = [str(one.identical), one.error, one.rounds, one.failed]
+    return [one.case.name, one.candidate, *map(_rounded, figures), *judged]
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)
 
 
 _NOTES = (
     "own processes and daemons on loopback; candidates in turns, medians; seconds, bytes and memory of the slowest or "
     "largest member, CPU of all members with their daemons",
-    "round_s: ours from the roster (plan, enter, trade, sign-off); hivemind's from `step`, matchmaking included, its "
-    "group complete as soon as all members have asked, else default settings",
+    "round_s: ours from the roster (plan, enter, trade, sign-off); hivemind's all of `step` with default settings, "
+    "whose leader waits five seconds for who may come; told the size: it begins as soon as all are there",
     "exchange_s: hivemind's AllReduceRunner once the group is known; ours without the plan only, entering and "
     "sign-off included",
     "bytes_ratio: half of what a member's daemon wrote (it sends to others what it hands over to its peer), headers "
