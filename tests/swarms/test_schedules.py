@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 
 from swarm.averaging.schedules import SCHEDULES
-from swarm.events import DigestMismatch, RoundDone, StepClosed
-from tests.harness.faults import On, Strike
+from swarm.events import AttemptFailed, DigestMismatch, RoundDone, StepClosed
+from swarm.sim.world import run_world
+from tests.harness.faults import FaultPlan, On, Strike
 from tests.harness.faults_kinds import Kill
+from tests.harness.faults_memory import MemoryWorld
+from tests.harness.faults_messages import messages_told
+from tests.harness.invariants import check_run
 from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalSwarm
-from tests.swarms.story import live_through
+from tests.swarms.story import DONE
 
 SHAPE: dict[str, Any] = {
     "hosts": 4,
@@ -53,15 +57,21 @@ async def test_auto_chooses_alike_at_all_members_and_gives_the_same_weights(
     for event in swarm.events(RoundDone):
         assert event.schedule in SCHEDULES
         chosen.setdefault((event.step, event.part), set()).add((event.schedule, event.reason))
+        assert ("measured yet" if event.step == 1 else "expected") in event.reason
     assert all(len(each) == 1 for each in chosen.values()), chosen
 
 
 @pytest.mark.parametrize("schedule", ["ring", "halving", "butterfly"])
 def test_replica_killed_in_the_middle_of_a_round_voids_it_and_the_run_goes_on(tmp_path: Path, schedule: str) -> None:
     swarm = SimSwarm(tmp_path, averaging={"schedule": schedule}, may_fail=True, **SHAPE)
-    during = On(RoundDone, peer="host-1", where={"step": 2, "part": "stage-0"})
-    plan = live_through(swarm, tmp_path, Strike("death", during, Kill(("host-2",))), steps=4, timeout_s=600.0)
-    assert plan.counts == {"kill": 1}
+    strikes = Strike("death", On("asks averaging/1/chunk", peer="host-2", nth=5), Kill(("host-2",)))
+    with MemoryWorld(swarm) as world, messages_told(world):
+        plan = FaultPlan(strikes, world=world)
+        run_world(swarm.run(timeout_s=600.0))
+    plan.assert_fired()
+    assert {peer.outcome for name, peer in swarm.peers.items() if name != "host-2"} == {DONE}
+    check_run([tmp_path]).assert_sound()
+    assert swarm.events(AttemptFailed), "the round was void"
     last = [event for event in swarm.events(RoundDone) if event.step == 4 and event.part == "stage-0"]
     assert {(event.schedule, event.members) for event in last} == {(schedule, 3)}
     assert max(event.step for event in swarm.events(StepClosed)) == 4
