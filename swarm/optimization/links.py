@@ -19,8 +19,7 @@ def measured(before: CloseRecord, averaged: Mapping[PeerId, Averaged], following
 
     A member's latency is the middle of what the others of its part measured to it. Its bandwidth is what came from it
     at those that heard it, the middle times their number, for it sent to all of them at once; or what came to it from
-    the others, if that is less. So one that lies alone moves no other's, and little more than who does how much depends
-    on it: no result does.
+    the others, if that is less. So one that lies alone moves hardly anybody's link but its own.
     """
     known: dict[str, MeasuredLink] = {}
     for part in following.parts:

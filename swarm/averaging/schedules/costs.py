@@ -90,7 +90,8 @@ def seconds(routes: Routes, vector: Vector, links: Mapping[PeerId, Link]) -> flo
     asked = load(routes, vector)
     messages: Counter[PeerId] = Counter()
     for (caller, target), calls in asked.calls.items():
-        messages.update({caller: calls, target: calls})
+        messages[caller] += calls
+        messages[target] += calls
     chunk_bytes = min(vector.chunk_elements, -(-vector.elements // len(routes.roots))) * vector.item_bytes
     slowest = min(link.bytes_per_s for link in links.values())
     return (
@@ -105,15 +106,16 @@ def _busy_s(asked: Load, links: Mapping[PeerId, Link]) -> Iterator[float]:
     """How long each direction of each link, and each site's, carries bytes."""
     flows: Counter[tuple[str, str]] = Counter()
     rates: Counter[str] = Counter()
+    sites = {peer: f"site {link.site}" for peer, link in links.items()}
     for peer, link in links.items():
-        rates["site " + link.site] = max(rates["site " + link.site], link.bytes_per_s)
+        rates[sites[peer]] = max(rates[sites[peer]], link.bytes_per_s)
         rates[peer] = link.bytes_per_s
     for (source, target), count in asked.sent.items():
         flows["up", source] += count
         flows["down", target] += count
-        if links[source].site != links[target].site:
-            flows["up", "site " + links[source].site] += count
-            flows["down", "site " + links[target].site] += count
+        if sites[source] != sites[target]:
+            flows["up", sites[source]] += count
+            flows["down", sites[target]] += count
     for (_, way), count in flows.items():
         yield count / rates[way]
 
@@ -123,7 +125,7 @@ def _latency_s(routes: Routes, links: Mapping[PeerId, Link]) -> float:
     longest = 0.0
     for root in routes.roots:
         arrived: dict[PeerId, float] = {}
-        for peer in sorted(routes.members, key=lambda peer: routes.depth(peer, root)):
+        for peer in routes.downwards(root):
             parent = routes.parent(peer, root)
             arrived[peer] = 0.0 if parent is None else arrived[parent] + _hop_s(links[peer], links[parent])
         longest = max(longest, 2 * max(arrived.values()))

@@ -70,6 +70,10 @@ class Routes:
         """Hops from a member to where its tree ends."""
         return self._tree(root).depths[peer]
 
+    def downwards(self, root: PeerId) -> tuple[PeerId, ...]:
+        """All members, each after the one above it."""
+        return tuple(self._tree(root).depths)
+
     def weight(self, peer: PeerId, root: PeerId) -> int:
         """Σ weights of a member and all below it in the root's tree: of what it sends up."""
         return self._tree(root).weights[peer]
