@@ -156,7 +156,9 @@ class Membership:
                 me=around.endpoint.peer,
                 device=around.device,
                 settle=self._holding.settle,
-                average=Rounds(around, self._allreduce, self._deadline.seconds, self._observers.averaged),
+                average=Rounds(
+                    around, self._allreduce, self._deadline.seconds, self._observers.averaged, self._history
+                ),
                 cursor=self._holding.cursor,
                 left_out=lambda step, why: self._step_events.left_out(step, why),
             ),

@@ -6,12 +6,14 @@ from collections.abc import Awaitable, Callable
 
 import torch
 
+from peers.links import dial_only, links_of
 from peers.roles import Surroundings
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.plan import RoundKey, RoundResult
 from swarm.averaging.round import RoundCall, average, plan_rounds
 from swarm.averaging.strategies import STRATEGIES
 from swarm.ids import PartName
+from swarm.optimization.history import History
 from swarm.optimization.open_step import Round
 
 ROUND_SHARE = 0.8
@@ -23,13 +25,19 @@ Averaged = Callable[[PartName, int, torch.Tensor], Awaitable[None]]
 
 class Rounds:
     """See :class:`swarm.optimization.open_step.Average`. ``leader_waits_s`` is how long the leader waits; ``averaged``
-    is told of every mean (part, step, float32 on CPU)."""
+    is told of every mean (part, step, float32 on CPU). ``history`` ends with the record before the open step, which
+    says to all replicas alike what their links are."""
 
     def __init__(
-        self, around: Surroundings, allreduce: AllReduce, leader_waits_s: Callable[[], float], averaged: Averaged
+        self,
+        around: Surroundings,
+        allreduce: AllReduce,
+        leader_waits_s: Callable[[], float],
+        averaged: Averaged,
+        history: History,
     ) -> None:
         self._around, self._allreduce, self._leader_waits_s = around, allreduce, leader_waits_s
-        self._averaged = averaged
+        self._averaged, self._history = averaged, history
 
     async def __call__(self, wanted: Round, sums: torch.Tensor) -> RoundResult:
         """All rounds of our part's averaging. Raises RoundFailed."""
@@ -43,6 +51,9 @@ class Rounds:
             dtype="float64" if manifest.run.reproducible else "float32",
             codec=manifest.averaging.codec,
             seed=manifest.run.seed,
+            schedule=manifest.averaging.schedule,
+            links=links_of(self._history.head),
+            dial_only=dial_only(self._history.head),
         )
         plans = plan_rounds(call, STRATEGIES[manifest.averaging.closing_strategy], self._around.endpoint.peer)
         result = await average(self._allreduce, plans, sums, self._around.events)

@@ -188,6 +188,16 @@ def _check_averaging(manifest: Manifest) -> None:
             "float32 with run.reproducible = true: what is rounded on the way depends on who computed what",
             "Leave averaging.codec out, or set run.reproducible = false.",
         )
+    if averaging.schedule not in ("auto", "direct") and (
+        averaging.closing_strategy != "everyone" or averaging.codec != "float32"
+    ):
+        raise ConfigError(
+            "averaging.schedule",
+            averaging.schedule,
+            "direct or auto, unless strategy = everyone and codec = float32: what is rounded at each hop must be "
+            "rounded alike by all",
+            "Leave averaging.schedule out, or the other two.",
+        )
     if averaging.mode == "local" and manifest.run.reproducible:
         raise ConfigError(
             "run.reproducible",

@@ -300,7 +300,8 @@ class CutOff(Event):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundDone(Event):
     """A group's all-reduce ended here; ``round`` counts those that a step's averaging takes. The group had formed,
-    every member being in, ``formed_s`` after this one began it."""
+    every member being in, ``formed_s`` after this one began it. ``schedule`` is the way that sums travelled, ``reason``
+    why that one."""
 
     step: int
     part: PartName
@@ -310,6 +311,8 @@ class RoundDone(Event):
     seconds: float
     round: int = 0
     formed_s: float = 0.0
+    schedule: str = "direct"
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ import torch
 
 from swarm.averaging.exchange import Exchange, Means, Run
 from swarm.averaging.inbox import Inbox
-from swarm.averaging.messages import ABORT, AGREE, CHUNK, ENTER, Abort, Agreement, ChunkRequest, RoundMessage
+from swarm.averaging.messages import ABORT, AGREE, CHUNK, ENTER, STAY, Abort, Agreement, ChunkRequest, RoundMessage
 from swarm.averaging.plan import RoundKey, RoundPlan, RoundResult
 from swarm.averaging.reducers import Floats, Reducer, weighted_mean
 from swarm.clock import Clock
@@ -43,8 +43,9 @@ class _Ended:
 
 
 class AllReduce:
-    """Mount it on the endpoint, then :meth:`reduce`. Protocol: one call per chunk and pair of members, whose answer is
-    the result; then everybody tells everybody the digest of what it holds, and nobody returns before all agree.
+    """Mount it on the endpoint, then :meth:`reduce`. Protocol: one call per chunk and pair that the schedule joins,
+    whose answer is the result; then everybody tells everybody the digest of what it holds, and nobody returns before
+    all agree.
 
     Messages of a round are let in from :meth:`expect` (or :meth:`reduce`) on; before it the sender is told Busy and
     comes again until its deadline, after the round's end it is Refused. One event loop; numbers are worked on in
@@ -68,6 +69,7 @@ class AllReduce:
         """See :class:`~swarm.network.protocols.Service`."""
         return (
             Method(name=ENTER, request=RoundMessage, handle=self._let_in),
+            Method(name=STAY, request=RoundMessage, handle=self._stay),
             Method(name=CHUNK, request=ChunkRequest, handle=self._chunk, admit=self._admit_chunk),
             Method(name=AGREE, request=Agreement, handle=self._agree),
             Method(name=ABORT, request=Abort, handle=self._abort),
@@ -133,6 +135,7 @@ class AllReduce:
             contributors=plan.contributors,
             bytes_sent=exchange.bytes_sent,
             formed_s=exchange.formed_s,
+            heard=inbox.meter.heard(),
             seconds=self._means.clock.monotonic() - began,
         )
 
@@ -199,15 +202,27 @@ class AllReduce:
     # --- what others ask ---------------------------------------------------------------------------------------------
 
     def _admit_chunk(self, caller: PeerId, request: ChunkRequest, payload_bytes: int) -> None:
-        self._inbox_of(request).admit(caller, request, payload_bytes)
+        inbox = self._inbox_of(request)
+        inbox.admit(caller, request, payload_bytes)
+        inbox.meter.begins(caller, payload_bytes, self._means.clock.monotonic())
 
     async def _let_in(self, request: Request) -> Answer:
         self._inbox_of(request.body).admit_member(request.caller, request.body.plan)
         return Answer(Empty())
 
+    async def _stay(self, request: Request) -> Answer:
+        message: RoundMessage = request.body
+        ended = self._ended.get(message.key)
+        if ended is None or not ended.digest:
+            inbox = self._inbox_of(message)
+            inbox.admit_member(request.caller, message.plan)
+            await inbox.wait_traded()
+        return Answer(Empty())
+
     async def _chunk(self, request: Request) -> Answer:
         # Admitted again: the transport may not ask about an empty payload, and the round may have ended meanwhile.
         inbox = self._inbox_of(request.body)
+        inbox.meter.arrived(request.caller, len(request.payload), self._means.clock.monotonic())
         inbox.admit(request.caller, request.body, len(request.payload))
         return Answer(Empty(), await inbox.answer(request.caller, request.body, request.payload))
 

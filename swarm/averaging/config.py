@@ -32,11 +32,14 @@ class AveragingConfig(Section):
     ``strategy`` says who mixes with whom between two synchronisations, which are always of all.
     ``codec``: numbers as they are, or (``int8``) rounded to 8 bits on the way to the reducer and on the way back, for a
     quarter of the bytes; every replica gets the same bits either way.
+    ``schedule`` is the way that sums travel; ``auto`` chooses it in each step from what was measured of the links, so
+    that with float32 sums, which trees round at each hop, two runs of one manifest may differ in the last bit.
     """
 
     mode: Literal["sync", "local"] = "sync"
     strategy: Literal["everyone", "grid", "butterfly-groups", "random", "push-sum"] = "everyone"
     codec: WireCodec = "float32"
+    schedule: Literal["auto", "direct", "ring", "tree", "halving", "butterfly"] = "direct"
     local: LocalConfig = LocalConfig()
 
     @property

@@ -1,19 +1,20 @@
-"""One member's side of one round: trade every chunk, reduce one's own, agree on the whole."""
+"""One member's side of one round: trade every chunk, add up what comes here, agree on the whole."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from swarm.averaging.inbox import Inbox
-from swarm.averaging.messages import AGREE, CHUNK, ENTER, Agreement, ChunkRequest, RoundMessage
+from swarm.averaging.messages import AGREE, CHUNK, ENTER, STAY, Agreement, ChunkRequest, RoundMessage
 from swarm.averaging.output import Output
 from swarm.averaging.partition import Chunk
 from swarm.averaging.plan import RoundPlan
 from swarm.averaging.reducers import Floats, Reducer
+from swarm.averaging.wire import WireType
 from swarm.clock import Clock
 from swarm.errors import Busy, DeadlineMissed, PeerError, RoundFailed, Violation
 from swarm.ids import PeerId
@@ -51,10 +52,12 @@ class Means:
 class Exchange:
     """Carries a round out at this member. ``local`` is its vector of sums, (elements,) in the plan's dtype, or None.
 
-    The answer to a member's sum of a chunk *is* that chunk's result, so reduce-scatter and all-gather are one call per
-    chunk and pair, results wait in the output vector until asked for, and back-pressure needs nothing else: whoever
-    has a window of unanswered chunks at a reducer sends no more. All members go through a part in the same order, so
-    the lowest unanswered chunk is always within everybody's window and the round cannot lock up.
+    Each part has a tree (:mod:`swarm.averaging.schedules`). A member adds the sums of those below it to its own and
+    asks the one above with it; the answer to a sum of a chunk *is* that chunk's result, which it passes on to those
+    below. So reduce-scatter and all-gather are one call per chunk and pair, results wait in the output vector until
+    asked for, and back-pressure needs nothing else: whoever has a window of unanswered chunks of a part at a member
+    sends no more of it. Windows are a part's own, and all its members go through it in the same order, so its lowest
+    unanswered chunk is always within everybody's window and the round cannot lock up.
     """
 
     def __init__(self, means: Means, inbox: Inbox, local: Floats | None) -> None:
@@ -65,6 +68,7 @@ class Exchange:
         self._began = means.clock.monotonic()
         self._ends_at = self._began + self._plan.timeout_s
         self._asking: Counter[PeerId] = Counter()
+        self._entered: dict[PeerId, asyncio.Task[memoryview]] = {}
         self._bytes_asked = 0
         self.formed_s = 0.0
         self.output = Output(self._plan)
@@ -82,41 +86,94 @@ class Exchange:
         """
         async with asyncio.TaskGroup() as guards:
             ends = guards.create_task(self._expire()), guards.create_task(self._inbox.wait_failure())
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._reduce_own())
-                for peer in self._others:
-                    tasks.create_task(self._trade_with(peer))
+            await self._trade(guards)
             digest = self.output.digest()
             await self._agree(digest)
             for guard in ends:
                 guard.cancel()
         return digest
 
-    async def _trade_with(self, peer: PeerId) -> None:
-        """Everything between us and one member. Asking first whether it is in spares the bytes it would refuse, and
-        finds a dead observer before the work is done."""
-        await self._ask(peer, ENTER, RoundMessage.of(self._plan))
+    async def _trade(self, guards: asyncio.TaskGroup) -> None:
+        """Until we hold every chunk's result. Asking everybody first whether it is in spares the bytes it would refuse,
+        and finds a dead observer before the work is done."""
+        question = RoundMessage.of(self._plan)
+        async with asyncio.TaskGroup() as tasks:
+            for peer in self._others:
+                self._entered[peer] = tasks.create_task(self._enter(peer, question))
+            if self._others:
+                guards.create_task(self._stay_with(self._next()))
+            for root in self._plan.routes.roots:
+                tasks.create_task(self._trade_part(root))
+        self._inbox.traded()
+
+    async def _enter(self, peer: PeerId, question: RoundMessage) -> memoryview:
+        answer = await self._ask(peer, ENTER, question)
         self.formed_s = self._means.clock.monotonic() - self._began  # the last one's stays
-        chunks = iter(self._plan.chunks_of(peer))
+        return answer
+
+    def _next(self) -> PeerId:
+        members = self._plan.members
+        return members[(members.index(self._me) + 1) % len(members)]
+
+    async def _stay_with(self, peer: PeerId) -> None:
+        """Have a call open to a member until it has its result: who only sends sums may have no other, and its death
+        would show at the deadline."""
+        await self._entered[peer]
+        await self._ask(peer, STAY, RoundMessage.of(self._plan))
+
+    async def _trade_part(self, root: PeerId) -> None:
+        """Everything of one part, in lanes: each takes the next chunk that no other took, until there is none. At the
+        root, which waits for all others, one is enough."""
+        place = self._inbox.place
+        for peer in place.asks(root):
+            await self._entered[peer]
+        mine = self._plan.chunks_of(root)
+        work = self._pass_on if place.parent(root) else self._swap if place.levels else self._finish
+        chunks = iter(mine)
         async with asyncio.TaskGroup() as lanes:
-            for _ in range(min(self._plan.window, len(self._plan.chunks_of(peer)))):
-                lanes.create_task(self._trade(peer, chunks))
+            for _ in range(min(self._plan.window if place.asks(root) else 1, len(mine))):
+                lanes.create_task(self._lane(chunks, work))
 
-    async def _trade(self, peer: PeerId, chunks: Iterator[Chunk]) -> None:
-        """One lane of a window: the next chunk that no other lane took, until there is none."""
+    async def _lane(self, chunks: Iterator[Chunk], work: Callable[[Chunk], Awaitable[memoryview]]) -> None:
         for chunk in chunks:
-            question = ChunkRequest.of(self._plan, index=chunk.index, weight=self._plan.weights[self._me])
-            payload = await self._encoded(chunk)
-            encoded = await self._ask(peer, CHUNK, question, payload, self.output.bytes_of(chunk))
-            await self._off_loop(chunk, self.output.store, chunk, encoded)
+            self._inbox.publish(chunk, await work(chunk))
 
-    async def _reduce_own(self) -> None:
-        plan = self._plan
-        for chunk in plan.chunks_of(self._me):
-            sums = await self._inbox.wait_sums(chunk)
-            if plan.weights[self._me]:
-                sums[self._me] = await self._encoded(chunk)
-            self._inbox.publish(chunk, await self._off_loop(chunk, self._reduce, chunk, sums))
+    async def _pass_on(self, chunk: Chunk) -> memoryview:
+        """Ask the member above with the sum of our own and of all below us: the chunk's result."""
+        root, place = self._plan.reducer(chunk), self._inbox.place
+        parent, sums = place.parent(root), await self._sums(chunk)
+        assert parent is not None  # noqa: S101 - else it would be reduced here
+        payload: Payload = sums.get(self._me, b"")
+        if sums.keys() - {self._me}:
+            payload = await self._off_loop(chunk, self._added, chunk, sums)
+        question = ChunkRequest.of(self._plan, index=chunk.index, weight=place.weight(root, 0))
+        encoded = await self._ask(parent, CHUNK, question, payload, self.output.bytes_of(chunk))
+        return await self._off_loop(chunk, self.output.store, chunk, encoded, parent)
+
+    async def _finish(self, chunk: Chunk) -> memoryview:
+        """Add up all sums: the chunk's result."""
+        return await self._off_loop(chunk, self._reduce, chunk, await self._sums(chunk))
+
+    async def _swap(self, chunk: Chunk) -> memoryview:
+        """Trade with one member after the other, each of whom adds up the same: the chunk's result."""
+        place, root = self._inbox.place, self._plan.reducer(chunk)
+        sums = await self._sums(chunk)
+        async with asyncio.TaskGroup() as asked:
+            for level, partner in enumerate(place.asks(root), start=1):
+                own = await self._off_loop(chunk, self._added, chunk, sums)
+                question = ChunkRequest.of(self._plan, index=chunk.index, weight=place.weight(root, level), level=level)
+                asked.create_task(self._ask(partner, CHUNK, question, own))
+                sums = await self._inbox.wait_sums(chunk, level)
+                if own:
+                    sums[self._me] = own
+        return await self._off_loop(chunk, self._reduce, chunk, sums)
+
+    async def _sums(self, chunk: Chunk) -> dict[PeerId, Payload]:
+        """Those of a chunk that come here, our own with them."""
+        sums = await self._inbox.wait_sums(chunk)
+        if self._plan.weights[self._me]:
+            sums[self._me] = await self._encoded(chunk)
+        return sums
 
     async def _encoded(self, chunk: Chunk) -> Payload:
         """Our sum of a chunk as any reducer gets it, we ourselves too: whoever reduces, the bits are the same."""
@@ -125,10 +182,20 @@ class Exchange:
         values, wire = self._local[chunk.start : chunk.stop], self._plan.sums_wire
         return wire.encode(values) if wire.exact else await self._off_loop(chunk, wire.encode, values)
 
-    def _reduce(self, chunk: Chunk, encoded: dict[PeerId, Payload]) -> memoryview:
-        plan = self._plan
+    def _reduce(self, chunk: Chunk, sums: Mapping[PeerId, Payload]) -> memoryview:
+        result = self._total(chunk, sums, self._plan.divisor, self._plan.result_dtype)
+        return self.output.settle(chunk, result)
+
+    def _added(self, chunk: Chunk, sums: Mapping[PeerId, Payload]) -> Payload:
+        """As one more sum for somebody else; nothing of nothing."""
+        if not sums:
+            return b""
+        return self._plan.sums_wire.encode(self._total(chunk, sums, 1, self._plan.dtype))
+
+    def _total(self, chunk: Chunk, encoded: Mapping[PeerId, Payload], divisor: int, dtype: WireType) -> Floats:
         sums = {peer: self._decoded(peer, chunk, payload) for peer, payload in encoded.items()}
-        return self.output.settle(chunk, self._means.reducer(sums, plan.contributors, plan.divisor, plan.result_dtype))
+        order = [peer for peer in self._plan.members if peer in sums]
+        return self._means.reducer(sums, order, divisor, dtype)
 
     def _decoded(self, peer: PeerId, chunk: Chunk, payload: Payload) -> Floats:
         try:
@@ -157,7 +224,7 @@ class Exchange:
     ) -> memoryview:
         """Ask a member until it is no longer busy. Raises RoundFailed naming it."""
         pause_s = FIRST_PAUSE_S
-        self._asking[peer] += 1
+        self._asking[peer] += method != STAY  # who is not answered to that owes nothing
         while True:
             try:
                 return await self._call(peer, method, message, payload, max_reply_bytes)
@@ -176,10 +243,13 @@ class Exchange:
         if timeout_s <= 0:
             raise DeadlineMissed("the round's time is over", peer=peer)
         self._bytes_asked += len(payload)
+        began = self._means.clock.monotonic()
         _, encoded = await self._means.endpoint.call(
             peer, method, message, Empty, timeout_s=timeout_s, payload=payload, max_reply_bytes=max_reply_bytes
         )
-        self._asking[peer] -= 1
+        self._asking[peer] -= method != STAY
+        if method == ENTER:
+            self._inbox.meter.answered(peer, self._means.clock.monotonic() - began)
         return encoded
 
     async def _off_loop(self, chunk: Chunk, work: Callable[..., T], *args: object) -> T:
@@ -196,7 +266,7 @@ class Exchange:
         raise self._overdue()
 
     def _overdue(self) -> RoundFailed:
-        """The deadline's failure. Blames whoever owes us a sum; a reducer that owes an answer may itself be waiting."""
+        """The deadline's failure. Blames whoever owes us a sum of its own; all others may themselves be waiting."""
         owing = self._inbox.missing_sums()
         if owing:
             return RoundFailed(f"no sum in {self._plan.timeout_s:.3g} s", peer=owing[0])

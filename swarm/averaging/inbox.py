@@ -1,4 +1,4 @@
-"""Everything the other members said in one round: their sums of our part, their agreement, their giving up."""
+"""Everything the other members said in one round: their sums of what we add up, their agreement, their giving up."""
 
 from __future__ import annotations
 
@@ -7,17 +7,23 @@ from collections import Counter
 from collections.abc import Callable
 
 from swarm.averaging.messages import ChunkRequest
+from swarm.averaging.meter import Meter
 from swarm.averaging.partition import Chunk
+from swarm.averaging.place import Place
 from swarm.averaging.plan import RoundPlan
 from swarm.errors import Busy, Refused, RoundFailed, Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Payload
 
+_Topic = tuple[int, int]
+"""A chunk's index and a level."""
+
 
 class Inbox:
     """What arrived for one round, from the moment it is expected until it is over. For one event loop, no I/O.
 
-    Holds at most ``plan.window`` unreduced chunks of each contributor; a sum sent twice counts once, the first.
+    Holds at most ``plan.window`` unreduced chunks of a part from each that is below us in its tree, and twice as many
+    of who trades with us; a sum sent twice counts once, the first.
     Whoever waits here is woken when the round ends, whichever way.
     """
 
@@ -26,11 +32,12 @@ class Inbox:
         self.failure: RoundFailed | None = None
         self.agreements: dict[PeerId, str] = {}
         self.bytes_answered = 0
-        self._senders = frozenset(plan.contributors) - {me}
-        self._mine: dict[int, Chunk] = {chunk.index: chunk for chunk in plan.chunks_of(me)}
-        self._sums: dict[int, dict[PeerId, Payload]] = {}
-        self._held: Counter[PeerId] = Counter()
-        self._taken: set[int] = set()
+        self.place = Place(plan, me)
+        self.meter = Meter()
+        self._sums: dict[_Topic, dict[PeerId, Payload]] = {}
+        self._held: Counter[tuple[PeerId, int, int]] = Counter()
+        self._taken: set[_Topic] = set()
+        self._traded = False
         self._results: dict[int, memoryview] = {}
         self._changed: dict[object, asyncio.Event] = {}
 
@@ -40,16 +47,19 @@ class Inbox:
         Raises Busy when it has more chunks unreduced here than its window allows.
         """
         self.admit_member(caller, request.plan)
-        weight = self.plan.weights[caller]
-        chunk = self._mine.get(request.index)
+        if request.index >= len(self.plan.chunks):
+            raise Violation(f"there is no chunk {request.index}", peer=caller)
+        chunk = self.plan.chunks[request.index]
+        weight = self.place.station(chunk, request.level).weights.get(caller)
+        if weight is None:
+            raise Violation(f"chunk {request.index} is not reduced here for it", peer=caller)
         if request.weight != weight:
             raise Violation(f"claims weight {request.weight}, the ledger says {weight}", peer=caller)
-        if chunk is None or caller == self.me:
-            raise Violation(f"chunk {request.index} is not reduced here", peer=caller)
         expected = self.plan.sums_wire.bytes_of(chunk.elements) if weight else 0
         if payload_bytes != expected:
             raise Violation(f"chunk {request.index} has {payload_bytes} bytes, not {expected}", peer=caller)
-        if self._is_new(caller, request.index) and self._held[caller] >= self.plan.window:
+        held = self._held[caller, chunk.rank, request.level]
+        if self._is_new(caller, request) and held >= self.plan.window * (2 if request.level else 1):
             raise Busy("that is more than the window")
 
     def admit_member(self, caller: PeerId, plan_digest: str) -> None:
@@ -61,15 +71,18 @@ class Inbox:
             raise Refused(f"round {self.plan.key} is planned differently here")
 
     async def answer(self, caller: PeerId, request: ChunkRequest, payload: memoryview) -> memoryview:
-        """Hold an admitted sum and wait for the chunk's result, as bytes that must not change before the round ends.
+        """Hold an admitted sum and wait for the chunk's result, as bytes that must not change before the round ends; a
+        trade waits for nothing.
 
         Raises Refused when the round fails meanwhile. Cancelling forgets the question, not the sum.
         """
-        if payload and self._is_new(caller, request.index):
-            sums = self._sums.setdefault(request.index, {})
-            sums[caller] = payload
-            self._held[caller] += 1
-            self._wake(request.index)
+        topic = request.index, request.level
+        if payload and self._is_new(caller, request):
+            self._sums.setdefault(topic, {})[caller] = payload
+            self._held[caller, self.plan.chunks[request.index].rank, request.level] += 1
+            self._wake(topic)
+        if request.level:
+            return memoryview(b"")
         await self._wait(("result", request.index), lambda: request.index in self._results)
         self._refuse_if_void()
         encoded = self._results[request.index]
@@ -90,18 +103,33 @@ class Inbox:
         for topic in list(self._changed):
             self._wake(topic)
 
-    async def wait_sums(self, chunk: Chunk) -> dict[PeerId, Payload]:
-        """All other contributors' sums of one chunk of our part, encoded; they are let go here. Raises RoundFailed."""
-        await self._wait(chunk.index, lambda: self._sums.get(chunk.index, {}).keys() >= self._senders)
+    async def wait_sums(self, chunk: Chunk, level: int = 0) -> dict[PeerId, Payload]:
+        """All sums of one chunk that are due at a level, encoded; they are let go here. Raises RoundFailed."""
+        topic, due = (chunk.index, level), self.place.station(chunk, level).due
+        await self._wait(topic, lambda: self._sums.get(topic, {}).keys() >= due)
         self.raise_failure()
-        self._taken.add(chunk.index)
-        return self._sums.pop(chunk.index, {})
+        self._taken.add(topic)
+        if level:
+            self._let_in(chunk, level)
+        return self._sums.pop(topic, {})
 
     def publish(self, chunk: Chunk, encoded: memoryview) -> None:
         """Answer those who wait for a chunk's result, and let their next ones in. ``encoded`` must stay as it is."""
-        self._results[chunk.index] = encoded
-        self._held.subtract(self._senders)
-        self._wake(("result", chunk.index))
+        if self.place.asked(chunk):
+            self._results[chunk.index] = encoded
+            self._let_in(chunk, 0)
+            self._wake(("result", chunk.index))
+
+    def traded(self) -> None:
+        """We hold the whole result, and nobody needs to stay with us any longer."""
+        self._traded = True
+        self._wake("traded")
+
+    async def wait_traded(self) -> None:
+        """Until we hold the whole result. Raises Refused when the round fails before."""
+        await self._wait("traded", lambda: self._traded)
+        if not self._traded:
+            self._refuse_if_void()
 
     async def wait_signed(self, result: str) -> None:
         """Until we signed the same result ourselves. Raises Refused when the round fails meanwhile or ours differs."""
@@ -129,19 +157,29 @@ class Inbox:
             raise RoundFailed(self.failure.reason, peer=self.failure.peer)
 
     def missing_sums(self) -> tuple[PeerId, ...]:
-        """Contributors whose sum of the first unreduced chunk of our part has not come, in rank order."""
-        for index in self._mine:
-            if index not in self._taken:
-                there = self._sums.get(index, {})
-                return tuple(peer for peer in self.plan.contributors if peer in self._senders and peer not in there)
+        """Whose sum of the first chunk of a part that we have not added up is missing, in rank order: only those who
+        need not wait for others themselves."""
+        seen: set[int] = set()
+        for chunk in self.plan.chunks:
+            if chunk.rank in seen or (chunk.index, 0) in self._taken:
+                continue
+            seen.add(chunk.rank)
+            owing = self.place.blamed(chunk) - self._sums.get((chunk.index, 0), {}).keys()
+            if owing:
+                return tuple(peer for peer in self.plan.members if peer in owing)
         return ()
 
     def _refuse_if_void(self) -> None:
         if self.failure is not None:
             raise Refused(f"round {self.plan.key} is void: {self.failure}")
 
-    def _is_new(self, caller: PeerId, index: int) -> bool:
-        return index not in self._taken and caller in self._senders and caller not in self._sums.get(index, {})
+    def _is_new(self, caller: PeerId, request: ChunkRequest) -> bool:
+        topic = request.index, request.level
+        return topic not in self._taken and caller not in self._sums.get(topic, {})
+
+    def _let_in(self, chunk: Chunk, level: int) -> None:
+        for peer in self.place.station(chunk, level).due:
+            self._held[peer, chunk.rank, level] -= 1
 
     async def _wait(self, topic: object, reached: Callable[[], bool]) -> None:
         while not reached() and self.failure is None:

@@ -12,6 +12,7 @@ from swarm.schema import Count, DigestField, Message, PartField
 
 ENTER = "averaging/1/enter"
 CHUNK = "averaging/1/chunk"
+STAY = "averaging/1/stay"
 AGREE = "averaging/1/agree"
 ABORT = "averaging/1/abort"
 
@@ -19,7 +20,8 @@ ABORT = "averaging/1/abort"
 class RoundMessage(Message):
     """Names the round; ``plan`` is the digest of the sender's plan, so that nobody averages under two plans.
 
-    By itself it asks: "Are you in?" The answer is Empty as soon as the round is expected there, Busy before.
+    By itself it asks: "Are you in?", and is answered Empty as soon as the round is expected there, Busy before; or
+    "Stay with me", and is answered when the receiver has the whole result: until then its death is known at once.
     """
 
     step: Count
@@ -40,11 +42,13 @@ class RoundMessage(Message):
 
 
 class ChunkRequest(RoundMessage):
-    """ "Here is my sum of this chunk, give me its mean." The payload is the sum (empty when ``weight`` is 0), the
-    answer's payload what the plan gives. ``weight`` is a claim, checked against the plan and never used."""
+    """ "Here is my sum of this chunk, with those of all below me: give me its result." The payload is the sum (empty
+    when ``weight`` is 0), the answer's payload what the plan gives. ``weight`` is a claim, checked against the plan and
+    never used. A ``level`` above 0 is a trade of sums instead: the answer is empty, and comes at once."""
 
     index: Count
     weight: Count
+    level: Annotated[int, Field(ge=0, le=64)] = 0
 
 
 class Agreement(RoundMessage):

@@ -13,7 +13,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
+from swarm.averaging.meter import Heard
 from swarm.averaging.partition import CHUNK_ELEMENTS, Chunk, cut
+from swarm.averaging.schedules import SCHEDULES, ScheduleName
+from swarm.averaging.schedules.limits import MOST_PARTS
+from swarm.averaging.schedules.routes import Routes
 from swarm.averaging.wire import Wire, WireCodec, WireType, wire_of
 from swarm.errors import BugError
 from swarm.ids import PartName, PeerId
@@ -21,7 +25,7 @@ from swarm.ids import PartName, PeerId
 Gives = Literal["mean", "sum"]
 
 MIN_WINDOW, MAX_WINDOW = 2, 16
-"""Chunks in flight per pair of members. Two overlap one chunk's link time with the other's reduction; sixteen
+"""Chunks of a part in flight per pair of members. Two overlap one chunk's link time with the other's reduction; sixteen
 (4 MiB) fill a 300 Mbit/s link at 100 ms round trip."""
 
 WINDOW_SHARE = 0.1
@@ -51,7 +55,8 @@ class RoundPlan:
     (0 or absent: none); without any, the members with weight > 0 reduce equal parts, so that an observer, whom nobody
     has reason to trust yet, computes nothing for others. ``dtype`` is that of the sums. It ``gives`` their weighted
     mean in float32, or their sum in ``dtype`` for another round to go on with. ``codec`` says how both travel: float32
-    as they are, whatever the type; int8 rounded to 8 bits. ``aligned`` cuts parts between chunks, so that groups of
+    as they are, whatever the type; int8 rounded to 8 bits, once, so that only ``direct`` will do. ``schedule`` is the
+    way that sums travel, for a ``reason`` in words. ``aligned`` cuts parts between chunks, so that groups of
     other sizes name the same result by the same digest and norm. ``timeout_s`` counts from the local start and need
     not be the same everywhere.
     Raises BugError for a plan that cannot be carried out.
@@ -68,6 +73,8 @@ class RoundPlan:
     chunk_elements: int = CHUNK_ELEMENTS
     gives: Gives = "mean"
     aligned: bool = False
+    schedule: ScheduleName = "direct"
+    reason: str = ""
 
     def __post_init__(self) -> None:
         if not self.members or len(set(self.members)) != len(self.members):
@@ -80,7 +87,8 @@ class RoundPlan:
             raise BugError(f"round {self.key}: no member reduces anything")
         if self.elements < 0 or self.chunk_elements < 1 or not self.timeout_s > 0:
             raise BugError(f"round {self.key}: elements, chunk size and time-out must be positive")
-        wire_of(self.codec, self.dtype)
+        if not wire_of(self.codec, self.dtype).exact and self.schedule != "direct":
+            raise BugError(f"round {self.key}: {self.codec} would be rounded again at each hop of {self.schedule}")
         object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
         object.__setattr__(self, "shares", MappingProxyType(dict(self.shares)))
 
@@ -117,14 +125,23 @@ class RoundPlan:
     @cached_property
     def chunks(self) -> tuple[Chunk, ...]:
         """All chunks of the vector, in its order; a chunk's ``rank`` is its reducer's place in ``members``."""
-        shares = [self._share(peer) for peer in self.members]
+        shares = [self.routes.roots.get(peer, 0) for peer in self.members]
         return cut(self.elements, shares, self.chunk_elements, aligned=self.aligned)
 
     @cached_property
+    def routes(self) -> Routes:
+        """Who sends what to whom."""
+        shares = {peer: self._share(peer) for peer in self.members}
+        return Routes(SCHEDULES[self.schedule], self.members, self.weights, shares, self.key.step)
+
+    @cached_property
     def window(self) -> int:
-        """How many chunks each pair of members may have in flight, so that memory stays a fraction of the vector."""
+        """How many chunks of a part each pair of members may have in flight, so that memory stays a fraction of the
+        vector, and a pair's calls within what may be open."""
         held_bytes = len(self.members) * self.chunk_elements * self.item_bytes
-        return max(MIN_WINDOW, min(MAX_WINDOW, int(WINDOW_SHARE * self.elements * self.item_bytes / held_bytes)))
+        room = int(WINDOW_SHARE * self.elements * self.item_bytes / held_bytes)
+        most = MAX_WINDOW if self.schedule == "direct" else 2 * MOST_PARTS // len(self.routes.roots)
+        return max(MIN_WINDOW, min(MAX_WINDOW, most, room))
 
     @property
     def item_bytes(self) -> int:
@@ -133,7 +150,7 @@ class RoundPlan:
 
     @cached_property
     def digest(self) -> str:
-        """Hex sha256 of all that members must agree on: everything but the time-out."""
+        """Hex sha256 of all that members must agree on: everything but the time-out and the reason."""
         agreed = [
             self.key,
             self.members,
@@ -145,11 +162,12 @@ class RoundPlan:
             self.chunk_elements,
             self.gives,
             self.aligned,
+            self.schedule,
         ]
         return hashlib.sha256(json.dumps(agreed, separators=(",", ":")).encode()).hexdigest()
 
     def reducer(self, chunk: Chunk) -> PeerId:
-        """Who reduces a chunk."""
+        """The root of a chunk's tree: who reduces it."""
         return self.members[chunk.rank]
 
     def chunks_of(self, peer: PeerId) -> tuple[Chunk, ...]:
@@ -163,12 +181,13 @@ class RoundPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoundResult:
-    """What a round gave, bit for bit the same at every member but for ``bytes_sent`` and the seconds.
+    """What a round gave, bit for bit the same at every member but for ``bytes_sent``, ``heard`` and the seconds.
 
     ``tensor`` is what the plan gives, (elements,) on the CPU, and the caller's own. ``squared_norm`` is its squared L2
     norm in float64, ``digest`` names its content (hex; comparable between members of one plan, and of aligned ones).
-    ``bytes_sent`` counts payload this member put on the wire, ``contributors`` are those whose sums are in it. All
-    members were in ``formed_s`` after this one had begun.
+    ``bytes_sent`` counts payload this member put on the wire, ``contributors`` are those whose sums are in it,
+    ``heard`` is what was measured of the links to the others. All members were in ``formed_s`` after this one had
+    begun.
     """
 
     tensor: torch.Tensor
@@ -178,3 +197,4 @@ class RoundResult:
     bytes_sent: int
     seconds: float
     formed_s: float = 0.0
+    heard: Mapping[PeerId, Heard] = field(default_factory=dict)

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
 
+import numpy as np
 import torch
 
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.partition import chunk_elements_of
 from swarm.averaging.plan import Gives, RoundKey, RoundPlan, RoundResult
+from swarm.averaging.schedules import ScheduleName
+from swarm.averaging.schedules.auto import Situation, Wanted, choose
+from swarm.averaging.schedules.costs import Link, Vector
 from swarm.averaging.strategies import STRATEGIES, Group, Strategy
 from swarm.averaging.wire import WireCodec, WireType
 from swarm.errors import BugError, RoundFailed
@@ -26,7 +31,8 @@ class RoundCall:
     """What every replica of a part reads off the ledger and the roster when a step closes.
 
     ``replicas`` is the part's slice of the roster, ``weights`` the tokens the ledger assigns to each of them (absent:
-    0), ``seed`` is the run's. ``timeout_s`` is for all rounds together.
+    0), ``seed`` is the run's. ``timeout_s`` is for all rounds together. ``links`` are what the last record says of the
+    replicas, ``dial_only`` those that others reach through relays alone.
     """
 
     key: RoundKey
@@ -37,6 +43,9 @@ class RoundCall:
     dtype: WireType = "float32"
     codec: WireCodec = "float32"
     seed: int = 0
+    schedule: ScheduleName | Literal["auto"] = "direct"
+    links: Mapping[PeerId, Link] = field(default_factory=dict)
+    dial_only: Collection[PeerId] = ()
 
 
 def group_of(peer: PeerId, groups: Sequence[Group]) -> Group:
@@ -65,7 +74,8 @@ def plan_rounds(call: RoundCall, strategy: Strategy, peer: PeerId) -> tuple[Roun
         group = group_of(peer, groups)
         said = {member: 0 if member in group.silent else weights[member] for member in group.members}
         if last or (len(said) > 1 and any(said.values())):
-            plans.append(_plan(call, number, group, said, "mean" if last else "sum", aligned=rounds > 1))
+            one = replace(group, members=_by_site(call, group.members)) if rounds == 1 else group
+            plans.append(_plan(call, number, one, said, "mean" if last else "sum", aligned=rounds > 1))
         weights = _carried(groups, weights)
     return tuple(plans)
 
@@ -73,7 +83,7 @@ def plan_rounds(call: RoundCall, strategy: Strategy, peer: PeerId) -> tuple[Roun
 def _plan(
     call: RoundCall, number: int, group: Group, weights: Mapping[PeerId, int], gives: Gives, *, aligned: bool
 ) -> RoundPlan:
-    return RoundPlan(
+    plan = RoundPlan(
         key=call.key._replace(round=number),
         members=group.members,
         weights=weights,
@@ -81,11 +91,49 @@ def _plan(
         elements=call.elements,
         dtype=call.dtype,
         codec=call.codec,
-        chunk_elements=chunk_elements_of(call.elements),
         timeout_s=call.timeout_s,
         gives=gives,
         aligned=aligned,
+        chunk_elements=chunk_elements_of(call.elements),
     )
+    if group.reducers:
+        return plan
+    choice = choose(_situation(call, plan), _wanted(call, plan))
+    return replace(plan, schedule=choice.schedule, shares=choice.shares, reason=choice.reason)
+
+
+def _by_site(call: RoundCall, members: Sequence[PeerId]) -> tuple[PeerId, ...]:
+    """Those of one site side by side, else in the group's order."""
+    sites = {peer: call.links[peer].site if peer in call.links else "" for peer in members}
+    first = {site: place for place, site in reversed([*enumerate(sites.values())])}
+    return tuple(sorted(members, key=lambda peer: first[sites[peer]]))
+
+
+def _situation(call: RoundCall, plan: RoundPlan) -> Situation:
+    vector = Vector(
+        elements=plan.elements,
+        item_bytes=plan.item_bytes,
+        result_bytes=np.dtype(plan.result_dtype).itemsize,
+        chunk_elements=plan.chunk_elements,
+    )
+    return Situation(
+        members=plan.members,
+        weights=plan.weights,
+        vector=vector,
+        links=call.links,
+        dial_only=call.dial_only,
+        turn=plan.key.step,
+    )
+
+
+def _wanted(call: RoundCall, plan: RoundPlan) -> Wanted | None:
+    """Trees add in another order for other shares, and groups that swap must all add alike; and what is rounded to 8
+    bits is rounded once."""
+    if plan.aligned:
+        return Wanted("direct", "the groups swap")
+    if not plan.sums_wire.exact:
+        return Wanted("direct", f"{plan.codec} is rounded once")
+    return None if call.schedule == "auto" else Wanted(call.schedule, "the manifest says so")
 
 
 def _carried(groups: Sequence[Group], weights: Mapping[PeerId, int]) -> dict[PeerId, int]:
@@ -123,6 +171,7 @@ async def average(
         results[-1],
         bytes_sent=sum(result.bytes_sent for result in results),
         seconds=sum(result.seconds for result in results),
+        heard={peer: heard for result in results for peer, heard in result.heard.items()},
     )
 
 
@@ -142,6 +191,8 @@ def _done(plan: RoundPlan, result: RoundResult) -> RoundDone:
         bytes_sent=result.bytes_sent,
         seconds=result.seconds,
         formed_s=result.formed_s,
+        schedule=plan.schedule,
+        reason=plan.reason,
     )
 
 

@@ -143,6 +143,8 @@ class AcceptanceRules:
         self._rules.check_scalars(record.step, record.lr, record.clip)
         if any(peer in record.absent for contribution in record.committed for peer in contribution.route):
             raise Refused("the record assigns a microbatch to a replica that it says was lost")
+        if not set(record.links) <= set(record.members.peers):
+            raise Refused("the record tells of links of peers that are not in its roster")
         if set(record.digests) != set(map(str, roster.parts)):
             raise Refused("the record's digests are not those of the run's parts")
 

@@ -26,6 +26,7 @@ from swarm.optimization.closing_context import Closing
 from swarm.optimization.filling import RETURNED_S, Filling, PartsLost
 from swarm.optimization.ledger import reassigned
 from swarm.optimization.lineage import best
+from swarm.optimization.links import measured
 from swarm.optimization.live_calls import LiveCalls
 from swarm.optimization.messages import (
     Accepted,
@@ -305,7 +306,7 @@ class Leading:
 
     def _proposal(self, outcome: _Outcome, changes: Changes, following: Roster) -> Propose:
         history = self.closing.history
-        tokens, loss_sum = totals(outcome.committed)
+        (tokens, loss_sum), averaged = totals(outcome.committed), outcome.averaged
         record = CloseRecord(
             run=self.closing.rules.run,
             step=self.step,
@@ -318,11 +319,10 @@ class Leading:
             clip=outcome.apply.clip,
             lr=outcome.apply.lr,
             digests={str(part): value for part, value in outcome.digests.items()},
-            cursors=cursors(
-                history.head, outcome.committed, outcome.averaged, following, self.closing.rules.max_members
-            ),
+            cursors=cursors(history.head, outcome.committed, averaged, following, self.closing.rules.max_members),
             roster=following.members,
             absent=changes.absent,
+            links=measured(history.head, averaged, following),
             **self._lineage(),
             previous=history.head_hash,
         )

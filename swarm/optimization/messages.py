@@ -12,7 +12,7 @@ from pydantic import Field, StringConstraints
 from swarm.ids import MicrobatchId
 from swarm.optimization.acceptor import Candidate, Vote
 from swarm.optimization.changes import NO_CHANGES, Changes
-from swarm.optimization.records import Aside, CloseRecord, Contribution
+from swarm.optimization.records import Aside, CloseRecord, Contribution, MeasuredLink
 from swarm.optimization.turnout import MOST_TOLD, REASON_CHARS
 from swarm.schema import Count, DigestField, Finite, Message, PartField, PeerIdField, SignatureField
 
@@ -122,7 +122,8 @@ class Averaged(Message):
     """The group's result as this member has it. ``digest`` is empty for a peer that holds no part.
 
     With a ``failure`` there is no result: ``culprit`` is whom it broke on, as far as that is known (the member itself
-    when it could not make its sum equal to what counts), ``missing`` the microbatches that it then lacked.
+    when it could not make its sum equal to what counts), ``missing`` the microbatches that it then lacked. ``heard`` is
+    what it measured of the links to the others of its part.
     """
 
     digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
@@ -131,6 +132,7 @@ class Averaged(Message):
     failure: Annotated[str, StringConstraints(max_length=400)] = ""
     culprit: PeerIdField | None = None
     missing: tuple[MicrobatchId, ...] = ()
+    heard: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=1024)] = {}
 
 
 class Apply(Message):

@@ -19,6 +19,8 @@ from swarm.optimization.ledger import assigned, weights
 from swarm.optimization.messages import Apply, Averaged, Reconcile
 from swarm.optimization.records import CloseRecord
 
+MOST_HEARD = 1024
+"""Members of whose links a member tells."""
 SETTLE_ROUNDS = 8
 """How often a sum is made equal to what counts while late gradients still come in."""
 
@@ -199,7 +201,11 @@ class Attempt:
             result = await self.average(wanted, sums)
         except RoundFailed as error:
             return _failed(error.reason, PeerId(error.peer) if error.peer else None)
-        return Mean(result.tensor, Averaged(digest=result.digest, sq_norm=result.squared_norm, cursor=cursor))
+        heard: dict[str, tuple[int, int]] = {
+            peer: (each.latency_us, each.bytes_per_s) for peer, each in list(result.heard.items())[:MOST_HEARD]
+        }
+        answer = Averaged(digest=result.digest, sq_norm=result.squared_norm, cursor=cursor, heard=heard)
+        return Mean(result.tensor, answer)
 
     async def prepare(self, part: HeldPart | None, mean: Mean, body: Apply) -> str:
         """Compute the update into the shadow; its digest, empty without a part."""

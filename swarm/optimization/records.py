@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field, StringConstraints
 
+from swarm.averaging.meter import MOST_BYTES_PER_S, MOST_LATENCY_US
 from swarm.errors import Refused
 from swarm.ids import MicrobatchId, PeerId
 from swarm.optimization.roster import Member, Roster
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 NO_RECORD = "0" * 64
 """What the first record names as its predecessor."""
+
+
+MeasuredLink = tuple[Annotated[int, Field(ge=0, le=MOST_LATENCY_US)], Annotated[int, Field(ge=0, le=MOST_BYTES_PER_S)]]
+"""A member's link: microseconds one way to the others of its part, and bytes a second; 0 for what is not known."""
 
 
 class Contribution(Message):
@@ -64,7 +69,8 @@ class CloseRecord(Message):
 
     ``roster`` takes part in the *next* step. ``digests`` are of parameters and optimizer state after this step.
     ``cursors`` say where every shard continues. ``term`` is the one in which it was proposed first. ``absent`` are the
-    members that were lost in the step. Size: see :func:`record_bytes`.
+    members that were lost in the step. ``links`` is what was measured of those of members that train a part, which
+    nobody can check: nothing but the choice of the next step's schedules depends on it. Size: see :func:`record_bytes`.
 
     ``lineage`` is 0 for what a majority decided. Without one it is the step of the first record that those who were
     there closed by themselves (``optimization.lineage``), until one that carries its ``confirmation``.
@@ -86,6 +92,7 @@ class CloseRecord(Message):
     roster: tuple[Member, ...]
     absent: tuple[PeerIdField, ...] = ()
     void: bool = False
+    links: dict[PeerIdField, MeasuredLink] = {}
     confirmation: Confirmation | None = None
     previous: DigestField
 

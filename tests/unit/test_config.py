@@ -25,3 +25,11 @@ def test_manifest_that_is_reproducible_refuses_int8_averaging_and_says_why() -> 
         parse_manifest(document(averaging={"codec": "int8"}, run={"reproducible": True}), "a test")
     assert "averaging.codec" in str(caught.value)
     assert "run.reproducible = false" in str(caught.value)
+
+
+@pytest.mark.parametrize("other", [{"strategy": "grid"}, {"codec": "int8"}])
+def test_manifest_that_rounds_at_each_hop_what_must_be_rounded_alike_is_refused(other: dict[str, str]) -> None:
+    for schedule in ("auto", "direct"):
+        parse_manifest(document(averaging={"schedule": schedule, **other}), "a test")
+    with pytest.raises(ConfigError, match="averaging.schedule"):
+        parse_manifest(document(averaging={"schedule": "ring", **other}), "a test")

@@ -1,0 +1,69 @@
+"""What a round tells about the links to the others, on the way: nothing is sent for it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from swarm.ids import PeerId
+
+MEASURED_BYTES = 64 << 10
+"""A smaller payload says more about latency than about bandwidth."""
+
+MOST_LATENCY_US, MOST_BYTES_PER_S = 60_000_000, 1 << 40
+"""A minute, and a tebibyte a second: what is measured, or claimed, is taken for no more."""
+
+
+class Heard(NamedTuple):
+    """Of one other member: microseconds one way, and the bytes a second at which its payloads came while any of them
+    was on its way; 0 for what could not be measured."""
+
+    latency_us: int
+    bytes_per_s: int
+
+
+class Meter:
+    """One round's. Pure; times are seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._latency_s: dict[PeerId, float] = {}
+        self._coming: Counter[PeerId] = Counter()
+        self._since: dict[PeerId, float] = {}
+        self._busy_s: dict[PeerId, float] = {}
+        self._bytes: Counter[PeerId] = Counter()
+
+    def answered(self, peer: PeerId, seconds: float) -> None:
+        """A question that takes the other no time was answered: there and back."""
+        self._latency_s[peer] = seconds / 2
+
+    def begins(self, peer: PeerId, size: int, now: float) -> None:
+        """A payload has been let in. Those that come at the same time share the link, so their time counts once."""
+        if size >= MEASURED_BYTES:
+            if not self._coming[peer]:
+                self._since[peer] = now
+            self._coming[peer] += 1
+
+    def arrived(self, peer: PeerId, size: int, now: float) -> None:
+        """It is there."""
+        if size < MEASURED_BYTES or not self._coming[peer]:
+            return
+        self._bytes[peer] += size
+        self._coming[peer] -= 1
+        self._busy_s[peer] = self._busy_s.get(peer, 0.0) + now - self._since[peer]
+        self._since[peer] = now
+
+    def heard(self) -> Mapping[PeerId, Heard]:
+        """What is known by now."""
+        return {
+            peer: Heard(_bounded(latency_s * 1e6, MOST_LATENCY_US), self._rate(peer))
+            for peer, latency_s in self._latency_s.items()
+        }
+
+    def _rate(self, peer: PeerId) -> int:
+        busy_s = self._busy_s.get(peer, 0.0)
+        return _bounded(self._bytes[peer] / busy_s, MOST_BYTES_PER_S) if busy_s > 0 else 0
+
+
+def _bounded(value: float, most: int) -> int:
+    return max(1, int(min(value, most)))
