@@ -10,5 +10,5 @@ from swarm.schema import Section
 class AveragingConfig(Section):
     """Who averages with whom, and how the numbers travel."""
 
-    strategy: Literal["everyone", "grid", "butterfly-groups"] = "everyone"
+    strategy: Literal["everyone", "grid", "butterfly-groups", "server", "hierarchy"] = "everyone"
     codec: Literal["float32"] = "float32"

@@ -51,8 +51,9 @@ class RoundPlan:
     (0 or absent: none); without any, the members with weight > 0 reduce equal parts, so that an observer, whom nobody
     has reason to trust yet, computes nothing for others. ``dtype`` is that of the sums on the wire. It ``gives`` their
     weighted mean in float32, or their sum in ``dtype`` for another round to go on with. ``aligned`` cuts parts between
-    chunks, so that groups of other sizes name the same result by the same digest and norm. ``timeout_s`` counts from
-    the local start and need not be the same everywhere.
+    chunks, so that groups of other sizes name the same result by the same digest and norm. ``outgoing`` members call
+    the others and are called by nobody: they reduce nothing, and hear of each other from those they call. ``timeout_s``
+    counts from the local start and need not be the same everywhere.
     Raises BugError for a plan that cannot be carried out.
     """
 
@@ -66,6 +67,7 @@ class RoundPlan:
     chunk_elements: int = CHUNK_ELEMENTS
     gives: Gives = "mean"
     aligned: bool = False
+    outgoing: frozenset[PeerId] = frozenset()
 
     def __post_init__(self) -> None:
         if not self.members or len(set(self.members)) != len(self.members):
@@ -76,6 +78,8 @@ class RoundPlan:
             raise BugError(f"round {self.key}: shares are at least 0 and belong to members")
         if self.shares and not sum(self.shares.values()):
             raise BugError(f"round {self.key}: no member reduces anything")
+        if any(self._share(peer) for peer in self.outgoing if len(self.members) > 1):
+            raise BugError(f"round {self.key}: nobody can call those that are to reduce")
         if self.elements < 0 or self.chunk_elements < 1 or not self.timeout_s > 0:
             raise BugError(f"round {self.key}: elements, chunk size and time-out must be positive")
         object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
@@ -131,8 +135,13 @@ class RoundPlan:
             self.chunk_elements,
             self.gives,
             self.aligned,
+            sorted(self.outgoing),
         ]
         return hashlib.sha256(json.dumps(agreed, separators=(",", ":")).encode()).hexdigest()
+
+    def called_by(self, peer: PeerId) -> tuple[PeerId, ...]:
+        """Whom a member calls: all others that can be called."""
+        return tuple(other for other in self.members if other != peer and other not in self.outgoing)
 
     def reducer(self, chunk: Chunk) -> PeerId:
         """Who reduces a chunk."""
