@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
+from peers.announcer import only_calls
 from peers.download import PartDownload
 from peers.leaving import Leaving
 from peers.roles import Surroundings, build_empty
@@ -360,6 +361,8 @@ class Joining:
             part=self._situation.part,
             addresses=around.endpoint.addresses[:8],
             incarnation=around.watch.incarnation,
+            region=self._settings.region,
+            outgoing=only_calls(self._settings, around.endpoint.addresses),
         )
         signature = around.identity.sign(admission_bytes(around.manifest.run_id, step, head.hash(), member))
         body = Admission(step=step, member=member, signature=signature)

@@ -10,7 +10,7 @@ from peers.roles import Surroundings
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.plan import RoundKey, RoundResult
 from swarm.averaging.round import RoundCall, average, plan_rounds
-from swarm.averaging.strategies import STRATEGIES
+from swarm.averaging.strategies.sites import strategy_at
 from swarm.ids import PartName
 from swarm.optimization.open_step import Round
 
@@ -43,7 +43,8 @@ class Rounds:
             dtype="float64" if manifest.run.reproducible else "float32",
             seed=manifest.run.seed,
         )
-        plans = plan_rounds(call, STRATEGIES[manifest.averaging.strategy], self._around.endpoint.peer)
+        strategy = strategy_at(manifest.averaging.strategy, wanted.members)
+        plans = plan_rounds(call, strategy, self._around.endpoint.peer)
         result = await average(self._allreduce, plans, sums, self._around.events)
         await self._averaged(wanted.part, wanted.step, result.tensor)
         return result

@@ -24,4 +24,5 @@ def rules_of(manifest: Manifest) -> StepRules:
         reproducible=manifest.run.reproducible,
         optimizer=manifest.optimizer,
         quorum_grace_s=manifest.run.quorum_grace_s,
+        served=manifest.averaging.strategy == "server",
     )

@@ -16,6 +16,7 @@ from swarm.optimization.live_calls import LiveCalls
 from swarm.optimization.messages import Feed, Over, Prepare, Promise
 from swarm.optimization.records import Contribution
 from swarm.optimization.roster import Roster, lost_parts, part_lost
+from swarm.optimization.serving import unserved
 from swarm.optimization.standstill import LOOK_S, Standstill
 from swarm.optimization.turnout import MOST_TOLD, REASON_CHARS
 from swarm.planning.patience import Patience
@@ -54,7 +55,8 @@ class Filling:
     @property
     def out(self) -> dict[PeerId, str]:
         """Who does not close this step, and why."""
-        return {**self._closing.liveness.gone, **self._unfit}
+        out = {**self._closing.liveness.gone, **self._unfit}
+        return out | unserved(self._roster, out) if self._closing.rules.served else out
 
     @property
     def left_out(self) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from swarm.optimization.ballot import Ballot
 from swarm.optimization.ledger import assigned, weights
 from swarm.optimization.messages import Apply, Averaged, Reconcile
 from swarm.optimization.records import CloseRecord
+from swarm.optimization.roster import Member, Roster
 
 SETTLE_ROUNDS = 8
 """How often a sum is made equal to what counts while late gradients still come in."""
@@ -52,12 +53,14 @@ class Settle(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One attempt at averaging a part: ``weights`` are the ledger's, by replica in rank order."""
+    """One attempt at averaging a part: ``weights`` are the ledger's, by replica in rank order; ``members`` what the
+    roster says of each."""
 
     step: int
     part: PartName
     attempt: int
     weights: Mapping[PeerId, int]
+    members: Mapping[PeerId, Member]
 
 
 class Average(Protocol):
@@ -177,9 +180,9 @@ class Attempt:
     cursor: Callable[[int, Collection[MicrobatchId]], tuple[int, int] | None]
     left_out: Callable[[int, Mapping[str, str]], None] = lambda step, why: None
 
-    async def run(self, body: Reconcile, group: Sequence[PeerId], held: tuple[PartName, HeldPart] | None) -> Mean:
-        """Make our sum equal to what counts, and average it with ``group``, the replicas of our part that are there. A
-        failure is an answer, with its culprit."""
+    async def run(self, body: Reconcile, roster: Roster, held: tuple[PartName, HeldPart] | None) -> Mean:
+        """Make our sum equal to what counts, and average it with those replicas of our part in ``roster`` that are
+        there. A failure is an answer, with its culprit."""
         self.left_out(body.step, body.left_out)
         cursor = self.cursor(body.step, {one.microbatch for one in body.committed})
         if held is None:
@@ -192,8 +195,15 @@ class Attempt:
             there = await self.device.run(lambda: part.microbatches)
             missing = tuple(sorted(expected.keys() - there))
             return _failed(f"it does not hold what counts: {error.reason}", self.me, missing)
-        shares = weights(body.committed, group, stage_of(name))
-        wanted = Round(step=body.step, part=name, attempt=body.attempts.get(name, 0), weights=shares)
+        live = frozenset(body.live)
+        group = [peer for peer in roster.replicas(name) if peer in live]
+        wanted = Round(
+            step=body.step,
+            part=name,
+            attempt=body.attempts.get(name, 0),
+            weights=weights(body.committed, group, stage_of(name)),
+            members={peer: roster[peer] for peer in group},
+        )
         try:
             result = await self.average(wanted, sums)
         except RoundFailed as error:

@@ -19,6 +19,7 @@ class StepRules:
     """``target`` microbatches make a step; ``max_tokens`` is the most target tokens that one can have, ``parts`` are
     all parts of the model, and a record has room for ``max_members``.
     ``quorum_grace_s`` is how long a majority is waited for before those who are there go on provisionally; 0: for ever.
+    ``served``: one replica of a part reduces for the others, which others must be able to call.
     """
 
     run: RunId
@@ -32,6 +33,7 @@ class StepRules:
     reproducible: bool
     optimizer: OptimizerConfig
     quorum_grace_s: float = 0.0
+    served: bool = False
 
     def quota(self, step: int, trainers: Sequence[PeerId]) -> Mapping[PeerId, int]:
         """The most each of these trainers may feed of a step."""
