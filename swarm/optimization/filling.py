@@ -60,8 +60,9 @@ class Filling:
 
     @property
     def left_out(self) -> dict[str, str]:
-        """The same, as far as others are told."""
-        return {peer: why[:REASON_CHARS] for peer, why in sorted(self.out.items())[:MOST_TOLD]}
+        """Those of them that take part in the step, as far as others are told."""
+        told = [(peer, why) for peer, why in sorted(self.out.items()) if peer in self._roster]
+        return {peer: why[:REASON_CHARS] for peer, why in told[:MOST_TOLD]}
 
     def quota_again(self) -> None:
         """Every trainer must hear that there is quota again."""
