@@ -136,12 +136,14 @@ def assign_stages(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
     """What there is to hold in a run: so many stages, with private ends or hosted ones; ``lost`` are the parts that
-    nobody holds any more, ``leaving`` the peers that have been asked to leave."""
+    nobody holds any more, ``leaving`` the peers that have been asked to leave, ``barred`` the parts to which the peer
+    that asks would not be let in."""
 
     stages: int
     private_ends: bool
     lost: Collection[str] = ()
     leaving: Collection[PeerId] = ()
+    barred: Collection[str] = ()
 
 
 def choose_place(
@@ -160,7 +162,8 @@ def choose_place(
     lost = {stage: 0 for stage in range(stages) if stage_part(stage) in places.lost}
     replicas = {stage: roster.replicas(stage_part(stage)) for stage in range(stages)}
     staying = {stage: [peer for peer in held if peer not in places.leaving] for stage, held in replicas.items()}
-    counts = lost or {stage: len(held) for stage, held in staying.items()}
+    free = {stage: len(held) for stage, held in staying.items() if stage_part(stage) not in places.barred}
+    counts = lost or free or {stage: len(held) for stage, held in staying.items()}
     stage = min(counts, key=lambda s: (counts[s], hashlib.sha256(f"{peer}|{s}".encode()).digest()))
     if lost:
         return stage_part(stage), "all that held it are lost"

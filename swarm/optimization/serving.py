@@ -21,13 +21,16 @@ def unserved(roster: Roster, out: Container[str]) -> dict[PeerId, str]:
     return found
 
 
+def can_be_called(roster: Roster, part: PartName) -> bool:
+    """Whether others can call a replica of this part, or nobody holds it yet."""
+    replicas = roster.replicas(part)
+    return not replicas or not all(roster[peer].outgoing for peer in replicas)
+
+
 def lacks_server(roster: Roster, member: Member) -> str:
     """Why ``member`` cannot join its part yet, with what must happen first; "" when it can: it, or a replica that is
     there, can be called."""
-    if member.part is None or not member.outgoing:
-        return ""
-    replicas = roster.replicas(PartName(member.part))
-    if not replicas or not all(roster[peer].outgoing for peer in replicas):
+    if member.part is None or not member.outgoing or can_be_called(roster, PartName(member.part)):
         return ""
     return f"no replica of {member.part} can be called by others, nor can this one: {_first(member.part)}"
 

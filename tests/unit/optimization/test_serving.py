@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 from swarm.errors import Refused
+from swarm.ids import PartName, PeerId
 from swarm.optimization.changes import ChangeRules, Changes
 from swarm.optimization.records import CloseRecord
-from swarm.optimization.roster import Candidate, Member, Roster, assign_stages
-from swarm.optimization.serving import lacks_server, serves_alone, unserved, without_server
+from swarm.optimization.roster import Candidate, Member, Places, Roster, assign_stages, choose_place
+from swarm.optimization.serving import can_be_called, lacks_server, serves_alone, unserved, without_server
 from tests.unit.optimization.test_changes import NOW, PARTS, RUN, admission, member
 from tests.unit.optimization.world import GENESIS, verify
 
@@ -42,6 +44,16 @@ def test_replica_that_nobody_can_call_joins_only_those_that_can_be() -> None:
     assert lacks_server(roster(True), member("Z")) == ""
     assert lacks_server(roster(), late) == "", "the first of a part"
     assert "--role trainer" in lacks_server(roster(True), member("Z", "trainer", "ends", outgoing=True))
+
+
+def test_peer_that_only_calls_takes_a_stage_that_lets_it_in() -> None:
+    there = Roster([member("A", outgoing=True), member("B", part="stage-1"), member("C", part="stage-1")])
+    choose = functools.partial(choose_place, there, PeerId("Z"), "stage", None)
+    assert choose(Places(stages=2, private_ends=True))[0] == "stage-0"
+    assert choose(Places(stages=2, private_ends=True, barred=("stage-0",)))[0] == "stage-1"
+    assert choose(Places(stages=2, private_ends=True, barred=("stage-0", "stage-1")))[0] == "stage-0", "it waits there"
+    assert not can_be_called(there, PartName("stage-0"))
+    assert can_be_called(there, PartName("stage-1"))
 
 
 def test_joining_without_a_server_is_refused_only_where_the_strategy_needs_one() -> None:

@@ -11,6 +11,7 @@ import pytest
 from peers import joining
 from peers.joining import LISTEN_EVERY_S, MAX_FAILURES, Joining
 from peers.situation import Situation
+from swarm.averaging.config import AveragingConfig
 from swarm.errors import (
     EXIT_OK,
     EXIT_UNREACHABLE,
@@ -126,7 +127,7 @@ class World:
         run = SimpleNamespace(steps=steps, copies=1)
         split = SimpleNamespace(stages=2, ends="private")
         self.around = SimpleNamespace(
-            manifest=SimpleNamespace(run_id=RUN, run=run, split=split),
+            manifest=SimpleNamespace(run_id=RUN, run=run, split=split, averaging=AveragingConfig()),
             endpoint=SimpleNamespace(
                 peer=JOINER, addresses=("/memory/J",), learn=lambda peer, addresses: None, call=self._standing
             ),
