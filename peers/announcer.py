@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from typing import Literal
 
 from peers.settings import PeerSettings
@@ -19,6 +20,11 @@ WAITING_RENEWAL_S = 5.0
 """Before the run has started others look for us often."""
 GONE_TTL_S = 10.0
 FAREWELL_S = 1.0
+
+
+def only_calls(settings: PeerSettings, addresses: Sequence[str]) -> bool:
+    """Whether others should not have to call this peer: its owner says so, or they can only through a relay."""
+    return settings.dial_out_only or any("/p2p-circuit" in address for address in addresses)
 
 
 class Announcer:
@@ -44,6 +50,8 @@ class Announcer:
             incarnation=self._incarnation,
             status=waiting.get(situation.phase, "waiting"),
             step=situation.step,
+            region=settings.region,
+            outgoing=only_calls(settings, self._endpoint.addresses),
         )
 
     async def run(self) -> None:

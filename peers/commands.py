@@ -89,6 +89,8 @@ class NodeCommands:
                 state="member",
                 link=links.get(member.peer, "unknown"),
                 addresses=member.addresses,
+                region=member.region,
+                outgoing=member.outgoing,
             )
             for member in membership.roster.members
         ]
@@ -111,6 +113,8 @@ class NodeCommands:
                 state=record.status,
                 link=links.get(peer, "unknown"),
                 addresses=record.addresses,
+                region=record.region,
+                outgoing=record.outgoing,
             )
             for peer, record in sorted(records.items())
             if record.status in ("waiting", "draining")

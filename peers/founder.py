@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from peers.roles import Surroundings
 from peers.waiting_room import WaitingRoom
-from swarm.errors import PeerError, RunEnded
+from swarm.errors import EXIT_UNREACHABLE, PeerError, RunEnded
 from swarm.ids import PeerId
 from swarm.models.init import initial_weights
 from swarm.models.layout import FlatLayout
@@ -19,7 +19,8 @@ from swarm.network.protocols import Directory
 from swarm.network.records import PeerRecord
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.founding import Origin, Patience, found, gather_candidates
-from swarm.optimization.roster import Candidate, Role
+from swarm.optimization.roster import Candidate, Role, assign_stages
+from swarm.optimization.serving import without_server
 from swarm.pipeline.beats import Ping
 from swarm.pipeline.health import PING_TIMEOUT_S
 from swarm.schema import Empty
@@ -29,6 +30,10 @@ from swarm.state.transfer import StateDonor
 GIVE_UP_S = 2.0
 FOUNDING_TIMEOUT_S = 120.0
 """A member answers the founding record when it has downloaded its part."""
+
+
+SAID = ("role", "name", "stage", "addresses", "region", "outgoing")
+"""What a record in the directory says of a candidate."""
 
 
 @runtime_checkable
@@ -107,6 +112,7 @@ class Founder:
                 patience_s=patience_s,
                 waiting=waiting,
             )
+            self._check_served(candidates)
             patience = Patience(clock=self._around.clock, seconds=patience_s, waiting=waiting)
             calls, run_id = self._calls, self._around.manifest.run_id
             await found(calls, run_id, candidates, origin, patience, timeout_s=FOUNDING_TIMEOUT_S)
@@ -115,6 +121,15 @@ class Founder:
             raise
         for part in origin.digests:
             self._donor.withdraw(part)
+
+    def _check_served(self, candidates: Sequence[Candidate]) -> None:
+        """Raises RunEnded where one replica of each part is to reduce for the others, and nobody can call one."""
+        manifest = self._around.manifest
+        if manifest.averaging.strategy == "server":
+            private = manifest.split.ends == "private"
+            roster, _ = assign_stages(candidates, manifest.split.stages, private_ends=private)
+            if problem := without_server(roster):
+                raise RunEnded(f"the run cannot start: {problem}", EXIT_UNREACHABLE)
 
     async def give_up(self, reason: str) -> None:
         """Tell those who wait that the run will not start. A courtesy: takes at most GIVE_UP_S."""
@@ -136,8 +151,8 @@ class Founder:
             (self._room.answered if answered else self._room.silent)(peer, clock.monotonic())
         here = {peer: records[peer] for peer in self._room.first(waiting)}
         return [
-            Candidate(peer=peer, role=r.role, name=r.name, stage=r.stage, addresses=r.addresses)
-            for peer, r in [(me, self._own_record()), *here.items()]
+            Candidate(peer=peer, **{name: getattr(record, name) for name in SAID})
+            for peer, record in [(me, self._own_record()), *here.items()]
         ]
 
     async def _connected(self) -> Set[PeerId]:

@@ -79,6 +79,8 @@ def _peer_settings(place: Place, who: Who, contacts: Contacts, settings: JoinSet
         listen=settings.listen,
         announce=settings.announce,
         relay=settings.relay,
+        region=settings.region,
+        dial_out_only=settings.dial_out_only,
         device=settings.device,
         threads=settings.threads,
         data=None if settings.data is None else settings.data.absolute(),

@@ -20,7 +20,7 @@ from pydantic_settings import (
 )
 
 from peers.preflight import ANY_PORT, check_port
-from peers.settings import PATTERNS, Address, Device, MetadataAddress, Name, Preemption, check_preemption_url
+from peers.settings import PATTERNS, Address, Device, MetadataAddress, Name, Preemption, Region, check_preemption_url
 from peers.words import another_path, command_name
 from swarm.errors import ConfigError
 from swarm.schema import in_words
@@ -55,6 +55,8 @@ class JoinSettings(BaseSettings):
     listen: Annotated[tuple[Address, ...], NoDecode, Field(min_length=1)] = (ANY_PORT,)
     announce: Annotated[tuple[Address, ...], NoDecode] = ()
     relay: Literal["auto", "off"] = "auto"
+    region: Region = ""
+    dial_out_only: bool = False
     device: Device = "cpu"
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     checkpoints: Path | None = None

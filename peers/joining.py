@@ -7,6 +7,7 @@ import logging
 import random
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
+from peers.announcer import only_calls
 from peers.download import PartDownload
 from peers.leaving import Leaving
 from peers.roles import Surroundings, build_empty
@@ -37,8 +38,9 @@ from swarm.optimization.member import Member
 from swarm.optimization.observer import Observer, ObserverContext
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.records import CloseRecord, Decision
-from swarm.optimization.roster import TRAINERS, Places, choose_place
+from swarm.optimization.roster import TRAINERS, Places, Roster, choose_place
 from swarm.optimization.roster import Member as Listed
+from swarm.optimization.serving import can_be_called
 from swarm.planning.patience import Patience
 from swarm.schema import Empty
 from swarm.security.signing import verify
@@ -232,13 +234,26 @@ class Joining:
                 self._around.endpoint.peer,
                 settings.role,
                 settings.stage,
-                Places(stages=split.stages, private_ends=split.ends == "private", lost=lost, leaving=leaving),
+                Places(
+                    stages=split.stages,
+                    private_ends=split.ends == "private",
+                    lost=lost,
+                    leaving=leaving,
+                    barred=self._barred(head.members),
+                ),
             )
         except Refused as refused:
             raise RunEnded(refused.reason, EXIT_USAGE) from refused
         if (part, reason) != (self._situation.part, self._situation.reason):
             self._situation.assigned(part, reason)
         return part
+
+    def _barred(self, roster: Roster) -> tuple[PartName, ...]:
+        """The parts whose replicas need one that others can call, which this peer is not."""
+        served = self._around.manifest.averaging.strategy == "server"
+        if not served or not only_calls(self._settings, self._around.endpoint.addresses):
+            return ()
+        return tuple(part for part in roster.parts if not can_be_called(roster, part))
 
     def _donors(
         self, head: CloseRecord, name: PartName | None, contact: PeerId | None, attempt: int
@@ -360,6 +375,8 @@ class Joining:
             part=self._situation.part,
             addresses=around.endpoint.addresses[:8],
             incarnation=around.watch.incarnation,
+            region=self._settings.region,
+            outgoing=only_calls(self._settings, around.endpoint.addresses),
         )
         signature = around.identity.sign(admission_bytes(around.manifest.run_id, step, head.hash(), member))
         body = Admission(step=step, member=member, signature=signature)

@@ -27,12 +27,8 @@ def links_of(record: CloseRecord) -> Mapping[PeerId, Link]:
 
 
 def dial_only(record: CloseRecord) -> frozenset[PeerId]:
-    """Members that others reach through relays alone: they can dial, and nobody can dial them."""
-    return frozenset(
-        PeerId(member.peer)
-        for member in record.roster
-        if member.addresses and all("/p2p-circuit" in address for address in member.addresses)
-    )
+    """Members that call others, and that nobody should call where there is a choice."""
+    return frozenset(PeerId(member.peer) for member in record.roster if member.outgoing)
 
 
 def site_of(member: Member) -> str:

@@ -130,11 +130,9 @@ class Membership:
         self._since, self._has_been_ready = around.clock.monotonic(), False
         for service in (
             around.watch, self._member, self._desk, self._leader, self._allreduce, self._parting, self._donor,
-            self._observers, self._copying.desk(self._member, self._history),
+            self._observers, self._copying.desk(self._member, self._history), *self._keeper.services(),
         ):  # fmt: skip
             around.endpoint.mount(service)
-        for shelf in self._keeper.services():
-            around.endpoint.mount(shelf)
 
     def _downloads(self) -> int:
         """All at once at the genesis, from the founder; later a few."""
@@ -142,7 +140,8 @@ class Membership:
         return start.stage_hosts + start.trainers if self._founds else 4
 
     def _member_context(self, founder: PeerId) -> MemberContext:
-        around = self._around
+        around, waits_s = self._around, self._deadline.seconds
+        rounds = Rounds(around, self._allreduce, waits_s, self._observers.averaged, self._history)
         return MemberContext(
             me=around.endpoint.peer,
             life=Life(
@@ -156,9 +155,7 @@ class Membership:
                 me=around.endpoint.peer,
                 device=around.device,
                 settle=self._holding.settle,
-                average=Rounds(
-                    around, self._allreduce, self._deadline.seconds, self._observers.averaged, self._history
-                ),
+                average=rounds,
                 cursor=self._holding.cursor,
                 left_out=lambda step, why: self._step_events.left_out(step, why),
             ),

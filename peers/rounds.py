@@ -11,7 +11,7 @@ from peers.roles import Surroundings
 from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.plan import RoundKey, RoundResult
 from swarm.averaging.round import RoundCall, average, plan_rounds
-from swarm.averaging.strategies import STRATEGIES
+from swarm.averaging.strategies.sites import strategy_at
 from swarm.ids import PartName
 from swarm.optimization.history import History
 from swarm.optimization.open_step import Round
@@ -55,7 +55,8 @@ class Rounds:
             links=links_of(self._history.head),
             dial_only=dial_only(self._history.head),
         )
-        plans = plan_rounds(call, STRATEGIES[manifest.averaging.closing_strategy], self._around.endpoint.peer)
+        strategy = strategy_at(manifest.averaging.closing_strategy, wanted.members)
+        plans = plan_rounds(call, strategy, self._around.endpoint.peer)
         result = await average(self._allreduce, plans, sums, self._around.events)
         await self._averaged(wanted.part, wanted.step, result.tensor)
         return result

@@ -55,4 +55,5 @@ def rules_of(manifest: Manifest) -> StepRules:
         quorum_grace_s=manifest.run.quorum_grace_s,
         inner_steps=manifest.averaging.inner_steps,
         clip_norm=math.inf if manifest.averaging.mode == "local" else manifest.optimizer.clip_norm,
+        served=manifest.averaging.closing_strategy == "server",
     )

@@ -27,7 +27,9 @@ from swarm.schema import in_words
 
 DEVICE = r"^(cpu|cuda(:[0-9]{1,3})?)$"
 NAME = r"^[a-z0-9][a-z0-9-]{0,40}$"
+REGION = r"^[a-z0-9-]{0,32}$"
 PATTERNS = {
+    REGION: "up to 32 small letters, digits and dashes",
     DEVICE: "cpu, cuda or cuda:N",
     NAME: "1 to 41 small letters, digits and dashes, the first no dash",
 }
@@ -51,6 +53,8 @@ def _understood(read: Callable[[str], object]) -> Callable[[str], str]:
 Role = Literal["bootstrap", "stage", "trainer"]
 Address = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
 Name = Annotated[str, StringConstraints(pattern=NAME)]
+Region = Annotated[str, StringConstraints(pattern=REGION)]
+"""Where a peer is: those of one region average among themselves first, where the run averages by regions."""
 Device = Annotated[str, StringConstraints(pattern=DEVICE)]
 Preemption = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_understood(read_choice))]
 """What gives notice that this machine is taken back: see :func:`peers.preemption.choice.read_choice`."""
@@ -67,6 +71,8 @@ class PeerSettings(BaseModel):
     for the bootstrap, which serves them, for at most ``patience_s`` seconds of waiting for the peers that the run
     needs (None: for ever). ``data`` is a trainer's: a built shard or plain text, None for the built-in text.
     ``listen`` are multiaddrs, ``announce`` those that others shall be told instead of what was found out.
+    ``region`` is where this peer is, "" for nowhere in particular; with ``dial_out_only`` others shall not have to call
+    it for averaging, where the run leaves them the choice.
     ``run_directory`` is where this machine keeps the run: manifest, tokenizer, and the checkpoints that its peers
     write every ``checkpoint_every`` steps (None: a tenth of the run) and when they end; ``{run}`` in it stands for the
     run's name and id. ``checkpoints_kept`` older ones stay (None: all). With ``resume``, a bootstrap founds the run
@@ -92,6 +98,8 @@ class PeerSettings(BaseModel):
     listen: Annotated[tuple[Address, ...], Field(min_length=1)] = ("/ip4/127.0.0.1/tcp/0",)
     announce: tuple[Address, ...] = ()
     relay: Literal["auto", "off"] = "auto"
+    region: Region = ""
+    dial_out_only: bool = False
     device: Device = "cpu"
     threads: Annotated[int, Field(ge=1, le=1024)] = 1
     data: Path | None = None

@@ -66,7 +66,7 @@ class Standing:
 class MemberStanding:
     """One peer of the run as another sees it. ``state`` is member, waiting or draining; ``link`` is how this peer
     reaches it: self, direct, relayed, or unknown when it never had to. ``copies`` are the parts of which it has to keep
-    a copy."""
+    a copy, ``region`` where it says that it is; ``outgoing``: where averaging has the choice, nobody calls it."""
 
     name: str
     peer: str
@@ -76,3 +76,5 @@ class MemberStanding:
     state: str
     link: str
     addresses: tuple[str, ...]
+    region: str = ""
+    outgoing: bool = False

@@ -184,8 +184,12 @@ def _end(seen: Seen) -> str:
 
 def _member(member: MemberStanding) -> tuple[str, ...]:
     where = short_address(member.addresses[0]) if member.addresses else short_id(member.peer)
-    copies = f"copies: {', '.join(member.copies)}" if member.copies else ""
-    return (member.name, member.role, member.state, member.link, where, copies)
+    facts = [
+        f"in {member.region}" if member.region else "",
+        "only calls" if member.outgoing else "",
+        f"copies: {', '.join(member.copies)}" if member.copies else "",
+    ]
+    return (member.name, member.role, member.state, member.link, where, "; ".join(filter(None, facts)))
 
 
 def _part_order(part: str | None) -> tuple[int, int, str]:

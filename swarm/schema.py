@@ -11,6 +11,9 @@ PeerIdField = Annotated[str, StringConstraints(pattern=r"^[1-9A-HJ-NP-Za-km-z0]{
 """A peer id as it may appear in a message; whether it is the sender's is checked against the connection."""
 
 PartField = Annotated[str, StringConstraints(pattern=r"^(ends|stage-\d{1,3})$")]
+RegionField = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{0,32}$")]
+"""Where a peer is, as its owner calls it; "" where nobody said."""
+
 DigestField = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16,64}$")]
 SignatureField = Annotated[bytes, Field(min_length=64, max_length=64)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]

@@ -56,6 +56,21 @@ def join(
     port: Port = None,
     announce: Announce = None,
     relay: Relay = None,
+    region: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Where this peer is: a run whose strategy is hierarchy averages within regions first.",
+        ),
+    ] = None,
+    dial_out_only: Annotated[
+        bool | None,
+        typer.Option(
+            "--dial-out-only",
+            help="Others shall not call this peer for averaging, where the run's strategy is server.  "
+            "[default: found out]",
+        ),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.  [default: cpu]")] = None,
     threads: Annotated[int | None, typer.Option(metavar="N", help="CPU threads.  [default: 1]")] = None,
     checkpoints: Annotated[
@@ -101,6 +116,8 @@ def join(
             "listen": listen_on(listen, port),
             "announce": tuple(announce) if announce else None,
             "relay": None if relay is None else relay.value,
+            "region": region,
+            "dial_out_only": dial_out_only,
             "device": device,
             "threads": threads,
             "checkpoints": checkpoints,

@@ -186,11 +186,11 @@ class AllReduce:
         return array
 
     async def _tell(self, plan: RoundPlan, outcome: RoundFailed) -> None:
-        """Tell all but the culprit, as far as they hear it."""
+        """Tell all but the culprit, as far as they hear it; who only calls hears it from the next that it calls."""
         message = Abort.of(plan, reason=str(outcome)[:500])
         async with asyncio.TaskGroup() as tasks:
-            for peer in plan.members:
-                if peer not in (self.peer, outcome.peer):
+            for peer in plan.called_by(self.peer):
+                if peer != outcome.peer:
                     tasks.create_task(self._tell_one(peer, message))
 
     async def _tell_one(self, peer: PeerId, message: Abort) -> None:
@@ -235,7 +235,7 @@ class AllReduce:
         inbox = self._inbox_of(message)
         inbox.admit_member(request.caller, message.plan)
         inbox.agree(request.caller, message.result)
-        await inbox.wait_signed(message.result)
+        await inbox.wait_signed(request.caller, message.result)
         return Answer(Empty())
 
     async def _abort(self, request: Request) -> Answer:

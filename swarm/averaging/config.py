@@ -9,6 +9,8 @@ from pydantic import Field
 from swarm.averaging.wire import WireCodec
 from swarm.schema import Section
 
+StrategyName = Literal["everyone", "grid", "butterfly-groups", "server", "hierarchy", "random", "push-sum"]
+
 
 class LocalConfig(Section):
     """``[averaging.local]``, of ``mode = "local"``.
@@ -37,7 +39,7 @@ class AveragingConfig(Section):
     """
 
     mode: Literal["sync", "local"] = "sync"
-    strategy: Literal["everyone", "grid", "butterfly-groups", "random", "push-sum"] = "everyone"
+    strategy: StrategyName = "everyone"
     codec: WireCodec = "float32"
     schedule: Literal["auto", "direct", "ring", "tree", "halving", "butterfly"] = "direct"
     local: LocalConfig = LocalConfig()

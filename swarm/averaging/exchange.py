@@ -64,7 +64,7 @@ class Exchange:
         self._means, self._inbox, self._local = means, inbox, local
         self._plan: RoundPlan = inbox.plan
         self._me = inbox.me
-        self._others = tuple(peer for peer in self._plan.members if peer != self._me)
+        self._others = self._plan.called_by(self._me)
         self._began = means.clock.monotonic()
         self._ends_at = self._began + self._plan.timeout_s
         self._asking: Counter[PeerId] = Counter()
@@ -113,7 +113,8 @@ class Exchange:
 
     def _next(self) -> PeerId:
         members = self._plan.members
-        return members[(members.index(self._me) + 1) % len(members)]
+        place = members.index(self._me)
+        return next(peer for peer in (*members[place:], *members[:place]) if peer in self._others)
 
     async def _stay_with(self, peer: PeerId) -> None:
         """Have a call open to a member until it has its result: who only sends sums may have no other, and its death
@@ -206,13 +207,16 @@ class Exchange:
     async def _agree(self, digest: str) -> None:
         """Sign the result off: it counts once all members said they hold the same. Costs K-1 small calls.
 
-        A member answers when it has signed, too: until then a call to it is open, and its death is known at once.
+        A member answers when it has signed, too: until then a call to it is open, and its death is known at once. Those
+        whom nobody calls it answers when they all have: so each of them hears of the others.
         """
         self._inbox.agree(self._me, digest)
         message = Agreement.of(self._plan, result=digest)
         async with asyncio.TaskGroup() as tasks:
             for peer in self._others:
                 tasks.create_task(self._sign_with(peer, message))
+        for peer in self._plan.outgoing if self._me in self._plan.outgoing else ():
+            self._inbox.agree(peer, digest)
         await self._inbox.wait_agreements()
 
     async def _sign_with(self, peer: PeerId, message: Agreement) -> None:

@@ -131,11 +131,14 @@ class Inbox:
         if not self._traded:
             self._refuse_if_void()
 
-    async def wait_signed(self, result: str) -> None:
-        """Until we signed the same result ourselves. Raises Refused when the round fails meanwhile or ours differs."""
-        await self._wait("agreement", lambda: self.me in self.agreements)
+    async def wait_signed(self, caller: PeerId, result: str) -> None:
+        """Until we signed the same result ourselves; for a caller whom nobody calls, until all such have told us, too.
+        Raises Refused when the round fails meanwhile or a result differs."""
+        outgoing = self.plan.outgoing
+        awaited = {self.me, *outgoing} if caller in outgoing else {self.me}
+        await self._wait("agreement", lambda: awaited <= self.agreements.keys())
         self._refuse_if_void()
-        if self.agreements[self.me] != result:
+        if any(self.agreements[peer] != result for peer in awaited):
             raise Refused(f"round {self.plan.key} has another result here: members hold different results")
 
     async def wait_agreements(self) -> None:

@@ -57,8 +57,9 @@ class RoundPlan:
     mean in float32, or their sum in ``dtype`` for another round to go on with. ``codec`` says how both travel: float32
     as they are, whatever the type; int8 rounded to 8 bits, once, so that only ``direct`` will do. ``schedule`` is the
     way that sums travel, for a ``reason`` in words. ``aligned`` cuts parts between chunks, so that groups of
-    other sizes name the same result by the same digest and norm. ``timeout_s`` counts from the local start and need
-    not be the same everywhere.
+    other sizes name the same result by the same digest and norm. ``outgoing`` members call the others and are called by
+    nobody: they reduce nothing, and hear of each other from those they call. ``timeout_s`` counts from the local start
+    and need not be the same everywhere.
     Raises BugError for a plan that cannot be carried out.
     """
 
@@ -75,6 +76,7 @@ class RoundPlan:
     aligned: bool = False
     schedule: ScheduleName = "direct"
     reason: str = ""
+    outgoing: frozenset[PeerId] = frozenset()
 
     def __post_init__(self) -> None:
         if not self.members or len(set(self.members)) != len(self.members):
@@ -85,6 +87,8 @@ class RoundPlan:
             raise BugError(f"round {self.key}: shares are at least 0 and belong to members")
         if self.shares and not sum(self.shares.values()):
             raise BugError(f"round {self.key}: no member reduces anything")
+        if any(self._share(peer) for peer in self.outgoing if len(self.members) > 1):
+            raise BugError(f"round {self.key}: nobody can call those that are to reduce")
         if self.elements < 0 or self.chunk_elements < 1 or not self.timeout_s > 0:
             raise BugError(f"round {self.key}: elements, chunk size and time-out must be positive")
         if not wire_of(self.codec, self.dtype).exact and self.schedule != "direct":
@@ -163,8 +167,13 @@ class RoundPlan:
             self.gives,
             self.aligned,
             self.schedule,
+            sorted(self.outgoing),
         ]
         return hashlib.sha256(json.dumps(agreed, separators=(",", ":")).encode()).hexdigest()
+
+    def called_by(self, peer: PeerId) -> tuple[PeerId, ...]:
+        """Whom a member calls: all others that can be called."""
+        return tuple(other for other in self.members if other != peer and other not in self.outgoing)
 
     def reducer(self, chunk: Chunk) -> PeerId:
         """The root of a chunk's tree: who reduces it."""

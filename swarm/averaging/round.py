@@ -61,7 +61,8 @@ def plan_rounds(call: RoundCall, strategy: Strategy, peer: PeerId) -> tuple[Roun
     group's members. Pure.
 
     Every round but the last gives sums, which the next adds up: who holds what is in them is the weight that is carried
-    along. Where the strategy is not exact for so many replicas, one round of all is.
+    along. Where the strategy is not exact for so many replicas, one round of all is. Raises RoundFailed where it makes
+    no groups of these.
     """
     rounds = strategy.exact_after(len(call.replicas))
     if rounds is None:
@@ -95,6 +96,7 @@ def _plan(
         gives=gives,
         aligned=aligned,
         chunk_elements=chunk_elements_of(call.elements),
+        outgoing=group.outgoing,
     )
     if group.reducers:
         return plan

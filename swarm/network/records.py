@@ -17,7 +17,7 @@ from swarm import WIRE_VERSION
 from swarm.errors import Violation
 from swarm.ids import PeerId, RunId
 from swarm.network.bodies import decode, pack, unpack
-from swarm.schema import Count, PartField, Record
+from swarm.schema import Count, PartField, Record, RegionField
 from swarm.security.signing import SIGNATURE_BYTES, PrivateIdentity, verify
 
 MAX_TTL_S = 120.0
@@ -35,7 +35,7 @@ AddressText = Annotated[str, StringConstraints(min_length=4, max_length=256, pat
 
 
 class PeerRecord(Record):
-    """Who a peer is, where it can be dialled and what it holds.
+    """Who a peer is, where it is and can be dialled, and what it holds.
 
     ``incarnation`` grows with every start of the same identity: of two records the higher one is the living process.
     """
@@ -50,6 +50,8 @@ class PeerRecord(Record):
     incarnation: Count
     status: Literal["waiting", "ready", "draining", "gone"]
     step: Count
+    region: RegionField = ""
+    outgoing: bool = False
     wire: Literal[1] = WIRE_VERSION
 
 

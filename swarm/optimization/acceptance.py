@@ -29,7 +29,7 @@ class AcceptanceRules:
         self, me: PeerId, rules: StepRules, history: History, verify: Callable[[PeerId, bytes, bytes], bool]
     ) -> None:
         self._me, self._rules, self._history, self._verify = me, rules, history, verify
-        self._changes = ChangeRules(rules.run, rules.parts, rules.max_members, verify)
+        self._changes = ChangeRules(rules.run, rules.parts, rules.max_members, verify, served=rules.served)
 
     def check_reconcile(self, roster: Roster, body: Reconcile) -> None:
         """Raises Refused or Violation for an attempt that no honest leader makes."""

@@ -19,6 +19,7 @@ from pydantic import Field
 from swarm.errors import Refused, Violation
 from swarm.ids import ENDS, PartName, PeerId, RunId, stage_of
 from swarm.optimization.roster import Member, Roster, lost_parts
+from swarm.optimization.serving import lacks_server, serves_alone
 from swarm.schema import Count, Message, PartField, PeerIdField, SignatureField
 
 MAX_CHANGES = 64
@@ -95,10 +96,13 @@ class Moment:
 
 class ChangeRules:
     """What a run's roster may become. ``parts`` are all parts of its model, ``most`` the members a record has room
-    for."""
+    for; ``served`` as in :class:`~swarm.optimization.rules.StepRules`."""
 
-    def __init__(self, run: RunId, parts: Sequence[PartName], most: int, verify: Verify) -> None:
+    def __init__(
+        self, run: RunId, parts: Sequence[PartName], most: int, verify: Verify, *, served: bool = False
+    ) -> None:
         self._run, self._parts, self._most, self._verify = run, tuple(parts), most, verify
+        self._served = served
 
     def check_admission(self, now: Moment, request: Admission) -> None:
         """Raises Refused with the reason, Violation for a forged request."""
@@ -111,6 +115,8 @@ class ChangeRules:
             raise Violation(f"the request of {peer} to join is forged")
         if member.part not in self._parts_of(member.role):
             raise Refused(f"a {member.role} of this run does not hold {member.part or 'nothing'}")
+        if self._served and (problem := lacks_server(now.roster, member)):
+            raise Refused(problem)
 
     def check_departure(self, now: Moment, request: Departure) -> None:
         """Raises Refused with the reason, Violation for a forged request."""
@@ -135,8 +141,9 @@ class ChangeRules:
             return tuple(part for part in self._parts if part != ENDS)
         return (ENDS,) if role == "trainer" and ENDS in self._parts else (None,)
 
-    def spared(self, before: Roster, leaving: Sequence[str], peer: str) -> str | None:
-        """Why ``peer`` can not be spared when ``leaving`` go as well; None when it can.
+    def spared(self, before: Roster, leaving: Sequence[str], peer: str, *, lost: bool = False) -> str | None:
+        """Why ``peer`` can not be spared when ``leaving`` go as well; None when it can. Of one that is ``lost`` only
+        what nobody can do without is asked.
 
         Who joins in the same step does not count: it takes the step's result from those who stay.
         """
@@ -146,6 +153,8 @@ class ChangeRules:
             return f"it holds the only replica of {member.part}: {_another(member)}"
         if member.role == "trainer" and all(other.role != "trainer" for other in staying):
             return f"it is the only trainer: {_another(member)}"
+        if self._served and not lost and serves_alone(Roster(staying), member):
+            return f"it is the only replica of {member.part} that others can call: {_another(member)}"
         return None
 
     def gather(
@@ -181,7 +190,8 @@ class ChangeRules:
         if len(joining) != len(changes.joins) or len(set(leaving)) != len(leaving):
             raise Violation("a peer that joins or leaves twice in one step")
         for index, peer in enumerate(leaving):
-            if (reason := self.spared(before, leaving[:index], peer)) is not None:
+            lost = peer in changes.absent
+            if (reason := self.spared(before, leaving[:index], peer, lost=lost)) is not None:
                 raise Refused(f"{peer} cannot leave: {reason}")
         roster = Roster([*(m for m in before.members if m.peer not in leaving), *joining.values()])
         if len(roster) > max(self._most, len(before)):

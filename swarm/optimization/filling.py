@@ -16,6 +16,7 @@ from swarm.optimization.live_calls import LiveCalls
 from swarm.optimization.messages import Feed, Over, Prepare, Promise
 from swarm.optimization.records import Contribution
 from swarm.optimization.roster import Roster, lost_parts, part_lost
+from swarm.optimization.serving import unserved
 from swarm.optimization.standstill import LOOK_S, Standstill
 from swarm.optimization.turnout import MOST_TOLD, REASON_CHARS
 from swarm.planning.patience import Patience
@@ -54,12 +55,14 @@ class Filling:
     @property
     def out(self) -> dict[PeerId, str]:
         """Who does not close this step, and why."""
-        return {**self._closing.liveness.gone, **self._unfit}
+        out = {**self._closing.liveness.gone, **self._unfit}
+        return out | unserved(self._roster, out) if self._closing.rules.served else out
 
     @property
     def left_out(self) -> dict[str, str]:
-        """The same, as far as others are told."""
-        return {peer: why[:REASON_CHARS] for peer, why in sorted(self.out.items())[:MOST_TOLD]}
+        """Those of them that take part in the step, as far as others are told."""
+        told = [(peer, why) for peer, why in sorted(self.out.items()) if peer in self._roster]
+        return {peer: why[:REASON_CHARS] for peer, why in told[:MOST_TOLD]}
 
     def quota_again(self) -> None:
         """Every trainer must hear that there is quota again."""

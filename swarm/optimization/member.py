@@ -215,9 +215,7 @@ class Member:
 
     async def _attempt(self, body: Reconcile, name: PartName | None) -> Mean:
         held = None if self.part is None or name is None else (name, self.part)
-        live = frozenset(body.live)
-        group = [] if name is None else [peer for peer in self._roster.replicas(name) if peer in live]
-        return await self._context.attempt.run(body, group, held)
+        return await self._context.attempt.run(body, self._roster, held)
 
     async def _on_apply(self, request: Request) -> Answer:
         body: Apply = request.body

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Coroutine, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -18,6 +18,7 @@ from swarm.optimization.ballot import Ballot
 from swarm.optimization.ledger import assigned, weights
 from swarm.optimization.messages import Apply, Averaged, Reconcile
 from swarm.optimization.records import CloseRecord
+from swarm.optimization.roster import Member, Roster
 
 MOST_HEARD = 1024
 """Members of whose links a member tells."""
@@ -55,12 +56,14 @@ class Settle(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One attempt at averaging a part: ``weights`` are the ledger's, by replica in rank order."""
+    """One attempt at averaging a part: ``weights`` are the ledger's, by replica in rank order; ``members`` what the
+    roster says of each."""
 
     step: int
     part: PartName
     attempt: int
     weights: Mapping[PeerId, int]
+    members: Mapping[PeerId, Member]
 
 
 class Average(Protocol):
@@ -180,15 +183,17 @@ class Attempt:
     cursor: Callable[[int, Collection[MicrobatchId]], tuple[int, int] | None]
     left_out: Callable[[int, Mapping[str, str]], None] = lambda step, why: None
 
-    async def run(self, body: Reconcile, group: Sequence[PeerId], held: tuple[PartName, HeldPart] | None) -> Mean:
-        """Make our sum equal to what counts, and average it with ``group``, the replicas of our part that are there. A
-        failure is an answer, with its culprit."""
+    async def run(self, body: Reconcile, roster: Roster, held: tuple[PartName, HeldPart] | None) -> Mean:
+        """Make our sum equal to what counts, and average it with those replicas of our part in ``roster`` that are
+        there. A failure is an answer, with its culprit."""
         self.left_out(body.step, body.left_out)
         cursor = self.cursor(body.step, {one.microbatch for one in body.committed})
         if held is None:
             return Mean(None, Averaged(digest="", sq_norm=0.0, cursor=cursor))
         name, part = held
         expected = assigned(body.committed, self.me, stage_of(name))
+        live = frozenset(body.live)
+        group = [peer for peer in roster.replicas(name) if peer in live]
         shares = weights(body.committed, group, stage_of(name))
         try:
             sums = await self._settled(body.step, expected, lambda: part.contribution(expected.keys(), shares[self.me]))
@@ -196,7 +201,13 @@ class Attempt:
             there = await self.device.run(lambda: part.microbatches)
             missing = tuple(sorted(expected.keys() - there))
             return _failed(f"it does not hold what counts: {error.reason}", self.me, missing)
-        wanted = Round(step=body.step, part=name, attempt=body.attempts.get(name, 0), weights=shares)
+        wanted = Round(
+            step=body.step,
+            part=name,
+            attempt=body.attempts.get(name, 0),
+            weights=shares,
+            members={peer: roster[peer] for peer in group},
+        )
         try:
             result = await self.average(wanted, sums)
         except RoundFailed as error:

@@ -5,20 +5,21 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
 
 from swarm.errors import EXIT_UNREACHABLE, Refused, RunEnded
 from swarm.ids import ENDS, PartName, PeerId, stage_part
-from swarm.schema import Message, PartField, PeerIdField
+from swarm.schema import Message, PartField, PeerIdField, RegionField
 
 Role = Literal["bootstrap", "stage", "trainer"]
 
 
 class Member(Message):
     """One peer of the roster. ``part`` is what it holds: its stage, the private ends, or nothing. ``incarnation`` is
-    the life of it that takes part, another one for every process: see :mod:`swarm.optimization.life`."""
+    the life of it that takes part, another one for every process: see :mod:`swarm.optimization.life`. ``region`` is
+    where it says that it is; ``outgoing``: it calls others, and where averaging has the choice nobody calls it."""
 
     peer: PeerIdField
     role: Role
@@ -26,6 +27,14 @@ class Member(Message):
     part: PartField | None
     addresses: Annotated[tuple[Annotated[str, StringConstraints(max_length=300)], ...], Field(max_length=8)]
     incarnation: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    region: RegionField = ""
+    outgoing: bool = False
+
+    @model_serializer(mode="wrap")
+    def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What was not said is left out: records that were made before it could be said keep their hash."""
+        plain: dict[str, Any] = dump(self)
+        return {key: value for key, value in plain.items() if value or key not in ("region", "outgoing")}
 
 
 class Roster:
@@ -89,6 +98,8 @@ class Candidate(Message):
     name: Annotated[str, StringConstraints(max_length=64)]
     stage: Annotated[int, Field(ge=0, lt=1024)] | None
     addresses: Annotated[tuple[Annotated[str, StringConstraints(max_length=300)], ...], Field(max_length=8)]
+    region: RegionField = ""
+    outgoing: bool = False
 
 
 def assign_stages(
@@ -125,12 +136,14 @@ def assign_stages(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
     """What there is to hold in a run: so many stages, with private ends or hosted ones; ``lost`` are the parts that
-    nobody holds any more, ``leaving`` the peers that have been asked to leave."""
+    nobody holds any more, ``leaving`` the peers that have been asked to leave, ``barred`` the parts to which the peer
+    that asks would not be let in."""
 
     stages: int
     private_ends: bool
     lost: Collection[str] = ()
     leaving: Collection[PeerId] = ()
+    barred: Collection[str] = ()
 
 
 def choose_place(
@@ -149,7 +162,8 @@ def choose_place(
     lost = {stage: 0 for stage in range(stages) if stage_part(stage) in places.lost}
     replicas = {stage: roster.replicas(stage_part(stage)) for stage in range(stages)}
     staying = {stage: [peer for peer in held if peer not in places.leaving] for stage, held in replicas.items()}
-    counts = lost or {stage: len(held) for stage, held in staying.items()}
+    free = {stage: len(held) for stage, held in staying.items() if stage_part(stage) not in places.barred}
+    counts = lost or free or {stage: len(held) for stage, held in staying.items()}
     stage = min(counts, key=lambda s: (counts[s], hashlib.sha256(f"{peer}|{s}".encode()).digest()))
     if lost:
         return stage_part(stage), "all that held it are lost"
@@ -158,15 +172,17 @@ def choose_place(
     return stage_part(stage), f"it has the fewest replicas ({counts[stage]}{besides})"
 
 
+COMMON = ("peer", "role", "name", "addresses", "region", "outgoing")
+"""What a candidate says of itself that the roster says, too."""
+
+
 def _member(candidate: Candidate, places: Mapping[str, int], private_ends: bool) -> Member:
     part: str | None = None
     if candidate.role == "stage":
         part = stage_part(places[candidate.peer])
     elif candidate.role == "trainer" and private_ends:
         part = ENDS
-    return Member(
-        peer=candidate.peer, role=candidate.role, name=candidate.name, part=part, addresses=candidate.addresses
-    )
+    return Member(part=part, **{name: getattr(candidate, name) for name in COMMON})
 
 
 def lost_replicas(roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> str:

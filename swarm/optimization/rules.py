@@ -21,6 +21,7 @@ class StepRules:
     ``quorum_grace_s`` is how long a majority is waited for before those who are there go on provisionally; 0: for ever.
     ``inner_steps``: optimizer steps in one of the run's, each with a rate of its own; ``clip_norm`` is for the mean
     that closes it.
+    ``served``: one replica of a part reduces for the others, which others must be able to call.
     """
 
     run: RunId
@@ -36,6 +37,7 @@ class StepRules:
     quorum_grace_s: float = 0.0
     inner_steps: int = 1
     clip_norm: float = math.inf
+    served: bool = False
 
     def quota(self, step: int, trainers: Sequence[PeerId]) -> Mapping[PeerId, int]:
         """The most each of these trainers may feed of a step."""

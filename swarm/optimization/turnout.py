@@ -22,7 +22,7 @@ class Turnout:
 
     ``live`` are the roster's replicas without those that were lost, and the ``late`` ones, who joined with the
     step's record; ``participating`` were in the part's round, ``averaged`` had something in it. ``why`` says why
-    not, of every other live replica and of each that was lost.
+    not, of other live replicas and of those that were lost: of MOST_TOLD at most, those without work last.
     """
 
     part: PartName
@@ -76,11 +76,12 @@ def _turnout(
     holders = _holders(record.committed, stage_of(part))
     averaged = tuple(peer for peer in there if peer in holders)
     why = {peer: f"lost: {gone[peer]}"[:REASON_CHARS] for peer in lost}
-    why |= dict.fromkeys((peer for peer in there if peer not in averaged), NO_WORK)
     for peer in replicas:
         if peer not in there and peer not in lost:
             known = f"left out: {left_out[peer]}" if peer in left_out else LEFT_OUT
             why[peer] = GIVEN_UP if record.void else known
+    why |= dict.fromkeys(late, joined_late(record.step))
+    why |= dict.fromkeys((peer for peer in there if peer not in averaged), NO_WORK)
     return Turnout(
         part=part,
         step=record.step,
@@ -88,7 +89,7 @@ def _turnout(
         participating=there,
         averaged=averaged,
         late=late,
-        why=why | dict.fromkeys(late, joined_late(record.step)),
+        why=dict(list(why.items())[:MOST_TOLD]),
     )
 
 

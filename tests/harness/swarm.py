@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -105,9 +105,9 @@ class LocalPeer:
 class LocalSwarm:
     """``await LocalSwarm(tmp_path, …).run()`` trains until the last step is closed.
 
-    ``overrides`` are manifest sections; ``documents`` are the trainers' texts, one tuple of documents each. With
-    ``record`` each peer's events are also in its home, as a real one's. ``on_added`` hear the name of each new peer; an
-    identity in ``twins`` may be there twice.
+    ``overrides`` are manifest sections; ``documents`` are the trainers' texts, one tuple of documents each; ``sites``
+    are settings of peers by name. With ``record`` each peer's events are also in its home, as a real one's.
+    ``on_added`` hear the name of each new peer; an identity in ``twins`` may be there twice.
     """
 
     def __init__(
@@ -119,6 +119,7 @@ class LocalSwarm:
         documents: Iterable[Iterable[str]] | None = None,
         max_in_flight: int | None = None,
         record: bool = False,
+        sites: Mapping[str, Mapping[str, Any]] | None = None,
         **overrides: dict[str, Any],
     ) -> None:
         self.root = root
@@ -136,6 +137,7 @@ class LocalSwarm:
         self.twins: set[PeerId] = set()
         self.on_added: list[Callable[[str], None]] = []
         self._record, self._recorders = record, dict[str, Recorder]()
+        self._sites = sites or {}
 
     def _incarnations(self) -> int:
         """Another for every peer that is started, whatever its identity."""
@@ -174,7 +176,8 @@ class LocalSwarm:
         home = self.root / name
         home.mkdir(mode=0o700, exist_ok=True)  # a peer that was started again keeps its disk
         endpoint = await self._endpoint(home, identity)
-        settings = PeerSettings(home=home, name=name, role=role, max_in_flight=self._max_in_flight, **more)
+        more = {"max_in_flight": self._max_in_flight, **self._sites.get(name, {}), **more}
+        settings = PeerSettings(home=home, name=name, role=role, **more)
         self.numbers[name] = number
         events, clock = EventList(identity.peer), self._clock(name)
         around = Surroundings(

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from swarm.events import DigestMismatch, RoundDone, StepClosed
-from tests.harness.faults import On, Strike
+from swarm.events import DigestMismatch, Participation, RoundDone, StepClosed, Waiting
+from swarm.ids import PeerId
+from swarm.optimization.calls import first_leaf
+from swarm.security.signing import PrivateIdentity
+from swarm.sim.world import run_world
+from tests.harness.faults import FaultPlan, On, Strike
 from tests.harness.faults_kinds import Kill
+from tests.harness.faults_memory import MemoryWorld
 from tests.harness.simulated import SimSwarm
-from tests.harness.swarm import LocalSwarm
+from tests.harness.swarm import LocalSwarm, OpenEndpoint
 from tests.swarms.story import live_through
 
 SHAPE: dict[str, Any] = {
@@ -23,9 +29,31 @@ SHAPE: dict[str, Any] = {
 }
 
 
-async def digests(root: Path, strategy: str) -> tuple[list[dict[str, str]], LocalSwarm]:
+class CalledSwarm(LocalSwarm):
+    """Keeps who called whom to average."""
+
+    def __init__(self, root: Path, **shape: Any) -> None:
+        super().__init__(root, **shape)
+        self.called: set[tuple[PeerId, PeerId]] = set()
+
+    async def _endpoint(self, home: Path, identity: PrivateIdentity) -> OpenEndpoint:
+        endpoint = await super()._endpoint(home, identity)
+        call, called = endpoint.call, self.called
+
+        async def noted(target: PeerId, method: str, *args: Any, **more: Any) -> Any:
+            if method.startswith("averaging/"):
+                called.add((endpoint.peer, target))
+            return await call(target, method, *args, **more)
+
+        endpoint.call = noted  # type: ignore[method-assign]
+        return endpoint
+
+
+async def digests(
+    root: Path, strategy: str, sites: Mapping[str, Mapping[str, Any]] | None = None
+) -> tuple[list[dict[str, str]], CalledSwarm]:
     """The weights after each step, by part."""
-    swarm = LocalSwarm(root, averaging={"strategy": strategy}, **SHAPE)
+    swarm = CalledSwarm(root, averaging={"strategy": strategy}, sites=sites, **SHAPE)
     await swarm.run()
     assert not swarm.events(DigestMismatch)
     return [record["digests"] for record in swarm.history()], swarm
@@ -41,6 +69,64 @@ async def test_groups_that_swap_give_the_weights_of_one_group_of_all(
     rounds = swarm.events(RoundDone)
     assert {(event.round, event.members) for event in rounds} == {(0, 2), (1, 2)}
     assert len(rounds) == 2 * 8 * swarm.manifest.run.steps
+
+
+async def test_hierarchy_averages_within_regions_first_and_gives_the_weights_of_one_group_of_all(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    expected, _ = await digests(tmp_path_factory.mktemp("everyone"), "everyone")
+    sites = {f"{kind}-{number}": {"region": "ab"[number // 2]} for kind in ("host", "trainer") for number in range(4)}
+    found, swarm = await digests(tmp_path_factory.mktemp("hierarchy"), "hierarchy", sites)
+    assert found == expected
+    members = {(event.round, event.members) for event in swarm.events(RoundDone)}
+    assert members == {(0, 2), (1, 2), (2, 2)}
+    across = [event for event in swarm.events(RoundDone) if event.round == 1]
+    assert len(across) == 2 * 2 * swarm.manifest.run.steps, "one of each region, for each of two parts"
+
+
+async def test_replica_that_only_dials_out_is_called_by_nobody_and_gets_the_weights_of_one_group_of_all(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    expected, everyone = await digests(tmp_path_factory.mktemp("everyone"), "everyone")
+    behind = everyone.peers["host-1"].endpoint.peer
+    assert behind in {target for _, target in everyone.called}
+    found, swarm = await digests(tmp_path_factory.mktemp("server"), "server", {"host-1": {"dial_out_only": True}})
+    assert found == expected
+    assert behind in {caller for caller, _ in swarm.called}
+    assert behind not in {target for _, target in swarm.called}
+    rounds = [event for event in swarm.peers["host-1"].events.of(RoundDone)]
+    assert [event.members for event in rounds] == [4] * swarm.manifest.run.steps
+    listed = {member["name"]: member.get("outgoing", False) for member in swarm.history()[0]["roster"]}
+    assert {name for name, outgoing in listed.items() if outgoing} == {"host-1"}
+
+
+async def test_run_in_which_no_replica_of_a_part_can_be_called_is_not_founded_with_a_server(tmp_path: Path) -> None:
+    sites = {f"host-{number}": {"dial_out_only": True} for number in range(4)}
+    swarm = LocalSwarm(tmp_path, averaging={"strategy": "server"}, sites=sites, **SHAPE)
+    with pytest.raises(ExceptionGroup) as raised:
+        await swarm.run()
+    assert "no replica of stage-0 can be called by others" in str(first_leaf(raised.value))
+
+
+def test_replicas_that_lose_their_server_go_on_as_one_and_the_others_are_told_why(tmp_path: Path) -> None:
+    sites = {"host-1": {"dial_out_only": True}, "host-2": {"dial_out_only": True}}
+    shape = {**SHAPE, "hosts": 3, "run": {"reproducible": True, "steps": 5}}
+    swarm = SimSwarm(tmp_path, averaging={"strategy": "server"}, sites=sites, may_fail=True, **shape)
+    on = On(RoundDone, peer="host-0", where={"step": 2})
+    with MemoryWorld(swarm) as world:
+        plan = FaultPlan(Strike("death", on, Kill(("host-0",))), world=world)
+        run_world(swarm.run(timeout_s=3600.0))
+    plan.assert_fired()
+    [told] = [event for event in swarm.events(Participation) if event.part == "stage-0" and event.live == 2]
+    assert (told.participating, told.averaged) == (1, 1)
+    lost, left_out = swarm.peers["host-0"].endpoint.peer, next(peer for peer, why in told.why.items() if "left" in why)
+    assert told.why[lost].startswith("lost: ")
+    assert told.why[left_out].startswith("left out: no replica of stage-0 that others can call is left")
+    outside = next(peer for peer in swarm.peers.values() if peer.endpoint.peer == left_out)
+    assert any("one that can must join" in event.what for event in outside.events.of(Waiting))
+    last = swarm.history()[-1]
+    assert last["step"] == 5
+    assert [one["part"] for one in last["roster"]].count("stage-0") == 1
 
 
 def test_replica_that_dies_between_two_rounds_costs_an_attempt_and_no_microbatch(tmp_path: Path) -> None:

@@ -19,12 +19,13 @@ class Group:
     """The members of one group in rank order, the order in which their sums are added.
 
     ``silent`` ones add nothing and hold the result afterwards, like the others. ``reducers`` compute it: nobody named
-    means all that add something, each an equal part.
+    means all that add something, each an equal part. ``outgoing`` ones call the others and are called by nobody.
     """
 
     members: tuple[PeerId, ...]
     silent: frozenset[PeerId] = frozenset()
     reducers: tuple[PeerId, ...] = ()
+    outgoing: frozenset[PeerId] = frozenset()
 
 
 def ranked(replicas: Sequence[PeerId]) -> tuple[PeerId, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarm.averaging.strategies.groups import Group, ranked
@@ -18,17 +18,20 @@ class Hierarchy:
 
     Across regions travels 2(R-1)/R of the vector for each of R delegates, whatever the number of replicas; with
     `everyone` it is that for each replica. ``regions`` names each replica's; whoever has none is in "". The delegate
-    changes with the step.
+    changes with the step; those that are ``outgoing``, whom other regions call through a relay at best, are it only
+    where nobody else is there.
     Source: hierarchical all-reduce, Jia et al., arXiv 1807.11205, section 3.3.
     """
 
     regions: Mapping[PeerId, str] = field(default_factory=dict)
+    outgoing: Collection[PeerId] = ()
     name: str = "hierarchy"
 
     def groups(self, replicas: Sequence[PeerId], step: int, round: int, seed: int) -> tuple[Group, ...]:
         """Of the three rounds, the one that ``round`` is; groups of a single replica are groups, too."""
         regions = self._regions(replicas)
-        delegates = [members[(seed + step) % len(members)] for members in regions]
+        able = [[peer for peer in members if peer not in self.outgoing] or members for members in regions]
+        delegates = [members[(seed + step) % len(members)] for members in able]
         if len(regions) <= 1 or len(regions) == len(replicas):
             return (Group(ranked(replicas)),) if replicas else ()
         if round % 3 == 1:

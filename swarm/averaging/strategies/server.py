@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from swarm.averaging.strategies.groups import Group, ranked
+from swarm.errors import RoundFailed
 from swarm.ids import PeerId
 
 
@@ -14,22 +15,29 @@ class Server:
     """All replicas in one group in which a single one computes: mixes gradient sums, or parameters, exactly, in one
     round.
 
-    For peers that can only dial out: they call the server, and nobody has to call them. ``reachable`` are those that
-    may be it (empty: all); which of them changes with the step, so that no one carries every step. The others send and
-    receive the vector once, the server (P-1) times, so a round takes (P-1)·n bytes of its link.
+    For peers that can only dial out: they call the others, and nobody calls them. ``outgoing`` are those, which are
+    never the server. It is the first of the others by rank in step 0 (for seed 0), the next one in the step after, and
+    so on: no one carries every step, and nobody has to be named. The others send and receive the vector once, the
+    server (P-1) times, so a round takes (P-1)·n bytes of its link.
     Source: parameter server, Li et al., OSDI 2014.
     """
 
-    reachable: Collection[PeerId] = ()
+    outgoing: Collection[PeerId] = ()
     name: str = "server"
 
     def groups(self, replicas: Sequence[PeerId], step: int, round: int, seed: int) -> tuple[Group, ...]:
-        """One group; of the reachable replicas, or of all where none is, the next one reduces in each step."""
+        """One group. Raises RoundFailed where there are several replicas and none of them can be called: nobody else
+        could do it, for all of them would have to be called."""
         members = ranked(replicas)
         if not members:
             return ()
-        able = [peer for peer in members if peer in self.reachable] or list(members)
-        return (Group(members, reducers=(able[(seed + step) % len(able)],)),)
+        able = [peer for peer in members if peer not in self.outgoing or len(members) == 1]
+        if not able:
+            raise RoundFailed(
+                f"none of {len(members)} replicas can be called: there is nobody to reduce for the others"
+            )
+        only_call = frozenset(members) - frozenset(able)
+        return (Group(members, reducers=(able[(seed + step) % len(able)],), outgoing=only_call),)
 
     def exact_after(self, replicas: int) -> int:
         """One round."""

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 import torch
 
+from swarm.averaging.exchange import LONGEST_PAUSE_S
 from swarm.averaging.plan import RoundKey, RoundResult
 from swarm.averaging.round import RoundCall, average, group_of, plan_rounds
 from swarm.averaging.strategies import STRATEGIES, Group, Strategy
@@ -62,6 +63,28 @@ def test_average_emits_what_it_did() -> None:
         assert isinstance(event, RoundDone)
         assert (event.step, event.part, event.members, event.participating) == (3, "stage-1", 2, 2)
         assert event.bytes_sent == 40
+
+
+def test_group_has_formed_at_most_a_pause_after_its_last_member_came() -> None:
+    late_s = 3.0
+
+    async def scene() -> dict[PeerId, float]:
+        services = await serve_members(Network(slowest_s=0.02), (P0, P1))
+
+        async def enter(peer: PeerId, after_s: float) -> float:
+            await asyncio.sleep(after_s)
+            plans, told = plan_rounds(CALL, STRATEGIES["everyone"], peer), Listed()
+            await average(services[peer], plans, torch.ones(10), told)
+            [done] = told.events
+            assert isinstance(done, RoundDone)
+            return done.formed_s
+
+        formed = await asyncio.gather(enter(P0, 0.0), enter(P1, late_s))
+        return dict(zip((P0, P1), formed, strict=True))
+
+    formed = in_virtual_time(scene())
+    assert late_s <= formed[P0] <= late_s + LONGEST_PAUSE_S + 0.04
+    assert formed[P1] <= 0.04
 
 
 def test_average_that_fails_says_on_whom_it_broke() -> None:

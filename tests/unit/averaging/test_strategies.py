@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -17,7 +18,8 @@ from swarm.averaging.strategies.hierarchy import Hierarchy
 from swarm.averaging.strategies.push_sum import PushSum
 from swarm.averaging.strategies.random_groups import RandomGroups
 from swarm.averaging.strategies.server import Server
-from swarm.errors import BugError
+from swarm.averaging.strategies.sites import strategy_at
+from swarm.errors import BugError, RoundFailed
 from swarm.ids import PeerId
 
 SIZES = (*range(1, 18), 23, 32, 48, 64, 100, 127)
@@ -160,11 +162,34 @@ def test_steps_go_on_with_the_rounds_where_one_is_not_exact() -> None:
 
 
 def test_server_is_one_that_can_be_reached_and_takes_turns() -> None:
-    able = {PeerId("0001"), PeerId("0003")}
-    chosen = [Server(able).groups(peers(5), step, 0, 0)[0].reducers for step in range(4)]
-    assert {peer for one in chosen for peer in one} == able
-    assert Server().groups(peers(5), 0, 0, 0)[0].reducers
-    assert Server({PeerId("elsewhere")}).groups(peers(2), 0, 0, 0)[0].reducers, "somebody has to"
+    able = [PeerId("0001"), PeerId("0003")]
+    only_call = frozenset(peers(5)) - frozenset(able)
+    groups = [Server({*only_call, PeerId("elsewhere")}).groups(peers(5), step, 0, 0)[0] for step in range(4)]
+    assert [group.reducers for group in groups] == [(able[step % 2],) for step in range(4)]
+    assert {group.outgoing for group in groups} == {only_call}
+    assert Server().groups(peers(5), 0, 0, 0)[0].outgoing == frozenset()
+
+
+def test_server_of_replicas_that_nobody_can_call_is_refused_unless_there_is_one() -> None:
+    with pytest.raises(RoundFailed, match="can be called"):
+        Server(peers(3)).groups(peers(3), 0, 0, 0)
+    assert Server(peers(1)).groups(peers(1), 0, 0, 0)[0].reducers == tuple(peers(1))
+
+
+@dataclass(frozen=True)
+class There:
+    region: str = ""
+    outgoing: bool = False
+
+
+def test_strategy_at_sites_knows_who_is_where() -> None:
+    a, b, c = peers(3)
+    assert strategy_at("server", {a: There(), b: There(outgoing=True)}) == Server(frozenset({b}))
+    two = {a: There("x"), b: There("x"), c: There()}
+    assert strategy_at("hierarchy", two) == Hierarchy({a: "x", b: "x", c: ""}, frozenset())
+    for flat in ({}, {a: There("x")}, {a: There("x"), b: There("x")}, {a: There("x"), b: There("y")}):
+        assert strategy_at("hierarchy", flat).name == "everyone"
+    assert strategy_at("grid", two) == STRATEGIES["grid"]
 
 
 def test_hierarchy_sends_one_replica_of_each_region_across() -> None:
@@ -176,6 +201,14 @@ def test_hierarchy_sends_one_replica_of_each_region_across() -> None:
     assert [group.members for group in back] == [group.members for group in within]
     other = Hierarchy(regions(14)).groups(peers(14), 3, 1, 0)
     assert not delegates & set(other[0].members), "another one carries the next step"
+
+
+def test_hierarchy_sends_across_whom_others_can_call_where_there_is_one() -> None:
+    there = {peer: "ab"[number // 3] for number, peer in enumerate(peers(6))}
+    outgoing = {*peers(2), *peers(6)[3:]}
+    across = [Hierarchy(there, outgoing).groups(peers(6), step, 1, 0)[0].members for step in range(3)]
+    assert {members[0] for members in across} == {peers(3)[2]}
+    assert {members[1] for members in across} == set(peers(6)[3:])
 
 
 # --- push-sum --------------------------------------------------------------------------------------------------------

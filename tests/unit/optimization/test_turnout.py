@@ -6,7 +6,7 @@ from typing import Any
 
 from swarm.ids import PeerId
 from swarm.optimization.roster import Member, Roster
-from swarm.optimization.turnout import GIVEN_UP, LEFT_OUT, NO_WORK, Turnout, turnouts
+from swarm.optimization.turnout import GIVEN_UP, LEFT_OUT, MOST_TOLD, NO_WORK, Turnout, turnouts
 from tests.unit.optimization.world import COMMITTED, GENESIS, ROSTER, A, B, T, record
 
 C = PeerId("C")
@@ -59,6 +59,16 @@ def test_replica_that_is_there_and_left_out_is_told_why() -> None:
     assert found.why == {B: LEFT_OUT}
     assert (found.live, found.participating) == ((A, B), (A,))
     assert not found.whole
+
+
+def test_of_many_without_work_a_few_are_named_and_all_are_counted() -> None:
+    many = Roster([LATE.model_copy(update={"peer": f"P{number:03}"}) for number in range(500)])
+    late = Roster([*many.members, LATE]).members
+    closed = record(GENESIS).model_copy(update={"committed": COMMITTED[:1], "roster": late, "absent": ("P000",)})
+    [found] = turnouts(closed, many, {}, {})
+    assert (len(found.live), len(found.participating), len(found.averaged)) == (501, 499, 0)
+    assert list(found.why)[:2] == ["P000", C]
+    assert len(found.why) == MOST_TOLD
 
 
 def test_member_that_dies_after_its_round_was_in_it() -> None:

@@ -21,7 +21,7 @@ from peers.farewell import follow
 from peers.interrupt import Interrupted
 from peers.look import Seen, look_at_all, members_from, standing_from
 from peers.places import PlaceInfo, list_places, look_at_place, take_place
-from peers.standing import PartTurnout, Standing
+from peers.standing import MemberStanding, PartTurnout, Standing
 from peers.standing_text import detail_lines, member_lines, status_lines
 from swarm.clock import SystemClock
 from tests.harness.standing_peer import INVITE, PEER, RUN, running, standing
@@ -232,6 +232,17 @@ def test_texts_of_a_peer_that_only_starts_say_so() -> None:
     assert row.split() == ["1", "brave-otter", "stage", "-", "waiting", "-", "-", "-", "3", "direct"]
     assert remark.strip() == "waiting: a stage host"
     assert "loss" not in "\n".join(detail_lines(Seen(place=place, standing=young)))
+
+
+def test_members_say_where_they_are_and_who_only_calls() -> None:
+    plain = MemberStanding(
+        name="owl", peer=PEER.format(3), role="stage", part="stage-0", state="member", link="direct", addresses=()
+    )
+    there = dataclasses.replace(plain, name="hen", region="eu-west", outgoing=True, copies=("ends",))
+    rows = member_lines(standing("otter"), [plain, there])[-2:]
+    assert rows[0].split()[0] == "owl"
+    assert "in" not in rows[0].split()
+    assert rows[1].endswith("in eu-west; only calls; copies: ends")
 
 
 def test_turnout_is_shown_once_for_each_run_as_the_newest_step_has_it() -> None:

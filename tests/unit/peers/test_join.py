@@ -114,8 +114,10 @@ def test_join_takes_its_settings_from_the_environment(
     monkeypatch.setenv("SWARM_HOME", str(tmp_path))
     monkeypatch.setenv("SWARM_PLACE", "mine")
     monkeypatch.setenv("SWARM_GRACE", "5")
-    assert run(["join", "-q"]) == EXIT_OK
+    monkeypatch.setenv("SWARM_REGION", "eu-west")
+    assert run(["join", "-q", "--dial-out-only"]) == EXIT_OK
     assert started[0].grace_s == 5
+    assert (started[0].region, started[0].dial_out_only) == ("eu-west", True)
     assert started[0].identity == tmp_path / "mine" / "identity.key"
 
 
@@ -169,6 +171,7 @@ def test_join_bad_input_is_refused_before_anything_is_made(
         "--device": [INVITE, "--device", "tpu"],
         "--checkpoints": [INVITE, "--checkpoints", "/proc/nope/{run}"],
         f"{taken} is taken": [INVITE, "--listen", f"/ip4/127.0.0.1/tcp/{taken}"],
+        "up to 32 small letters, digits and dashes": [INVITE, "--region", "Here!"],
         "--threads": [INVITE, "--threads", "0"],
         "place": [INVITE, "--place", "no such name!"],
     }

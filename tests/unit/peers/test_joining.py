@@ -11,6 +11,7 @@ import pytest
 from peers import joining
 from peers.joining import LISTEN_EVERY_S, MAX_FAILURES, Joining
 from peers.situation import Situation
+from swarm.averaging.config import AveragingConfig
 from swarm.errors import (
     EXIT_OK,
     EXIT_UNREACHABLE,
@@ -126,7 +127,7 @@ class World:
         run = SimpleNamespace(steps=steps, copies=1)
         split = SimpleNamespace(stages=2, ends="private")
         self.around = SimpleNamespace(
-            manifest=SimpleNamespace(run_id=RUN, run=run, split=split),
+            manifest=SimpleNamespace(run_id=RUN, run=run, split=split, averaging=AveragingConfig()),
             endpoint=SimpleNamespace(
                 peer=JOINER, addresses=("/memory/J",), learn=lambda peer, addresses: None, call=self._standing
             ),
@@ -137,7 +138,7 @@ class World:
             watch=SimpleNamespace(follow=lambda roster: None, gone={}, incarnation=7, twin=self._twin),
             be_reachable=self._be_reachable,
         )
-        settings = SimpleNamespace(role="stage", stage=stage, name="j")
+        settings = SimpleNamespace(role="stage", stage=stage, name="j", region="eu", dial_out_only=False)
         monkeypatch.setattr(joining, "Observer", self._observer)
         monkeypatch.setattr(joining, "build_empty", self._build)
         monkeypatch.setattr(joining, "PartDownload", self._download)
@@ -217,6 +218,7 @@ async def test_joiner_takes_all_replicas_as_donors_and_asks_the_leader_of_the_op
     (leader, admission), head = world.admissions[0], world.run.decisions[2].record
     assert (leader, admission.step, admission.member.part) == (ROSTER.succession(3)[0], 3, "stage-0")
     assert admission.member.incarnation == 7
+    assert (admission.member.region, admission.member.outgoing) == ("eu", False)
     assert head.step == 2
     assert set(world.donors()) == {DONOR, OTHER}
     assert set(world.downloads[0][2]) == {DONOR, OTHER}

@@ -15,7 +15,11 @@ def member(peer: str, *addresses: str) -> Member:
 
 
 RELAYED = "/ip4/9.9.9.9/tcp/1/p2p/r/p2p-circuit/p2p/c"
-A, B, C = member("a", "/ip4/1.2.3.4/tcp/5/p2p/a", "/ip4/10.0.0.1/tcp/5/p2p/a"), member("b"), member("c", RELAYED)
+A, B, C = (
+    member("a", "/ip4/1.2.3.4/tcp/5/p2p/a", "/ip4/10.0.0.1/tcp/5/p2p/a"),
+    member("b"),
+    member("c", RELAYED).model_copy(update={"outgoing": True}),
+)
 
 
 def test_record_gives_links_of_those_that_were_measured_and_who_can_only_dial() -> None:
