@@ -155,13 +155,16 @@ async def survive(plan: RoundPlan, sums: Mapping[PeerId, torch.Tensor], bombs: S
 def check_attempt(
     plan: RoundPlan, sums: Mapping[PeerId, torch.Tensor], outcomes: Sequence[Outcome], bomb: Bomb | None
 ) -> None:
-    """All results of one attempt are the exact mean; some have one and some not only after signing had begun."""
+    """All results of one attempt are the exact mean; some have one and some not only after signing had begun, and a
+    death before that leaves nobody with one."""
     assert all(isinstance(outcome, RoundResult | RoundFailed) for outcome in outcomes), outcomes
     results = [outcome for outcome in outcomes if isinstance(outcome, RoundResult)]
     for result in results:
         assert torch.equal(result.tensor, right_mean(plan, sums))
         assert result.contributors == plan.contributors
     assert len({result.digest for result in results}) <= 1
+    if bomb is not None and bomb.fired and not bomb.signing:
+        assert not results, "a result of a round that lost a member before anybody signed"
     if results and len(results) < len(outcomes):
         assert bomb is not None
         assert bomb.signing, "a split before anybody signed"

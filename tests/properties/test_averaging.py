@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from swarm.averaging.messages import CHUNK
 from swarm.averaging.partition import cut, part_bounds
 from swarm.averaging.plan import RoundResult
-from tests.unit.averaging.world import Network, in_virtual_time, make_plan, play, right_mean, whole_numbers
+from swarm.errors import RoundFailed
+from swarm.ids import PeerId
+from tests.unit.averaging.world import (
+    Network,
+    TappedEndpoint,
+    in_virtual_time,
+    make_plan,
+    play,
+    right_mean,
+    whole_numbers,
+)
 
 QUICK = settings(max_examples=60, deadline=None, derandomize=True)
 weights_of_members = st.lists(st.integers(0, 50), min_size=1, max_size=9).filter(any)
@@ -59,6 +72,75 @@ def test_reduce_of_whole_numbers_gives_the_exact_mean_at_every_member(
         assert result.tensor.dtype == torch.float32
         assert result.contributors == plan.contributors
     assert len({(result.digest, result.squared_norm) for result in results}) == 1
+
+
+@QUICK
+@given(weights=st.lists(st.integers(1, 9), min_size=2, max_size=5), liar=st.integers(0, 4), data=st.data())
+def test_member_whose_weights_are_not_the_ledgers_leaves_nobody_with_a_result(
+    weights: list[int], liar: int, data: st.DataObject
+) -> None:
+    """Whether their sum is the ledger's or not, and whoever says so."""
+    others = data.draw(
+        st.permutations(weights) | st.lists(st.integers(1, 9), min_size=len(weights), max_size=len(weights))
+    )
+    assume(others != weights)
+    plan, other = make_plan(weights, 60), make_plan(others, 60)
+    peer = plan.members[liar % len(weights)]
+    network = Network()
+    outcomes = in_virtual_time(play(network, plan, whole_numbers(plan), {peer: other}))
+    assert all(isinstance(outcome, RoundFailed) for outcome in outcomes.values()), outcomes
+    assert not network.endpoints[peer].payload_sent, "somebody took its sums"
+
+
+@QUICK
+@given(
+    weights=st.lists(st.integers(0, 9), min_size=2, max_size=5).filter(lambda each: sum(map(bool, each)) > 1),
+    liar=st.integers(0, 4),
+    claim=st.integers(0, 2**40),
+    number=st.integers(1, 4),
+)
+def test_member_that_claims_another_weight_than_the_ledgers_with_any_chunk_fails_the_round_for_all(
+    weights: list[int], liar: int, claim: int, number: int
+) -> None:
+    plan = make_plan(weights, 60)
+    peer = plan.contributors[liar % len(plan.contributors)]
+    assume(claim != plan.weights[peer])
+    network = Claiming(peer, claim, number)
+    sums = whole_numbers(plan)
+    before = {peer: values.clone() for peer, values in sums.items()}
+    outcomes = in_virtual_time(play(network, plan, sums))
+    assert network.claimed, "the claim was not made"
+    assert all(isinstance(outcome, RoundFailed) for outcome in outcomes.values()), outcomes
+    assert any("the ledger says" in str(outcome) for outcome in outcomes.values())
+    assert all(torch.equal(sums[peer], before[peer]) for peer in sums)
+
+
+class Claiming(Network):
+    """A network in which ``liar`` claims another weight with its chunk of that number."""
+
+    def __init__(self, liar: PeerId, claim: int, number: int) -> None:
+        super().__init__()
+        self._liar, self._claim, self._left = liar, claim, number
+
+    @property
+    def claimed(self) -> bool:
+        return self._left <= 0
+
+    async def join(self, peer: PeerId) -> TappedEndpoint:
+        endpoint = await super().join(peer)
+        if peer == self._liar:
+            endpoint.call = self._lying(endpoint.call)  # type: ignore[method-assign]
+        return endpoint
+
+    def _lying(self, call: Any) -> Any:
+        async def lying(target: PeerId, method: str, body: Any, *args: Any, **options: Any) -> Any:
+            if method == CHUNK:
+                self._left -= 1
+                if self._left == 0:
+                    body = body.model_copy(update={"weight": self._claim})
+            return await call(target, method, body, *args, **options)
+
+        return lying
 
 
 @QUICK
