@@ -92,6 +92,8 @@ def _compared(chosen: ScheduleName, times: Mapping[ScheduleName, float]) -> str:
 
 def _sizes(sized: Mapping[PeerId, int]) -> str:
     least, most = min(sized.values()), max(sized.values())
+    if len(sized) == 1:
+        return "one member reduces all"
     if least == most:
         return f"{len(sized)} equal parts"
     if least == 0:

@@ -227,6 +227,8 @@ def test_members_that_can_only_dial_out_and_observers_reduce_nothing() -> None:
             members=case.members, weights=weights, vector=case.vector, links=links, dial_only={PeerId("p2")}
         )
         assert {peer for peer, share in choose(told).shares.items() if share} == {PeerId("p1"), PeerId("p3")}
+    alone = Situation(members=case.members, weights=weights, vector=case.vector, dial_only=set(case.members[1:3]))
+    assert set(choose(alone).shares) == {PeerId("p3")}
     nobody = Situation(members=case.members, weights=weights, vector=case.vector, dial_only=set(case.members))
     assert len(choose(nobody).shares) == 3, "somebody must"
 
