@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, ValidationError
 
 from swarm import WIRE_VERSION
+from swarm.averaging.checks import check_averaging
 from swarm.averaging.config import AveragingConfig
 from swarm.errors import ConfigError
 from swarm.ids import RunId
@@ -168,49 +169,13 @@ def check_manifest(manifest: Manifest) -> None:
             f"so many that a step's record fits {MAX_BODY_BYTES >> 20} MiB: this needs {size >> 20} MiB",
             "Use larger microbatches and fewer of them" + (", or fewer local steps." if local else "."),
         )
-    _check_averaging(manifest)
+    check_averaging(manifest.averaging, reproducible=manifest.run.reproducible)
     if start.stage_hosts < split.stages:
         raise ConfigError(
             "run.start_when.stage_hosts",
             start.stage_hosts,
             f"at least split.stages = {split.stages}",
             "Every stage needs a replica: start more stage hosts or cut fewer stages.",
-        )
-
-
-def _check_averaging(manifest: Manifest) -> None:
-    """What is inexact, and what depends on who comes first, mixes weights only. Raises ConfigError."""
-    averaging = manifest.averaging
-    if manifest.run.reproducible and averaging.codec != "float32":
-        raise ConfigError(
-            "averaging.codec",
-            averaging.codec,
-            "float32 with run.reproducible = true: what is rounded on the way depends on who computed what",
-            "Leave averaging.codec out, or set run.reproducible = false.",
-        )
-    if averaging.schedule not in ("auto", "direct") and (
-        averaging.closing_strategy != "everyone" or averaging.codec != "float32"
-    ):
-        raise ConfigError(
-            "averaging.schedule",
-            averaging.schedule,
-            "direct or auto, unless strategy = everyone and codec = float32: what is rounded at each hop must be "
-            "rounded alike by all",
-            "Leave averaging.schedule out, or the other two.",
-        )
-    if averaging.mode == "local" and manifest.run.reproducible:
-        raise ConfigError(
-            "run.reproducible",
-            True,
-            'false where averaging.mode = "local": which replica computes what is in its weights',
-            'Set it to false, or averaging.mode to "sync".',
-        )
-    if averaging.mode == "sync" and averaging.strategy in ("random", "push-sum"):
-        raise ConfigError(
-            "averaging.strategy",
-            averaging.strategy,
-            'exact in averaging.mode = "sync": everyone, grid or butterfly-groups',
-            'Choose one of those, or averaging.mode = "local", where weights are mixed and not gradients.',
         )
 
 

@@ -12,6 +12,10 @@ from swarm.schema import Section
 StrategyName = Literal["everyone", "grid", "butterfly-groups", "server", "hierarchy", "random", "push-sum"]
 
 
+BY_PLACE = ("server", "hierarchy")
+"""Strategies that bring all together by where they are, in `local` too."""
+
+
 class LocalConfig(Section):
     """``[averaging.local]``, of ``mode = "local"``.
 
@@ -31,7 +35,7 @@ class AveragingConfig(Section):
     """Who averages with whom, what, and how the numbers travel.
 
     ``mode`` "sync": the gradients of each batch. "local": weights, of replicas that train apart for a while; then
-    ``strategy`` says who mixes with whom between two synchronisations, which are always of all.
+    ``strategy`` says who mixes with whom between two synchronisations, which are of all.
     ``codec``: numbers as they are, or (``int8``) rounded to 8 bits on the way to the reducer and on the way back, for a
     quarter of the bytes; every replica gets the same bits either way.
     ``schedule`` is the way that sums travel; ``auto`` chooses it in each step from what was measured of the links, so
@@ -52,4 +56,4 @@ class AveragingConfig(Section):
     @property
     def closing_strategy(self) -> str:
         """Who averages with whom when a step closes."""
-        return "everyone" if self.mode == "local" else self.strategy
+        return "everyone" if self.mode == "local" and self.strategy not in BY_PLACE else self.strategy

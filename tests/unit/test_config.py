@@ -33,3 +33,31 @@ def test_manifest_that_rounds_at_each_hop_what_must_be_rounded_alike_is_refused(
         parse_manifest(document(averaging={"schedule": schedule, **other}), "a test")
     with pytest.raises(ConfigError, match="averaging.schedule"):
         parse_manifest(document(averaging={"schedule": "ring", **other}), "a test")
+
+
+@pytest.mark.parametrize("strategy", ["random", "push-sum"])
+def test_what_is_inexact_is_refused_where_gradients_are_averaged(strategy: str) -> None:
+    parse_manifest(document(averaging={"mode": "local", "strategy": strategy}), "a test")
+    with pytest.raises(ConfigError, match="averaging.strategy") as caught:
+        parse_manifest(document(averaging={"strategy": strategy}), "a test")
+    assert 'averaging.mode = "local"' in str(caught.value)
+
+
+def test_replicas_that_train_apart_give_no_reproducible_run() -> None:
+    with pytest.raises(ConfigError, match="run.reproducible"):
+        parse_manifest(document(averaging={"mode": "local"}, run={"reproducible": True}), "a test")
+
+
+@pytest.mark.parametrize("strategy", ["server", "hierarchy"])
+def test_strategy_that_brings_all_together_leaves_no_mixing_between(strategy: str) -> None:
+    averaging = {"mode": "local", "strategy": strategy}
+    assert parse_manifest(document(averaging=averaging), "a test").averaging.closing_strategy == strategy
+    with pytest.raises(ConfigError, match="averaging.local.sync_every"):
+        parse_manifest(document(averaging={**averaging, "local": {"sync_every": 2}}), "a test")
+
+
+def test_step_of_replicas_that_train_apart_has_all_batches_between_two_closes() -> None:
+    averaging = {"mode": "local", "strategy": "grid", "local": {"steps": 3, "sync_every": 4}}
+    manifest = parse_manifest(document(averaging=averaging, batch={"microbatches_per_step": 5}), "a test")
+    assert (manifest.averaging.inner_steps, manifest.step_microbatches) == (12, 60)
+    assert manifest.averaging.closing_strategy == "everyone"
