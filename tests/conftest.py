@@ -23,8 +23,12 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 import pytest
 import pytest_asyncio
 import uvloop
+from hypothesis import settings
 
 from tests.harness.processes import MARKER, assert_nothing_left, take_snapshot
+
+settings.register_profile("repeatable", deadline=None, derandomize=True)
+settings.load_profile("repeatable")  # the same examples each time, and no verdict by how busy the machine is
 
 _LONGEST_TEMPORARY = 32
 _TURNS_TO_END = 20
