@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from peers.holding import Holding
 from peers.roles import Surroundings
+from peers.rules import reach_of
 from swarm.averaging.mixing import Held, Mix, Mixing, MixingContext, MixingRules, Taking
 from swarm.averaging.pushing import Pushing
 from swarm.averaging.strategies import STRATEGIES
@@ -21,7 +22,7 @@ class Apart:
 
     def __init__(self, around: Surroundings, holding: Holding, roster: Callable[[], Roster]) -> None:
         averaging = around.manifest.averaging
-        self._holding, self._roster = holding, roster
+        self._holding, self._roster, self._endpoint = holding, roster, around.endpoint
         self._mixing: Mixing | None = None
         if averaging.mode != "local" or averaging.local.sync_every == 1:
             return
@@ -35,7 +36,7 @@ class Apart:
     def _mixes(self, context: MixingContext, around: Surroundings) -> Mix:
         averaging, seed = around.manifest.averaging, around.manifest.run.seed
         if averaging.strategy == "push-sum":
-            pushing = Pushing(context, PushSum(), seed)
+            pushing = Pushing(context, PushSum(), seed, reach_of(around.manifest))
             around.endpoint.mount(pushing)
             return pushing
         around.endpoint.mount(VersionDesk(self._held))
@@ -43,6 +44,7 @@ class Apart:
             strategy=STRATEGIES[averaging.strategy],
             seed=seed,
             wait_avoiding=WaitAvoiding(averaging.local.staleness),
+            reach=reach_of(around.manifest),
         )
         return Taking(context, rules)
 
@@ -55,4 +57,7 @@ class Apart:
         part = self._holding.part
         if not isinstance(part, LocalPart):
             return None
-        return part.spec.name, part, self._roster().replicas(part.spec.name)
+        replicas = self._roster().replicas(part.spec.name)
+        if self._endpoint.peer not in replicas:  # cut off, or not let in yet
+            return None
+        return part.spec.name, part, replicas

@@ -69,14 +69,14 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
 
     manifest = founded.manifest
     run, model, batch = manifest.run, manifest.model, manifest.batch
-    tokens = batch.microbatch_size * batch.microbatches_per_step * model.context
+    tokens = batch.microbatch_size * manifest.step_microbatches * model.context
     start = run.start_when
     return [
         ("run", f"{run.name}, {manifest.run_id[:12]}, wire version {run.wire}"),
         ("model", f"{model_parameter_count(model):,} parameters: {count(model.layers, 'block')} of width {model.dim}, "
                   f"context {model.context}, computed in {model.compute}"),
         ("stages", f"{manifest.split.stages}, sending {manifest.codecs.activations}; ends {manifest.split.ends}"),
-        ("step", f"{batch.microbatches_per_step} microbatches of {batch.microbatch_size} rows: {tokens:,} tokens"),
+        ("step", f"{manifest.step_microbatches} microbatches of {batch.microbatch_size} rows: {tokens:,} tokens"),
         ("tokenizer", f"{manifest.tokenizer.digest[:16]}, from {founded.tokenizer_from}"),
         ("starts", f"when {count(start.stage_hosts, 'stage host')} and {count(start.trainers, 'trainer')} are here"),
         ("ends", f"after {count(run.steps, 'step')}"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from swarm.config import Manifest
+from swarm.models.flops import model_parameter_count
 from swarm.models.split import split_model
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.optimization.local_part import LocalRules
@@ -12,6 +13,9 @@ from swarm.optimization.outer import OuterNesterov
 from swarm.optimization.records import record_room
 from swarm.optimization.rules import StepRules
 from swarm.optimization.update import AdamW, Outer, Update
+
+FAR = 2.0
+"""How much farther than a learning rate a step of AdamW may move an element, with its weight decay."""
 
 
 def local_rules_of(manifest: Manifest) -> LocalRules:
@@ -26,6 +30,14 @@ def local_rules_of(manifest: Manifest) -> LocalRules:
         optimizer=manifest.optimizer,
         outer=_outer(manifest),
     )
+
+
+def reach_of(manifest: Manifest) -> float:
+    """How far the weights of an honest replica can be from where all began, L2 norm, when it trains apart: AdamW moves
+    an element by little more than the learning rate, and one replica may take every microbatch of a step."""
+    elements = model_parameter_count(manifest.model)
+    steps = manifest.averaging.inner_steps * manifest.run.start_when.stage_hosts
+    return FAR * manifest.optimizer.lr * steps * math.sqrt(elements)
 
 
 def update_of(manifest: Manifest) -> Update:
@@ -54,6 +66,6 @@ def rules_of(manifest: Manifest) -> StepRules:
         optimizer=manifest.optimizer,
         quorum_grace_s=manifest.run.quorum_grace_s,
         inner_steps=manifest.averaging.inner_steps,
-        clip_norm=math.inf if manifest.averaging.mode == "local" else manifest.optimizer.clip_norm,
+        clip_norm=reach_of(manifest) if manifest.averaging.mode == "local" else manifest.optimizer.clip_norm,
         served=manifest.averaging.closing_strategy == "server",
     )

@@ -161,13 +161,17 @@ class Inbox:
 
     def missing_sums(self) -> tuple[PeerId, ...]:
         """Whose sum of the first chunk of a part that we have not added up is missing, in rank order: only those who
-        need not wait for others themselves."""
+        need not wait for others themselves, nor for our answers to a whole window of what they sent."""
         seen: set[int] = set()
         for chunk in self.plan.chunks:
             if chunk.rank in seen or (chunk.index, 0) in self._taken:
                 continue
             seen.add(chunk.rank)
-            owing = self.place.blamed(chunk) - self._sums.get((chunk.index, 0), {}).keys()
+            owing = {
+                peer
+                for peer in self.place.blamed(chunk) - self._sums.get((chunk.index, 0), {}).keys()
+                if self._held[peer, chunk.rank, 0] < self.plan.window
+            }
             if owing:
                 return tuple(peer for peer in self.plan.members if peer in owing)
         return ()

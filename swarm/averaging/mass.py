@@ -39,6 +39,9 @@ from torch import Tensor
 from swarm.errors import Violation
 from swarm.ids import PeerId
 
+ROUNDING = 1.0 + 1e-6
+"""Σ weights may be more than all there is by so much: they are halved and added as floats."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mass:
@@ -187,5 +190,9 @@ class MassNode:
             raise Violation(f"mass of {mass.sum.dtype} {tuple(mass.sum.shape)}", peer=sender)
         if not (math.isfinite(mass.weight) and 0 < mass.weight <= self._most_weight):
             raise Violation(f"mass of weight {mass.weight}", peer=sender)
-        if not bool(torch.isfinite(mass.sum).all()):
-            raise Violation("mass that is not finite", peer=sender)
+        aside = [parcel.mass for parcel in self._aside.values()]
+        weight = math.fsum([mass.weight, self._held.weight, *(one.weight for one in aside)])
+        if weight > self._most_weight * ROUNDING:
+            raise Violation(f"mass of weight {mass.weight}, which makes {weight} of {self._most_weight}", peer=sender)
+        if not bool(torch.isfinite(sum((one.sum for one in aside), mass.sum + ours)).all()):
+            raise Violation("mass that is not finite, or would not be", peer=sender)

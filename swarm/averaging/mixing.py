@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import torch
@@ -54,11 +54,12 @@ Held = tuple[PartName, MixedPart, Sequence[PeerId]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MixingRules:
-    """Who mixes with whom, and how old a version may be."""
+    """Who mixes with whom, how old a version may be, and how far (L2 norm) a replica may be from where all began."""
 
     strategy: Strategy
     seed: int
     wait_avoiding: WaitAvoiding
+    reach: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,11 +94,16 @@ class Mixing:
 
     async def run(self) -> None:
         """Mix whenever a leg is over, until cancelled. Legs that are over meanwhile are one."""
+        mixed = (0, 0)
         while True:
             await self._news.wait()
             self._news.clear()
             held = self._held()
-            if held is not None and held[1].version.leg % self._sync_every:
+            if held is None:
+                continue
+            at = held[1].version.step, held[1].version.leg
+            if at != mixed and at[1] % self._sync_every:
+                mixed = at
                 await self._mixes.mix(*held)
 
 
@@ -122,7 +128,7 @@ class Taking:
         async def one(peer: PeerId) -> None:
             try:
                 theirs = await self._take(peer, request, mine.params.numel())
-                await context.device.run(_check_finite, theirs, peer)
+                await context.device.run(check_near, theirs.params - mine.params, self._rules.reach, peer)
             except PeerError as error:
                 left_out[peer] = f"{error.code}: {error.reason}"[:200]
             else:
@@ -155,18 +161,21 @@ class Taking:
         return version
 
 
-def _check_finite(theirs: Version, peer: PeerId) -> None:
-    if not bool(torch.isfinite(theirs.params).all()):
-        raise Violation("a version that is not finite", peer=peer)
+def check_near(difference: torch.Tensor, reach: float, peer: PeerId) -> None:
+    """Raises Violation for weights that no honest replica has: both may be ``reach`` away from where all began."""
+    if not float(torch.linalg.vector_norm(difference)) <= 2 * reach:  # nor for one that is not finite
+        raise Violation("weights that are not finite, or farther away than training leads", peer=peer)
 
 
 def _settle(
     rules: WaitAvoiding, part: MixedPart, own: tuple[PeerId, Version], published: Mapping[PeerId, Published]
 ) -> str:
-    """Go on from what the rules say; "" where nobody was heard or the step is over."""
+    """Go on from what the rules say; "" where nobody was heard or the step is over. How far the others are is what at
+    least two say: a leg that one alone claims makes nobody too old."""
     me, mine = own
-    newest = max([mine.leg, *(one.version for one in published.values())])
-    mixture, _ = rules.mix(sorted(published), published, newest)
+    newest = sorted([mine.leg, *(one.version for one in published.values())])[-2:][0]
+    counted = {peer: replace(one, version=min(one.version, newest)) for peer, one in published.items()}
+    mixture, _ = rules.mix(sorted(counted), counted, newest)
     if mixture is None:
         return ""
     settled = rules.settle(mixture, me, Published(mine.leg, mine.params.cpu()))

@@ -15,7 +15,7 @@ import torch
 from pydantic import Field
 
 from swarm.averaging.mass import Mass, MassNode, Parcel, Taken, Yield
-from swarm.averaging.mixing import Held, MixedPart, MixingContext
+from swarm.averaging.mixing import Held, MixedPart, MixingContext, check_near
 from swarm.averaging.strategies.push_sum import PushSum
 from swarm.averaging.versions import Version
 from swarm.errors import PeerError, Refused, Violation, WrongStep
@@ -55,8 +55,8 @@ class Pushing:
     """Mixes as :class:`~swarm.averaging.mixing.Taking` does, by pushing; and the ``mass/1`` service of it. What is done
     to the mass is done on the device thread, one thing at a time."""
 
-    def __init__(self, context: MixingContext, strategy: PushSum, seed: int) -> None:
-        self._context, self._strategy, self._seed = context, strategy, seed
+    def __init__(self, context: MixingContext, strategy: PushSum, seed: int, reach: float) -> None:
+        self._context, self._strategy, self._seed, self._reach = context, strategy, seed, reach
         self._deadline = AdaptiveDeadline(1.0, 60.0)
         self._node: MassNode | None = None
         self._step = 0
@@ -107,9 +107,13 @@ class Pushing:
             target, PUSH, body, TakenAnswer, timeout_s=self._deadline.seconds(), payload=payload
         )
         self._deadline.observe(clock.monotonic() - began)
-        if self._node is None or step != self._step:
-            return
-        given = await context.device.run(self._node.taken, target, Taken(answer.number))
+
+        def hear() -> Yield | None:
+            if self._node is None or step != self._step:
+                return None
+            return self._node.taken(target, Taken(answer.number))
+
+        given = await context.device.run(hear)
         if given is not None:
             ours = YieldRequest(part=name, step=step, number=given.number)
             await context.endpoint.call(target, YIELD, ours, Empty, timeout_s=self._deadline.seconds())
@@ -147,6 +151,8 @@ class Pushing:
         parcel = Parcel(body.number, Mass(vector, body.weight))
 
         def take() -> Taken | None:
+            _check_open(part, body.step)
+            check_near(parcel.mass.value - part.version.params, self._reach, request.caller)
             return self._begun(part.version, len(replicas)).take(request.caller, parcel)
 
         taken = await self._context.device.run(take)
@@ -156,11 +162,15 @@ class Pushing:
 
     async def _on_yield(self, request: Request) -> Answer:
         body: YieldRequest = request.body
-        self._for(request.caller, body.part, body.step)
-        node = self._node
-        if node is not None and self._step == body.step:
-            await self._context.device.run(node.yielded, request.caller, Yield(body.number))
-            self._heard.add(request.caller)
+        _, part, _ = self._for(request.caller, body.part, body.step)
+
+        def take_in() -> None:
+            _check_open(part, body.step)
+            if self._node is not None and self._step == body.step:
+                self._node.yielded(request.caller, Yield(body.number))
+
+        await self._context.device.run(take_in)
+        self._heard.add(request.caller)
         return Answer(Empty())
 
     def _for(self, caller: PeerId, name: str, step: int) -> Held:
@@ -169,6 +179,11 @@ class Pushing:
             raise Refused(f"{name} is not held here")
         if caller not in held[2]:
             raise Refused(f"only replicas of {name} push to each other")
-        if held[1].version.step != step:
-            raise WrongStep(f"step {held[1].version.step} is open here, not {step}")
+        _check_open(held[1], step)
         return held
+
+
+def _check_open(part: MixedPart, step: int) -> None:
+    """Once on the loop, and again where the part is worked on: a swap may have come between."""
+    if part.version.step != step:
+        raise WrongStep(f"step {part.version.step} is open here, not {step}")

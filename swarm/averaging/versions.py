@@ -22,8 +22,8 @@ TAKE = "versions/1/take"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Version:
-    """A replica's own parameters at the end of a leg of an open step: float32 (elements,), never written to again. Leg
-    0 is where all of them began."""
+    """A replica's own parameters at the end of a leg of an open step: float32 (elements,) on CPU, never written to
+    again. Leg 0 is where all of them began."""
 
     step: int
     leg: int
@@ -75,7 +75,7 @@ class VersionDesk:
             raise WrongStep(f"step {version.step} is open here, not {body.step}")
         if version.leg < body.least:
             raise Busy(f"its newest version is of leg {version.leg}")
-        return Answer(Taken(leg=version.leg), version.params.cpu().numpy().data.cast("B"))
+        return Answer(Taken(leg=version.leg), version.params.numpy().data.cast("B"))
 
 
 async def take(endpoint: Endpoint, peer: PeerId, request: TakeRequest, elements: int, timeout_s: float) -> Version:

@@ -105,9 +105,8 @@ class AcceptanceRules:
         """
         record = body.record
         self._check_following(roster, body)
-        if self._me in record.absent or (record.term < body.term and not self._mine(name, state, record)):
-            self._check_content(roster, record)
-        else:
+        self._check_content(roster, record)  # whoever accepted what is not possible here could not say so later
+        if self._me not in record.absent and (record.term >= body.term or self._mine(name, state, record)):
             self._check_result(name, state, record)
 
     def check_possible(self, roster: Roster, vote: Vote) -> None:

@@ -93,6 +93,11 @@ class Moment:
     previous: str
     lost: Collection[str] = ()
 
+    @property
+    def staying(self) -> Roster:
+        """Those that are not lost."""
+        return Roster(member for member in self.roster.members if member.peer not in self.lost)
+
 
 class ChangeRules:
     """What a run's roster may become. ``parts`` are all parts of its model, ``most`` the members a record has room
@@ -115,7 +120,7 @@ class ChangeRules:
             raise Violation(f"the request of {peer} to join is forged")
         if member.part not in self._parts_of(member.role):
             raise Refused(f"a {member.role} of this run does not hold {member.part or 'nothing'}")
-        if self._served and (problem := lacks_server(now.roster, member)):
+        if self._served and (problem := lacks_server(now.staying, member)):
             raise Refused(problem)
 
     def check_departure(self, now: Moment, request: Departure) -> None:

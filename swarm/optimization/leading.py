@@ -194,7 +194,7 @@ class Leading:
         """Reconcile, average and apply, once, with those that are there. Raises _Retry when one of them fails."""
         live = self._live()
         stages = [[peer for peer in replicas if peer in live] for replicas in self._roster.stages()]
-        counted = reassigned(committed, stages)
+        counted = reassigned(committed, stages, computed_again=self.closing.rules.inner_steps == 1)
         reconcile = Reconcile(
             step=self.step,
             term=self.term,

@@ -232,15 +232,19 @@ def _check_leased(trainer: PeerId, account: _Account) -> None:
         raise Refused(f"{account.told} microbatches are counted and no more were leased to {trainer}")
 
 
-def reassigned(committed: Sequence[Contribution], stages: Sequence[Sequence[PeerId]]) -> tuple[Contribution, ...]:
+def reassigned(
+    committed: Sequence[Contribution], stages: Sequence[Sequence[PeerId]], *, computed_again: bool = True
+) -> tuple[Contribution, ...]:
     """The same microbatches, with a replica of ``stages`` (those that are there) at every stage: what was held by
-    another goes to the one that holds least, so that it is computed again by as many as can. Raises Refused when
-    nobody is left at a stage."""
+    another goes to the one that holds least, so that it is computed again by as many as can; or, where nobody computes
+    it again, to each in proportion to what it did, so that their weights stay to each other as they were. Raises
+    Refused when nobody is left at a stage."""
     load = [Counter({peer: 0 for peer in replicas}) for replicas in stages]
     for contribution in committed:
         for stage, peer in enumerate(contribution.route):
             if peer in load[stage]:
                 load[stage][PeerId(peer)] += 1
+    did = [Counter[PeerId]() if computed_again else Counter(one) for one in load]
     result = []
     for contribution in committed:
         route = []
@@ -248,12 +252,17 @@ def reassigned(committed: Sequence[Contribution], stages: Sequence[Sequence[Peer
             if peer not in load[stage]:
                 if not load[stage]:
                     raise Refused(f"nobody is left at stage {stage}")
-                peer = min(load[stage], key=lambda one: (load[stage][one], one))
+                peer = _next(load[stage], did[stage])
                 load[stage][peer] += 1
             route.append(peer)
         changed = tuple(route) != contribution.route
         result.append(contribution.model_copy(update={"route": tuple(route)}) if changed else contribution)
     return tuple(result)
+
+
+def _next(load: Mapping[PeerId, int], did: Mapping[PeerId, int]) -> PeerId:
+    """Who has least to account for beside what it did (where that is to count), of equals the first."""
+    return min(load, key=lambda one: ((load[one] + 1) / (did[one] + 1), one))
 
 
 def weights(committed: Sequence[Contribution], replicas: Sequence[PeerId], stage: int | None) -> dict[PeerId, int]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from statistics import median_low
+from statistics import median_high
 
+from swarm.averaging.meter import MOST_BYTES_PER_S
 from swarm.ids import PeerId
 from swarm.optimization.messages import Averaged
 from swarm.optimization.records import CloseRecord, MeasuredLink
@@ -19,16 +20,20 @@ def measured(before: CloseRecord, averaged: Mapping[PeerId, Averaged], following
 
     A member's latency is the middle of what the others of its part measured to it. Its bandwidth is what came from it
     at those that heard it, the middle times their number, for it sent to all of them at once; or what came to it from
-    the others, if that is less. So one that lies alone moves hardly anybody's link but its own.
+    the others, if it says that this is less. Where not more than half of the others measured anything nothing is
+    learnt, and of two the higher counts: one that lies alone makes nobody's link slower but its own, and where there
+    are three others no faster either. What comes of it is within the bounds of a record, whatever was said.
     """
     known: dict[str, MeasuredLink] = {}
     for part in following.parts:
         replicas = following.replicas(part)
         for peer in replicas:
             others = [other for other in replicas if other != peer]
-            heard = list(_reports(averaged, others, [peer]))
-            rates = [_together([rate for _, rate in found]) for found in (heard, _reports(averaged, [peer], others))]
-            latency, rate = _middle([each for each, _ in heard]), min(filter(None, rates), default=0)
+            heard, own = list(_reports(averaged, others, [peer])), list(_reports(averaged, [peer], others))
+            latency = _middle([each for each, _ in heard], len(others))
+            rate = _together([each for _, each in heard], len(others))
+            if (said := _together([each for _, each in own], len(others))) and rate:
+                rate = min(rate, said)
             old = before.links.get(peer, (0, 0))
             if any(now := (_moved(old[0], latency), _moved(old[1], rate))):
                 known[peer] = now
@@ -41,12 +46,14 @@ def _reports(averaged: Mapping[PeerId, Averaged], by: list[PeerId], of: list[Pee
         yield from (said[other] for other in of if other in said)
 
 
-def _middle(values: list[int]) -> int:
-    return median_low([value for value in values if value] or [0])
+def _middle(values: list[int], others: int) -> int:
+    """Of what was measured, by more than half of the others; 0 by fewer."""
+    found = [value for value in values if value]
+    return median_high(found) if 2 * len(found) > others else 0
 
 
-def _together(rates: list[int]) -> int:
-    return _middle(rates) * sum(rate > 0 for rate in rates)
+def _together(rates: list[int], others: int) -> int:
+    return min(MOST_BYTES_PER_S, _middle(rates, others) * sum(rate > 0 for rate in rates))
 
 
 def _moved(old: int, new: int) -> int:

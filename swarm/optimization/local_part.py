@@ -99,18 +99,21 @@ class LocalPart(TrainedPart):
 
     @property
     def version(self) -> Version:
-        """What we were at the end of the newest leg, ``mix_after`` optimizer steps, on the part's device."""
+        """What we were at the end of the newest leg, ``mix_after`` optimizer steps, on CPU."""
         if self._version is None:
             raise BugError(f"{self.spec.name} has no weights yet")
         return self._version
 
     def mix(self, mine: Version, mean: Tensor) -> bool:
         """Go as far as from the version ``mine`` to ``mean``, that of a group of them, float32 (elements,) on CPU; what
-        was learnt since stays. False when the step of that version is closed."""
+        was learnt since stays, and a version that was published since gets the same shift. False when the step of that
+        version is closed."""
         if mine.step != self.step + 1:
             return False
-        shift = mean.to(self._device) - mine.params
-        self._go_on(replace(self._mine, params=self._mine.params + shift))
+        shift = mean - mine.params
+        self._go_on(replace(self._mine, params=self._mine.params + shift.to(self._device)))
+        if self.version.leg != mine.leg:  # published meanwhile, without it: the next mixing begins from what we are
+            self._version = replace(self.version, params=self.version.params + shift)
         return True
 
     # --- inside --------------------------------------------------------------------------------------------------
@@ -147,7 +150,8 @@ class LocalPart(TrainedPart):
         install_weights(self._module, self.layout.views(own.params), requires_grad=True)
 
     def _publish(self) -> None:
-        self._version = Version(self.step + 1, self._inner // self._rules.mix_after, self._mine.params)
+        params = self._mine.params.to(_CPU)  # here, for who shows it to others must not wait for the device
+        self._version = Version(self.step + 1, self._inner // self._rules.mix_after, params)
 
     def _become(self, state: AdamWState, step: int) -> None:
         super()._become(state, step)

@@ -6,9 +6,9 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import Field, StringConstraints
+from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
 
 from swarm.averaging.meter import MOST_BYTES_PER_S, MOST_LATENCY_US
 from swarm.errors import Refused
@@ -95,6 +95,12 @@ class CloseRecord(Message):
     links: dict[PeerIdField, MeasuredLink] = {}
     confirmation: Confirmation | None = None
     previous: DigestField
+
+    @model_serializer(mode="wrap")
+    def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Without links where none are known: records that were made before there were any keep their hash."""
+        plain: dict[str, Any] = dump(self)
+        return {key: value for key, value in plain.items() if value or key != "links"}
 
     @property
     def members(self) -> Roster:

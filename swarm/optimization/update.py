@@ -13,7 +13,7 @@ from typing import Protocol
 from torch import Tensor
 
 from swarm.models.layout import FlatLayout
-from swarm.optimization.adamw import AdamWState, StepNumbers, adamw_step
+from swarm.optimization.adamw import AdamWState, StepNumbers, adamw_step, single
 from swarm.optimization.outer import OuterNesterov, OuterState
 from swarm.optimization.schedules import OptimizerConfig
 
@@ -39,12 +39,13 @@ class AdamW:
 
 @dataclass(frozen=True, slots=True)
 class Outer:
-    """The mean is that of anchor − parameters over replicas that trained apart. The record's learning rate and clip
-    factor are not used: the rate is the inner optimizer's, and Δ has the size of many of its steps."""
+    """The mean is that of anchor − parameters over replicas that trained apart. The record's learning rate is not used:
+    it is the inner optimizer's. Its clip factor is 1 but where Δ is longer than honest steps can lead."""
 
     nesterov: OuterNesterov
 
     def __call__(self, state: AdamWState, mean: Tensor, layout: FlatLayout, numbers: StepNumbers) -> AdamWState:
         """See :class:`Update` and :class:`~swarm.optimization.outer.OuterNesterov`."""
-        after = self.nesterov.step(OuterState(state.params, state.exp_avg), mean)
+        delta = mean if numbers.clip == 1.0 else mean * single(numbers.clip)
+        after = self.nesterov.step(OuterState(state.params, state.exp_avg), delta)
         return AdamWState(after.anchor, after.momentum, state.exp_avg_sq)

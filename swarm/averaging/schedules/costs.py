@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -129,7 +130,7 @@ def _latency_s(routes: Routes, links: Mapping[PeerId, Link]) -> float:
             parent = routes.parent(peer, root)
             arrived[peer] = 0.0 if parent is None else arrived[parent] + _hop_s(links[peer], links[parent])
         longest = max(longest, 2 * max(arrived.values()))
-    return longest + sum(_level_s(routes, level, links) for level in range(routes.levels))
+    return longest + math.fsum(_level_s(routes, level, links) for level in range(routes.levels))
 
 
 def _level_s(routes: Routes, level: int, links: Mapping[PeerId, Link]) -> float:

@@ -18,9 +18,10 @@ from swarm.network.protocols import Answer, Method, Request
 from swarm.sim.network import SimEndpoint, SimNetwork
 from swarm.sim.world import LoopClock, run_world
 
+FAR = "violation: weights that are not finite, or farther away than training leads"
 RUN = RunId("5a" * 32)
 PART, STEP, ELEMENTS = stage_part(0), 3, 4
-RULES = MixingRules(strategy=STRATEGIES["everyone"], seed=0, wait_avoiding=WaitAvoiding(1))
+RULES = MixingRules(strategy=STRATEGIES["everyone"], seed=0, wait_avoiding=WaitAvoiding(1), reach=1e3)
 
 
 class Inline:
@@ -133,11 +134,18 @@ def test_who_is_far_behind_takes_the_others_mixture_and_loses_its_own() -> None:
     assert (event.own, event.averaged) == ("too old", 2)
 
 
+def test_leg_that_one_alone_claims_makes_nobody_too_old() -> None:
+    event, (mean,) = mixed(FakePart(2, 1.0), FakePart(2, 3.0), FakePart(2**52, 2.0))
+    assert torch.equal(mean, torch.full((ELEMENTS,), 2.0))
+    assert (event.own, event.averaged) == ("added", 3)
+
+
 @pytest.mark.parametrize(
     ("leg", "values", "reason"),
     [
         (2, [1.0] * (ELEMENTS - 1), "violation: a version of 12 bytes instead of 16"),
-        (2, [1.0, float("nan"), 1.0, 1.0], "violation: a version that is not finite"),
+        (2, [1.0, float("nan"), 1.0, 1.0], FAR),
+        (2, [1.0, 3e38, 1.0, 1.0], FAR),
         (0, [1.0] * ELEMENTS, "violation: a version of leg 0, which is older than what was asked for"),
     ],
 )

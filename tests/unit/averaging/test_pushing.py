@@ -74,7 +74,7 @@ class World:
         context = MixingContext(
             endpoint=endpoint, device=Inline(), clock=LoopClock(), events=self, held=lambda: self._held(peer)
         )
-        pushing = Pushing(context, PushSum(), seed=0)
+        pushing = Pushing(context, PushSum(), seed=0, reach=1e3)
         self.deaf[peer].inner.mount(pushing)
         return pushing
 
@@ -167,6 +167,7 @@ def test_mass_that_no_honest_peer_sends_is_refused_and_changes_nothing() -> None
     good = torch.ones(ELEMENTS)
     assert "12 bytes instead of 16" in refusal(good[:3]).reason
     assert "not finite" in refusal(torch.tensor([1.0, float("inf"), 1.0, 1.0])).reason
+    assert "farther away" in refusal(torch.full((ELEMENTS,), 3e38)).reason
     assert "weight 9" in refusal(good, weight=9.0).reason
     assert "is open here" in refusal(good, step=STEP + 1).reason
     assert "not held here" in refusal(good, part=stage_part(1)).reason

@@ -153,6 +153,26 @@ def test_member_dead_at_a_chunk_fails_the_round_for_all_others_at_once(
     assert seconds < 5, "nobody waits for the deadline"
 
 
+@EACH
+def test_member_that_hangs_until_the_deadline_is_blamed_and_nobody_that_waits_for_it(schedule: ScheduleName) -> None:
+    """It lives and answers, but passes nothing on: who is below it waits with a whole window of chunks."""
+    plan = planned(schedule, [1] * 6, 480, timeout_s=10.0)
+    network, stuck, fired = Network(), plan.members[3], 0
+
+    async def hang(caller: PeerId, target: PeerId, name: str, body: Any) -> None:
+        nonlocal fired
+        if caller == stuck and name == CHUNK:
+            fired += 1
+            await asyncio.sleep(60)
+
+    network.hook = hang
+    outcomes = in_virtual_time(play(network, plan, whole_numbers(plan)))
+    assert fired, "the fault did not fire"
+    failed = [outcome for peer, outcome in outcomes.items() if peer != stuck]
+    assert all(isinstance(outcome, RoundFailed) for outcome in failed), outcomes
+    assert {outcome.peer for outcome in failed if outcome.peer} <= {stuck}
+
+
 @pytest.mark.parametrize("schedule", ["direct", *TREES])
 def test_silent_death_of_who_only_sends_is_known_at_once(schedule: ScheduleName) -> None:
     """P3 has no share: nobody asks it for anything, and it dies between two calls."""

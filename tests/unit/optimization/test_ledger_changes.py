@@ -354,3 +354,12 @@ def test_reassigned_work_spreads() -> None:
 def test_work_of_a_stage_without_anybody_cannot_be_reassigned() -> None:
     with pytest.raises(Refused, match="nobody is left at stage 1"):
         reassigned([contribution(ANN, 0, ("h0", "h2"))], [hosts[:2], []])
+
+
+def test_work_that_nobody_computes_again_is_shared_in_proportion() -> None:
+    """The weights of those that are left stay about what they were to each other: 6 to 1."""
+    dead, busy, idle = PeerId("h0"), PeerId("h1"), PeerId("h2")
+    routes = [dead] * 28 + [busy] * 60 + [idle] * 10
+    committed = [contribution(ANN, position, (peer,)) for position, peer in enumerate(routes)]
+    loads = Counter(one.route[0] for one in reassigned(committed, [[busy, idle]], computed_again=False))
+    assert loads == {busy: 83, idle: 15}

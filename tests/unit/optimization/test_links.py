@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from swarm.averaging.meter import MOST_BYTES_PER_S, MOST_LATENCY_US
 from swarm.ids import PeerId
 from swarm.optimization.links import measured
 from swarm.optimization.messages import Averaged
@@ -55,6 +56,33 @@ def test_one_that_hears_everybody_slowly_is_slow_itself() -> None:
     found = measured(record({}), said, ROSTER)
     assert found[PEERS[2]] == (1000, 9)
     assert found[PEERS[0]] == (1000, 300), "who lies moves nobody else"
+
+
+@pytest.mark.parametrize("known", [0, 100])
+def test_whatever_one_says_makes_a_record_and_nobody_elses_link_slower(known: int) -> None:
+    """The others measured nothing, as vectors were small, or the same of all."""
+    liar = PEERS[2]
+    for lie in (1, MOST_BYTES_PER_S):
+        said = answers(dict.fromkeys(PEERS, known))
+        heard = {peer: (MOST_LATENCY_US, lie) for peer in PEERS if peer != liar}
+        said[liar] = said[liar].model_copy(update={"heard": heard})
+        found = measured(record({}), said, ROSTER)
+        record(found)
+        assert all(found[peer] == (1000, 3 * known) for peer in PEERS if peer != liar)
+
+
+def test_of_two_that_heard_a_member_the_higher_counts_and_one_of_two_is_not_enough() -> None:
+    three = Roster(ROSTER.members[:3])
+    a, b, c = PEERS[:3]
+
+    def said(by_b: int, by_c: int) -> dict[PeerId, Averaged]:
+        found = answers(dict.fromkeys(PEERS, 0))
+        for peer, rate in ((b, by_b), (c, by_c)):
+            found[peer] = found[peer].model_copy(update={"heard": {a: (1000, rate)}})
+        return found
+
+    assert measured(record({}), said(100, 1), three)[a] == (1000, 200)
+    assert measured(record({a: (1000, 77)}), said(0, 1), three)[a] == (1000, 77)
 
 
 def test_old_measurements_are_moved_and_kept_where_there_is_no_new_one() -> None:

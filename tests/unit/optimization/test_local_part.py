@@ -153,6 +153,19 @@ def test_legs_give_versions_and_mixing_keeps_what_was_learnt_since() -> None:
     torch.testing.assert_close(after, before + 0.5, rtol=0, atol=1e-5)
 
 
+def test_version_that_was_published_while_others_were_taken_gets_the_same_shift() -> None:
+    part = local()
+    train(part, 0, 1, 2, 3)
+    mine = part.version
+    train(part, 4, 5, 6, 7)
+    second = part.version
+    assert part.mix(mine, mine.params + 0.5)
+    assert part.version.leg == second.leg == 2
+    torch.testing.assert_close(part.version.params, second.params + 0.5, rtol=0, atol=1e-6)
+    own = part.snapshot().params - part.contribution(frozenset(), 1)
+    torch.testing.assert_close(part.version.params, own, rtol=0, atol=1e-5)
+
+
 def test_version_of_a_closed_step_is_not_mixed_in() -> None:
     part = local()
     train(part, 0, 1, 2, 3)

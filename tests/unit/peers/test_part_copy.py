@@ -13,6 +13,7 @@ import torch
 from peers import part_copy
 from peers.part_copy import DECIDED_S, CopyContext, PartCopy
 from peers.recent_records import RecentRecords
+from swarm.averaging.config import AveragingConfig
 from swarm.errors import OutOfSync, PeerError, Unreachable, WrongStep
 from swarm.events import CopyDropped, CopyHeld
 from swarm.ids import PartName, PeerId
@@ -93,6 +94,7 @@ class Scene:
             model=MODEL,
             split=SplitConfig(stages=2),
             optimizer=OptimizerConfig(),
+            averaging=AveragingConfig(),
         )
         around: Any = SimpleNamespace(
             manifest=manifest, endpoint=SimpleNamespace(peer=ME), clock=self.clock, events=self.events
