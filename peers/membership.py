@@ -34,7 +34,7 @@ from swarm.averaging.allreduce import AllReduce
 from swarm.errors import EXIT_ERROR, EXIT_UNREACHABLE, ConfigError, PeerError, Refused, RunEnded, StateError
 from swarm.events import CutOff, PeerReady
 from swarm.ids import PartName, PeerId
-from swarm.network.protocols import Directory
+from swarm.network.protocols import Directory, Service
 from swarm.network.records import PeerRecord
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.closing_context import Closing
@@ -128,10 +128,11 @@ class Membership:
         self._unfit: asyncio.Future[ConfigError | StateError] = asyncio.get_running_loop().create_future()
         self._keeper = CheckpointKeeper(settings, around)
         self._since, self._has_been_ready = around.clock.monotonic(), False
-        for service in (
+        services: tuple[Service, ...] = (
             around.watch, self._member, self._desk, self._leader, self._allreduce, self._parting, self._donor,
             self._observers, self._copying.desk(self._member, self._history), *self._keeper.services(),
-        ):  # fmt: skip
+        )  # fmt: skip
+        for service in services:
             around.endpoint.mount(service)
 
     def _downloads(self) -> int:
