@@ -178,5 +178,5 @@ def _settle(
     mixture, _ = rules.mix(sorted(counted), counted, newest)
     if mixture is None:
         return ""
-    settled = rules.settle(mixture, me, Published(mine.leg, mine.params.cpu()))
+    settled = rules.settle(mixture, me, Published(min(mine.leg, newest), mine.params.cpu()))
     return settled.how if part.mix(mine, settled.vector) else ""

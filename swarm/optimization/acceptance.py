@@ -105,9 +105,9 @@ class AcceptanceRules:
         """
         record = body.record
         self._check_following(roster, body)
-        self._check_content(roster, record)  # whoever accepted what is not possible here could not say so later
         if self._me not in record.absent and (record.term >= body.term or self._mine(name, state, record)):
             self._check_result(name, state, record)
+        self._check_content(roster, record)  # what is accepted must be possible, or later leaders could not go on
 
     def check_possible(self, roster: Roster, vote: Vote) -> None:
         """Raises Refused or Violation for a record that no member can have accepted in this step, whoever says that it

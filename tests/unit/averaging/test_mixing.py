@@ -189,3 +189,9 @@ def test_only_replicas_are_shown_versions_and_only_of_what_is_open() -> None:
     assert "not held here" in refusal(lambda world: (world.endpoints[1], TakeRequest(**other))).reason
     later = {**body, "step": STEP + 1}
     assert "step 3 is open here" in refusal(lambda world: (world.endpoints[1], TakeRequest(**later))).reason
+
+
+def test_who_is_ahead_of_all_others_is_not_alone() -> None:
+    event, (mean,) = mixed(FakePart(3, 1.0), FakePart(2, 3.0))
+    assert torch.equal(mean, torch.full((ELEMENTS,), 2.0))
+    assert (event.own, event.averaged, event.oldest) == ("added", 2, 1)
