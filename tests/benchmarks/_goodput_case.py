@@ -15,6 +15,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from peers.invariants.check import Report, check_run
+from peers.invariants.findings import Limits
 from swarm.events import AttemptFailed, HopMoved, RoundDone, StepClosed, TermBegan
 from swarm.ids import ENDS
 from swarm.sim.links import Links
@@ -22,8 +24,6 @@ from swarm.sim.world import run_world
 from tests.benchmarks._capacity import capacity
 from tests.benchmarks._spot_market import SpotMarket
 from tests.benchmarks._spot_trace import spot_trace
-from tests.harness.invariants import Report, check_run
-from tests.harness.invariants_findings import Limits
 from tests.harness.simulated import SimSwarm
 
 STAGES, REPLICAS, TRAINERS = 3, 4, 2

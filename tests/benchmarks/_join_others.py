@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
 
+from peers.invariants.evidence import Evidence, gather
 from peers.local_run import RunBroken
 from peers.manifest_file import write_manifest
 from peers.run_directory import RunDirectory
@@ -21,7 +22,6 @@ from swarm.models.spec import ModelConfig
 from tests.benchmarks._forked_run import ForkedRun, endless
 from tests.benchmarks._parity_run import Layout, build_data, make_manifest
 from tests.benchmarks._recovery_figures import closings
-from tests.harness.invariants_evidence import Evidence, gather
 
 LAYOUT = Layout(name="2 × 2", stages=2, replicas=2, ends="private")
 SCALE = endless(ModelConfig(vocab_size=512, dim=384, layers=2, heads=6, context=32))

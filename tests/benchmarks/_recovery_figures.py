@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from tests.harness.invariants_evidence import Evidence, Fact, FaultFact
+from peers.invariants.evidence import Evidence, Fact, FaultFact
 
 FAULTS = ("kill", "pause")
 

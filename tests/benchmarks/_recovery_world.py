@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from peers.chaos.faults import CannotInflict, Kill, Pause, Restart, Resume
+from peers.chaos.plan import Fault
 from peers.launch import PeerGroup
 from peers.local_run import RunBroken
 from peers.settings import PeerSettings
@@ -15,8 +17,6 @@ from swarm.clock import SystemClock
 from swarm.ids import PeerId
 from swarm.monitoring.reader import RawEvent
 from swarm.monitoring.tail import EventTail
-from tests.harness.faults import Fault
-from tests.harness.faults_kinds import CannotInflict, Kill, Pause, Restart, Resume
 from tests.harness.faults_means import signal_all
 from tests.harness.processes import children_of
 
@@ -27,7 +27,7 @@ Hear = Callable[[str, str, Mapping[str, Any]], None]
 
 
 class ForkedWorld:
-    """Implements :class:`tests.harness.faults.World` for kills, pauses and restarts, one plan at a time.
+    """Implements :class:`peers.chaos.plan.World` for kills, pauses and restarts, one plan at a time.
 
     Nothing happens but in :meth:`look`: faults strike, and news are told, on the caller's thread. ``note`` hears every
     event first.
@@ -84,24 +84,24 @@ class ForkedWorld:
     # --- the seam ------------------------------------------------------------------------------------------------
 
     def wall(self) -> float:
-        """See :class:`~tests.harness.faults.World`."""
+        """See :class:`~peers.chaos.plan.World`."""
         return self._clock.wall()
 
     def identity(self, name: str) -> str:
-        """See :class:`~tests.harness.faults.World`."""
+        """See :class:`~peers.chaos.plan.World`."""
         return self._ids[name]
 
     def listen(self, hear: Hear) -> None:
-        """See :class:`~tests.harness.faults.World`. Whoever listened before hears nothing any more."""
+        """See :class:`~peers.chaos.plan.World`. Whoever listened before hears nothing any more."""
         self._hear = hear
 
     def check(self, fault: Fault) -> None:
-        """See :class:`~tests.harness.faults.World`."""
+        """See :class:`~peers.chaos.plan.World`."""
         if not isinstance(fault, Kill | Pause | Resume | Restart):
             raise CannotInflict(f"this world has no means for {fault.name}")
 
     def inflict(self, fault: Fault) -> Iterable[str]:
-        """See :class:`~tests.harness.faults.World`. A peer is hit with its daemon, as when its machine is."""
+        """See :class:`~peers.chaos.plan.World`. A peer is hit with its daemon, as when its machine is."""
         self.check(fault)
         if isinstance(fault, Restart):
             return self._restart(fault.peer)

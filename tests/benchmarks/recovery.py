@@ -23,6 +23,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from peers.chaos.faults import Kill, Pause, Restart, Resume
+from peers.chaos.plan import FaultPlan, On, Strike
+from peers.invariants.check import Report, check
+from peers.invariants.evidence import gather
 from peers.manifest_file import write_manifest
 from peers.run_directory import RunDirectory
 from swarm.models.spec import ModelConfig
@@ -30,10 +34,6 @@ from tests.benchmarks._forked_run import ForkedRun, endless
 from tests.benchmarks._parity_run import TRAINERS, Layout, build_data, make_manifest
 from tests.benchmarks._recovery_figures import Recovery, p95, recoveries
 from tests.benchmarks.runner import Cell, Result
-from tests.harness.faults import FaultPlan, On, Strike
-from tests.harness.faults_kinds import Kill, Pause, Restart, Resume
-from tests.harness.invariants import Report, check
-from tests.harness.invariants_evidence import gather
 
 STAGES, REPLICAS = 3, 3
 LAYOUT = Layout(name="3 × 3", stages=STAGES, replicas=REPLICAS, ends="private")

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from peers.invariants.evidence import Evidence, Fact, FaultFact
 from swarm.ids import PeerId
 from tests.benchmarks._forked_run import Seen
 from tests.benchmarks._recovery_figures import Recovery, normal, p95, recoveries
 from tests.benchmarks.recovery import reroutes, row
-from tests.harness.invariants_evidence import Evidence, Fact, FaultFact
 
 VICTIM, OTHER, TRAINER = PeerId("victim"), PeerId("other"), PeerId("trainer")
 KILL = FaultFact(10.0, "kill", (VICTIM,))

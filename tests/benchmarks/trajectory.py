@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peers.invariants.check import Report, check_run
 from peers.launch import PeerExit, PeerGroup
 from peers.local_run import RunBroken
 from peers.manifest_file import write_manifest
@@ -26,7 +27,6 @@ from swarm.optimization.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 from tests.benchmarks._parity_run import Layout, Scale, build_data, local_run, make_manifest, reuse_identities, shape_of
 from tests.benchmarks.runner import Result
-from tests.harness.invariants import Report, check_run
 
 STAGES, REPLICAS = 3, 3
 LAYOUT = Layout(name="3 × 3", stages=STAGES, replicas=REPLICAS, ends="private")

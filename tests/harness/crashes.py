@@ -18,18 +18,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peers.chaos.faults import Kill, Restart
+from peers.chaos.plan import FaultPlan, On, Strike
+from peers.invariants.check import check_run
+from peers.invariants.findings import Limits
 from swarm.events import CutOff, PeerReady
 from swarm.optimization.part import TrainedPart
 from swarm.sim.links import Links
 from swarm.sim.world import run_world
 from swarm.state.snapshot import digest
-from tests.harness.faults import FaultPlan, On, Strike
-from tests.harness.faults_kinds import Kill, Restart
 from tests.harness.faults_memory import MemoryWorld
 from tests.harness.faults_messages import messages_told
 from tests.harness.faults_sweep import Moment, Moments
-from tests.harness.invariants import check_run
-from tests.harness.invariants_findings import Limits
 from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalPeer
 

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from peers.chaos import faults
+from peers.chaos.faults import CannotInflict, Fault
 from swarm.events import Event
 from swarm.ids import PeerId
 from swarm.sim.network import SimEndpoint
 from swarm.sim.world import as_peer
-from tests.harness import faults_kinds as faults
 from tests.harness.faults_disks import FullDisks
-from tests.harness.faults_kinds import CannotInflict, Fault
 from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalSwarm
 
@@ -27,7 +27,7 @@ Hear = Callable[[str, str, Mapping[str, Any]], None]
 
 
 class MemoryWorld:
-    """Implements :class:`tests.harness.faults.World`. Use as a context manager where disks are filled.
+    """Implements :class:`peers.chaos.plan.World`. Use as a context manager where disks are filled.
 
     Peers that are started again are other entries of ``swarm.peers`` (``host-1-again-1``) with the same identity;
     events and faults call each by the name it had at first, and a fault hits the newest start.
@@ -55,11 +55,11 @@ class MemoryWorld:
     # --- the seam ------------------------------------------------------------------------------------------------
 
     def wall(self) -> float:
-        """See :class:`~tests.harness.faults.World`."""
+        """See :class:`~peers.chaos.plan.World`."""
         return self.swarm.network.clock.wall()
 
     def identity(self, name: str) -> str:
-        """See :class:`~tests.harness.faults.World`."""
+        """See :class:`~peers.chaos.plan.World`."""
         return self.swarm.peers[name].endpoint.peer  # all starts of a peer have it
 
     def newest(self, name: str) -> str:
@@ -67,13 +67,13 @@ class MemoryWorld:
         return next(start for start in reversed(self._starts.get(name, [name])) if start in self.swarm.peers)
 
     def listen(self, hear: Hear) -> None:
-        """See :class:`~tests.harness.faults.World`."""
+        """See :class:`~peers.chaos.plan.World`."""
         self._hear.append(hear)
         for name in self.swarm.peers:
             self._attach(name)
 
     def check(self, fault: Fault) -> None:
-        """See :class:`~tests.harness.faults.World`."""
+        """See :class:`~peers.chaos.plan.World`."""
         kind, virtual = type(fault), isinstance(self.swarm, SimSwarm)
         if kind is faults.KillDaemon:
             raise CannotInflict("in memory there are no daemons to kill: plan kill_daemon in a ProcessWorld")
@@ -89,7 +89,7 @@ class MemoryWorld:
                 raise CannotInflict(f"{fault.name} names {name}; there are {', '.join(sorted(known))}")
 
     def inflict(self, fault: Fault) -> Iterable[str]:
-        """See :class:`~tests.harness.faults.World`. Nothing of it belongs to the peer whose event set it off."""
+        """See :class:`~peers.chaos.plan.World`. Nothing of it belongs to the peer whose event set it off."""
         return as_peer("").run(_DOERS[type(fault)], self, fault)
 
     # --- who is here ---------------------------------------------------------------------------------------------

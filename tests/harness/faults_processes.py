@@ -19,11 +19,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peers.chaos import faults
+from peers.chaos.faults import CannotInflict, Fault
 from swarm.clock import SystemClock
 from swarm.monitoring.reader import RawEvent, Recorded, decode_line
-from tests.harness import faults_kinds as faults
 from tests.harness.by_hand import ByHand, Started
-from tests.harness.faults_kinds import CannotInflict, Fault
 from tests.harness.faults_means import PipedHand, Slowed, forget_all_but_identity, signal_all
 from tests.harness.processes import children_of
 from tests.harness.shaping import ShapedLinks
@@ -61,7 +61,7 @@ class RealPeer:
 
 
 class ProcessWorld:
-    """Implements :class:`tests.harness.faults.World`; a context manager, whose peers the given ByHand stops.
+    """Implements :class:`peers.chaos.plan.World`; a context manager, whose peers the given ByHand stops.
 
     ``links`` are needed for partitions, slow links and corrupted bytes: without them those faults are refused.
     """
@@ -116,20 +116,20 @@ class ProcessWorld:
     # --- the seam ------------------------------------------------------------------------------------------------
 
     def wall(self) -> float:
-        """See :class:`~tests.harness.faults.World`."""
+        """See :class:`~peers.chaos.plan.World`."""
         return SystemClock().wall()
 
     def identity(self, name: str) -> str:
-        """See :class:`~tests.harness.faults.World`; "" for a peer that has not said anything yet."""
+        """See :class:`~peers.chaos.plan.World`; "" for a peer that has not said anything yet."""
         return self.peers[name].identity
 
     def listen(self, hear: Hear) -> None:
-        """See :class:`~tests.harness.faults.World`. What was written before is told too."""
+        """See :class:`~peers.chaos.plan.World`. What was written before is told too."""
         with self._lock:
             self._hear.append(hear)
 
     def check(self, fault: Fault) -> None:
-        """See :class:`~tests.harness.faults.World`. Peers may still be to be started: names are not checked."""
+        """See :class:`~peers.chaos.plan.World`. Peers may still be to be started: names are not checked."""
         kind = type(fault)
         if kind is faults.SkewClock:
             raise CannotInflict("a process's wall clock is the machine's: plan skew_clock in a SimSwarm")
@@ -141,7 +141,7 @@ class ProcessWorld:
             raise CannotInflict(f"this world has no means for {fault.name}")
 
     def inflict(self, fault: Fault) -> Iterable[str]:
-        """See :class:`~tests.harness.faults.World`."""
+        """See :class:`~peers.chaos.plan.World`."""
         with self._lock:
             return tuple(_DOERS[type(fault)](self, fault))
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tests.harness.faults import On
+from peers.chaos.plan import On
 from tests.harness.swarm import LocalSwarm
 
 NO_PROTOCOL = frozenset({"Waiting", "SyncProgress", "LinkUsage", "LoopLag"})
@@ -37,7 +37,7 @@ class Moments:
         self._open: Counter[str] = Counter()
 
     def hear(self, peer: str, kind: str, fields: Mapping[str, Any]) -> None:
-        """See :meth:`tests.harness.faults.World.listen`."""
+        """See :meth:`peers.chaos.plan.World.listen`."""
         if kind in ("RunStarted", "StepClosed"):
             self._open[peer] += 1
         if kind not in NO_PROTOCOL:

@@ -11,15 +11,7 @@ from typing import Any
 
 import pytest
 
-from swarm.errors import DeadlineMissed, PeerError, Unreachable
-from swarm.events import Accumulated, PeerReady, RunStarted, StepClosed
-from swarm.pipeline.beats import Ping
-from swarm.schema import Empty
-from swarm.sim.links import LinkShape
-from swarm.sim.world import run_world
-from tests.harness.faults import FaultPlan, On, Strike
-from tests.harness.faults_disks import FullDisks, full_disk
-from tests.harness.faults_kinds import (
+from peers.chaos.faults import (
     NAMES,
     BulkKill,
     CannotInflict,
@@ -40,9 +32,17 @@ from tests.harness.faults_kinds import (
     SlowLink,
     Twin,
 )
+from peers.chaos.plan import FaultPlan, On, Strike
+from peers.invariants.check import check_run
+from swarm.errors import DeadlineMissed, PeerError, Unreachable
+from swarm.events import Accumulated, PeerReady, RunStarted, StepClosed
+from swarm.pipeline.beats import Ping
+from swarm.schema import Empty
+from swarm.sim.links import LinkShape
+from swarm.sim.world import run_world
+from tests.harness.faults_disks import FullDisks, full_disk
 from tests.harness.faults_memory import MemoryWorld
 from tests.harness.faults_sweep import NO_PROTOCOL, crash_points
-from tests.harness.invariants import check_run
 from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalSwarm
 

@@ -12,11 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from swarm.sim.links import LinkShape
-from tests.harness.by_hand import Started
-from tests.harness.expect import wait_until
-from tests.harness.faults import FaultPlan, On, Strike
-from tests.harness.faults_kinds import (
+from peers.chaos.faults import (
     CannotInflict,
     CorruptBytes,
     FillDisk,
@@ -34,6 +30,10 @@ from tests.harness.faults_kinds import (
     SlowLink,
     Twin,
 )
+from peers.chaos.plan import FaultPlan, On, Strike
+from swarm.sim.links import LinkShape
+from tests.harness.by_hand import Started
+from tests.harness.expect import wait_until
 from tests.harness.faults_means import PipedHand
 from tests.harness.faults_processes import ProcessWorld
 from tests.harness.processes import children_of

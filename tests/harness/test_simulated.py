@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from peers.invariants.check import check_run
+from peers.invariants.evidence import event_hash, gather
+from peers.invariants.findings import Limits
 from swarm.events import StepClosed
 from swarm.sim.links import Links
 from swarm.sim.world import run_world
-from tests.harness.invariants import check_run
-from tests.harness.invariants_evidence import event_hash, gather
-from tests.harness.invariants_findings import Limits
 from tests.harness.simulated import SimSwarm
 from tests.harness.sources import ROOT
 

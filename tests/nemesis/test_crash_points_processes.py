@@ -8,8 +8,8 @@ from statistics import median
 
 import pytest
 
+from peers.invariants.check import check_run
 from tests.harness.crashes_processes import Aftermath, Burden, Death, live_through
-from tests.harness.invariants import check_run
 
 HOSTS = ("stage-0-1", "stage-1-1", "stage-0-2", "stage-1-2")
 TRAINERS = ("trainer-0", "trainer-1")

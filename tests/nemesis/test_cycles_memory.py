@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from peers.invariants.check import check_run
 from tests.harness.cycles_memory import cycle
-from tests.harness.invariants import check_run
 
 ROUNDS = 375
 LEAST = 1000

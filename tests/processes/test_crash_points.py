@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from peers.invariants.check import check_run
 from tests.harness.crashes_processes import Death, live_through
-from tests.harness.invariants import check_run
 
 pytestmark = [pytest.mark.process, pytest.mark.nemesis, pytest.mark.timeout(300)]
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from peers.chaos.faults import Partition, Pause
+from peers.chaos.plan import FaultPlan, On, Strike
+from peers.invariants.check import check_run
 from tests.harness.by_hand import RUN, by_hand
 from tests.harness.expect import wait_until
-from tests.harness.faults import FaultPlan, On, Strike
-from tests.harness.faults_kinds import Partition, Pause
 from tests.harness.faults_processes import ProcessWorld
-from tests.harness.invariants import check_run
 from tests.harness.shaping import shaped
 
 pytestmark = pytest.mark.process

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from peers.chaos.plan import FaultPlan, Strike
+from peers.invariants.check import check_run
+from peers.invariants.findings import Limits
 from swarm.sim.world import run_world
-from tests.harness.faults import FaultPlan, Strike
 from tests.harness.faults_memory import MemoryWorld
-from tests.harness.invariants import check_run
-from tests.harness.invariants_findings import Limits
 from tests.harness.simulated import SimSwarm
 
 DONE = "every step of the run is closed"

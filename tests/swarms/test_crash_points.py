@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from peers.chaos.plan import On
 from tests.harness.crashes import Crash, Life, crashes, live, sweep
-from tests.harness.faults import On
 from tests.harness.faults_messages import ANSWERS, ASKS
 from tests.harness.faults_sweep import Moment
 

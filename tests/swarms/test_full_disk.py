@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from peers.chaos.faults import FillDisk, FreeDisk
+from peers.chaos.plan import FaultPlan, On, Strike
+from peers.invariants.check import check_run
 from swarm.events import DiskRefused, DiskTook, StepClosed
 from swarm.sim.world import run_world
-from tests.harness.faults import FaultPlan, On, Strike
-from tests.harness.faults_kinds import FillDisk, FreeDisk
 from tests.harness.faults_memory import MemoryWorld
-from tests.harness.invariants import check_run
 from tests.harness.simulated import SimSwarm
 
 STEPS = 6

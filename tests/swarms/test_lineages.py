@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from peers.chaos.faults import Kill, Partition
+from peers.chaos.plan import On, Strike
 from swarm.events import (
     Committed,
     CutOff,
@@ -17,8 +19,6 @@ from swarm.events import (
     StepClosed,
 )
 from swarm.sim.links import Links
-from tests.harness.faults import On, Strike
-from tests.harness.faults_kinds import Kill, Partition
 from tests.harness.simulated import SimSwarm
 from tests.swarms.story import live_through
 

@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+from peers.chaos.faults import Kill, SlowDevice
+from peers.chaos.plan import On, Strike
 from swarm.events import (
     Accumulated,
     ContributionReplayed,
@@ -20,8 +22,6 @@ from swarm.events import (
 )
 from swarm.sim.links import Links
 from tests.harness.expect import eventually
-from tests.harness.faults import On, Strike
-from tests.harness.faults_kinds import Kill, SlowDevice
 from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalSwarm
 from tests.swarms.story import live_through

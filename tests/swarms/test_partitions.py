@@ -7,6 +7,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from peers.chaos.faults import Fault, Heal, Kill, Partition
+from peers.chaos.plan import FaultPlan, On, Strike
+from peers.invariants.findings import Limits
 from swarm.events import (
     Committed,
     CutOff,
@@ -23,9 +26,6 @@ from swarm.optimization.observing import KEPT_UPDATES
 from swarm.optimization.standstill import LOOK_S, STALLED_S
 from swarm.optimization.succession import owner
 from swarm.sim.links import Links
-from tests.harness.faults import FaultPlan, On, Strike
-from tests.harness.faults_kinds import Fault, Heal, Kill, Partition
-from tests.harness.invariants_findings import Limits
 from tests.harness.simulated import SimSwarm
 from tests.swarms.story import live_through
 

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 
+from peers.chaos.faults import Fault, JoinerStorm, Kill, Restart
+from peers.chaos.plan import FaultPlan, On, Strike
+from peers.invariants.check import check_run
 from swarm.errors import RunEnded
 from swarm.events import Committed, CopyHeld, JourneyCompleted, PeerLost, StepClosed, StepGivenUp
 from swarm.pipeline.health import ANEW_S
 from swarm.sim.links import Links
 from swarm.sim.world import run_world
-from tests.harness.faults import FaultPlan, On, Strike
-from tests.harness.faults_kinds import Fault, JoinerStorm, Kill, Restart
 from tests.harness.faults_memory import MemoryWorld
-from tests.harness.invariants import check_run
 from tests.harness.simulated import SimSwarm
 
 STEPS = 6

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from peers.chaos.faults import Pause, Twin
+from peers.chaos.plan import FaultPlan, On, Strike
+from peers.invariants.check import check_run
 from peers.watching import ALONE_S
 from swarm.errors import EXIT_UNREACHABLE, RunEnded
 from swarm.events import Accumulated, StepClosed
 from swarm.optimization.calls import first_leaf
 from swarm.sim.world import run_world
-from tests.harness.faults import FaultPlan, On, Strike
-from tests.harness.faults_kinds import Pause, Twin
 from tests.harness.faults_memory import MemoryWorld
-from tests.harness.invariants import check_run
 from tests.harness.simulated import SimSwarm
 
 PACE = {"forward": 0.3, "backward": 0.3}

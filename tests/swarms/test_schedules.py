@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
+from peers.chaos.faults import Kill
+from peers.chaos.plan import FaultPlan, On, Strike
+from peers.invariants.check import check_run
 from swarm.averaging.schedules import SCHEDULES
 from swarm.events import AttemptFailed, DigestMismatch, RoundDone, StepClosed
 from swarm.sim.world import run_world
-from tests.harness.faults import FaultPlan, On, Strike
-from tests.harness.faults_kinds import Kill
 from tests.harness.faults_memory import MemoryWorld
 from tests.harness.faults_messages import messages_told
-from tests.harness.invariants import check_run
 from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalSwarm
 from tests.swarms.story import DONE

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from peers.chaos.faults import Kill
+from peers.chaos.plan import On, Strike
 from swarm.events import Participation, PeerReady, RoundDone, StepClosed
 from swarm.sim.links import Links
 from swarm.sim.world import run_world
 from tests.harness.expect import eventually
-from tests.harness.faults import On, Strike
-from tests.harness.faults_kinds import Kill
 from tests.harness.simulated import SimSwarm
 from tests.swarms.story import live_through
 

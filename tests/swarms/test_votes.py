@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from peers.chaos.faults import Kill, Restart
+from peers.chaos.plan import FaultPlan, On, Strike
+from peers.invariants.check import check_run
 from swarm.events import Accumulated, Event, StepClosed, Waiting
 from swarm.sim.world import run_world
-from tests.harness.faults import FaultPlan, On, Strike
-from tests.harness.faults_kinds import Kill, Restart
 from tests.harness.faults_memory import MemoryWorld
-from tests.harness.invariants import check_run
 from tests.harness.simulated import SimSwarm
 
 STEPS = 12

@@ -1,4 +1,4 @@
-"""What can go wrong on purpose, as data: see :mod:`tests.harness.faults` for when."""
+"""What can go wrong on purpose, as data: see :mod:`peers.chaos.plan` for when."""
 
 from __future__ import annotations
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
+from peers.invariants.evidence import Evidence, Fact
+from peers.invariants.findings import Findings, Limits
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, stage_part
 from swarm.optimization.records import CloseRecord
-from tests.harness.invariants_evidence import Evidence, Fact
-from tests.harness.invariants_findings import Findings, Limits
 
 HOLDING = ("Accumulated", "ContributionReplayed", "ContributionReversed")
 """Events that change what a replica's open step holds."""
@@ -88,13 +88,14 @@ def cursors_are_prefixes(evidence: Evidence, limits: Limits, found: Findings) ->
             trainer, shard, *position = contribution.microbatch
             newest[trainer] = (trainer, shard)
             done[trainer, shard].add((position[0], position[1]))
-        for trainer, cursor in record.cursors.items():
-            place = newest.get(trainer)
+        for who, cursor in record.cursors.items():
+            place = newest.get(who)
             if place is None or not complete:
                 continue
+            at = (cursor[0], cursor[1])
             left_out = {(m.epoch, m.position) for m in aside if (m.trainer, m.shard) == place}
-            problem = prefix_problem(done[place] | {at for at in left_out if at < tuple(cursor)}, tuple(cursor))
-            found.expect(not problem, problem, step=step, peer=trainer)
+            problem = prefix_problem(done[place] | {one for one in left_out if one < at}, at)
+            found.expect(not problem, problem, step=step, peer=who)
 
 
 def prefix_problem(done: set[tuple[int, int]], cursor: tuple[int, int]) -> str:
@@ -135,9 +136,9 @@ def _last_cursors(evidence: Evidence) -> dict[Place, tuple[int, int]]:
     for record in evidence.records.values():
         for contribution in record.committed:
             newest[contribution.microbatch.trainer] = (contribution.microbatch.trainer, contribution.microbatch.shard)
-        for trainer, cursor in record.cursors.items():
-            if trainer in newest:
-                cursors[newest[trainer]] = (cursor[0], cursor[1])
+        for who, cursor in record.cursors.items():
+            if who in newest:
+                cursors[newest[who]] = (cursor[0], cursor[1])
     return cursors
 
 

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from peers.chaos.faults import Fault
 from swarm.events import Event
-from tests.harness.faults_kinds import Fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,8 @@ class FaultPlan:
             for one in self._strikes
             if one.label not in known
         ]
-        assert not broken + missing, "\n  ".join(["faults did not happen as planned:", *broken, *missing])
+        if broken or missing:
+            raise AssertionError("\n  ".join(["faults did not happen as planned:", *broken, *missing]))
 
 
 def _fits(value: Any, wanted: Any) -> bool:

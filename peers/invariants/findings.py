@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tests.harness.invariants_evidence import Evidence
+from peers.invariants.evidence import Evidence
 
 
 @dataclass(frozen=True, slots=True)

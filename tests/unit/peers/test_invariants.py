@@ -10,6 +10,11 @@ from typing import Any
 
 import pytest
 
+from peers.invariants.__main__ import main
+from peers.invariants.check import CHECKERS, check, check_run
+from peers.invariants.evidence import FaultFact, Gatherer, event_hash, gather
+from peers.invariants.findings import Limits
+from peers.invariants.microbatches import prefix_problem
 from swarm.events import (
     Accumulated,
     Committed,
@@ -29,10 +34,6 @@ from swarm.monitoring.reader import RawEvent, Recorded
 from swarm.monitoring.recorder import Recorder
 from swarm.optimization.records import NO_RECORD, Aside, CloseRecord, Contribution
 from swarm.optimization.roster import Member
-from tests.harness.invariants import CHECKERS, check, check_run, main
-from tests.harness.invariants_evidence import FaultFact, Gatherer, event_hash, gather
-from tests.harness.invariants_findings import Limits
-from tests.harness.invariants_microbatches import prefix_problem
 
 HOSTS = {"host0": 0, "host1": 0, "host2": 1}
 TRAINER = "trainer0"

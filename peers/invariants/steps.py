@@ -6,9 +6,9 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 
+from peers.invariants.evidence import Chain, Evidence, Fact, FaultFact
+from peers.invariants.findings import Findings, Limits
 from swarm.optimization.records import NO_RECORD, CloseRecord
-from tests.harness.invariants_evidence import Chain, Evidence, Fact, FaultFact
-from tests.harness.invariants_findings import Findings, Limits
 
 
 def denominators(evidence: Evidence, limits: Limits, found: Findings) -> None:

@@ -1,22 +1,18 @@
 """Whether a run kept what every run must keep, from the files that its peers left.
 
-``python -m tests.harness.invariants DIR...`` prints one line for each invariant and one for each failure; exit code 1
-when there is any. Numbers are those of the project's list of invariants; those that files cannot show (memory, leaks,
+Numbers are those of the project's list of invariants; those that files cannot show (memory, leaks,
 private bytes, loss parity, crash points) have tests of their own.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.harness import invariants_microbatches as microbatches
-from tests.harness import invariants_steps as steps
-from tests.harness.invariants_evidence import Evidence, gather
-from tests.harness.invariants_findings import Checker, Failure, Findings, Limits
+from peers.invariants import microbatches, steps
+from peers.invariants.evidence import Evidence, gather
+from peers.invariants.findings import Checker, Failure, Findings, Limits
 
 CHECKERS: Mapping[str, Checker] = {
     "I1": microbatches.committed_once,
@@ -61,7 +57,8 @@ class Report:
             told += [str(failure) for failure in failures[:20]]
             told += [f"{invariant}: {len(failures) - 20} more"] if len(failures) > 20 else []
         told += [f"{one}: nothing to look at" for one in looked_at if not self.looked.get(one)]
-        assert not told, "\n  ".join(["the run did not keep its invariants:", *told])
+        if told:
+            raise AssertionError("\n  ".join(["the run did not keep its invariants:", *told]))
 
 
 def check(evidence: Evidence, limits: Limits | None = None) -> Report:
@@ -81,29 +78,3 @@ def check_run(homes: Iterable[Path], limits: Limits | None = None) -> Report:
     """As :func:`check`, over the homes at or below these directories, all of one run. Raises FileNotFoundError naming a
     directory that holds none."""
     return check(gather(homes), limits)
-
-
-def main(arguments: Sequence[str]) -> int:
-    """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m tests.harness.invariants", description=__doc__)
-    parser.add_argument("directories", nargs="+", type=Path, metavar="DIR")
-    parser.add_argument("--target", type=int, help="microbatches per step; by default the most that a step has")
-    parser.add_argument("--gap", type=float, default=60.0, help="longest seconds between two closed steps")
-    chosen = parser.parse_args(arguments)
-    try:
-        report = check_run(chosen.directories, Limits(target=chosen.target, gap_s=chosen.gap))
-    except FileNotFoundError as error:
-        print(error, file=sys.stderr)
-        return 2
-    for name, checker in CHECKERS.items():
-        verdict = "FAILED" if report.of(name) else "holds" if report.looked[name] else "nothing to look at"
-        about = str(checker.__doc__).split(":", 1)[1].split("\n\n")[0]
-        print(f"{name:4} {verdict:18} {report.looked[name]:8} looked at: {' '.join(about.split())}")
-    for failure in report.failures:
-        print(failure)
-    print(f"{report.steps} steps, {len(report.failures)} failures")
-    return 1 if report.failures else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

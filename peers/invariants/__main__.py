@@ -1,0 +1,44 @@
+"""``python -m peers.invariants DIR...``: whether a run kept its invariants, from its peers' files.
+
+Prints one line for each invariant and one for each failure; exit code 1 when there is any, 2 when there are no files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from peers.invariants.check import CHECKERS, Report, check_run
+from peers.invariants.findings import Limits
+
+
+def main(arguments: Sequence[str]) -> int:
+    """The command line; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m peers.invariants", description=__doc__)
+    parser.add_argument("directories", nargs="+", type=Path, metavar="DIR")
+    parser.add_argument("--target", type=int, help="microbatches per step; by default the most that a step has")
+    parser.add_argument("--gap", type=float, default=60.0, help="longest seconds between two closed steps")
+    chosen = parser.parse_args(arguments)
+    try:
+        report = check_run(chosen.directories, Limits(target=chosen.target, gap_s=chosen.gap))
+    except FileNotFoundError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.write("\n".join(lines(report)) + "\n")
+    return 1 if report.failures else 0
+
+
+def lines(report: Report) -> list[str]:
+    """One for each invariant, each failure, and the sum."""
+    told = []
+    for name, checker in CHECKERS.items():
+        verdict = "FAILED" if report.of(name) else "holds" if report.looked[name] else "nothing to look at"
+        about = str(checker.__doc__).split(":", 1)[1].split("\n\n")[0]
+        told.append(f"{name:4} {verdict:18} {report.looked[name]:8} looked at: {' '.join(about.split())}")
+    return [*told, *map(str, report.failures), f"{report.steps} steps, {len(report.failures)} failures"]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
