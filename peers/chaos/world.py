@@ -1,0 +1,68 @@
+"""What a scenario is played in: peers as it wants them, and the seam that processes and containers both implement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Literal, Protocol, Self
+
+from peers.chaos.plan import World
+
+Role = Literal["bootstrap", "stage", "trainer"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerSpec:
+    """One peer as a scenario wants it.
+
+    ``arguments`` are those of ``swarm``, without what only the world knows (home, addresses, output). ``files`` are given to
+    it to read, by a name: ``{name}`` in the arguments becomes the path where the peer finds that file or directory.
+    ``region`` is the network that it shares with its neighbours, beside the one that all regions share; "" for that one
+    alone. ``behind_nat``: it can call others and cannot be called. Limits that are None are the machine's.
+    """
+
+    name: str
+    role: Role
+    arguments: tuple[str, ...]
+    files: Mapping[str, Path] = field(default_factory=dict)
+    region: str = ""
+    behind_nat: bool = False
+    cpus: float | None = None
+    memory_mib: int | None = None
+    disk_mib: int | None = None
+
+    def with_invite(self, invite: str) -> PeerSpec:
+        """The same with ``{invite}`` in its arguments filled in."""
+        return replace(self, arguments=tuple(one.replace("{invite}", invite) for one in self.arguments))
+
+
+class PlayWorld(World, Protocol):
+    """A world that peers are started in. A context manager: whatever was started in it is gone after it, whatever
+    happened; entering it raises what says that it cannot be had (no engine, no image), with the command that helps."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+
+    def start(self, spec: PeerSpec) -> None:
+        """Start this peer; returns when its process or container is there, not when it is ready. What it is started
+        with is remembered for restarts and joiner storms."""
+
+    def alive(self, name: str) -> bool:
+        """Whether its newest start runs."""
+
+    def exit_code(self, name: str) -> int | None:
+        """How its newest start ended; None while it runs."""
+
+    def stop(self, names: Iterable[str], grace_s: float) -> None:
+        """Tell all of them to leave (SIGTERM) and wait until they are gone; killed after ``grace_s``."""
+
+    def homes(self) -> Sequence[Path]:
+        """Directories with the events and histories of all starts, those whose disk was lost too."""
+
+    def log(self, name: str) -> Path:
+        """What its newest start printed, for a person who wants to know why it failed."""
