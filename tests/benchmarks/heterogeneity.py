@@ -21,6 +21,7 @@ MODEL = {"vocab_size": 300, "dim": 16, "layers": 1, "heads": 1, "context": 8}
 LEARNT = 3
 """Steps in which the trainers find out who is slow; they are not counted, and shown by themselves."""
 BAR = 1.1
+COLUMNS = ("case", "step_s", "beside_7_fast", "slowest_step_s", "first_steps_s", "slow_share", "averaging_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +48,9 @@ async def run(full: bool) -> Result:
     import asyncio
 
     steps = 30 if full else 8
-    rows: list[Mapping[str, Cell]] = [await asyncio.to_thread(_play, case, steps) for case in CASES]
-    alone = float(rows[0]["step_s"] or 0)
-    by_name = {str(row["case"]): round(float(row["step_s"] or 0) / alone, 3) for row in rows}
+    played: list[Mapping[str, Cell]] = [await asyncio.to_thread(_play, case, steps) for case in CASES]
+    alone = float(played[0]["step_s"] or 0)
+    by_name = {str(row["case"]): round(float(row["step_s"] or 0) / alone, 3) for row in played}
     summary = {
         "slow_compute_ratio": by_name[CASES[1].name],
         "slow_bandwidth_ratio": by_name[CASES[2].name],
@@ -57,10 +58,10 @@ async def run(full: bool) -> Result:
         "ratio_target": BAR,
         "steps": steps - LEARNT,
     }
-    rows = [{**row, "beside_7_fast": by_name[str(row["case"])]} for row in rows]
+    shown = [{**row, "beside_7_fast": by_name[str(row["case"])]} for row in played]
     return Result(
-        columns=("case", "step_s", "beside_7_fast", "slowest_step_s", "first_steps_s", "slow_share", "averaging_s"),
-        rows=rows,
+        columns=COLUMNS,
+        rows=[[row[column] for column in COLUMNS] for row in shown],
         summary=summary,
         notes=(
             f"step_s: median after the first {LEARNT} steps, which first_steps_s is the mean of; virtual time, "
