@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import torch
@@ -56,7 +57,8 @@ class Rounds:
             dial_only=dial_only(self._history.head),
         )
         strategy = strategy_at(manifest.averaging.closing_strategy, wanted.members)
-        plans = plan_rounds(call, strategy, self._around.endpoint.peer)
+        # Comparing schedules for many members takes longer than a loop should stand still.
+        plans = await asyncio.to_thread(plan_rounds, call, strategy, self._around.endpoint.peer)
         result = await average(self._allreduce, plans, sums, self._around.events)
         await self._averaged(wanted.part, wanted.step, result.tensor)
         return result

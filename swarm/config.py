@@ -177,6 +177,15 @@ def check_manifest(manifest: Manifest) -> None:
             f"at least split.stages = {split.stages}",
             "Every stage needs a replica: start more stage hosts or cut fewer stages.",
         )
+    most = -(-start.stage_hosts // split.stages)
+    if manifest.averaging.mode == "local" and most > manifest.batch.microbatches_per_step:
+        raise ConfigError(
+            "batch.microbatches_per_step",
+            manifest.batch.microbatches_per_step,
+            f'at least {most} with averaging.mode = "local": each of {most} replicas of a stage takes optimizer steps '
+            "of its own for its share of such a batch",
+            "Use more, smaller microbatches, or start with fewer stage hosts.",
+        )
 
 
 def _tuples(value: Any) -> Any:

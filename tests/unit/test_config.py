@@ -61,3 +61,16 @@ def test_step_of_replicas_that_train_apart_has_all_batches_between_two_closes() 
     manifest = parse_manifest(document(averaging=averaging, batch={"microbatches_per_step": 5}), "a test")
     assert (manifest.averaging.inner_steps, manifest.step_microbatches) == (12, 60)
     assert manifest.averaging.closing_strategy == "everyone"
+
+
+def test_replicas_that_train_apart_are_no_more_than_the_microbatches_they_share() -> None:
+    few = document(
+        run={"start_when": {"stage_hosts": 6, "trainers": 1}},
+        split={"stages": 2},
+        batch={"microbatch_size": 1, "microbatches_per_step": 2},
+        averaging={"mode": "local"},
+    )
+    with pytest.raises(ConfigError, match="each of 3 replicas"):
+        parse_manifest(few, "a test")
+    few["averaging"] = {"mode": "sync"}
+    parse_manifest(few, "a test")
