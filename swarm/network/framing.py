@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Protocol
+from typing import NamedTuple, Protocol
+
+import numpy as np
 
 from swarm import WIRE_VERSION
 from swarm.errors import Violation
@@ -50,6 +51,8 @@ class Kind(IntEnum):
     NOTICE = 6
 
 
+_KINDS = {int(kind): kind for kind in Kind}
+
 _CONTENT_LIMIT = {
     Kind.REQUEST: MAX_BODY_BYTES,
     Kind.CHUNK: CHUNK_BYTES,
@@ -60,8 +63,7 @@ _CONTENT_LIMIT = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Header:
+class Header(NamedTuple):
     """A checked header. Call ids are chosen by the caller and only ever grow on one stream; 0 speaks of the stream."""
 
     kind: Kind
@@ -98,10 +100,9 @@ def decode_header(data: bytes | bytearray | memoryview) -> Header:
     magic, version, kind_code, call, content_bytes, payload_bytes = _HEADER.unpack(data)
     if magic != MAGIC or version != WIRE_VERSION:
         raise Violation("not a frame of this wire version")
-    try:
-        kind = Kind(kind_code)
-    except ValueError as error:
-        raise Violation(f"unknown frame kind {kind_code}") from error
+    kind = _KINDS.get(kind_code)
+    if kind is None:
+        raise Violation(f"unknown frame kind {kind_code}")
     if content_bytes > _CONTENT_LIMIT[kind]:
         raise Violation(f"a {kind.name} frame of {content_bytes} bytes exceeds the limit of {_CONTENT_LIMIT[kind]}")
     if payload_bytes > (MAX_PAYLOAD_BYTES if kind in (Kind.REQUEST, Kind.REPLY) else 0):
@@ -116,6 +117,12 @@ def cut(payload: Payload) -> Iterator[memoryview]:
     view = memoryview(payload).cast("B")
     for start in range(0, len(view), CHUNK_BYTES):
         yield view[start : start + CHUNK_BYTES]
+
+
+def room(size: int) -> memoryview:
+    """Writable bytes for a payload that will fill them before anybody looks: they are not cleared first, and untouched
+    ones take no memory."""
+    return np.empty(size, dtype=np.uint8).data if size else memoryview(bytearray())
 
 
 def wire_bytes(content_bytes: int, payload_bytes: int = 0) -> int:

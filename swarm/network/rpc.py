@@ -12,7 +12,7 @@ from typing import TypeVar
 from swarm.errors import PeerError, Unreachable, Violation
 from swarm.ids import PeerId
 from swarm.network.bodies import decode, pack_request, unpack, unpack_error
-from swarm.network.framing import Header, Kind, cut
+from swarm.network.framing import Header, Kind, cut, room
 from swarm.network.link import Link, Meter
 from swarm.network.protocols import Payload
 from swarm.schema import Message
@@ -27,7 +27,7 @@ class _Pending:
     max_reply_bytes: int
     answered: asyncio.Future[None]
     body: bytearray | bytes | None = None
-    payload: bytearray = field(default_factory=bytearray)
+    payload: memoryview = field(default_factory=lambda: room(0))
     filled: int = 0
     requested: bool = False
     sent: bool = False
@@ -91,7 +91,7 @@ class CallerStream:
             remaining_s = max(deadline - loop.time(), 1e-3)
             await self._send(call, pending, pack_request(method, remaining_s, max_reply_bytes, body), payload)
             await pending.answered
-            return self._decode(pending, reply), memoryview(pending.payload)
+            return self._decode(pending, reply), pending.payload
         finally:
             del self._pending[call]
             if pending.open:
@@ -144,7 +144,7 @@ class CallerStream:
         if pending.body is not None or header.payload_bytes > pending.max_reply_bytes:
             raise Violation(f"an answer with {header.payload_bytes} bytes, asked for {pending.max_reply_bytes}")
         pending.body = content
-        pending.payload = bytearray(header.payload_bytes)
+        pending.payload = room(header.payload_bytes)
         if not header.payload_bytes:
             _resolve(pending)
 
@@ -155,7 +155,7 @@ class CallerStream:
             return None
         if pending.body is None or pending.filled + size > len(pending.payload):
             raise Violation("a chunk nobody announced")
-        return memoryview(pending.payload)[pending.filled : pending.filled + size]
+        return pending.payload[pending.filled : pending.filled + size]
 
     def on_chunk(self, call: int, size: int) -> None:
         """Part of an answer's payload arrived."""

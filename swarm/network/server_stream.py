@@ -11,7 +11,7 @@ from swarm.clock import Clock
 from swarm.errors import DeadlineMissed, PeerError, Unreachable, Violation
 from swarm.ids import PeerId
 from swarm.network.bodies import pack_error, unpack_request
-from swarm.network.framing import Header, Kind, cut
+from swarm.network.framing import Header, Kind, cut, room
 from swarm.network.link import Link, Meter
 from swarm.network.protocols import Request
 from swarm.network.serving import Admitted, Desk, handle
@@ -27,7 +27,7 @@ class _Call:
     """A request whose payload is arriving, or whose handler runs."""
 
     admitted: Admitted
-    payload: bytearray
+    payload: memoryview
     deadline: float  # the loop's time
     silent: bool  # a notice: nobody waits for an answer
     filled: int = 0
@@ -92,7 +92,7 @@ class ServerStream:
         open_call = self._calls.get(call)
         if open_call is None or open_call.filled + size > len(open_call.payload):
             raise Violation("a chunk nobody announced")
-        return memoryview(open_call.payload)[open_call.filled : open_call.filled + size]
+        return open_call.payload[open_call.filled : open_call.filled + size]
 
     def on_chunk(self, call: int, size: int) -> None:
         """Part of a payload arrived; the last part starts the handler."""
@@ -130,7 +130,7 @@ class ServerStream:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + admitted.remaining_s
         open_call = self._calls[header.call] = _Call(
-            admitted, bytearray(header.payload_bytes), deadline, silent=header.kind is Kind.NOTICE
+            admitted, room(header.payload_bytes), deadline, silent=header.kind is Kind.NOTICE
         )
         if header.payload_bytes:
             open_call.expiry = loop.call_at(deadline, self._expire, header.call)
@@ -201,7 +201,7 @@ class ServerStream:
     async def _answer(self, call: int, open_call: _Call) -> None:
         admitted = open_call.admitted
         deadline = self.clock.monotonic() + open_call.deadline - asyncio.get_running_loop().time()
-        request = Request(self.peer, admitted.body, memoryview(open_call.payload), deadline)
+        request = Request(self.peer, admitted.body, open_call.payload, deadline)
         try:
             async with asyncio.timeout_at(open_call.deadline):
                 body, answer = await handle(admitted, request)
