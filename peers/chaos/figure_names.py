@@ -10,6 +10,8 @@ FIGURES: Mapping[str, str] = {
     "throughput_retained": "committed tokens a second since the first strike ÷ (those a second before it × capacity)",
     "throughput_retained_raw": "the same without capacity",
     "capacity": "time-mean, since the first strike, of the smallest number of ready replicas that a stage has ÷ before",
+    "baseline_tokens_per_s": "committed tokens a second before the first strike, the first step not counted",
+    "tokens_per_s": "committed tokens a second since the last step before the first strike",
     "baseline_steps": "steps measured before the first strike: all but the run's first",
     "participation": "replicas in a step's averaging ÷ those live when it closed, since the first strike",
     "digest_mismatches": "comparisons of replicas' digests that failed (I5)",

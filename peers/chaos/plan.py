@@ -127,8 +127,9 @@ class FaultPlan:
         except Exception as error:  # noqa: BLE001 - told in assert_fired()
             self.errors.append((strike.label, error))
             return
-        line = {"t": wall, "kind": strike.fault.name, "peers": ids, "label": strike.label}
+        line: dict[str, Any] = {"t": wall, "kind": strike.fault.name, "peers": ids, "label": strike.label}
         line["seconds"] = getattr(strike.fault, "seconds", None)
+        line |= {"names": hit, "first": strike.fault.victims or hit}
         with self._writing, (self._world.root / "faults.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
         # Last: who waits for this key reads the file next, from another thread.
