@@ -217,6 +217,11 @@ class Start(Fault):
     peer: str
 
 
+@dataclass(frozen=True, slots=True)
+class Moment(Fault):
+    """Nothing goes wrong: it names a moment of the run, from which other strikes are counted. No world is asked."""
+
+
 NAMES: Mapping[type[Fault], str] = {
     Kill: "kill",
     BulkKill: "kill",
@@ -242,4 +247,5 @@ NAMES: Mapping[type[Fault], str] = {
     LimitMemory: "limit_memory",
     Upgrade: "upgrade",
     Start: "start",
+    Moment: "moment",
 }

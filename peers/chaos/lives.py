@@ -13,7 +13,7 @@ State = Literal["absent", "joining", "ready", "leaving", "away", "cut off"]
 """``away``: paused; ``cut off``: no link to the others, or left behind by them."""
 
 DEADLY = ("kill", "limit_memory")
-MARKS = {"resume", "heal", "reconnect", "free_disk"}
+MARKS = {"resume", "heal", "reconnect", "free_disk", "moment"}
 """Strikes that end another one."""
 
 
@@ -117,6 +117,8 @@ def _told(fact: Fact) -> Iterable[_Change]:
 
 def _done(strike: Struck, name: str) -> Iterable[_Change]:
     """What a strike does to one peer."""
+    if strike.kind == "heal":
+        yield _Change(strike.wall, 0, "back")
     if name not in strike.peers:
         return
     if strike.kind in DEADLY:

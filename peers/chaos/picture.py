@@ -99,7 +99,7 @@ def _life(row: _Row, x: Axis, zero: float) -> Iterator[str]:
         middle = row.y + BAR / 2
         yield line(x.place(min(began, x.high)), middle, x.end, middle, GRID, 1)
     for span in row.life.spans:
-        from_s, to_s = max(span.from_s - zero, x.low), span.to_s - zero
+        from_s, to_s = max(span.from_s - zero, x.low), min(span.to_s - zero, x.high)
         if to_s > from_s:
             yield _bar(span, x.place(from_s), x.place(to_s), row.y)
 
@@ -178,7 +178,7 @@ def _legend() -> Iterator[str]:
     for state, colour in COLOURS.items():
         yield f'<rect x="{at:.1f}" y="{y - 10}" width="18" height="{BAR}" rx="2" fill="{colour}"/>'
         yield text(at + 24, y, WORDS[state], anchor="start")
-        at += 44 + 6.4 * len(WORDS[state])
+        at += 42 + 5.8 * len(WORDS[state])
     for kind, label, said in (
         ("kill", "", "killed"),
         ("pause", "", "struck otherwise"),
@@ -186,6 +186,6 @@ def _legend() -> Iterator[str]:
     ):
         yield _mark(Struck(0.0, kind, label, ()), at + 6, y - 4)
         yield text(at + 18, y, said, anchor="start")
-        at += 40 + 6.4 * len(said)
+        at += 38 + 5.8 * len(said)
     yield line(at + 2, y - 4, at + 20, y - 4, LOSS, 2)
-    yield text(at + 26, y, "loss, a dot for each step", anchor="start")
+    yield text(at + 26, y, "loss, one dot a step", anchor="start")

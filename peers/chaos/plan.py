@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from peers.chaos.faults import Fault
+from peers.chaos.faults import Fault, Moment
 from swarm.events import Event
 
 
@@ -99,7 +99,8 @@ class FaultPlan:
         for strike in strikes:
             if strike.on.after and strike.on.after not in labels:
                 raise ValueError(f"{strike.label} waits for {strike.on.after!r}, which is no strike of this plan")
-            world.check(strike.fault)
+            if not isinstance(strike.fault, Moment):
+                world.check(strike.fault)
         self._strikes, self._world = strikes, world
         self._seen = dict.fromkeys(labels, 0)
         self.fired: dict[str, Fired] = {}
@@ -122,7 +123,7 @@ class FaultPlan:
         written down all the same."""
         wall = self._world.wall()
         try:
-            hit = tuple(self._world.inflict(strike.fault))
+            hit = () if isinstance(strike.fault, Moment) else tuple(self._world.inflict(strike.fault))
             ids = tuple(map(self._world.identity, hit))
         except Exception as error:  # noqa: BLE001 - told in assert_fired()
             self.errors.append((strike.label, error))

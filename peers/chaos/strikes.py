@@ -90,6 +90,7 @@ _OF_MANY: Mapping[str, Callable[[FaultEntry, Names, Names], Fault]] = {
     "resume": lambda entry, peers, others: faults.Resume(peers),
     "stop": lambda entry, peers, others: faults.Stop(peers, entry.grace_s),
     "partition": lambda entry, peers, others: faults.Partition(peers, others, entry.one_way, entry.seconds),
+    "moment": lambda entry, peers, others: faults.Moment(),
     "heal": lambda entry, peers, others: faults.Heal(),
     "slow_links": lambda entry, peers, others: faults.SlowLinks(peers, others, shape_of(entry), entry.seconds),
     "disconnect": lambda entry, peers, others: faults.Disconnect(peers, entry.network, entry.seconds),

@@ -39,6 +39,7 @@ KINDS: Mapping[str, Takes] = {
     "restart": Takes(("peers",), ("keep_disk",)),
     "upgrade": Takes(("peers",), ("grace_s",)),
     "start": Takes(("peers",)),
+    "moment": Takes(),
     "twin": Takes(("peers",)),
     "joiner_storm": Takes(("count",)),
 }
