@@ -35,7 +35,7 @@ SPARE_S = 180.0
 """What a play may take beyond what its scenario says."""
 AFTER_STEPS = 2
 """Steps that are closed after the last strike and return, before a play ends by the clock."""
-GRACE_S, END_S = 20.0, 60.0
+GRACE_S, END_S = 10.0, 60.0
 TAIL_LINES = 15
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -16,6 +17,10 @@ COUNTED = {
     "AttemptFailed": "closings repeated",
 }
 """Events that are told as how many there were in a step."""
+
+LONGEST = 150
+"""Characters of what a peer said that are told."""
+_PEER_ID = re.compile(r"\b12D3Koo\w{45}\b")
 
 Names = Callable[[str], str]
 
@@ -52,7 +57,7 @@ class Timeline:
             elif kind in COUNTED:
                 self._counts[kind] += 1
             elif text := self._text(name, kind, fields):
-                self._tell(wall, f"  {text}")
+                self._tell(wall, f"  {self._in_words(text)}")
 
     def _closed(self, wall: float, fields: Mapping[str, Any]) -> None:
         step = int(fields["step"])
@@ -63,7 +68,8 @@ class Timeline:
         self._counts.clear()
         if notes or wall - self._told_at >= EVERY_S:
             self._told_at = wall
-            text = f"  closed, loss {float(fields['loss']):.3f}, {int(fields['tokens'])} tokens"
+            tokens = int(fields["tokens"])
+            text = f"  closed, loss {float(fields['loss']):.3f}, {tokens} tokens" if tokens else "  closed, empty"
             self._tell(wall, f"{text}: {', '.join(notes)}" if notes else text)
 
     def _tell(self, wall: float, text: str) -> None:
@@ -72,6 +78,11 @@ class Timeline:
         line = f"{wall - self._began:7.1f} s  step {self._step:<4} {text}"
         self.lines.append(line)
         self._say(line)
+
+    def _in_words(self, text: str) -> str:
+        """With names for peer ids, and short."""
+        text = _PEER_ID.sub(lambda found: self._names(found.group()), text)
+        return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
 
     def _once(self, *key: str) -> bool:
         """Whether nobody has told this since the last strike."""

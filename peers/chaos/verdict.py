@@ -19,7 +19,8 @@ from peers.invariants.findings import Limits
 
 SCHEMA = 1
 FAULTS = "faults.jsonl"
-MOST_FAILURES = 20
+MOST_FAILURES = 5
+"""Of each invariant in the report."""
 _SHOWN = (
     "steps",
     "seconds",
@@ -81,9 +82,11 @@ def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequen
 def _problems(scenario: Scenario, report: Report | None, told: Mapping[str, Number], evidence: Evidence) -> list[str]:
     if report is None:
         return ["no peer left any event: there is nothing to judge by"]
-    problems = [str(failure) for failure in report.failures[:MOST_FAILURES]]
-    if len(report.failures) > MOST_FAILURES:
-        problems.append(f"{len(report.failures) - MOST_FAILURES} more failures of invariants")
+    problems = []
+    for invariant in dict.fromkeys(failure.invariant for failure in report.failures):
+        failures = report.of(invariant)
+        problems += [str(failure) for failure in failures[:MOST_FAILURES]]
+        problems += [f"{invariant}: {len(failures) - MOST_FAILURES} more"] if len(failures) > MOST_FAILURES else []
     wanted = dict.fromkeys((*USUAL, *scenario.expect.looked_at))
     problems += [f"{name}: nothing to look at" for name in wanted if not report.looked.get(name)]
     problems += missed(told, scenario.expect.at_least, scenario.expect.at_most)
