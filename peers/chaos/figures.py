@@ -13,8 +13,6 @@ from peers.invariants.check import Report
 from peers.invariants.evidence import Evidence
 
 Number = float | int | None
-SETTLE_S = 1.0
-"""So long after a cut a step may still close on both sides of it: what was decided before travels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,8 @@ class Closing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """All there is to look at. ``stages`` of the model; ``deaths`` of peers that nobody had struck."""
+    """All there is to look at. ``stages`` of the model; ``deaths`` of peers that nobody had struck. What was closed
+    after ``ended``, when everybody was told to leave, is not measured."""
 
     evidence: Evidence
     report: Report
@@ -37,6 +36,7 @@ class Played:
     lives: Sequence[Life]
     stages: int
     deaths: int = 0
+    ended: float = math.inf
 
 
 def closings(evidence: Evidence) -> tuple[Closing, ...]:
@@ -51,13 +51,13 @@ def closings(evidence: Evidence) -> tuple[Closing, ...]:
 
 def figures(played: Played) -> dict[str, Number]:
     """All figures; None where there was nothing to measure one by."""
-    closed = closings(played.evidence)
+    closed = [one for one in closings(played.evidence) if one.wall <= played.ended]
     struck = [strike for strike in played.strikes if counts(strike)]
     gaps = [after.wall - before.wall for before, after in zip(closed, closed[1:], strict=False)]
     return {
         "faults": len(struck),
         **_throughput(played, closed, struck),
-        "participation": _participation(played.evidence, struck),
+        "participation": _participation(played.evidence, struck, played.ended),
         "digest_mismatches": len(played.report.of("I5")),
         "lost": len(played.report.of("I2")),
         "duplicated": len(played.report.of("I1")),
@@ -65,7 +65,7 @@ def figures(played: Played) -> dict[str, Number]:
         "seconds": round(closed[-1].wall - closed[0].wall, 2) if closed else 0,
         "max_gap_s": round(max(gaps), 2) if gaps else None,
         "ready_again_s": _ready_again(played.lives, closed),
-        "committed_by_minority": _by_minority(played),
+        "committed_by_minority": closed_by_minority(played),
         "rewinds": sum(1 for _ in played.evidence.of("LineageGivenUp")),
         "steps_given_up": len({fact.step for fact in played.evidence.of("StepGivenUp")}),
         "relayed": len({fact.peer for fact in played.evidence.of("Reachability") if fact.fields["how"] == "relayed"}),
@@ -135,12 +135,12 @@ def _capacity(played: Played, calm_s: float, began_s: float, ended_s: float) -> 
     return since / before if before else 0.0
 
 
-def _participation(evidence: Evidence, struck: Sequence[Struck]) -> float | None:
+def _participation(evidence: Evidence, struck: Sequence[Struck], ended: float) -> float | None:
     """Of each part and step, as the member that saw most replicas live told it."""
     first = min((strike.wall for strike in struck), default=-math.inf)
     told: dict[tuple[int, str], tuple[int, int]] = {}
     for fact in evidence.of("Participation"):
-        if fact.wall > first:
+        if first < fact.wall <= ended:
             seen = int(fact.fields["live"]), int(fact.fields["participating"])
             key = fact.step, str(fact.fields["part"])
             told[key] = max(seen, told.get(key, (0, 0)))
@@ -160,8 +160,8 @@ def _ready_again(lives: Sequence[Life], closed: Sequence[Closing]) -> float | No
     return round(max(found), 2) if found else None
 
 
-def _by_minority(played: Played) -> int:
-    """Steps of the common history that, while a cut lasted, those cut off told closed and nobody else did."""
+def closed_by_minority(played: Played) -> int:
+    """Steps of the common history that, while a cut lasted, those cut off told closed and nobody else had."""
     names = {life.player.name: life.player.identity for life in played.lives}
     found: set[int] = set()
     for strike in played.strikes:
@@ -171,8 +171,11 @@ def _by_minority(played: Played) -> int:
         ends = _healed(played.strikes, strike)
         theirs, others = set[tuple[int, str]](), set[tuple[int, str]]()
         for fact in played.evidence.of("StepClosed"):
-            if strike.wall + SETTLE_S < fact.wall < ends:
-                (theirs if fact.peer in few else others).add((fact.step, str(fact.fields["record"])))
+            told = fact.step, str(fact.fields["record"])
+            if fact.peer not in few and fact.wall < ends:
+                others.add(told)
+            elif fact.peer in few and strike.wall < fact.wall < ends:
+                theirs.add(told)
         kept = {(step, record.hash()) for step, record in played.evidence.records.items()}
         found |= {step for step, record in (theirs - others) & kept}
     return len(found)

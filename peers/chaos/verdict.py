@@ -72,7 +72,7 @@ def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequen
     if report is not None:
         deaths = sum(not end.struck for end in outcome.ends)
         told = figures(Played(evidence=there, report=report, strikes=strikes, lives=life,
-                              stages=scenario.swarm.stages, deaths=deaths))  # fmt: skip
+                              stages=scenario.swarm.stages, deaths=deaths, ended=outcome.ended))  # fmt: skip
     problems = [*outcome.problems, *_problems(scenario, report, told, there)]
     return Judged(
         scenario, world_name, told, report, strikes, life, closings(there), tuple(problems), outcome.interrupted

@@ -8,10 +8,10 @@ from xml.etree import ElementTree
 import pytest
 
 from peers.chaos.figure_names import FIGURES
-from peers.chaos.figures import Played, by_kind, closings, figures, missed
+from peers.chaos.figures import Played, by_kind, closed_by_minority, closings, figures, missed
 from peers.chaos.lives import Life, Player, Struck, lives
 from peers.chaos.picture import picture_svg
-from peers.invariants.check import check
+from peers.invariants.check import Report, check
 from peers.invariants.evidence import Evidence, Fact
 from swarm.ids import PeerId
 
@@ -152,3 +152,29 @@ def test_picture_shows_everybody_and_is_xml() -> None:
 
 def test_picture_of_nothing_is_a_frame() -> None:
     ElementTree.fromstring(picture_svg("empty", (), (), ()))
+
+
+class _Hashed:
+    """A record of which only the hash is asked."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def hash(self) -> str:
+        return self._name
+
+
+def test_what_a_minority_closes_alone_and_stays_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Evidence, "records", {1: _Hashed("r1"), 2: _Hashed("r2"), 3: _Hashed("r3")})
+    cut = Struck(5.0, "partition", "cut", ("host-0-1",), 10.0)
+    both = (_closed("A", 1, 4.9), _closed("B", 1, 6.5), _closed("A", 2, 7.0))
+    alone = (_closed("B", 2, 8.0, "other"), _closed("B", 3, 9.0), _closed("A", 3, 16.0))
+
+    def alone_of(*facts: Fact) -> int:
+        evidence, report = Evidence(facts, ()), Report(failures=(), looked={}, steps=0)
+        played = Played(evidence=evidence, report=report, strikes=(cut,), lives=_lives(), stages=1)
+        return closed_by_minority(played)
+
+    assert alone_of(*both) == 0
+    assert alone_of(*both, *alone[:1]) == 0, "it did not stay"
+    assert alone_of(*both, *alone) == 1
