@@ -21,6 +21,8 @@ ROW, BAR, GROUP_GAP = 19, 11, 10
 LOSS_HEIGHT, BELOW, BETWEEN = 170, 46, 34
 LEAD_S = 4.0
 """How much is shown of the time before the first step closed."""
+LONGEST = 125
+"""Characters of the title that fit."""
 COLOURS: Mapping[State, str] = {
     "joining": "#f2c14e",
     "ready": "#4f9d69",
@@ -53,7 +55,7 @@ def picture_svg(title: str, lives: Sequence[Life], strikes: Sequence[Struck], cl
     top = bottom + BETWEEN
     height = top + LOSS_HEIGHT + BELOW
     body = [
-        text(LEFT, 26, title, anchor="start", size=16),
+        text(LEFT, 26, title if len(title) <= LONGEST else f"{title[: LONGEST - 1]}…", anchor="start", size=15),
         *_legend(),
         *_times(x, rows, top),
         *_groups(groups),
@@ -87,9 +89,10 @@ def _groups(groups: Sequence[tuple[str, float, float]]) -> Iterator[str]:
     if len(groups) < 2:
         return
     for region, began, ended in groups:
-        yield line(16, began, 16, ended - 4, FAINT, 2)
-        middle = (began + ended) / 2
-        yield f'<g transform="rotate(-90 10 {middle:.1f})">{text(10, middle, region or "no region", size=11)}</g>'
+        if region:
+            yield line(26, began, 26, ended - 8, FAINT, 2)
+            middle = (began + ended) / 2 - 4
+            yield f'<g transform="rotate(-90 18 {middle:.1f})">{text(18, middle, region, size=12)}</g>'
 
 
 def _life(row: _Row, x: Axis, zero: float) -> Iterator[str]:

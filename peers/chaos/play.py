@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,13 +56,14 @@ class End:
 
 @dataclass(slots=True)
 class Outcome:
-    """What a play leaves for its report: everybody that was ``started``, who ended when, and as ``problems`` why it did
-    not go as it should."""
+    """What a play leaves for its report: everybody that was ``started``, who ended when, how often events ``happened``
+    (those that a full disk did not take, too), and as ``problems`` why it did not go as it should."""
 
     began: float = 0.0
     ended: float = 0.0
     started: set[str] = field(default_factory=set)
     ends: list[End] = field(default_factory=list)
+    happened: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     interrupted: bool = False
 
@@ -75,7 +77,7 @@ class Play:
         self._scenario, self._cast, self._world = scenario, cast, world
         self._planned, self._draws = planned, draws
         self.watch = Watch(world.wall)
-        self.outcome = Outcome()
+        self.outcome = Outcome(happened=self.watch.happened)
         self._up: set[str] = set()
         self._suspects: set[str] = set()
         self._look_at = 0.0

@@ -73,13 +73,14 @@ def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequen
         deaths = sum(not end.struck for end in outcome.ends)
         told = figures(Played(evidence=there, report=report, strikes=strikes, lives=life,
                               stages=scenario.swarm.stages, deaths=deaths, ended=outcome.ended))  # fmt: skip
-    problems = [*outcome.problems, *_problems(scenario, report, told, there)]
-    return Judged(
-        scenario, world_name, told, report, strikes, life, closings(there), tuple(problems), outcome.interrupted
-    )
+    problems = [*outcome.problems, *_problems(scenario, report, told, outcome.happened)]
+    closed = tuple(one for one in closings(there) if one.wall <= outcome.ended)
+    return Judged(scenario, world_name, told, report, strikes, life, closed, tuple(problems), outcome.interrupted)
 
 
-def _problems(scenario: Scenario, report: Report | None, told: Mapping[str, Number], evidence: Evidence) -> list[str]:
+def _problems(
+    scenario: Scenario, report: Report | None, told: Mapping[str, Number], happened: Mapping[str, int]
+) -> list[str]:
     if report is None:
         return ["no peer left any event: there is nothing to judge by"]
     problems = []
@@ -91,9 +92,8 @@ def _problems(scenario: Scenario, report: Report | None, told: Mapping[str, Numb
     problems += [f"{name}: nothing to look at" for name in wanted if not report.looked.get(name)]
     problems += missed(told, scenario.expect.at_least, scenario.expect.at_most)
     for kind, times in scenario.expect.happened.items():
-        seen = sum(1 for _ in evidence.of(kind))
-        if seen < times:
-            problems.append(f"{kind} happened {seen} times, at least {times} was expected")
+        if happened.get(kind, 0) < times:
+            problems.append(f"{kind} happened {happened.get(kind, 0)} times, at least {times} was expected")
     return problems
 
 

@@ -21,6 +21,8 @@ from swarm.monitoring.reader import UNREADABLE, RawEvent, Recorded, decode_line,
 from swarm.optimization.history_file import HistoryLine, earlier
 from swarm.optimization.records import CloseRecord
 
+DROPPED = "EventsDropped"
+"""What stands where a writer had to drop events, as on a full disk: nothing is known of what it did meanwhile."""
 EVENTS, HISTORY = "events.jsonl", "history.jsonl"
 
 
@@ -145,6 +147,9 @@ class Gatherer:
                 self._incarnations += began
                 began = True
             peer = entry.peer
+            if entry.dropped:
+                gap = Fact(peer, self._incarnations, entry.wall, DROPPED, {"events": entry.dropped})
+                self.facts.append(gap)
             if entry.event.kind == "LineageGivenUp":
                 self._forget(int(_fields(entry.event)["step"]))
             self.facts.append(
