@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,12 @@ from swarm.state.checkpoint_disk import write_whole
 
 def render_manifest(manifest: Manifest) -> str:
     """TOML with every value written out; reading it back gives the same run id. Values that are None are left out."""
-    sections = manifest.model_dump(mode="json")
-    return f"# run {manifest.run_id}\n" + "".join(_section(name, values) for name, values in sections.items())
+    return f"# run {manifest.run_id}\n" + render_tables(manifest.model_dump(mode="json"))
+
+
+def render_tables(tables: Mapping[str, dict[str, Any]]) -> str:
+    """TOML of tables of plain values; what is None is left out."""
+    return "".join(_section(name, values) for name, values in tables.items())
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:

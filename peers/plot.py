@@ -59,21 +59,21 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
 
 
 def _frame(title: str, x: Axis, y: Axis) -> list[str]:
-    lines = [_text(_WIDTH / 2, 26, title, size=15)]
+    lines = [text(_WIDTH / 2, 26, title, size=15)]
     for value in ticks(y.low, y.high):
         at = y.place(value)
-        lines.append(_line(x.start, at, x.end, at, _GRID))
-        lines.append(_text(x.start - 8, at + 4, f"{value:g}", anchor="end"))
+        lines.append(line(x.start, at, x.end, at, _GRID))
+        lines.append(text(x.start - 8, at + 4, f"{value:g}", anchor="end"))
     for value in ticks(x.low, x.high):
         if value == int(value):
             at = x.place(value)
-            lines.append(_line(at, y.start, at, y.start + 5, _INK))
-            lines.append(_text(at, y.start + 19, f"{value:g}"))
-    lines.append(_line(x.start, y.start, x.end, y.start, _INK))
-    lines.append(_line(x.start, y.start, x.start, y.end, _INK))
-    lines.append(_text((x.start + x.end) / 2, _HEIGHT - 12, "step"))
+            lines.append(line(at, y.start, at, y.start + 5, _INK))
+            lines.append(text(at, y.start + 19, f"{value:g}"))
+    lines.append(line(x.start, y.start, x.end, y.start, _INK))
+    lines.append(line(x.start, y.start, x.start, y.end, _INK))
+    lines.append(text((x.start + x.end) / 2, _HEIGHT - 12, "step"))
     middle = (y.start + y.end) / 2
-    lines.append(f'<g transform="rotate(-90 18 {middle:.1f})">{_text(18, middle, "loss (nats per token)")}</g>')
+    lines.append(f'<g transform="rotate(-90 18 {middle:.1f})">{text(18, middle, "loss (nats per token)")}</g>')
     return lines
 
 
@@ -88,24 +88,26 @@ def _dots(points: Sequence[Point], x: Axis, y: Axis) -> list[str]:
         at_x, at_y = x.place(step), y.place(loss)
         anchor, beside = ("start", 9) if at_x < (x.start + x.end) / 2 else ("end", -9)
         lines.append(f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="5" fill="{_HELD_OUT}"/>')
-        lines.append(_text(at_x + beside, at_y - 8, f"{loss:.2f}", anchor=anchor, colour=_HELD_OUT))
+        lines.append(text(at_x + beside, at_y - 8, f"{loss:.2f}", anchor=anchor, colour=_HELD_OUT))
     return lines
 
 
 def _legend(held_out: bool) -> list[str]:
     left = _WIDTH - _RIGHT - 150
-    lines = [_line(left, 62, left + 22, 62, _TRAINED, 2), _text(left + 30, 66, "training batch", anchor="start")]
+    lines = [line(left, 62, left + 22, 62, _TRAINED, 2), text(left + 30, 66, "training batch", anchor="start")]
     if held_out:
         lines.append(f'<circle cx="{left + 11}" cy="82" r="5" fill="{_HELD_OUT}"/>')
-        lines.append(_text(left + 30, 86, "held-out text", anchor="start"))
+        lines.append(text(left + 30, 86, "held-out text", anchor="start"))
     return lines
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: int = 1) -> str:
+def line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float = 1) -> str:
+    """A straight line."""
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" stroke-width="{width}"/>'
 
 
-def _text(x: float, y: float, text: str, *, anchor: str = "middle", size: int = 12, colour: str = _INK) -> str:
+def text(x: float, y: float, text: str, *, anchor: str = "middle", size: int = 12, colour: str = _INK) -> str:
+    """Words at a place, any characters."""
     return (
         f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{colour}">{escape(text)}</text>'
     )

@@ -15,12 +15,13 @@ the world's clock. A world that cannot do what is planned says so before anythin
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from peers.chaos.faults import Fault
+from peers.chaos.faults import Fault, Moment
 from swarm.events import Event
 
 
@@ -98,11 +99,13 @@ class FaultPlan:
         for strike in strikes:
             if strike.on.after and strike.on.after not in labels:
                 raise ValueError(f"{strike.label} waits for {strike.on.after!r}, which is no strike of this plan")
-            world.check(strike.fault)
+            if not isinstance(strike.fault, Moment):
+                world.check(strike.fault)
         self._strikes, self._world = strikes, world
         self._seen = dict.fromkeys(labels, 0)
         self.fired: dict[str, Fired] = {}
         self.errors: list[tuple[str, Exception]] = []
+        self._writing = threading.Lock()
         world.listen(self._hear)
 
     def _hear(self, peer: str, kind: str, fields: Mapping[str, Any]) -> None:
@@ -113,19 +116,22 @@ class FaultPlan:
                 continue
             self._seen[strike.label] += 1
             if self._seen[strike.label] == on.nth:
-                self._strike(strike)
+                self.strike(strike)
 
-    def _strike(self, strike: Strike) -> None:
+    def strike(self, strike: Strike) -> None:
+        """Do it now, from any thread: for faults whose moment is a time and not an event. What was not planned is
+        written down all the same."""
         wall = self._world.wall()
         try:
-            hit = tuple(self._world.inflict(strike.fault))
+            hit = () if isinstance(strike.fault, Moment) else tuple(self._world.inflict(strike.fault))
             ids = tuple(map(self._world.identity, hit))
         except Exception as error:  # noqa: BLE001 - told in assert_fired()
             self.errors.append((strike.label, error))
             return
-        line = {"t": wall, "kind": strike.fault.name, "peers": ids, "label": strike.label}
+        line: dict[str, Any] = {"t": wall, "kind": strike.fault.name, "peers": ids, "label": strike.label}
         line["seconds"] = getattr(strike.fault, "seconds", None)
-        with (self._world.root / "faults.jsonl").open("a") as file:
+        line |= {"names": hit, "first": strike.fault.victims or hit}
+        with self._writing, (self._world.root / "faults.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
         # Last: who waits for this key reads the file next, from another thread.
         self.fired[strike.label] = Fired(strike, wall, hit, ids)

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from peers.cli.chaos import chaos
 from peers.cli.ckpt import ckpt
 from peers.cli.data import data
 from peers.cli.drain import drain
@@ -61,6 +62,7 @@ app.command(cls=LightCommand, epilog=_EPILOG)(invite)
 app.command("id", cls=LightCommand, epilog=_EPILOG)(identity)
 app.command(epilog=_EPILOG)(history)
 app.command(epilog=_EPILOG)(sample)
+app.command(epilog=_EPILOG)(chaos)
 app.add_typer(data, name="data", epilog=_EPILOG)
 app.add_typer(ckpt, name="ckpt", epilog=_EPILOG)
 

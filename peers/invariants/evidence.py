@@ -17,10 +17,12 @@ from typing import Any
 
 from swarm.events import Event
 from swarm.ids import MicrobatchId, PeerId
-from swarm.monitoring.reader import UNREADABLE, RawEvent, Recorded, read_all
+from swarm.monitoring.reader import UNREADABLE, RawEvent, Recorded, decode_line, read_all
 from swarm.optimization.history_file import HistoryLine, earlier
 from swarm.optimization.records import CloseRecord
 
+DROPPED = "EventsDropped"
+"""What stands where a writer had to drop events, as on a full disk: nothing is known of what it did meanwhile."""
 EVENTS, HISTORY = "events.jsonl", "history.jsonl"
 
 
@@ -145,6 +147,9 @@ class Gatherer:
                 self._incarnations += began
                 began = True
             peer = entry.peer
+            if entry.dropped:
+                gap = Fact(peer, self._incarnations, entry.wall, DROPPED, {"events": entry.dropped})
+                self.facts.append(gap)
             if entry.event.kind == "LineageGivenUp":
                 self._forget(int(_fields(entry.event)["step"]))
             self.facts.append(
@@ -190,7 +195,7 @@ def gather(directories: Iterable[Path]) -> Evidence:
         homes = sorted({path.parent for name in (EVENTS, HISTORY) for path in directory.rglob(name)})
         if not homes:
             raise FileNotFoundError(f"{directory}: neither {EVENTS} nor {HISTORY} in it or below")
-        for home in homes:
+        for home in sorted(homes, key=_began):  # of a peer that lost its disk the earlier one first
             gatherer.home(home)
         for path in sorted(directory.rglob("faults.jsonl")):
             gatherer.faults += map(_fault, _whole_lines(path.read_bytes()))
@@ -220,6 +225,15 @@ def _common(records: Iterable[CloseRecord]) -> dict[int, CloseRecord]:
         votes[record.step][digest] += 1
         known[digest] = record
     return {step: known[max(sorted(counts), key=counts.__getitem__)] for step, counts in sorted(votes.items())}
+
+
+def _began(home: Path) -> float:
+    """When the first event of a home was written; 0 where there is none."""
+    try:
+        with (home / EVENTS).open("rb") as file:
+            return decode_line(file.readline()).wall
+    except FileNotFoundError:
+        return 0.0
 
 
 def _fields(event: Event | RawEvent) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from peers.invariants.evidence import Evidence, Fact
+from peers.invariants.evidence import DROPPED, Evidence, Fact
 from peers.invariants.findings import Findings, Limits
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, stage_part
 from swarm.optimization.records import CloseRecord
@@ -62,7 +62,7 @@ def same_set_everywhere(evidence: Evidence, limits: Limits, found: Findings) -> 
     Where a replica's events are missing nothing is said about it. One that did not swap may have died with a surplus.
     """
     held, twice = _held(evidence)
-    swapped = {(fact.step, fact.peer) for fact in evidence.of("StepClosed")}
+    swapped = {(fact.step, fact.peer) for fact in evidence.of("StepClosed")} - _half_told(evidence)
     for step, part, peer, microbatch in sorted(twice):
         found.expect(False, f"{microbatch} was added twice to {part}", step=step, peer=peer)
     with_ends = any(fact.fields.get("part") == ENDS for fact in evidence.of(*HOLDING))
@@ -167,6 +167,19 @@ def _held(
             continue
         held[key].add(fact.microbatch)
     return held, twice
+
+
+def _half_told(evidence: Evidence) -> set[tuple[int, PeerId]]:
+    """(step, peer) of the steps, two may be open at a time, that a peer told closed after it had to drop events."""
+    found: set[tuple[int, PeerId]] = set()
+    unsure: dict[int, int] = {}
+    for fact in evidence.of("StepClosed", DROPPED):
+        if fact.kind == DROPPED:
+            unsure[fact.incarnation] = 2
+        elif unsure.get(fact.incarnation, 0):
+            unsure[fact.incarnation] -= 1
+            found.add((fact.step, fact.peer))
+    return found
 
 
 def _in_order(facts: Iterator[Fact]) -> list[Fact]:

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 
-from peers.invariants.evidence import Chain, Evidence, Fact, FaultFact
+from peers.invariants.evidence import DROPPED, Chain, Evidence, Fact, FaultFact
 from peers.invariants.findings import Findings, Limits
 from swarm.optimization.records import NO_RECORD, CloseRecord
 
@@ -51,12 +51,12 @@ def replicas_agree(evidence: Evidence, limits: Limits, found: Findings) -> None:
 
 
 def steps_in_order(evidence: Evidence, limits: Limits, found: Findings) -> None:
-    """I7: each start of a peer closes one step after the other, unless it was cut off in between, and none that no
-    history knows."""
+    """I7: each start of a peer closes one step after the other, unless it was cut off or could not write in between,
+    and none that no history knows."""
     last: dict[int, int] = {}
     newest = max(evidence.records, default=-1)
-    for fact in evidence.of("StepClosed", "CutOff"):
-        if fact.kind == "CutOff":
+    for fact in evidence.of("StepClosed", "CutOff", DROPPED):
+        if fact.kind != "StepClosed":
             last.pop(fact.incarnation, None)
             continue
         before = last.get(fact.incarnation)

@@ -15,15 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from peers.chaos.capacity import capacity
+from peers.chaos.spot import spot_trace
 from peers.invariants.check import Report, check_run
 from peers.invariants.findings import Limits
 from swarm.events import AttemptFailed, HopMoved, RoundDone, StepClosed, TermBegan
 from swarm.ids import ENDS
 from swarm.sim.links import Links
 from swarm.sim.world import run_world
-from tests.benchmarks._capacity import capacity
 from tests.benchmarks._spot_market import SpotMarket
-from tests.benchmarks._spot_trace import spot_trace
 from tests.harness.simulated import SimSwarm
 
 STAGES, REPLICAS, TRAINERS = 3, 4, 2

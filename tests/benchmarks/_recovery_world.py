@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.chaos.faults import CannotInflict, Kill, Pause, Restart, Resume
+from peers.chaos.means import signal_all
 from peers.chaos.plan import Fault
 from peers.launch import PeerGroup
 from peers.local_run import RunBroken
@@ -17,7 +18,6 @@ from swarm.clock import SystemClock
 from swarm.ids import PeerId
 from swarm.monitoring.reader import RawEvent
 from swarm.monitoring.tail import EventTail
-from tests.harness.faults_means import signal_all
 from tests.harness.processes import children_of
 
 ENTRY = "tests.benchmarks._recovery_peer:run"

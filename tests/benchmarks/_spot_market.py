@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from peers.chaos.capacity import Life
+from peers.chaos.spot import Removal
 from swarm.errors import EXIT_DRAINED
 from swarm.events import Event, PartAssigned, PeerReady, RunStarted, StepClosed
 from swarm.ids import stage_of
-from tests.benchmarks._capacity import Life
-from tests.benchmarks._spot_trace import Removal
 from tests.harness.simulated import SimSwarm
 
 NOTICE_S = 30.0

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import _goodput_case, goodput
-from tests.benchmarks._capacity import Life, capacity
-from tests.benchmarks._spot_trace import (
+from peers.chaos.capacity import Life, capacity
+from peers.chaos.spot import (
     BULK_MEAN,
     BULK_MOST,
     DOWN_SHARE,
@@ -19,6 +18,7 @@ from tests.benchmarks._spot_trace import (
     removed,
     spot_trace,
 )
+from tests.benchmarks import _goodput_case, goodput
 
 LONG_S = 60_000.0
 

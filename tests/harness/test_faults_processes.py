@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -31,13 +30,12 @@ from peers.chaos.faults import (
     Twin,
 )
 from peers.chaos.plan import FaultPlan, On, Strike
+from peers.chaos.processes import ProcessWorld, RealPeer
+from peers.chaos.shaping import ShapedLinks, shaped
+from peers.chaos.world import PeerSpec
 from swarm.sim.links import LinkShape
-from tests.harness.by_hand import Started
 from tests.harness.expect import wait_until
-from tests.harness.faults_means import PipedHand
-from tests.harness.faults_processes import ProcessWorld
-from tests.harness.processes import children_of
-from tests.harness.shaping import ShapedLinks, shaped
+from tests.harness.faults_processes import newest
 
 SCRIPT = """
 import json, pathlib, subprocess, sys, time, threading
@@ -60,35 +58,25 @@ for number in range(100000):
 """
 
 
-class Scripts(PipedHand):
+class Scripts(ProcessWorld):
     """Starts the script above where a peer would be started."""
 
-    def start(self, *arguments: str, prefix: Sequence[str] = (), home: Path | None = None) -> Started:
-        return self.spawn([sys.executable, "-c", SCRIPT, str(home)])
+    def command(self, peer: RealPeer) -> list[str]:
+        return [sys.executable, "-c", SCRIPT, str(peer.home)]
 
 
 @contextlib.contextmanager
-def world_of(root: Path, *names: str, links: ShapedLinks | None = None) -> Iterator[ProcessWorld]:
+def world_of(root: Path, *names: str, links: ShapedLinks | None = None, skewed: bool = False) -> Iterator[ProcessWorld]:
     """A world of scripts, none of which outlives it."""
-    hand = Scripts(root / "h")
-    try:
-        with ProcessWorld(hand, links) as world:
-            for name in names:
-                world.start(name, "join", "INVITE")
-            yield world
-    finally:
-        for one in hand.started:
-            if one.process.poll() is None:
-                one.process.send_signal(signal.SIGSTOP)
-            for pid in [child.pid for child in children_of(one.process.pid)] + [one.process.pid]:
-                with contextlib.suppress(psutil.Error):
-                    psutil.Process(pid).kill()
-            one.process.wait()
+    with Scripts(root, links, skewed=skewed) as world:
+        for name in names:
+            world.start(PeerSpec(name=name, role="stage", arguments=("join", "INVITE")))
+        yield world
 
 
 def ticks(world: ProcessWorld, name: str) -> list[dict[str, object]]:
     """What the newest start of a peer has written."""
-    return world.peers[name].starts[-1].events("Tick")
+    return newest(world, name).events("Tick")
 
 
 def fired(plan: FaultPlan, label: str) -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from peers.chaos.faults import Heal, Partition, Pause
 from peers.chaos.plan import FaultPlan, On, Strike
+from peers.chaos.processes import ProcessWorld
+from peers.chaos.shaping import shaped
 from peers.invariants.check import check_run
-from tests.harness.by_hand import RUN, by_hand
+from tests.harness.by_hand import RUN
 from tests.harness.expect import wait_until
-from tests.harness.faults_processes import ProcessWorld
-from tests.harness.shaping import shaped
+from tests.harness.faults_processes import started
 
 # Half a minute: tests/swarms/test_partitions.py has the cases, in virtual time.
 pytestmark = [pytest.mark.process, pytest.mark.nemesis]
@@ -25,15 +26,15 @@ def test_peers_cut_off_wait_and_come_back_to_the_one_history(tmp_path: Path) -> 
     text.write_text("\n\n".join(f"Paragraph {n} of a text that nobody else has, {n * 7}." * 6 for n in range(80)))
     manifest = tmp_path / "run.toml"
     manifest.write_text(RUN.format(steps=100_000).replace("stage_hosts = 2", "stage_hosts = 4"))
-    with by_hand(tmp_path) as hand, shaped({"default": {"latency_ms": 5}}) as links, ProcessWorld(hand, links) as world:
-        invite = str(world.start("bootstrap", "new", str(manifest)).wait_event("Invited")["invite"])
+    with shaped({"default": {"latency_ms": 5}}) as links, ProcessWorld(tmp_path, links) as world:
+        invite = str(started(world, "bootstrap", "new", str(manifest)).wait_event("Invited")["invite"])
         hosts = {
-            f"host-{number}": world.start(
-                f"host-{number}", "join", invite, "--role", "stage", "--stage", str(number % 2)
+            f"host-{number}": started(
+                world, f"host-{number}", "join", invite, "--role", "stage", "--stage", str(number % 2)
             )
             for number in range(4)
         }
-        trainer = world.start("trainer-0", "join", invite, "--role", "trainer", "--data", str(text))
+        trainer = started(world, "trainer-0", "join", invite, "--role", "trainer", "--data", str(text))
         plan = FaultPlan(
             Strike("cut", On("StepClosed", peer="trainer-0", nth=3), Partition(FEW, MANY)),
             Strike("heal", On("StepClosed", peer="trainer-0", nth=3, after="alone"), Heal()),

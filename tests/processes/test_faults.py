@@ -8,11 +8,12 @@ import pytest
 
 from peers.chaos.faults import Partition, Pause
 from peers.chaos.plan import FaultPlan, On, Strike
+from peers.chaos.processes import ProcessWorld
+from peers.chaos.shaping import shaped
 from peers.invariants.check import check_run
-from tests.harness.by_hand import RUN, by_hand
+from tests.harness.by_hand import RUN
 from tests.harness.expect import wait_until
-from tests.harness.faults_processes import ProcessWorld
-from tests.harness.shaping import shaped
+from tests.harness.faults_processes import started
 
 pytestmark = pytest.mark.process
 OTHERS = ("bootstrap", "host-0", "trainer-0")
@@ -24,14 +25,13 @@ def test_run_over_slow_links_survives_a_short_cut_and_a_pause(tmp_path: Path) ->
     manifest = tmp_path / "run.toml"
     manifest.write_text(RUN.format(steps=100_000))
     with (
-        by_hand(tmp_path) as hand,
         shaped({"default": {"latency_ms": 15, "jitter_ms": 5}}) as links,
-        ProcessWorld(hand, links) as world,
+        ProcessWorld(tmp_path, links) as world,
     ):
-        invite = str(world.start("bootstrap", "new", str(manifest)).wait_event("Invited")["invite"])
+        invite = str(started(world, "bootstrap", "new", str(manifest)).wait_event("Invited")["invite"])
         for name in ("host-0", "host-1"):
-            world.start(name, "join", invite, "--role", "stage")
-        trainer = world.start("trainer-0", "join", invite, "--role", "trainer", "--data", str(text))
+            started(world, name, "join", invite, "--role", "stage")
+        trainer = started(world, "trainer-0", "join", invite, "--role", "trainer", "--data", str(text))
         plan = FaultPlan(
             Strike("cut", On("StepClosed", peer="trainer-0", nth=3), Partition(("host-1",), OTHERS, seconds=1.5)),
             Strike("stop", On("StepClosed", peer="trainer-0", nth=3, after="cut"), Pause(("host-0",), seconds=1.5)),

@@ -47,6 +47,7 @@ class Stamped:
 
     wall: float
     event: Event
+    dropped: int = 0
 
 
 class PretendRun:
@@ -138,7 +139,7 @@ class PretendRun:
         """The failures by invariant, with how many each."""
         gatherer = Gatherer()
         for peer, events in [*self.events.items(), *self.later]:
-            gatherer.recorded(Recorded(one.wall, one.wall, PeerId(peer), one.event) for one in events)
+            gatherer.recorded(Recorded(one.wall, one.wall, PeerId(peer), one.event, one.dropped) for one in events)
         for peer, records in self.chains.items():
             gatherer.history(peer, [record.model_dump_json().encode() for record in records])
         gatherer.faults = self.faults
@@ -509,3 +510,25 @@ def test_faults_are_read_beside_the_homes(tmp_path: Path) -> None:
     line = {"t": 25.0, "kind": "kill", "peers": ["host1"]}
     (tmp_path / "faults.jsonl").write_text(json.dumps(line) + "\n")
     assert len(check_run([tmp_path]).of("I14")) == 1
+
+
+def test_what_a_full_disk_did_not_take_is_not_held_against_a_peer() -> None:
+    run = PretendRun()
+    run.drop("host0", StepClosed, 1)
+    run.drop("host0", Accumulated, 4)
+    assert run.report() == {"I3": 1, "I7": 1}
+    closings = [one for one in run.events["host0"] if isinstance(one.event, StepClosed)]
+    closings[1].dropped = 2
+    assert run.report() == {}
+
+
+def test_of_two_homes_of_a_peer_the_one_that_began_first_is_the_older_start(tmp_path: Path) -> None:
+    for name, wall in (("a-newer", 20.0), ("b-older", 10.0)):
+        home = tmp_path / name
+        home.mkdir()
+        clock = PretendClock()
+        clock.now = wall
+        with Recorder(home / "events.jsonl", PeerId("host0"), clock) as recorder:
+            recorder.emit(PeerReady(part=stage_part(0), step=int(wall), reason="", seconds=1.0))
+    ready = gather([tmp_path]).of("PeerReady")
+    assert [(fact.wall, fact.incarnation) for fact in ready] == [(10.0, 1), (20.0, 2)]

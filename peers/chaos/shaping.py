@@ -1,8 +1,8 @@
-"""Described links between real processes on loopback, from a synchronous test: proxies in a thread of their own.
+"""Described links between real processes on loopback, commanded by other threads: proxies in a thread of their own.
 
     with shaped({"default": {"latency_ms": 40}}) as links:
-        host = hand.start("join", invite, *links.options("host-0"))
-        links.belongs("host-0", host.process.pid)
+        process = subprocess.Popen([*command, *links.options("host-0")])
+        links.belongs("host-0", process.pid)
         links.cut(("host-0",), ("trainer-0",))
 
 A peer listens on the port that :meth:`ShapedLinks.options` chose and announces its proxy's; who calls is found out from
@@ -18,12 +18,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import psutil
-
+from peers.chaos.means import owner
 from swarm.clock import SystemClock
 from swarm.sim.links import Links, LinkShape, Traffic
 from swarm.sim.proxy import LinkProxy
-from tests.harness.processes import children_of
 
 LOOPBACK = "127.0.0.1"
 
@@ -48,24 +46,21 @@ class ShapedLinks:
         return ("--listen", f"/ip4/{LOOPBACK}/tcp/{port}", "--announce", f"/ip4/{LOOPBACK}/tcp/{proxied}")
 
     def belongs(self, name: str, pid: int) -> None:
-        """A process, and all it starts, is this peer."""
-        self._pids[pid] = name
+        """A process, and all it starts, is this peer, in place of what was it before."""
+        self._pids = {one: other for one, other in self._pids.items() if other != name} | {pid: name}
 
     def who(self, port: int) -> str:
         """Whose process has a connection from this port of loopback; "" when nobody's that is known."""
-        for pid, name in list(self._pids.items()):
-            family = [pid, *(child.pid for child in children_of(pid))]
-            if any(port in _ports(one) for one in family):
-                return name
-        return ""
+        pids = dict(self._pids)
+        return pids.get(owner(port, pids), "")
 
     def cut(self, sources: Iterable[str], targets: Sequence[str], *, both: bool = True) -> None:
         """From now on no byte passes from one group to the other."""
         self._command(lambda traffic: traffic.cut(sources, targets, both=both))
 
-    def heal(self) -> None:
-        """All links are as described."""
-        self._command(lambda traffic: traffic.heal())
+    def heal(self, sources: Sequence[str] = (), targets: Sequence[str] = ()) -> None:
+        """All links are as described; those between two groups, where such are named."""
+        self._command(lambda traffic: traffic.heal(sources, targets))
 
     def slow(self, source: str, target: str, shape: LinkShape) -> None:
         """The link has another shape from now on, in both directions."""
@@ -77,7 +72,7 @@ class ShapedLinks:
 
     def passed(self, source: str, target: str) -> int:
         """Bytes that went that way so far."""
-        return self.proxy.passed.get((source, target), 0)
+        return int(self.proxy.passed.get((source, target), 0))
 
     def close(self) -> None:
         """End proxies and thread. Idempotent."""
@@ -112,11 +107,5 @@ def free_port() -> int:
     """A port of loopback that nobody has now."""
     with socket.socket() as probe:
         probe.bind((LOOPBACK, 0))
-        return int(probe.getsockname()[1])
-
-
-def _ports(pid: int) -> set[int]:
-    try:
-        return {connection.laddr.port for connection in psutil.Process(pid).net_connections("tcp") if connection.laddr}
-    except psutil.Error:
-        return set()
+        port: int = probe.getsockname()[1]
+        return port

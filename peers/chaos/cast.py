@@ -1,0 +1,155 @@
+"""Who plays: from a scenario to the manifest of its run and the peers that are started, pure but for the text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from peers.chaos.scenario import Later, Scenario, SwarmSection
+from peers.chaos.world import PeerSpec, Role
+from swarm.errors import ConfigError
+
+FOUNDER = "bootstrap"
+REGION = "region:"
+ENDLESS = 1_000_000
+"""Steps of a run that ends by the clock."""
+SMALL: Mapping[str, Mapping[str, Any]] = {
+    "model": {"vocab_size": 512, "dim": 32, "heads": 2, "context": 32},
+    "batch": {"microbatch_size": 4, "microbatches_per_step": 24},
+}
+"""A model for which many peers fit on two cores."""
+JOIN = ("join", "{invite}")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One peer of the play. ``later``: it is started by a strike."""
+
+    spec: PeerSpec
+    stage: int | None
+    later: bool = False
+
+    @property
+    def name(self) -> str:
+        """What the world calls it."""
+        return self.spec.name
+
+
+@dataclass(frozen=True, slots=True)
+class Cast:
+    """All peers of a play: the founder first, then stage hosts, trainers, and those who come later."""
+
+    members: tuple[Member, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of all, in that order."""
+        return tuple(member.name for member in self.members)
+
+    def chosen(self, patterns: Sequence[str], key: str) -> tuple[str, ...]:
+        """The names that fit any of these: a name, a pattern as for files, or ``region:NAME``. Raises ConfigError for a
+        pattern that fits nobody."""
+        found: list[str] = []
+        for pattern in patterns:
+            fitting = [member.name for member in self.members if _fits(member, pattern)]
+            if not fitting:
+                raise ConfigError(key, pattern, f"a peer of the scenario: {', '.join(self.names)}", "Correct the name.")
+            found += [name for name in fitting if name not in found]
+        return tuple(found)
+
+
+def cast_of(scenario: Scenario, manifest: Path, texts: Mapping[str, Path]) -> Cast:
+    """Everybody. ``texts`` are the trainers' own, by name; the sample beside them is for the tokenizer."""
+    swarm = scenario.swarm
+    founder = PeerSpec(
+        name=FOUNDER,
+        role="bootstrap",
+        arguments=("new", "{run}", "--text", "{sample}", "--place", FOUNDER),
+        files={"run": manifest, "sample": texts["sample"]},
+    )
+    members = [Member(_limited(founder, swarm), None), *_hosts(swarm), *_trainers(swarm, texts)]
+    members += [_late(one, swarm, texts) for one in swarm.later]
+    names = [member.name for member in members]
+    if len(set(names)) != len(names):
+        raise ConfigError("swarm.later", names, "names that nobody else has", "Choose others.")
+    return Cast(tuple(members))
+
+
+def manifest_of(scenario: Scenario, preset: Mapping[str, Any]) -> dict[str, Any]:
+    """The run's manifest as TOML has it: small, or the ``preset``'s, with what the scenario says in place."""
+    swarm = scenario.swarm
+    document: dict[str, Any] = {name: dict(table) for name, table in (preset or SMALL).items()}
+    document["run"] = {
+        **document.get("run", {}),
+        "name": scenario.name,
+        "seed": scenario.seed,
+        "steps": scenario.until.steps or ENDLESS,
+        "start_when": {"stage_hosts": swarm.stages * swarm.replicas, "trainers": swarm.trainers},
+    }
+    document["split"] = {**document.get("split", {}), "stages": swarm.stages}
+    document.setdefault("model", {}).setdefault("layers", swarm.stages)
+    for name, table in swarm.manifest.items():
+        document[name] = {**document.get(name, {}), **table}
+    return document
+
+
+def trainers_of(scenario: Scenario) -> tuple[str, ...]:
+    """Who needs a text, by name."""
+    named = [f"trainer-{number}" for number in range(scenario.swarm.trainers)]
+    return (*named, *(one.name for one in scenario.swarm.later if one.role == "trainer"))
+
+
+def _hosts(swarm: SwarmSection) -> Iterator[Member]:
+    for number in range(swarm.stages * swarm.replicas):
+        stage, replica = number % swarm.stages, number // swarm.stages
+        yield _member(f"host-{stage}-{replica}", "stage", _region(swarm, replica), swarm, stage=stage)
+
+
+def _trainers(swarm: SwarmSection, texts: Mapping[str, Path]) -> Iterator[Member]:
+    for number in range(swarm.trainers):
+        name = f"trainer-{number}"
+        yield _member(name, "trainer", _region(swarm, number), swarm, data=texts[name])
+
+
+def _late(one: Later, swarm: SwarmSection, texts: Mapping[str, Path]) -> Member:
+    member = _member(one.name, one.role, one.region, swarm, stage=one.stage, data=texts.get(one.name))
+    return Member(member.spec, member.stage, later=True)
+
+
+def _member(
+    name: str, role: Role, region: str, swarm: SwarmSection, *, stage: int | None = None, data: Path | None = None
+) -> Member:
+    arguments = [*JOIN, "--role", role, "--name", name, "--place", name]
+    arguments += ["--stage", str(stage)] if stage is not None else []
+    arguments += ["--data", "{data}"] if data is not None else []
+    arguments += ["--region", region] if region else []
+    arguments += ["--checkpoint-every", str(swarm.checkpoint_every)] if swarm.checkpoint_every else []
+    spec = PeerSpec(
+        name=name,
+        role=role,
+        arguments=tuple(arguments),
+        files={} if data is None else {"data": data},
+        region=region,
+        behind_nat=any(fnmatchcase(name, pattern) for pattern in swarm.nat),
+    )
+    return Member(_limited(spec, swarm), stage)
+
+
+def _limited(spec: PeerSpec, swarm: SwarmSection) -> PeerSpec:
+    for limit in swarm.limit:
+        if fnmatchcase(spec.name, limit.peer):
+            spec = replace(spec, cpus=limit.cpus, memory_mib=limit.memory_mib, disk_mib=limit.disk_mib)
+    return spec
+
+
+def _region(swarm: SwarmSection, number: int) -> str:
+    return swarm.regions[number % len(swarm.regions)] if swarm.regions else ""
+
+
+def _fits(member: Member, pattern: str) -> bool:
+    if pattern.startswith(REGION):
+        return bool(member.spec.region) and member.spec.region == pattern.removeprefix(REGION)
+    return fnmatchcase(member.name, pattern)

@@ -1,0 +1,202 @@
+"""What a play is judged by, from the files of its peers and what was done to them. Pure; names in ``figure_names``."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from peers.chaos import capacity
+from peers.chaos.lives import MARKS, Life, Struck
+from peers.invariants.check import Report
+from peers.invariants.evidence import Evidence
+
+Number = float | int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """A step, when the first peer told it closed, and what counted in it."""
+
+    step: int
+    wall: float
+    tokens: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """All there is to look at. ``stages`` of the model; ``deaths`` of peers that nobody had struck. What was closed
+    after ``ended``, when everybody was told to leave, is not measured."""
+
+    evidence: Evidence
+    report: Report
+    strikes: Sequence[Struck]
+    lives: Sequence[Life]
+    stages: int
+    deaths: int = 0
+    ended: float = math.inf
+
+
+def closings(evidence: Evidence) -> tuple[Closing, ...]:
+    """Every step in order."""
+    first: dict[int, Closing] = {}
+    for fact in evidence.of("StepClosed"):
+        known = first.get(fact.step)
+        if known is None or fact.wall < known.wall:
+            first[fact.step] = Closing(fact.step, fact.wall, int(fact.fields["tokens"]), float(fact.fields["loss"]))
+    return tuple(first[step] for step in sorted(first))
+
+
+def figures(played: Played) -> dict[str, Number]:
+    """All figures; None where there was nothing to measure one by."""
+    closed = [one for one in closings(played.evidence) if one.wall <= played.ended]
+    struck = [strike for strike in played.strikes if counts(strike)]
+    gaps = [after.wall - before.wall for before, after in zip(closed, closed[1:], strict=False)]
+    return {
+        "faults": len(struck),
+        **_throughput(played, closed, struck),
+        "participation": _participation(played.evidence, struck, played.ended),
+        "digest_mismatches": len(played.report.of("I5")),
+        "lost": len(played.report.of("I2")),
+        "duplicated": len(played.report.of("I1")),
+        "steps": closed[-1].step if closed else 0,
+        "seconds": round(closed[-1].wall - closed[0].wall, 2) if closed else 0,
+        "max_gap_s": round(max(gaps), 2) if gaps else None,
+        "ready_again_s": _ready_again(played.lives, closed),
+        "committed_by_minority": closed_by_minority(played),
+        "rewinds": sum(1 for _ in played.evidence.of("LineageGivenUp")),
+        "steps_given_up": len({fact.step for fact in played.evidence.of("StepGivenUp")}),
+        "relayed": len({fact.peer for fact in played.evidence.of("Reachability") if fact.fields["how"] == "relayed"}),
+        "unexpected_deaths": played.deaths,
+    }
+
+
+def counts(strike: Struck) -> bool:
+    """Whether it is a fault, and not the end of one or a return."""
+    return not strike.back and strike.kind not in MARKS and strike.kind != "start"
+
+
+def by_kind(strikes: Iterable[Struck]) -> dict[str, int]:
+    """How many faults of each kind."""
+    return dict(Counter(strike.kind for strike in strikes if counts(strike)))
+
+
+def _throughput(played: Played, closed: Sequence[Closing], struck: Sequence[Struck]) -> dict[str, Number]:
+    """Retained: committed tokens a second from the last step closed before the first strike to the last step of the
+    play, ÷ those from the run's first step to that moment; and ÷ the share of capacity that was left meanwhile."""
+    none: dict[str, Number] = dict.fromkeys(_RATES)
+    if not struck or not closed:
+        return none
+    first = min(strike.wall for strike in struck)
+    calm = [one for one in closed if one.wall <= first]
+    rough = [one for one in closed if one.wall > first]
+    if not rough:
+        return none
+    rate = 3600.0 * len(struck) / max(1e-9, rough[-1].wall - first)
+    told = none | {"faults_per_hour": round(rate, 1), "baseline_steps": max(0, len(calm) - 1)}
+    if len(calm) < 3:
+        return told
+    began, ended = calm[-1].wall, rough[-1].wall
+    baseline = sum(one.tokens for one in calm[1:]) / (began - calm[0].wall)
+    after = sum(one.tokens for one in rough) / (ended - began)
+    share = _capacity(played, calm[0].wall, began, ended)
+    return told | {
+        "baseline_tokens_per_s": round(baseline, 1),
+        "tokens_per_s": round(after, 1),
+        "capacity": round(share, 4),
+        "throughput_retained_raw": round(after / baseline, 4),
+        "throughput_retained": round(after / baseline / share, 4) if share else None,
+    }
+
+
+_RATES = (
+    "faults_per_hour",
+    "baseline_steps",
+    "baseline_tokens_per_s",
+    "tokens_per_s",
+    "capacity",
+    "throughput_retained_raw",
+    "throughput_retained",
+)
+
+
+def _capacity(played: Played, calm_s: float, began_s: float, ended_s: float) -> float:
+    """Time-mean of the smallest number of ready replicas that a stage has, ÷ the same while nothing was struck."""
+    spans = [
+        capacity.Life(int(span.part.removeprefix("stage-")), span.from_s, span.to_s)
+        for life in played.lives
+        for span in life.spans
+        if span.state in ("ready", "leaving") and span.part.startswith("stage-")
+    ]
+    before = capacity.capacity(spans, played.stages, 1.0, calm_s, began_s) / (began_s - calm_s)
+    since = capacity.capacity(spans, played.stages, 1.0, began_s, ended_s) / (ended_s - began_s)
+    return since / before if before else 0.0
+
+
+def _participation(evidence: Evidence, struck: Sequence[Struck], ended: float) -> float | None:
+    """Of each part and step, as the member that saw most replicas live told it."""
+    first = min((strike.wall for strike in struck), default=-math.inf)
+    told: dict[tuple[int, str], tuple[int, int]] = {}
+    for fact in evidence.of("Participation"):
+        if first < fact.wall <= ended:
+            seen = int(fact.fields["live"]), int(fact.fields["participating"])
+            key = fact.step, str(fact.fields["part"])
+            told[key] = max(seen, told.get(key, (0, 0)))
+    live = sum(seen[0] for seen in told.values())
+    return round(sum(min(seen) for seen in told.values()) / live, 4) if live else None
+
+
+def _ready_again(lives: Sequence[Life], closed: Sequence[Closing]) -> float | None:
+    """The longest span of joining that ended with being ready, of those that began in the run."""
+    began = closed[0].wall if closed else math.inf
+    found = [
+        span.to_s - span.from_s
+        for life in lives
+        for span, after in zip(life.spans, life.spans[1:], strict=False)
+        if span.state == "joining" and after.state == "ready" and span.from_s > began
+    ]
+    return round(max(found), 2) if found else None
+
+
+def closed_by_minority(played: Played) -> int:
+    """Steps of the common history that, while a cut lasted, those cut off told closed and nobody else had."""
+    names = {life.player.name: life.player.identity for life in played.lives}
+    found: set[int] = set()
+    for strike in played.strikes:
+        if strike.kind not in ("partition", "disconnect"):
+            continue
+        few = {names[name] for name in strike.peers if name in names}
+        ends = _healed(played.strikes, strike)
+        theirs, others = set[tuple[int, str]](), set[tuple[int, str]]()
+        for fact in played.evidence.of("StepClosed"):
+            told = fact.step, str(fact.fields["record"])
+            if fact.peer not in few and fact.wall < ends:
+                others.add(told)
+            elif fact.peer in few and strike.wall < fact.wall < ends:
+                theirs.add(told)
+        kept = {(step, record.hash()) for step, record in played.evidence.records.items()}
+        found |= {step for step, record in (theirs - others) & kept}
+    return len(found)
+
+
+def _healed(strikes: Sequence[Struck], cut: Struck) -> float:
+    if cut.seconds is not None:
+        return cut.wall + cut.seconds
+    ends = "heal" if cut.kind == "partition" else "reconnect"
+    return min((one.wall for one in strikes if one.kind == ends and one.wall > cut.wall), default=math.inf)
+
+
+def missed(told: Mapping[str, Number], at_least: Mapping[str, float], at_most: Mapping[str, float]) -> list[str]:
+    """Which bars were not kept, in words; a figure that could not be measured keeps none."""
+    problems = []
+    for name, bar in at_least.items():
+        value = told[name]
+        if value is None or value < bar:
+            problems.append(f"{name} is {'not measured' if value is None else value}, at least {bar} was expected")
+    for name, bar in at_most.items():
+        value = told[name]
+        if value is None or value > bar:
+            problems.append(f"{name} is {'not measured' if value is None else value}, at most {bar} was expected")
+    return problems

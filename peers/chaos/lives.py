@@ -1,0 +1,160 @@
+"""When each peer of a play was there, in which state: from what it wrote and what was done to it. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from peers.invariants.evidence import Evidence, Fact
+
+State = Literal["absent", "joining", "ready", "leaving", "away", "cut off"]
+"""``away``: paused; ``cut off``: no link to the others, or left behind by them."""
+
+DEADLY = ("kill", "limit_memory")
+MARKS = {"resume", "heal", "reconnect", "free_disk", "moment"}
+"""Strikes that end another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Player:
+    """A peer of the play, as the report names it."""
+
+    name: str
+    identity: str
+    role: str
+    region: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Struck:
+    """A line of ``faults.jsonl``. ``peers`` are the names of those it was meant for, ``back`` that it brings back."""
+
+    wall: float
+    kind: str
+    label: str
+    peers: tuple[str, ...]
+    seconds: float | None = None
+    back: bool = False
+
+    @staticmethod
+    def read(line: Mapping[str, Any]) -> Struck:
+        """From decoded JSON. Raises KeyError for a line of another form."""
+        label = str(line["label"])
+        seconds = line.get("seconds")
+        return Struck(
+            float(line["t"]),
+            str(line["kind"]),
+            label,
+            tuple(map(str, line["first"])),
+            None if seconds is None else float(seconds),
+            label.startswith("back:"),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A state from one moment to another, by the wall clock; ``part`` is what the peer held then, "" for none."""
+
+    state: State
+    from_s: float
+    to_s: float
+    part: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """All of a peer."""
+
+    player: Player
+    spans: tuple[Span, ...]
+
+    def at(self, wall: float) -> Span | None:
+        """Where it was at that moment, None before it was there."""
+        return next((span for span in self.spans if span.from_s <= wall < span.to_s), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    wall: float
+    rank: int
+    state: State | Literal["back"]
+    part: str | None = None
+
+
+def lives(
+    evidence: Evidence,
+    players: Sequence[Player],
+    strikes: Sequence[Struck],
+    ends: Mapping[str, Sequence[float]],
+    to_s: float,
+) -> tuple[Life, ...]:
+    """One for each player, in their order, until ``to_s``. ``ends`` are when each was seen to have ended."""
+    facts: dict[str, list[Fact]] = {}
+    for fact in evidence.of(*_STATES, "PeerStarted", "PeerReady"):
+        facts.setdefault(fact.peer, []).append(fact)
+    found = []
+    for player in players:
+        changes = [change for fact in facts.get(player.identity, []) for change in _told(fact)]
+        changes += [change for strike in strikes for change in _done(strike, player.name)]
+        changes += [_Change(wall, 2, "absent") for wall in ends.get(player.name, ())]
+        found.append(Life(player, tuple(_spans(sorted(changes, key=lambda one: (one.wall, one.rank)), to_s))))
+    return tuple(found)
+
+
+_STATES: Mapping[str, State] = {"CutOff": "cut off", "Draining": "leaving", "PeerStopped": "absent"}
+
+
+def _told(fact: Fact) -> Iterable[_Change]:
+    if fact.kind == "PeerStarted":
+        yield _Change(fact.wall - float(fact.fields["seconds"]), 1, "joining", "")
+    elif fact.kind == "PeerReady":
+        yield _Change(fact.wall, 1, "ready", str(fact.fields.get("part") or ""))
+    else:
+        yield _Change(fact.wall, 1, _STATES[fact.kind])
+
+
+def _done(strike: Struck, name: str) -> Iterable[_Change]:
+    """What a strike does to one peer."""
+    if strike.kind == "heal":
+        yield _Change(strike.wall, 0, "back")
+    if name not in strike.peers:
+        return
+    if strike.kind in DEADLY:
+        yield _Change(strike.wall, 0, "absent")
+    elif strike.kind in ("restart", "start"):
+        yield _Change(strike.wall, 0, "joining", "")
+    elif strike.kind in _OVER:
+        yield _Change(strike.wall, 0, _OVER[strike.kind])
+        if strike.seconds is not None:
+            yield _Change(strike.wall + strike.seconds, 0, "back")
+    elif strike.kind in ("resume", "reconnect"):
+        yield _Change(strike.wall, 0, "back")
+
+
+_OVER: Mapping[str, State] = {"pause": "away", "partition": "cut off", "disconnect": "cut off"}
+
+
+def _spans(changes: Sequence[_Change], to_s: float) -> Iterable[Span]:
+    state: State = "absent"
+    before: State = "absent"
+    part, since = "", -math.inf
+    for change in changes:
+        if change.state == "back":
+            new: State = before if state in ("away", "cut off") else state
+        elif change.state in ("away", "cut off"):
+            before = state if state not in ("away", "cut off") else before
+            new = change.state if state != "absent" else state
+        else:
+            new = change.state
+        if change.state == "leaving" and state == "absent":
+            new = state
+        held = part if change.part is None else change.part
+        if (new, held) == (state, part):
+            continue
+        if state != "absent" and change.wall > since:
+            yield Span(state, since, min(change.wall, to_s), part)
+        state, part, since = new, held, change.wall
+    if state != "absent" and since < to_s:
+        yield Span(state, since, to_s, part)

@@ -1,0 +1,169 @@
+"""What faults among processes are made of: families of processes, output through a pipe, a share of a processor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+import psutil
+
+DUTY_S = 0.05
+"""A slowed process is stopped for a share of every such span."""
+KEY = "identity.key"
+FAKETIME = "libfaketimeMT.so.1"
+# PR_SET_PDEATHSIG survives exec. It is set by a small launcher rather than between fork and exec of a process with
+# threads; a parent that died before the call is noticed by its changed pid.
+_LAUNCHER = """
+import ctypes, os, signal, sys
+ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit(1)
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
+_LIBRARIES = (Path("/usr/lib"), Path("/usr/local/lib"))
+
+
+def begin(command: Sequence[str], output: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a command whose output reaches its file through us: a peer whose disk is full can still say so. It is
+    killed when the calling *thread* ends, however that ends."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    output.touch()
+    process = subprocess.Popen(
+        [sys.executable, "-c", _LAUNCHER, str(os.getpid()), *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        bufsize=0,
+        env=dict(environment),
+        start_new_session=True,  # Ctrl-C is for the play, which stops its peers in order
+    )
+    threading.Thread(target=_pour, args=(process.stdout, output), name="output", daemon=True).start()
+    return process
+
+
+def _pour(source: IO[bytes], output: Path) -> None:
+    with source, output.open("ab", buffering=0) as file:
+        while data := source.read(1 << 16):
+            file.write(data)
+
+
+class Slowed:
+    """Stops a process for all but one part in ``factor`` of the time, until :meth:`end`."""
+
+    def __init__(self, pid: int, factor: float) -> None:
+        self._process, self._factor = psutil.Process(pid), factor
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="slowed", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._over.wait(DUTY_S / self._factor):
+                self._process.suspend()
+                self._over.wait(DUTY_S * (1 - 1 / self._factor))
+                self._process.resume()
+        except psutil.NoSuchProcess:
+            return
+
+    def end(self) -> None:
+        """It runs freely again. Idempotent."""
+        self._over.set()
+        self._thread.join()
+
+
+def signal_all(pids: Iterable[int], number: signal.Signals) -> None:
+    """Send it to each; one that is gone is passed over."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """A process and all its live descendants, itself first; none when it is gone. Cost: one look at every process."""
+    try:
+        first = psutil.Process(pid)
+        members = [first, *first.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+    return [member for member in members if _lives(member)]
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD))
+    except psutil.NoSuchProcess:
+        return False
+
+
+def command_of(process: psutil.Process) -> str:
+    """Its command line; "" when it is gone."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def owner(port: int, pids: Collection[int]) -> int:
+    """Which of these processes, or of their descendants, has a connection from this port of loopback: the one that was
+    given; 0 when none has. Cost: some milliseconds."""
+    inode = _inode(port)
+    if not inode:
+        return 0
+    wanted = f"socket:[{inode}]"
+    for pid in pids:
+        for member in reversed(family(pid)):  # daemons hold the connections
+            with contextlib.suppress(OSError), os.scandir(f"/proc/{member.pid}/fd") as entries:
+                if any(_points(entry) == wanted for entry in entries):
+                    return pid
+    return 0
+
+
+def _points(entry: os.DirEntry[str]) -> str:
+    try:
+        return os.readlink(entry.path)
+    except OSError:
+        return ""
+
+
+def _inode(port: int) -> str:
+    """Of the connection from this port, by the kernel's table; "" when there is none."""
+    with contextlib.suppress(OSError), open("/proc/net/tcp", encoding="ascii") as table:
+        for line in table.readlines()[1:]:
+            fields = line.split()
+            if int(fields[1].rpartition(":")[2], 16) == port and fields[9] != "0":
+                return fields[9]
+    return ""
+
+
+def lose_disk(home: Path, aside: Path) -> None:
+    """Move a peer's home aside, as evidence of what it did, and leave it an empty one with its key."""
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    home.rename(aside)
+    copy_keys(aside, home)
+
+
+def copy_keys(source: Path, home: Path) -> None:
+    """Give a home the keys of another."""
+    home.mkdir(parents=True, mode=0o700, exist_ok=True)
+    for key in source.rglob(KEY):
+        copy = home / key.relative_to(source)
+        copy.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        shutil.copy(key, copy)
+
+
+def faketime_library() -> Path | None:
+    """Where libfaketime is installed; None where it is not."""
+    for root in _LIBRARIES:
+        for path in (*root.glob(f"*/faketime/{FAKETIME}"), *root.glob(f"faketime/{FAKETIME}")):
+            return path
+    return None

@@ -1,0 +1,223 @@
+"""One play: found the run, start everybody, wait for the first step, strike as planned, end in order.
+
+The page to read first. What is decided here is only when; what a strike does is the world's affair, who is struck
+``schedule``'s, what came of it ``figures``'.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from peers.chaos.cast import FOUNDER, Cast
+from peers.chaos.faults import CannotInflict
+from peers.chaos.plan import FaultPlan
+from peers.chaos.scenario import Scenario
+from peers.chaos.schedule import Draw
+from peers.chaos.striker import Striker
+from peers.chaos.strikes import Planned
+from peers.chaos.timeline import Timeline
+from peers.chaos.watch import Watch
+from peers.chaos.world import PlayWorld
+from swarm.errors import SwarmError
+
+LOOK_S, LOOK_AT_PEERS_S = 0.05, 0.5
+FOUND_S = 120.0
+"""How long the founder may take until it has an invite: it makes a tokenizer."""
+START_S, START_EACH_S = 120.0, 20.0
+"""How long the first step may take, and how much more for each peer: all of them load the same libraries at once."""
+STEP_S = 15.0
+"""How long a step may take on average, of runs that end by steps."""
+SPARE_S = 180.0
+"""What a play may take beyond what its scenario says."""
+AFTER_STEPS = 2
+"""Steps that are closed after the last strike and return, before a play ends by the clock."""
+GRACE_S, END_S = 10.0, 60.0
+TAIL_LINES = 15
+
+
+class PlayFailed(SwarmError):
+    """A play did not get where it should within its time, or lost a peer that nobody had struck."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A peer's process or container ended: when, how, and whether a strike is to blame."""
+
+    wall: float
+    name: str
+    code: int | None
+    struck: bool
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a play leaves for its report: everybody that was ``started``, who ended when, how often events ``happened``
+    (those that a full disk did not take, too), and as ``problems`` why it did not go as it should."""
+
+    began: float = 0.0
+    ended: float = 0.0
+    started: set[str] = field(default_factory=set)
+    ends: list[End] = field(default_factory=list)
+    happened: Counter[str] = field(default_factory=Counter)
+    problems: list[str] = field(default_factory=list)
+    interrupted: bool = False
+
+
+class Play:
+    """Runs once. ``planned`` are strikes at events and times, ``draws`` those that begin after the baseline."""
+
+    def __init__(
+        self, scenario: Scenario, cast: Cast, world: PlayWorld, planned: Sequence[Planned], draws: Sequence[Draw]
+    ) -> None:
+        self._scenario, self._cast, self._world = scenario, cast, world
+        self._planned, self._draws = planned, draws
+        self.watch = Watch(world.wall)
+        self.outcome = Outcome(happened=self.watch.happened)
+        self._up: set[str] = set()
+        self._suspects: set[str] = set()
+        self._look_at = 0.0
+        self._never = threading.Event()
+
+    def run(self, say: Callable[[str], None]) -> Outcome:
+        """Play it; never leaves anybody running. What goes wrong is among the outcome's problems; Ctrl-C ends the play
+        as if its time were up, and passes."""
+        timeline = Timeline(say, self._name)
+        self.watch.on_heard.append(timeline.heard)
+        self._world.listen(self.watch.hear)
+        self.outcome.began = self._world.wall()
+        try:
+            self._start(timeline)
+            plan = FaultPlan(*(one.strike for one in self._planned), world=self._world)
+            striker = Striker(self._scenario, self._cast, self._world, plan, self.watch, timeline)
+            self._strike(striker)
+            self.outcome.problems += striker.problems()
+        except (PlayFailed, CannotInflict) as error:
+            self.outcome.problems.append(str(error))
+        except BaseException:
+            self.outcome.interrupted = True
+            raise
+        finally:
+            timeline.tell(self._world.wall(), "everybody is told to leave")
+            self.outcome.ended = self._world.wall()
+            self._world.stop([name for name in self._up if self._world.alive(name)], GRACE_S)
+        return self.outcome
+
+    # --- the way to the first step -------------------------------------------------------------------------------
+
+    def _start(self, timeline: Timeline) -> None:
+        now = [member for member in self._cast.members if not member.later]
+        self._open(FOUNDER)
+        timeline.tell(self._world.wall(), f"founded: 1 of {len(now)} peers is started")
+        self._until(lambda: bool(self.watch.invite), FOUND_S, "founded the run", (FOUNDER,))
+        for member in self._cast.members:
+            if member.name == FOUNDER:
+                continue
+            if member.later:
+                self._world.expect(member.spec.with_invite(self.watch.invite))
+            else:
+                self._open(member.name)
+        names = tuple(member.name for member in now)
+        deadline = START_S + START_EACH_S * len(names)
+        self._until(lambda: self.watch.first_closed is not None, deadline, "closed the first step", names)
+        timeline.tell(self._world.wall(), f"the first step is closed; {len(names)} peers")
+
+    def _open(self, name: str) -> None:
+        member = next(one for one in self._cast.members if one.name == name)
+        self._world.start(member.spec.with_invite(self.watch.invite))
+        self._up.add(name)
+        self.outcome.started.add(name)
+
+    def _until(self, done: Callable[[], bool], seconds: float, what: str, who: Sequence[str]) -> None:
+        ends = time.monotonic() + seconds
+        while not done():
+            for name in who:
+                if name in self._up and not self._world.alive(name):
+                    raise PlayFailed(f"{name} ended before it {what}:\n{self._tail(name)}")
+            if time.monotonic() > ends:
+                late = [name for name in who if name not in self.watch.ever_ready] or list(who)
+                raise PlayFailed(f"nobody {what} within {seconds:.0f} s; {late[0]} says:\n{self._tail(late[0])}")
+            self._wait()
+
+    # --- striking ------------------------------------------------------------------------------------------------
+
+    def _strike(self, striker: Striker) -> None:
+        began, until = self.watch.first_closed or self._world.wall(), self._scenario.until
+        minutes = until.minutes
+        allowed = SPARE_S + (minutes * 60 if minutes else 0.0) + (until.steps * STEP_S if until.steps else 0.0)
+        striker.arm(self._planned, self._draws)
+        while True:
+            wall = self._world.wall()
+            striker.look(wall)
+            self._look(striker)
+            if until.steps and self.watch.step >= until.steps:
+                self._leave()
+                return
+            over = minutes is not None and wall - began >= minutes * 60
+            if over and striker.settled(self.watch.step, AFTER_STEPS):
+                return
+            if wall - began > allowed:
+                waits = striker.waiting() or "more steps"
+                raise PlayFailed(f"not over after {wall - began:.0f} s, at step {self.watch.step}: waits for {waits}")
+            self._stalled(wall)
+            self._wait()
+
+    def _look(self, striker: Striker) -> None:
+        """Who has ended since the last look, and who is here anew. Some twice a second: a world may ask an engine."""
+        if time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + LOOK_AT_PEERS_S
+        self._up |= {name for name in striker.started if self._world.alive(name)}
+        self.outcome.started |= striker.started
+        for name in [name for name in sorted(self._up) if not self._world.alive(name)]:
+            struck = striker.excuses(name)
+            if not struck and name not in self._suspects:
+                self._suspects.add(name)  # a strike is known a moment after it hits
+                continue
+            self._up.discard(name)
+            self._suspects.discard(name)
+            self.outcome.ends.append(End(self._world.wall(), name, self._world.exit_code(name), struck))
+            if not struck and not self._over():
+                raise PlayFailed(f"{name} ended, and nobody had struck it:\n{self._tail(name)}")
+
+    def _over(self) -> bool:
+        return bool(self._scenario.until.steps and self.watch.step >= self._scenario.until.steps)
+
+    def _stalled(self, wall: float) -> None:
+        newest = max(self.watch.closed.values(), default=wall)
+        longest = 2 * self._scenario.expect.gap_s + 30.0
+        if wall - newest > longest:
+            some = sorted(self.watch.holding) or [FOUNDER]
+            raise PlayFailed(f"no step was closed for {wall - newest:.0f} s; {some[0]} says:\n{self._tail(some[0])}")
+
+    def _leave(self) -> None:
+        """The run is over: all end by themselves."""
+        ends = time.monotonic() + END_S
+        while any(self._world.alive(name) for name in self._up) and time.monotonic() < ends:
+            self._wait()
+
+    def _wait(self) -> None:
+        self._never.wait(LOOK_S)
+
+    # --- words ---------------------------------------------------------------------------------------------------
+
+    def _name(self, identity: str) -> str:
+        for name in sorted(self._up | set(self._cast.names)):
+            try:
+                if self._world.identity(name) == identity:
+                    return name
+            except KeyError:
+                continue
+        return identity[-8:]
+
+    def _tail(self, name: str) -> str:
+        try:
+            lines = Path(self._world.log(name)).read_text(errors="replace").splitlines()
+        except (OSError, KeyError) as error:
+            return f"    (no log: {error})"
+        said = [line for line in lines if not line.startswith("{")] or lines
+        return "\n".join(f"    {line[:300]}" for line in said[-TAIL_LINES:])

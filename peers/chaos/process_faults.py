@@ -1,0 +1,264 @@
+"""What each fault does to peers that are processes of one machine, and why some cannot be done to them."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from peers.chaos import faults, means
+from peers.chaos.faults import CannotInflict, Fault
+
+if TYPE_CHECKING:
+    from peers.chaos.processes import ProcessWorld
+
+DAEMON = "p2pd"
+NO_FAKETIME = (
+    "skew_clock needs libfaketime: apt-get install libfaketime, or swarm chaos --on containers, whose image has it"
+)
+_LINKED = (
+    faults.Partition,
+    faults.Heal,
+    faults.SlowLink,
+    faults.SlowLinks,
+    faults.CorruptBytes,
+    faults.Disconnect,
+    faults.Reconnect,
+)
+
+
+def check(world: ProcessWorld, fault: Fault) -> None:
+    """Raises CannotInflict, with what to use instead, for a fault that this world has no means for."""
+    if isinstance(fault, faults.SkewClock) and (world.clocks is None or means.faketime_library() is None):
+        raise CannotInflict(NO_FAKETIME)
+    if isinstance(fault, _LINKED) and world.links is None:
+        raise CannotInflict(f"{fault.name} needs proxies: a ProcessWorld with links from shaped()")
+    if isinstance(fault, faults.LimitCpu) and 1 <= fault.cpus < (os.cpu_count() or 1):
+        raise CannotInflict("limit_cpu among processes is a share of one processor, below 1: or --on containers")
+    if type(fault) not in DOERS:
+        raise CannotInflict(f"processes have no means for {fault.name}: swarm chaos --on containers")
+
+
+def _kill(world: ProcessWorld, fault: faults.Kill) -> Iterable[str]:
+    alive = [world.peers[name] for name in fault.peers if world.alive(name)]
+    means.signal_all([peer.pid for peer in alive], signal.SIGSTOP)  # all at the same moment
+    means.signal_all([pid for peer in alive for pid in peer.pids()], signal.SIGKILL)
+    for peer in alive:
+        world.kill(peer)
+    return fault.peers
+
+
+def _bulk_kill(world: ProcessWorld, fault: faults.BulkKill) -> Iterable[str]:
+    """The first in the order of names: real time has no seed."""
+    alive = sorted(name for name in world.peers if name.startswith(fault.among) and world.alive(name))
+    return _kill(world, faults.Kill(tuple(alive[: fault.count])))
+
+
+def _kill_daemon(world: ProcessWorld, fault: faults.KillDaemon) -> Iterable[str]:
+    daemons = [one.pid for one in means.family(world.peers[fault.peer].pid)[1:] if DAEMON in means.command_of(one)]
+    if not daemons:
+        raise CannotInflict(f"{fault.peer} has no daemon now")
+    means.signal_all(daemons, signal.SIGKILL)
+    return (fault.peer,)
+
+
+def _pause(world: ProcessWorld, fault: faults.Pause) -> Iterable[str]:
+    means.signal_all([pid for name in fault.peers for pid in world.peers[name].pids()], signal.SIGSTOP)
+    world.after(fault.seconds, lambda: world.inflict(faults.Resume(fault.peers)))
+    return fault.peers
+
+
+def _resume(world: ProcessWorld, fault: faults.Resume) -> Iterable[str]:
+    means.signal_all([pid for name in fault.peers for pid in world.peers[name].pids()], signal.SIGCONT)
+    return fault.peers
+
+
+def _stop(world: ProcessWorld, fault: faults.Stop) -> Iterable[str]:
+    told = {name: world.peers[name].pid for name in fault.peers if world.alive(name)}
+    means.signal_all(told.values(), signal.SIGTERM)
+
+    def end() -> None:
+        for name, pid in told.items():
+            if world.peers[name].pid == pid:
+                world.kill(world.peers[name])
+
+    world.after(fault.grace_s, end)
+    return fault.peers
+
+
+def _partition(world: ProcessWorld, fault: faults.Partition) -> Iterable[str]:
+    if world.links is not None:
+        world.links.cut(fault.peers, fault.others, both=not fault.one_way)
+        world.after(fault.seconds, partial(world.links.heal, fault.peers, fault.others))
+    return (*fault.peers, *fault.others)
+
+
+def _heal(world: ProcessWorld, fault: faults.Heal) -> Iterable[str]:
+    if world.links is not None:
+        world.links.heal()
+    return ()
+
+
+def _slow_link(world: ProcessWorld, fault: faults.SlowLink) -> Iterable[str]:
+    if world.links is not None:
+        world.links.slow(*fault.peers, fault.shape)
+    return fault.peers
+
+
+def _slow_links(world: ProcessWorld, fault: faults.SlowLinks) -> Iterable[str]:
+    for one in fault.peers:
+        for other in fault.others:
+            if one != other and world.links is not None:
+                world.links.slow(one, other, fault.shape)
+    if world.links is not None:
+        world.after(fault.seconds, partial(world.links.heal, fault.peers, fault.others))
+    return tuple(dict.fromkeys((*fault.peers, *fault.others)))
+
+
+def _disconnect(world: ProcessWorld, fault: faults.Disconnect) -> Iterable[str]:
+    world.networks.disconnect(fault.peers, fault.network)
+    world.after(fault.seconds, lambda: world.inflict(faults.Reconnect(fault.peers, fault.network)))
+    return fault.peers
+
+
+def _reconnect(world: ProcessWorld, fault: faults.Reconnect) -> Iterable[str]:
+    world.networks.reconnect(fault.peers, fault.network)
+    return fault.peers
+
+
+def _corrupt_bytes(world: ProcessWorld, fault: faults.CorruptBytes) -> Iterable[str]:
+    """Streams are authenticated: what shows is a connection that breaks."""
+    if world.links is not None:
+        world.links.spoil(*fault.peers, fault.messages)
+    return fault.peers
+
+
+def _slow_device(world: ProcessWorld, fault: faults.SlowDevice) -> Iterable[str]:
+    """The whole first process gets that share of a processor, its network loop too."""
+    world.slow(world.peers[fault.peer], fault.factor)
+    return (fault.peer,)
+
+
+def _limit_cpu(world: ProcessWorld, fault: faults.LimitCpu) -> Iterable[str]:
+    world.slow(world.peers[fault.peer], 1 / fault.cpus if 0 < fault.cpus < 1 else 1.0)
+    return (fault.peer,)
+
+
+def _fill_disk(world: ProcessWorld, fault: faults.FillDisk) -> Iterable[str]:
+    """No file of the peer can grow (EFBIG where a full disk says ENOSPC): both are OSErrors of the write."""
+    pid = world.peers[fault.peer].pid
+    world.limits[pid] = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, world.limits[pid][1]))
+    return (fault.peer,)
+
+
+def _free_disk(world: ProcessWorld, fault: faults.FreeDisk) -> Iterable[str]:
+    pid = world.peers[fault.peer].pid
+    if (limit := world.limits.pop(pid, None)) is not None:
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
+    return (fault.peer,)
+
+
+def _skew_clock(world: ProcessWorld, fault: faults.SkewClock) -> Iterable[str]:
+    """The wall clock that its processes see, but for the daemon's, whose program calls no library."""
+    if world.clocks is None:
+        raise CannotInflict(NO_FAKETIME)
+    (world.clocks / fault.peer).write_text(f"{fault.seconds:+f}\n")
+    return (fault.peer,)
+
+
+def _restart(world: ProcessWorld, fault: faults.Restart) -> Iterable[str]:
+    peer = world.peers[fault.peer]
+    world.kill(peer)
+    if not fault.keep_disk:
+        means.lose_disk(peer.home, world.root / "lost" / f"{peer.name}-{len(peer.starts)}")
+    world.begin(peer)
+    return (fault.peer,)
+
+
+def _upgrade(world: ProcessWorld, fault: faults.Upgrade) -> Iterable[str]:
+    """There is one version on this machine: what is left of it is to leave in order, and to come back."""
+    peer = world.peers[fault.peer]
+    pid = peer.pid
+    means.signal_all([pid], signal.SIGTERM)
+    waits = iter(range(int(fault.grace_s / _LOOK_S)))
+
+    def look() -> None:
+        if peer.pid != pid:
+            return
+        if peer.alive and next(waits, None) is not None:
+            world.after(_LOOK_S, look)
+        else:
+            world.inflict(faults.Restart(fault.peer))
+
+    world.after(_LOOK_S, look)
+    return (fault.peer,)
+
+
+def _start(world: ProcessWorld, fault: faults.Start) -> Iterable[str]:
+    if fault.peer not in world.expected:
+        raise CannotInflict(f"no peer {fault.peer} is kept for later: {sorted(world.expected)}")
+    world.start(world.expected.pop(fault.peer))
+    return (fault.peer,)
+
+
+def _twin(world: ProcessWorld, fault: faults.Twin) -> Iterable[str]:
+    """A second peer ``<name>-twin``, with a copy of the first one's key."""
+    peer = world.peers[fault.peer]
+    spec = replace(peer.spec, name=f"{peer.name}-twin")
+    means.copy_keys(peer.home, world.root / "homes" / spec.name)
+    world.start(spec)
+    return (fault.peer,)
+
+
+def _joiner_storm(world: ProcessWorld, fault: faults.JoinerStorm) -> Iterable[str]:
+    if world.joiner is None:
+        raise CannotInflict("no stage host was started yet: nothing says how joiners are started")
+    first = sum(name.startswith("joiner-") for name in world.peers) + 1
+    names = [f"joiner-{number}" for number in range(first, first + fault.count)]
+    for name in names:
+        world.start(replace(world.joiner, name=name, arguments=as_joiner(world.joiner, name)))
+    return names
+
+
+def as_joiner(spec: Any, name: str) -> tuple[str, ...]:
+    """A stage host's arguments, for another that takes the stage which needs it most."""
+    arguments = list(spec.arguments)
+    for option in ("--stage", "--name"):
+        if option in arguments:
+            at = arguments.index(option)
+            del arguments[at : at + 2]
+    return (*arguments, "--name", name)
+
+
+_LOOK_S = 0.1
+
+DOERS: Mapping[type[Fault], Callable[[Any, Any], Iterable[str]]] = {
+    faults.Kill: _kill,
+    faults.BulkKill: _bulk_kill,
+    faults.KillDaemon: _kill_daemon,
+    faults.Pause: _pause,
+    faults.Resume: _resume,
+    faults.Stop: _stop,
+    faults.Partition: _partition,
+    faults.Heal: _heal,
+    faults.SlowLink: _slow_link,
+    faults.SlowLinks: _slow_links,
+    faults.Disconnect: _disconnect,
+    faults.Reconnect: _reconnect,
+    faults.CorruptBytes: _corrupt_bytes,
+    faults.SlowDevice: _slow_device,
+    faults.LimitCpu: _limit_cpu,
+    faults.FillDisk: _fill_disk,
+    faults.FreeDisk: _free_disk,
+    faults.SkewClock: _skew_clock,
+    faults.Restart: _restart,
+    faults.Upgrade: _upgrade,
+    faults.Start: _start,
+    faults.Twin: _twin,
+    faults.JoinerStorm: _joiner_storm,
+}

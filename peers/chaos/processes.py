@@ -1,0 +1,331 @@
+"""Peers as processes of this machine, and what can be done to them without privileges.
+
+    with ProcessWorld(root) as world:
+        world.start(PeerSpec(name="bootstrap", role="bootstrap", arguments=("new", "{run}"), files={"run": manifest}))
+        plan = FaultPlan(Strike("kill", On("Accumulated", peer="host-0"), Kill(("host-0",))), world=world)
+
+Below ``root``: ``homes/NAME`` (a peer's events and histories), ``logs/NAME-N.log`` (what its Nth start printed),
+``lost/NAME-N`` (a disk that it lost), ``faults.jsonl``. A watcher thread reads what the peers write, so a fault strikes
+some 10 ms after its event. A peer's processes are the one that was started and all its descendants, the daemon among
+them; when this process dies, however it dies, the kernel kills them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from peers.chaos import means, process_faults
+from peers.chaos.faults import CannotInflict, Fault
+from peers.chaos.networks import Networks
+from peers.chaos.shaping import LOOPBACK, ShapedLinks, free_port
+from peers.chaos.world import PeerSpec
+from swarm.clock import SystemClock
+from swarm.monitoring.reader import RawEvent, Recorded, decode_line
+from swarm.network.rundir import sweep_temporary, sweep_under
+
+LOOK_EVERY_S = 0.005
+KILLED_S = 10.0
+"""How long the kernel may take to end what was killed."""
+
+Hear = Callable[[str, str, Mapping[str, Any]], None]
+
+
+@dataclass(slots=True)
+class Process:
+    """One start of a peer, and what it prints."""
+
+    process: subprocess.Popen[bytes]
+    output: Path
+
+
+@dataclass(slots=True)
+class RealPeer:
+    """One peer of the world and all its starts. ``read`` is how far the newest one's output is read."""
+
+    spec: PeerSpec
+    home: Path
+    starts: list[Process] = field(default_factory=list)
+    read: int = 0
+    identity: str = ""
+
+    @property
+    def name(self) -> str:
+        """What the world calls it."""
+        return self.spec.name
+
+    @property
+    def pid(self) -> int:
+        """Of the newest start."""
+        return self.starts[-1].process.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the newest start runs."""
+        return self.starts[-1].process.poll() is None
+
+    def pids(self) -> list[int]:
+        """Everything of the newest start, the first process first."""
+        return [member.pid for member in means.family(self.pid)] if self.alive else []
+
+
+class ProcessWorld:
+    """Implements :class:`peers.chaos.world.PlayWorld`.
+
+    ``links`` are needed for partitions, slow links, networks and corrupted bytes: without them those are refused.
+    ``skewed`` peers are started so that their wall clock can be set (libfaketime).
+    """
+
+    kind = "processes"
+
+    def __init__(self, root: Path, links: ShapedLinks | None = None, *, skewed: bool = False) -> None:
+        self.root, self.links = root, links
+        self.peers: dict[str, RealPeer] = {}
+        self.expected: dict[str, PeerSpec] = {}
+        self.networks = Networks(links)
+        self.clocks = root / "clocks" if skewed else None
+        self.slowed: dict[str, means.Slowed] = {}
+        self.limits: dict[int, tuple[int, int]] = {}
+        self.joiner: PeerSpec | None = None
+        self.over = threading.Event()
+        self._options: dict[str, tuple[str, ...]] = {}
+        self._hear: list[Hear] = []
+        self._lock = threading.RLock()
+        self._watcher = threading.Thread(target=self._watch, name="faults", daemon=True)
+        self._timers: list[threading.Timer] = []
+        self._starter = ThreadPoolExecutor(1, "starter")  # a peer dies with the thread that started it
+
+    def __enter__(self) -> Self:
+        self._watcher.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.over.set()
+        self._watcher.join()
+        for timer in self._timers:
+            timer.cancel()
+        with self._lock:
+            for slowed in self.slowed.values():
+                slowed.end()
+            for peer in self.peers.values():
+                self.kill(peer)
+        self._starter.shutdown()
+        sweep_temporary()  # who is killed leaves its sockets
+        for home in (self.root / "homes").glob("*"):
+            sweep_under(home)
+
+    # --- peers ---------------------------------------------------------------------------------------------------
+
+    def start(self, spec: PeerSpec) -> None:
+        """See :class:`~peers.chaos.world.PlayWorld`. The first stage host that names no stage is what a storm's joiners
+        are like. Raises CannotInflict for limits that only containers have."""
+        refuse_limits(spec)
+        with self._lock:
+            if self.over.is_set():
+                return
+            peer = self.peers[spec.name] = RealPeer(spec, self.root / "homes" / spec.name)
+            peer.home.mkdir(parents=True, mode=0o700, exist_ok=True)
+            self._options[spec.name] = self._reached(spec.name)
+            self.networks.add(spec.name, spec.region)
+            if spec.role == "stage" and (self.joiner is None or "--stage" in self.joiner.arguments):
+                self.joiner = spec
+            self.begin(peer)
+
+    def expect(self, spec: PeerSpec) -> None:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+        refuse_limits(spec)
+        self.expected[spec.name] = spec
+
+    def alive(self, name: str) -> bool:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+        return name in self.peers and self.peers[name].alive
+
+    def exit_code(self, name: str) -> int | None:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+        return self.peers[name].starts[-1].process.poll()
+
+    def stop(self, names: Iterable[str], grace_s: float) -> None:
+        """See :class:`~peers.chaos.world.PlayWorld`. Told again after half of the time: who cannot be spared leaves
+        then."""
+        peers = [self.peers[name] for name in names if self.alive(name)]
+        for peer in peers:
+            means.signal_all(peer.pids(), signal.SIGCONT)
+            means.signal_all([peer.pid], signal.SIGTERM)
+        ends = time.monotonic() + grace_s
+        _wait(peers, time.monotonic() + grace_s / 2)
+        means.signal_all([peer.pid for peer in peers if peer.alive], signal.SIGTERM)
+        _wait(peers, ends)
+        for peer in peers:
+            self.kill(peer)
+
+    def homes(self) -> Sequence[Path]:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+        return [path for path in (self.root / "homes", self.root / "lost") if path.is_dir()]
+
+    def log(self, name: str) -> Path:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+        return self.peers[name].starts[-1].output
+
+    def begin(self, peer: RealPeer) -> None:
+        """Another start of a peer, in the same home."""
+        environment = dict(os.environ)
+        if self.clocks is not None:
+            environment |= self._clock(peer.name)
+        output = self.root / "logs" / f"{peer.name}-{len(peer.starts)}.log"
+        process = self._starter.submit(means.begin, self.command(peer), output, environment).result()
+        peer.starts.append(Process(process, output))
+        peer.read = 0
+        if self.links is not None:
+            self.links.belongs(peer.name, process.pid)
+        if peer.spec.cpus is not None and peer.spec.cpus < 1:
+            self.slow(peer, 1 / peer.spec.cpus)
+
+    def command(self, peer: RealPeer) -> list[str]:
+        """What a peer is started with."""
+        arguments = [argument.format_map(_Files(peer.spec.files)) for argument in peer.spec.arguments]
+        options = self._options.get(peer.name, ())
+        return [sys.executable, "-m", "peers.cli", *arguments, "--json", "--home", str(peer.home), *options]
+
+    def kill(self, peer: RealPeer) -> None:
+        """kill -9 of a peer and all that it started; returns when they are gone."""
+        means.signal_all([peer.pid] if peer.alive else [], signal.SIGSTOP)  # so that it starts nothing while we look
+        means.signal_all(peer.pids(), signal.SIGKILL)
+        peer.starts[-1].process.wait(KILLED_S)
+
+    def slow(self, peer: RealPeer, factor: float) -> None:
+        """Give its first process that share of a processor, all of it for 1."""
+        before = self.slowed.pop(peer.name, None)
+        if before is not None:
+            before.end()
+        if factor > 1.0:
+            self.slowed[peer.name] = means.Slowed(peer.pid, factor)
+
+    def after(self, seconds: float | None, act: Callable[[], object]) -> None:
+        """Do it so many seconds from now, unless the world has ended; never for None."""
+        if seconds is None:
+            return
+
+        def unless_over() -> None:
+            if not self.over.is_set():
+                with contextlib.suppress(ProcessLookupError, CannotInflict):
+                    act()
+
+        timer = threading.Timer(seconds, unless_over)
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
+
+    # --- the seam ------------------------------------------------------------------------------------------------
+
+    def wall(self) -> float:
+        """See :class:`~peers.chaos.plan.World`."""
+        return SystemClock().wall()
+
+    def identity(self, name: str) -> str:
+        """See :class:`~peers.chaos.plan.World`; "" for a peer that has not said anything yet."""
+        return self.peers[name].identity
+
+    def listen(self, hear: Hear) -> None:
+        """See :class:`~peers.chaos.plan.World`. What was written before is told too, unless somebody listened."""
+        with self._lock:
+            self._hear.append(hear)
+
+    def check(self, fault: Fault) -> None:
+        """See :class:`~peers.chaos.plan.World`. Peers may still be to be started: names are not checked."""
+        process_faults.check(self, fault)
+
+    def inflict(self, fault: Fault) -> Iterable[str]:
+        """See :class:`~peers.chaos.plan.World`. Raises CannotInflict when the world has ended."""
+        with self._lock:
+            if self.over.is_set():
+                raise CannotInflict(f"{fault.name}: the play is over")
+            return tuple(process_faults.DOERS[type(fault)](self, fault))
+
+    # --- watching ------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not self.over.wait(LOOK_EVERY_S):
+            with self._lock:
+                for peer in list(self.peers.values()):
+                    self._look(peer)
+
+    def _look(self, peer: RealPeer) -> None:
+        if not self._hear or not peer.starts:
+            return
+        with peer.starts[-1].output.open("rb") as file:
+            file.seek(peer.read)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        peer.read += len(whole)
+        for line in whole.splitlines():
+            if line.startswith(b"{"):
+                self._tell(peer, decode_line(line))
+
+    def _tell(self, peer: RealPeer, recorded: Recorded) -> None:
+        peer.identity = recorded.peer or peer.identity
+        event = recorded.event
+        fields = event.fields if isinstance(event, RawEvent) else event.fields()
+        for hear in self._hear:
+            hear(peer.name, event.kind, fields)
+
+    # --- how a peer is reached -----------------------------------------------------------------------------------
+
+    def _reached(self, name: str) -> tuple[str, ...]:
+        """On a port of its own, the same after a restart; through its proxy where there are links."""
+        if name in self._options:
+            return self._options[name]
+        if self.links is not None:
+            return self.links.options(name)
+        return ("--listen", f"/ip4/{LOOPBACK}/tcp/{free_port()}")
+
+    def _clock(self, name: str) -> dict[str, str]:
+        library = means.faketime_library()
+        if self.clocks is None or library is None:
+            raise CannotInflict(process_faults.NO_FAKETIME)
+        self.clocks.mkdir(exist_ok=True)
+        file = self.clocks / name
+        if not file.exists():
+            file.write_text("+0\n")
+        return {
+            "LD_PRELOAD": str(library),
+            "FAKETIME_TIMESTAMP_FILE": str(file),
+            "FAKETIME_NO_CACHE": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+        }
+
+
+def refuse_limits(spec: PeerSpec) -> None:
+    """Raises CannotInflict for what a process cannot be given without privileges."""
+    if spec.memory_mib is not None:
+        raise CannotInflict(f"{spec.name}: a limit of memory needs containers: swarm chaos --on containers")
+    if spec.behind_nat:
+        raise CannotInflict(f"{spec.name}: a peer behind NAT needs containers: swarm chaos --on containers")
+
+
+class _Files(dict[str, str]):
+    """Leaves what names no file as it is."""
+
+    def __init__(self, files: Mapping[str, Path]) -> None:
+        super().__init__({name: str(path) for name, path in files.items()})
+
+    def __missing__(self, key: str) -> str:
+        return "{" + key + "}"
+
+
+def _wait(peers: Iterable[RealPeer], until: float) -> None:
+    for peer in peers:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            peer.starts[-1].process.wait(max(0.01, until - time.monotonic()))

@@ -1,0 +1,255 @@
+"""The scenario file: a swarm, how long it runs, what goes wrong, and what must be true afterwards.
+
+    name = "bootstrap-dies"
+    proves = "A run goes on without the peer that founded it."
+    seed = 1
+
+    [swarm]                          # 3 stages of 2 replicas and two trainers, where nothing else is said
+    stages = 2
+    [until]
+    steps = 20                       # or minutes = 1.5, after the first step
+    [[fault]]
+    do = "kill"
+    peers = ["bootstrap"]            # names, patterns (host-1-*), or region:NAME
+    on = { event = "StepClosed", where = { step = 5 } }
+    [expect]
+    at_least = { throughput_retained = 0.8 }
+
+All keys are in the README beside this file. Decoded strictly: a key that is not known is an error that names it.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, StringConstraints, ValidationError, model_validator
+
+from peers.chaos.figure_names import FIGURES
+from peers.chaos.takes import KINDS, problem_of
+from peers.invariants.check import CHECKERS
+from swarm.errors import ConfigError
+from swarm.events import Event
+from swarm.schema import RegionField, Section, in_words
+
+_NAME = r"^[a-z0-9][a-z0-9-]{0,40}$"
+_PATTERNS = {_NAME: "1 to 41 small letters, digits and dashes, the first no dash"}
+
+Name = Annotated[str, StringConstraints(pattern=_NAME)]
+Text = Annotated[str, StringConstraints(min_length=1, max_length=400)]
+Small = Annotated[int, Field(ge=1, le=64)]
+Seconds = Annotated[float, Field(ge=0, le=86_400)]
+Some = Annotated[float, Field(gt=0, le=86_400)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+Value = bool | int | float | str
+Kind = Annotated[str, StringConstraints(min_length=1, max_length=30)]
+
+
+class Later(Section):
+    """``[[swarm.later]]``: a peer that is there for ``do = "start"``. ``stage`` None: where it is needed most."""
+
+    name: Name
+    role: Literal["stage", "trainer"] = "stage"
+    stage: Annotated[int, Field(ge=0)] | None = None
+    region: RegionField = ""
+
+
+class Limit(Section):
+    """``[[swarm.limit]]``: what peers whose names fit a pattern may use; the last that fits decides."""
+
+    peer: Text
+    cpus: Annotated[float, Field(gt=0)] | None = None
+    memory_mib: Annotated[int, Field(ge=64)] | None = None
+    disk_mib: Annotated[int, Field(ge=1)] | None = None
+
+
+class SwarmSection(Section):
+    """``[swarm]``. ``manifest`` replaces values of the run's manifest, or of the ``preset``'s; ``regions`` are dealt
+    out to the replicas of each stage, and to the trainers, in turn; ``links`` as in ``swarm/sim/links.py``."""
+
+    stages: Small = 3
+    replicas: Small = 2
+    trainers: Small = 2
+    regions: tuple[RegionField, ...] = ()
+    nat: tuple[Text, ...] = ()
+    preset: Text | None = None
+    manifest: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    links: dict[str, Any] = Field(default_factory=dict)
+    limit: tuple[Limit, ...] = ()
+    later: tuple[Later, ...] = ()
+    checkpoint_every: Annotated[int, Field(ge=1)] | None = None
+
+
+class Until(Section):
+    """``[until]``: whichever comes first; ``steps`` of the run, ``minutes`` after its first step."""
+
+    steps: Annotated[int, Field(ge=3, lt=10**6)] | None = None
+    minutes: Annotated[float, Field(gt=0, le=24 * 60)] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if self.steps is None and self.minutes is None:
+            raise ValueError("steps, minutes, or both")
+        return self
+
+
+class When(Section):
+    """``on``: the ``nth`` such event, from the strike ``after`` on; of ``peer``, "" for anybody."""
+
+    event: Text
+    peer: str = ""
+    nth: Annotated[int, Field(ge=1)] = 1
+    where: dict[str, Value] = Field(default_factory=dict)
+    after: str = ""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        if self.event not in Event.kinds():
+            raise ValueError(f"event: the name of a class in swarm/events.py, not {self.event!r}")
+        return self
+
+
+class FaultEntry(Section):
+    """``[[fault]]``: what (``do``), to whom, and when: ``on`` an event, or ``at_s`` after the first closed step. With
+    ``back_s`` who was struck is started again so much later, without its disk unless ``keep_disk``."""
+
+    do: Kind
+    label: str = ""
+    on: When | None = None
+    at_s: Seconds | None = None
+    peers: tuple[Text, ...] = ()
+    others: tuple[Text, ...] = ()
+    seconds: Some | None = None
+    one_way: bool = False
+    network: str = ""
+    cpus: Annotated[float, Field(ge=0)] | None = None
+    mib: Annotated[int, Field(ge=1)] | None = None
+    factor: Annotated[float, Field(ge=1)] | None = None
+    offset_s: float | None = None
+    count: Small | None = None
+    messages: Annotated[int, Field(ge=1)] = 1
+    grace_s: Seconds = 30.0
+    latency_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
+    jitter_ms: Annotated[float, Field(ge=0, le=60_000)] = 0.0
+    mbit_per_s: Annotated[float, Field(gt=0)] | None = None
+    loss: Share = 0.0
+    back_s: Seconds | None = None
+    keep_disk: bool = True
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if (self.on is None) == (self.at_s is None):
+            raise ValueError("one of on and at_s")
+        if problem := problem_of(self.do, self.model_fields_set):
+            raise ValueError(problem)
+        return self
+
+
+class Schedule(Section):
+    """``[schedule]``: strikes drawn by the seed, one in each of equal spans of ``3600 / per_hour`` seconds. ``kinds``
+    have weights; who is struck is drawn ``among`` those alive and ready, but for the last ready replica of a stage, the
+    last trainer, and who is struck already. Killed or stopped peers are back after ``back_s`` (from, to) seconds,
+    without their disk in ``new_disk`` of the cases; paused ones go on after ``pause_s``."""
+
+    per_hour: Annotated[float, Field(gt=0, le=3600)]
+    kinds: dict[Literal["kill", "stop", "pause", "kill_daemon"], Annotated[float, Field(gt=0)]]
+    among: tuple[Text, ...] = ("host-*",)
+    back_s: tuple[Seconds, Seconds] = (5.0, 15.0)
+    pause_s: tuple[Some, Some] = (2.0, 8.0)
+    new_disk: Annotated[float, Field(ge=0, le=1)] = 0.5
+    grace_s: Seconds = 30.0
+
+
+class TraceSection(Section):
+    """``[trace]``: machines taken back, many at once. Of a ``file`` (lines "seconds, how many, back after seconds"), or
+    the spot market's seeded shape with a share of ``churn`` of the machines a minute; ``speed`` times as fast."""
+
+    file: Text | None = None
+    churn_per_minute: Annotated[float, Field(gt=0, le=1)] | None = None
+    speed: Annotated[float, Field(gt=0)] = 1.0
+    among: tuple[Text, ...] = ("host-*",)
+    grace_s: Seconds = 30.0
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.file is None) == (self.churn_per_minute is None):
+            raise ValueError("one of file and churn_per_minute")
+        return self
+
+
+class Expect(Section):
+    """``[expect]``: bars on figures, how often events must have happened, and which invariants must have had something
+    to look at beside the usual ones. ``gap_s`` and ``detection_s`` are the bars of I13 and I14."""
+
+    at_least: dict[str, float] = Field(default_factory=dict)
+    at_most: dict[str, float] = Field(default_factory=dict)
+    happened: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    looked_at: tuple[str, ...] = ()
+    gap_s: Some = 60.0
+    detection_s: Some = 5.0
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        for name in (*self.at_least, *self.at_most):
+            if name not in FIGURES:
+                raise ValueError(f"{name!r} is no figure: {', '.join(sorted(FIGURES))}")
+        for name in self.happened:
+            if name not in Event.kinds():
+                raise ValueError(f"happened: the name of a class in swarm/events.py, not {name!r}")
+        for name in self.looked_at:
+            if name not in CHECKERS:
+                raise ValueError(f"looked_at: {', '.join(CHECKERS)}, not {name!r}")
+        return self
+
+
+class Scenario(Section):
+    """A whole file. ``baseline_steps`` are closed, after the first, before a schedule or trace begins; ``needs`` says
+    that only containers have the means."""
+
+    name: Name
+    proves: Text
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    needs: Literal["containers"] | None = None
+    baseline_steps: Annotated[int, Field(ge=2, le=1000)] = 5
+    swarm: SwarmSection = SwarmSection()
+    until: Until
+    fault: tuple[FaultEntry, ...] = ()
+    schedule: Schedule | None = None
+    trace: TraceSection | None = None
+    expect: Expect = Expect()
+
+
+def parse_scenario(document: Mapping[str, Any], origin: str) -> Scenario:
+    """Validate decoded TOML. Raises ConfigError naming the key, its value, what is allowed and the remedy."""
+    try:
+        return Scenario.model_validate_json(json.dumps(document))
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        allowed = in_words(first, _PATTERNS).removeprefix("value error, ")
+        if first["type"] == "extra_forbidden":
+            allowed = "no such key"
+        raise ConfigError(
+            key or "scenario", first["input"] if key else origin, allowed, f"Correct it in {origin}."
+        ) from None
+    except TypeError as error:  # dates and times are TOML and no JSON
+        raise ConfigError("scenario", origin, "numbers, texts, lists and tables", f"{error}; correct that.") from None
+
+
+def load_scenario(path: Path) -> Scenario:
+    """Read a scenario. Raises ConfigError also for a missing or malformed file."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            "SCENARIO.toml", str(path), "a readable file", f"{error.strerror}; swarm chaos --list shows those here."
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("SCENARIO.toml", str(path), "valid TOML", f"{error}; correct that line.") from error
+    return parse_scenario(document, str(path))
+
+
+__all__ = ["KINDS", "Scenario", "load_scenario", "parse_scenario"]

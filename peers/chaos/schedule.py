@@ -1,0 +1,112 @@
+"""Strikes that no event sets off: drawn by a seed, or as a trace says when machines were taken back. Pure."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from peers.chaos.scenario import Schedule, TraceSection
+from peers.chaos.spot import spot_trace
+from swarm.errors import ConfigError
+
+EDGE = 0.1
+"""No strike lies in this part at either end of its span, so that two have some time between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """A strike at ``at_s`` after the schedule began: what, to ``count`` peers, chosen by ``luck`` in [0, 1) among those
+    who may be struck then. It lasts ``seconds`` (a pause), or they are back after as many, with a new disk or with
+    theirs."""
+
+    at_s: float
+    kind: str
+    luck: float
+    seconds: float
+    count: int = 1
+    new_disk: bool = False
+
+
+def draws(schedule: Schedule, seed: int, seconds: float) -> tuple[Draw, ...]:
+    """The strikes of so many seconds, in order. Equal arguments give equal draws; a longer time only adds some."""
+    rng = random.Random(f"chaos {seed}")
+    span = 3600.0 / schedule.per_hour
+    kinds, weights = zip(*sorted(schedule.kinds.items()), strict=True)
+    found = []
+    for number in range(int(seconds / span)):
+        at_s = (number + EDGE + (1 - 2 * EDGE) * rng.random()) * span
+        kind = rng.choices(kinds, weights)[0]
+        low, high = schedule.pause_s if kind == "pause" else schedule.back_s
+        lasts = low + (high - low) * rng.random()
+        found.append(Draw(at_s, str(kind), rng.random(), lasts, 1, rng.random() < schedule.new_disk))
+    return tuple(found)
+
+
+def market(trace: TraceSection, places: int, seed: int, seconds: float) -> tuple[Draw, ...]:
+    """As the spot market takes back: seeded, in bulk, half of it with notice; each machine comes back with
+    a new disk."""
+    if trace.churn_per_minute is None:
+        return ()
+    removals = spot_trace(
+        places=places,
+        churn=trace.churn_per_minute,
+        step_s=60.0,
+        until_s=seconds * trace.speed,
+        seed=seed,
+    )
+    rng = random.Random(f"market {seed}")
+    return tuple(
+        Draw(
+            removal.at_s / trace.speed,
+            "stop" if removal.noticed else "kill",
+            rng.random(),
+            (sum(removal.back_s) / len(removal.back_s) - removal.at_s) / trace.speed,
+            len(removal.places),
+            True,
+        )
+        for removal in removals
+    )
+
+
+def read_trace(trace: TraceSection, beside: Path, seed: int) -> tuple[Draw, ...]:
+    """Of lines "seconds, how many, back after seconds", # begins a comment; kills, with a new disk. Raises ConfigError
+    naming the line that is none."""
+    path = beside / str(trace.file)
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ConfigError("trace.file", str(path), "a readable file", f"{error.strerror}; check the path.") from error
+    rng = random.Random(f"trace {seed}")
+    found = []
+    for number, line in enumerate(lines, 1):
+        text = line.split("#")[0].strip()
+        if not text:
+            continue
+        try:
+            at_s, count, back_s = text.split(",")
+            found.append(
+                Draw(float(at_s) / trace.speed, "kill", rng.random(), float(back_s) / trace.speed, int(count), True)
+            )
+        except ValueError:
+            wanted = "seconds, how many, back after seconds"
+            raise ConfigError(f"{path}, line {number}", line, wanted, "Correct that line.") from None
+    return tuple(sorted(found, key=lambda draw: draw.at_s))
+
+
+def choose(draw: Draw, among: Sequence[str], ready: Mapping[str, str]) -> tuple[str, ...]:
+    """Who is struck, as many of ``draw.count`` as may be; none when everybody is spared. ``ready`` are those who live,
+    are ready and not struck already, and which part each holds: none loses its last, by several falling together
+    either."""
+    left = Counter(ready.values())
+    free = sorted(name for name in ready if any(fnmatchcase(name, pattern) for pattern in among))
+    random.Random(draw.luck).shuffle(free)
+    chosen: list[str] = []
+    for name in free:
+        if len(chosen) < draw.count and left[ready[name]] > 1:
+            left[ready[name]] -= 1
+            chosen.append(name)
+    return tuple(chosen)

@@ -1,0 +1,198 @@
+"""The hand that strikes: at events through the plan, at times and by draws by itself; brings back who was struck."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from peers.chaos import faults
+from peers.chaos.cast import Cast
+from peers.chaos.faults import Fault
+from peers.chaos.plan import FaultPlan, Fired, Strike
+from peers.chaos.scenario import Scenario
+from peers.chaos.schedule import Draw, choose
+from peers.chaos.strikes import NEVER, Planned
+from peers.chaos.timeline import Timeline
+from peers.chaos.watch import Watch
+from peers.chaos.world import PlayWorld
+
+BACK = "back:"
+"""Begins the label of what brings a peer back."""
+DEADLY = (
+    faults.Kill,
+    faults.BulkKill,
+    faults.Stop,
+    faults.Restart,
+    faults.Upgrade,
+    faults.LimitMemory,
+)
+"""After these a peer may end."""
+STARTING = (faults.Restart, faults.Start, faults.JoinerStorm, faults.Upgrade)
+"""After these peers must get ready."""
+TRACE_GRACE_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """Something to do at a moment of the world's wall clock."""
+
+    wall: float
+    strike: Strike
+
+
+class Striker:
+    """Called from the play's loop only. ``started`` are those whom a strike started."""
+
+    def __init__(
+        self, scenario: Scenario, cast: Cast, world: PlayWorld, plan: FaultPlan, watch: Watch, timeline: Timeline
+    ) -> None:
+        self._scenario, self._cast, self._world = scenario, cast, world
+        self._plan, self._watch, self._timeline = plan, watch, timeline
+        self._planned: dict[str, Planned] = {}
+        self._timed: list[_Timed] = []
+        self._draws: list[Draw] = []
+        self._begin_s: float | None = None
+        self._known: set[str] = set()
+        self._excused: set[str] = set()
+        self._awaited: set[str] = set()
+        self._forgiven: set[str] = set()
+        self.started: set[str] = set()
+        self._away: dict[str, float] = {}
+        self._drawn = 0
+        self._last_step = 0
+
+    def arm(self, planned: Sequence[Planned], draws: Sequence[Draw]) -> None:
+        """From now on it strikes. Those with a time count it from the first closed step."""
+        first = self._watch.first_closed or self._world.wall()
+        self._planned = {one.strike.label: one for one in planned}
+        self._timed = [_Timed(first + one.at_s, one.strike) for one in planned if one.at_s is not None]
+        self._draws = list(draws)
+
+    def look(self, wall: float) -> None:
+        """Strike what is due, note what has struck."""
+        for timed in [timed for timed in self._timed if timed.wall <= wall]:
+            self._timed.remove(timed)
+            self._plan.strike(timed.strike)
+        self._draw(wall)
+        for label in [label for label in list(self._plan.fired) if label not in self._known]:
+            self._known.add(label)
+            self._fired(self._plan.fired[label])
+        self._awaited -= self._watch.ever_ready
+        self._excused -= self._watch.ever_ready & set(self._watch.holding)
+
+    def excuses(self, name: str) -> bool:
+        """Whether a strike is to blame for the end of this peer."""
+        return name in self._excused | self._forgiven
+
+    def settled(self, step: int, steps: int) -> bool:
+        """Whether nothing is to come any more, everybody that was brought back is ready, and so many steps were closed
+        since."""
+        if self.waiting():
+            self._last_step = step
+        return not self.waiting() and step >= self._last_step + steps
+
+    def waiting(self) -> str:
+        """What is still to come, in words; "" when nothing is."""
+        told = [f"{one.strike.label} to strike" for one in self._timed]
+        known = {*self._plan.fired, *(label for label, _ in self._plan.errors)}
+        told += [f"{label} to strike" for label in self._planned if label not in known]
+        told += [f"{len(self._draws)} more draws"] if self._draws else []
+        told += [f"{name} to be ready" for name in sorted(self._awaited)]
+        return ", ".join(dict.fromkeys(told))
+
+    def problems(self) -> list[str]:
+        """What did not happen as planned."""
+        told = []
+        try:
+            self._plan.assert_fired()
+        except AssertionError as error:
+            told.append(str(error))
+        told += [f"{name} was started again and never got ready" for name in sorted(self._awaited)]
+        return told
+
+    # --- draws ---------------------------------------------------------------------------------------------------
+
+    def _draw(self, wall: float) -> None:
+        first = self._watch.first_closed
+        if not self._draws or first is None or self._watch.step < 1 + self._scenario.baseline_steps:
+            return
+        if self._begin_s is None:
+            self._begin_s = wall
+        while self._draws and self._begin_s + self._draws[0].at_s <= wall:
+            chosen = choose(self._draws[0], self._among(), self._free(wall))
+            if not chosen:
+                return  # everybody is spared now: as soon as somebody is not
+            self._drawn += 1
+            draw = self._draws.pop(0)
+            back = draw.seconds if draw.kind in ("kill", "stop") else None
+            for number, fault in enumerate(_of(draw, chosen, self._grace())):
+                strike = Strike(f"{draw.kind}-{self._drawn}" + (f"-{number}" if number else ""), NEVER, fault)
+                self._planned[strike.label] = Planned(strike, None, back, not draw.new_disk)
+                self._plan.strike(strike)
+
+    def _among(self) -> tuple[str, ...]:
+        schedule, trace = self._scenario.schedule, self._scenario.trace
+        return schedule.among if schedule is not None else trace.among if trace is not None else ()
+
+    def _grace(self) -> float:
+        schedule, trace = self._scenario.schedule, self._scenario.trace
+        return schedule.grace_s if schedule is not None else trace.grace_s if trace is not None else TRACE_GRACE_S
+
+    def _free(self, wall: float) -> dict[str, str]:
+        away = {name for name, until in self._away.items() if until > wall}
+        ready = self._watch.ready()
+        return {name: part for name, part in ready.items() if name not in away and self._world.alive(name)}
+
+    # --- what follows --------------------------------------------------------------------------------------------
+
+    def _fired(self, fired: Fired) -> None:
+        fault, label = fired.strike.fault, fired.strike.label
+        lasts = getattr(fault, "seconds", None)
+        self._timeline.struck(fired.wall, f"{describe(fault, fired.peers)}{f' for {lasts:.1f} s' if lasts else ''}")
+        victims = fault.victims or fired.peers
+        for name in victims:
+            if lasts:
+                self._away[name] = fired.wall + lasts + 2.0
+            if isinstance(fault, DEADLY):
+                self._excused.add(name)
+                self._watch.gone(name)
+            if isinstance(fault, faults.Twin):  # which of the two goes on is theirs to say
+                self._forgiven |= {name, f"{name}-twin"}
+                self.started.add(f"{name}-twin")
+        if isinstance(fault, STARTING):
+            self.started |= set(fired.peers)
+            self._awaited |= set(fired.peers)
+            if not isinstance(fault, faults.Upgrade):
+                self._excused -= set(fired.peers)
+        self._bring_back(fired, label, victims)
+
+    def _bring_back(self, fired: Fired, label: str, victims: Sequence[str]) -> None:
+        one = self._planned.get(label)
+        if one is None or one.back_s is None:
+            return
+        for name in victims:
+            strike = Strike(f"{BACK}{label}:{name}", NEVER, faults.Restart(name, one.keep_disk))
+            self._timed.append(_Timed(fired.wall + one.back_s, strike))
+
+
+def describe(fault: Fault, hit: Sequence[str]) -> str:
+    """A strike for people."""
+    names = ", ".join(fault.victims or hit)
+    if isinstance(fault, faults.Partition):
+        arrow = "to" if fault.one_way else "and"
+        return f"cut between {names} {arrow} {', '.join(fault.others)}"
+    if isinstance(fault, faults.Restart):
+        return f"start {names} again, {'with' if fault.keep_disk else 'without'} its disk"
+    if isinstance(fault, faults.SlowLinks):
+        return f"slow links between {names} and {', '.join(fault.others)}"
+    return f"{fault.name.replace('_', ' ')} {names}".rstrip()
+
+
+def _of(draw: Draw, chosen: tuple[str, ...], grace_s: float) -> list[Fault]:
+    if draw.kind == "pause":
+        return [faults.Pause(chosen, draw.seconds)]
+    if draw.kind == "stop":
+        return [faults.Stop(chosen, min(grace_s, max(1.0, draw.seconds)))]
+    if draw.kind == "kill_daemon":
+        return [faults.KillDaemon(name) for name in chosen]
+    return [faults.Kill(chosen)]

@@ -1,0 +1,113 @@
+"""From the ``[[fault]]`` tables of a scenario to strikes on named peers. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from peers.chaos import faults
+from peers.chaos.cast import Cast
+from peers.chaos.faults import Fault
+from peers.chaos.plan import On, Strike
+from peers.chaos.scenario import FaultEntry, Scenario, When
+from swarm.errors import ConfigError
+from swarm.sim.links import LinkShape
+
+NEVER = On("PeerStopped", where={"reason": lambda _: False})
+"""For strikes whose moment is a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A strike. ``at_s`` (after the first closed step) for those that wait for no event. Those it hits are started
+    again ``back_s`` later, where that is said."""
+
+    strike: Strike
+    at_s: float | None = None
+    back_s: float | None = None
+    keep_disk: bool = True
+
+
+def planned(scenario: Scenario, cast: Cast) -> tuple[Planned, ...]:
+    """All of a scenario's tables, in order. Raises ConfigError for peers that are not there, and for labels that are
+    not unique or not known."""
+    found: list[Planned] = []
+    for number, entry in enumerate(scenario.fault, 1):
+        key = f"fault.{number - 1}"
+        made = list(_faults(entry, cast, key))
+        label = entry.label or f"{entry.do}-{number}"
+        for index, fault in enumerate(made, 1):
+            on = NEVER if entry.on is None else _on(entry.on)
+            strike = Strike(label if index == 1 else f"{label}-{index}", on, fault)
+            found.append(Planned(strike, entry.at_s, entry.back_s, entry.keep_disk))
+    _check_labels([one.strike for one in found])
+    return tuple(found)
+
+
+def _check_labels(strikes: list[Strike]) -> None:
+    labels = [strike.label for strike in strikes]
+    for label in labels:
+        if labels.count(label) > 1:
+            raise ConfigError("fault.label", label, "a label that no other fault has", "Choose another.")
+    for strike in strikes:
+        if strike.on.after and strike.on.after not in labels:
+            raise ConfigError("fault.on.after", strike.on.after, f"a label: {', '.join(labels)}", "Correct it.")
+
+
+def _on(when: When) -> On:
+    return On(when.event, when.peer, when.nth, dict(when.where), when.after)
+
+
+def _faults(entry: FaultEntry, cast: Cast, key: str) -> Iterator[Fault]:
+    """One for all peers where the fault takes many, else one for each."""
+    peers = cast.chosen(entry.peers, f"{key}.peers")
+    others = cast.chosen(entry.others, f"{key}.others")
+    if overlap := set(peers) & set(others):
+        raise ConfigError(f"{key}.others", sorted(overlap), "peers that are not among peers too", "Leave them out.")
+    if (make := _OF_MANY.get(entry.do)) is not None:
+        yield make(entry, peers, others)
+        return
+    for name in peers:
+        yield _OF_ONE[entry.do](entry, name)
+
+
+def shape_of(entry: FaultEntry) -> LinkShape:
+    """What links become."""
+    return LinkShape(
+        latency_s=entry.latency_ms / 1e3,
+        jitter_s=entry.jitter_ms / 1e3,
+        bytes_per_s=math.inf if entry.mbit_per_s is None else entry.mbit_per_s * 1e6 / 8,
+        loss=entry.loss,
+    )
+
+
+Names = tuple[str, ...]
+
+_OF_MANY: Mapping[str, Callable[[FaultEntry, Names, Names], Fault]] = {
+    "kill": lambda entry, peers, others: faults.Kill(peers),
+    "pause": lambda entry, peers, others: faults.Pause(peers, entry.seconds),
+    "resume": lambda entry, peers, others: faults.Resume(peers),
+    "stop": lambda entry, peers, others: faults.Stop(peers, entry.grace_s),
+    "partition": lambda entry, peers, others: faults.Partition(peers, others, entry.one_way, entry.seconds),
+    "moment": lambda entry, peers, others: faults.Moment(),
+    "heal": lambda entry, peers, others: faults.Heal(),
+    "slow_links": lambda entry, peers, others: faults.SlowLinks(peers, others, shape_of(entry), entry.seconds),
+    "disconnect": lambda entry, peers, others: faults.Disconnect(peers, entry.network, entry.seconds),
+    "reconnect": lambda entry, peers, others: faults.Reconnect(peers, entry.network),
+    "corrupt_bytes": lambda entry, peers, others: faults.CorruptBytes((peers[0], others[0]), entry.messages),
+    "joiner_storm": lambda entry, peers, others: faults.JoinerStorm(entry.count or 1),
+}
+_OF_ONE: Mapping[str, Callable[[FaultEntry, str], Fault]] = {
+    "kill_daemon": lambda entry, peer: faults.KillDaemon(peer),
+    "slow_device": lambda entry, peer: faults.SlowDevice(peer, entry.factor or 1.0),
+    "limit_cpu": lambda entry, peer: faults.LimitCpu(peer, entry.cpus or 0.0),
+    "limit_memory": lambda entry, peer: faults.LimitMemory(peer, entry.mib or 0),
+    "fill_disk": lambda entry, peer: faults.FillDisk(peer),
+    "free_disk": lambda entry, peer: faults.FreeDisk(peer),
+    "skew_clock": lambda entry, peer: faults.SkewClock(peer, entry.offset_s or 0.0),
+    "restart": lambda entry, peer: faults.Restart(peer, entry.keep_disk),
+    "upgrade": lambda entry, peer: faults.Upgrade(peer, entry.grace_s),
+    "start": lambda entry, peer: faults.Start(peer),
+    "twin": lambda entry, peer: faults.Twin(peer),
+}

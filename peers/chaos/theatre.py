@@ -1,0 +1,212 @@
+"""The story of ``swarm chaos``: read the scenario, choose the world, play, judge, write report and picture."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from peers.chaos import schedule
+from peers.chaos.cast import Cast, cast_of, manifest_of, trainers_of
+from peers.chaos.faults import Fault, Kill, KillDaemon, Pause, Stop
+from peers.chaos.lives import Player
+from peers.chaos.picture import picture_svg
+from peers.chaos.play import Outcome, Play
+from peers.chaos.scenario import Scenario, load_scenario
+from peers.chaos.schedule import Draw
+from peers.chaos.strikes import Planned, planned
+from peers.chaos.verdict import Judged, document, judge, lines
+from peers.chaos.world import PlayWorld
+from peers.chaos.worlds import WorldName, choose_world, world_of
+from swarm.clock import Clock
+from swarm.errors import EXIT_ERROR, EXIT_OK, ConfigError
+
+CHARACTERS = 120_000
+"""Of text for each trainer; Python's documentation is dealt out."""
+LONGEST_MINUTES = 60.0
+"""How far draws reach in a play that ends by steps."""
+REPORT, PICTURE, TIMELINE = "report.json", "picture.svg", "timeline.txt"
+SCENARIOS = Path("docker/scenarios")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a person chose. ``on`` None: containers where an engine answers."""
+
+    scenario: Path
+    on: str | None = None
+    out: Path | None = None
+    report: Path | None = None
+    image: str | None = None
+    seed: int | None = None
+    keep: bool = False
+    json: bool = False
+
+
+def chaos(options: Options, clock: Clock) -> int:
+    """Play it. Returns 0 when everything was kept, 1 when an invariant or expectation broke or a fault did not happen.
+    Raises ConfigError for a scenario that cannot be played; Ctrl-C ends the play, writes the report, and passes."""
+    say = _quiet if options.json else _say
+    scenario = load_scenario(options.scenario)
+    if options.seed is not None:
+        scenario = scenario.model_copy(update={"seed": options.seed})
+    name, why = choose_world(scenario, options.on)
+    with _directory(options.out, scenario, clock) as root:
+        say(f"{scenario.name}: {scenario.proves}")
+        say(f"played among {name} ({why}), in {root}")
+        cast, strikes, drawn = _prepare(scenario, options.scenario.parent, root)
+        judged = _play(options, scenario, name, root, (cast, strikes, drawn), say)
+        if judged.verdict == "kept" and not options.keep:
+            _forget(root)
+    return EXIT_OK if judged.verdict == "kept" else EXIT_ERROR
+
+
+def _play(
+    options: Options,
+    scenario: Scenario,
+    name: WorldName,
+    root: Path,
+    parts: tuple[Cast, tuple[Planned, ...], tuple[Draw, ...]],
+    say: Callable[[str], None],
+) -> Judged:
+    cast, strikes, drawn = parts
+    faults = [*(one.strike.fault for one in strikes), *_drawn_faults(drawn, cast)]
+    with world_of(name, root, scenario, faults, options.image) as world:
+        play = Play(scenario, cast, world, strikes, drawn)
+        told: list[str] = []
+
+        def tell(line: str) -> None:
+            told.append(line)
+            say(line)
+
+        judged: Judged | None = None
+        try:
+            play.run(tell)
+        finally:
+            (root / TIMELINE).write_text("\n".join(told) + "\n", encoding="utf-8")
+            judged = judge(scenario, name, world, _players(cast, world, play.outcome), play.outcome)
+            _write(judged, root, options, say)
+    return judged
+
+
+def _prepare(scenario: Scenario, beside: Path, root: Path) -> tuple[Cast, tuple[Planned, ...], tuple[Draw, ...]]:
+    from peers.manifest_file import render_tables
+
+    manifest = root / "run.toml"
+    manifest.write_text(render_tables(manifest_of(scenario, _preset(scenario))), encoding="utf-8")
+    cast = cast_of(scenario, manifest, _texts(scenario, root / "data"))
+    return cast, planned(scenario, cast), _draws(scenario, cast, beside)
+
+
+def _preset(scenario: Scenario) -> Mapping[str, Any]:
+    if scenario.swarm.preset is None:
+        return {}
+    from peers.foundation import Foundation
+    from peers.founding_files import load_foundation
+
+    return load_foundation(Foundation(preset=scenario.swarm.preset, file=None, changes={}, tokenizer=None))
+
+
+def _texts(scenario: Scenario, root: Path) -> dict[str, Path]:
+    """Each trainer's own text, and a sample for the tokenizer: parts of Python's documentation that do not overlap."""
+    from peers.text import built_in_corpus
+
+    names = ("sample", *trainers_of(scenario))
+    paragraphs = "\n\n".join(built_in_corpus(CHARACTERS * len(names)).documents).split("\n\n")
+    root.mkdir()
+    for number, name in enumerate(names):
+        (root / f"{name}.txt").write_text("\n\n".join(paragraphs[number :: len(names)]), encoding="utf-8")
+    return {name: root / f"{name}.txt" for name in names}
+
+
+def _draws(scenario: Scenario, cast: Cast, beside: Path) -> tuple[Draw, ...]:
+    if scenario.schedule is not None and scenario.trace is not None:
+        raise ConfigError("trace", "…", "one of schedule and trace", "Leave one of them out.")
+    seconds = 60.0 * (scenario.until.minutes or LONGEST_MINUTES)
+    if scenario.schedule is not None:
+        cast.chosen(scenario.schedule.among, "schedule.among")
+        return schedule.draws(scenario.schedule, scenario.seed, seconds)
+    if scenario.trace is None:
+        return ()
+    places = len(cast.chosen(scenario.trace.among, "trace.among"))
+    if scenario.trace.file is not None:
+        return schedule.read_trace(scenario.trace, beside, scenario.seed)
+    return schedule.market(scenario.trace, places, scenario.seed, seconds)
+
+
+def _drawn_faults(drawn: Sequence[Draw], cast: Cast) -> Iterator[Fault]:
+    """One of each kind that will be drawn, for the world to say whether it can."""
+    one = cast.names[0]
+    made: Mapping[str, Fault] = {"kill": Kill((one,)), "stop": Stop((one,)), "pause": Pause((one,), 1.0)}
+    for kind in sorted({draw.kind for draw in drawn}):
+        yield made.get(kind, KillDaemon(one))
+
+
+def _players(cast: Cast, world: PlayWorld, outcome: Outcome) -> list[Player]:
+    regions = {member.name: (member.spec.role, member.spec.region) for member in cast.members}
+    found = []
+    for name in (*cast.names, *sorted(outcome.started - set(cast.names))):
+        role, region = regions.get(name, ("stage", ""))
+        try:
+            found.append(Player(name, world.identity(name), role, region))
+        except KeyError:  # it was never started
+            continue
+    return found
+
+
+def _write(judged: Judged, root: Path, options: Options, say: Callable[[str], None]) -> None:
+    text = json.dumps(document(judged), indent=1) + "\n"
+    title = f"{judged.scenario.name} ({judged.verdict}): {judged.scenario.proves}"
+    (root / REPORT).write_text(text, encoding="utf-8")
+    (root / PICTURE).write_text(picture_svg(title, judged.lives, judged.strikes, judged.closings), encoding="utf-8")
+    if options.report is not None:
+        options.report.write_text(text, encoding="utf-8")
+    for line in lines(judged):
+        say(line)
+    say(f"report {root / REPORT}, picture {root / PICTURE}")
+    if options.json:
+        _say(json.dumps(document(judged)))
+
+
+@contextmanager
+def _directory(out: Path | None, scenario: Scenario, clock: Clock) -> Iterator[Path]:
+    """A new directory for everything that the play makes."""
+    stamp = datetime.fromtimestamp(clock.wall(), UTC).strftime("%Y-%m-%d-%H%M%S")
+    root = (out or Path("out") / f"chaos-{scenario.name}-{stamp}").absolute()
+    try:
+        root.mkdir(parents=True)
+    except OSError as error:
+        allowed = "a directory that does not exist yet, where one can be made"
+        raise ConfigError("--out", str(root), allowed, f"{error.strerror}; choose another.") from error
+    yield root
+
+
+def _forget(root: Path) -> None:
+    """Homes, data and logs of a play that was kept: nobody looks at them."""
+    for name in ("homes", "lost", "logs", "data", "clocks"):
+        shutil.rmtree(root / name, ignore_errors=True)
+
+
+def scenarios(root: Path = SCENARIOS) -> list[tuple[str, str]]:
+    """(name, what it proves) of those that come with the project, where they are here."""
+    found = []
+    for path in sorted(root.glob("*.toml")):
+        scenario = load_scenario(path)
+        needs = f" (needs {scenario.needs})" if scenario.needs else ""
+        found.append((str(path), scenario.proves + needs))
+    return found
+
+
+def _say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def _quiet(line: str) -> None:
+    """Nothing but JSON is wanted."""

@@ -1,0 +1,132 @@
+"""What happens in a play, as lines while it happens: what was struck, and what the swarm did about it."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+EVERY_S = 10.0
+"""Steps are told this often, unless something happened in one."""
+COUNTED = {
+    "HopMoved": "hops moved",
+    "ContributionReplayed": "microbatches replayed",
+    "RoundVoid": "averagings void",
+    "AttemptFailed": "closings repeated",
+}
+"""Events that are told as how many there were in a step."""
+
+LONGEST = 150
+"""Characters of what a peer said that are told."""
+_PEER_ID = re.compile(r"\b12D3Koo\w{45}\b")
+
+Names = Callable[[str], str]
+
+
+class Timeline:
+    """Turns events and strikes into lines for ``say``; ``names`` turns a peer id into a name. From any thread."""
+
+    def __init__(self, say: Callable[[str], None], names: Names) -> None:
+        self._say, self._names = say, names
+        self._lock = threading.Lock()
+        self._began: float | None = None
+        self._told_at = 0.0
+        self._step = 0
+        self._counts: Counter[str] = Counter()
+        self._seen: set[tuple[str, ...]] = set()
+        self.lines: list[str] = []
+
+    def tell(self, wall: float, text: str) -> None:
+        """One line now: seconds since the first, the newest step, the text."""
+        with self._lock:
+            self._tell(wall, text)
+
+    def struck(self, wall: float, text: str) -> None:
+        """A strike; what follows is told anew."""
+        with self._lock:
+            self._seen.clear()
+            self._tell(wall, f"▲ {text}")
+
+    def heard(self, wall: float, name: str, kind: str, fields: Mapping[str, Any]) -> None:
+        """An event of a peer."""
+        with self._lock:
+            if kind == "StepClosed":
+                self._closed(wall, fields)
+            elif kind in COUNTED:
+                self._counts[kind] += 1
+            elif text := self._text(name, kind, fields):
+                self._tell(wall, f"  {self._in_words(text)}")
+
+    def _closed(self, wall: float, fields: Mapping[str, Any]) -> None:
+        step = int(fields["step"])
+        if step <= self._step:
+            return
+        self._step = step
+        notes = [f"{count} {COUNTED[kind]}" for kind, count in self._counts.items()]
+        self._counts.clear()
+        if notes or wall - self._told_at >= EVERY_S:
+            self._told_at = wall
+            tokens = int(fields["tokens"])
+            text = f"  closed, loss {float(fields['loss']):.3f}, {tokens} tokens" if tokens else "  closed, empty"
+            self._tell(wall, f"{text}: {', '.join(notes)}" if notes else text)
+
+    def _tell(self, wall: float, text: str) -> None:
+        if self._began is None:
+            self._began = wall
+        line = f"{wall - self._began:7.1f} s  step {self._step:<4} {text}"
+        self.lines.append(line)
+        self._say(line)
+
+    def _in_words(self, text: str) -> str:
+        """With names for peer ids, and short."""
+        text = _PEER_ID.sub(lambda found: self._names(found.group()), text)
+        return text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
+
+    def _once(self, *key: str) -> bool:
+        """Whether nobody has told this since the last strike."""
+        if key in self._seen:
+            return False
+        self._seen.add(key)
+        return True
+
+    def _text(self, name: str, kind: str, fields: Mapping[str, Any]) -> str:
+        said = _WORDS.get(kind)
+        if said is None:
+            return ""
+        if kind in ("PeerLost", "PeerBack"):
+            name = self._names(str(fields["peer"]))
+        if kind == "StepGivenUp" and not self._once(kind, str(fields["step"])):
+            return ""
+        if kind in ("PeerLost", "PeerBack", "TermBegan") and not self._once(kind, name):
+            return ""
+        return said(name, fields)
+
+
+def _ready(name: str, fields: Mapping[str, Any]) -> str:
+    again = " again" if fields.get("again") else ""
+    part = fields.get("part")
+    return f"{name} is ready{again}{f' with {part}' if part else ''}, {float(fields['seconds']):.1f} s after it entered"
+
+
+_WORDS: Mapping[str, Callable[[str, Mapping[str, Any]], str]] = {
+    "PeerLost": lambda name, fields: f"{name} is missed: {fields['reason']}",
+    "PeerBack": lambda name, fields: f"{name} answers again",
+    "PeerReady": _ready,
+    "PeerStopped": lambda name, fields: f"{name} has ended: {fields['reason']}",
+    "Draining": lambda name, fields: f"{name} leaves in order",
+    "DaemonRestarted": lambda name, fields: f"{name} has another daemon after {float(fields['seconds']):.1f} s",
+    "TermBegan": lambda name, fields: f"{name} leads from here: {fields['reason']}",
+    "CutOff": lambda name, fields: f"{name} was left behind: {fields['reason']}",
+    "QuorumLost": lambda name, fields: f"{name} sees {fields['there']} of {fields['voters']}: no majority, it waits",
+    "QuorumBack": lambda name, fields: f"{name} sees a majority again after {float(fields['seconds']):.1f} s",
+    "LineageBegan": lambda name, fields: f"{name} goes on without a majority, provisionally",
+    "LineageGivenUp": lambda name, fields: f"{name} rewinds {fields['microbatches']} microbatches: {fields['reason']}",
+    "StepGivenUp": lambda name, fields: f"step {fields['step']} is given up: nobody is left with {fields['lost']}",
+    "DigestMismatch": lambda name, fields: f"{name} found that replicas of {fields['part']} differ",
+    "DiskRefused": lambda name, fields: f"the disk of {name} takes nothing more",
+    "DiskTook": lambda name, fields: f"the disk of {name} takes again",
+    "CheckpointFailed": lambda name, fields: f"{name} could not keep a checkpoint",
+    "WorkExcluded": lambda name, fields: f"{name}: work was left out of the step",
+}

@@ -1,0 +1,159 @@
+"""What became of a play: figures, invariants, bars; as JSON and as lines. Pure but for reading the evidence."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peers.chaos.figures import Closing, Number, Played, by_kind, closings, figures, missed
+from peers.chaos.lives import Life, Player, Struck, lives
+from peers.chaos.play import Outcome
+from peers.chaos.scenario import Scenario
+from peers.chaos.world import PlayWorld
+from peers.invariants.check import CHECKERS, USUAL, Report, check
+from peers.invariants.evidence import Evidence, gather
+from peers.invariants.findings import Limits
+
+SCHEMA = 1
+FAULTS = "faults.jsonl"
+MOST_FAILURES = 5
+"""Of each invariant in the report."""
+_SHOWN = (
+    "steps",
+    "seconds",
+    "faults",
+    "faults_per_hour",
+    "throughput_retained",
+    "throughput_retained_raw",
+    "capacity",
+    "participation",
+    "digest_mismatches",
+    "lost",
+    "duplicated",
+    "max_gap_s",
+    "ready_again_s",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """Everything that the report and the picture are made of. ``problems`` empty: the verdict is ``kept``."""
+
+    scenario: Scenario
+    world: str
+    figures: Mapping[str, Number]
+    report: Report | None
+    strikes: tuple[Struck, ...]
+    lives: tuple[Life, ...]
+    closings: tuple[Closing, ...]
+    problems: tuple[str, ...]
+    interrupted: bool
+
+    @property
+    def verdict(self) -> str:
+        """``kept``, ``broken`` or ``interrupted``."""
+        return "interrupted" if self.interrupted else "broken" if self.problems else "kept"
+
+
+def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequence[Player], outcome: Outcome) -> Judged:
+    """Read what the play left, and judge it. Never raises for evidence that is not there: that is a problem too."""
+    strikes = read_strikes(world.root / FAULTS)
+    evidence = _evidence(world)
+    report = None if evidence is None else check(evidence, _limits(scenario))
+    ends: dict[str, list[float]] = {}
+    for end in outcome.ends:
+        ends.setdefault(end.name, []).append(end.wall)
+    there = evidence or Evidence((), ())
+    life = lives(there, players, strikes, ends, outcome.ended)
+    told: dict[str, Number] = {}
+    if report is not None:
+        deaths = sum(not end.struck for end in outcome.ends)
+        told = figures(Played(evidence=there, report=report, strikes=strikes, lives=life,
+                              stages=scenario.swarm.stages, deaths=deaths, ended=outcome.ended))  # fmt: skip
+    problems = [*outcome.problems, *_problems(scenario, report, told, outcome.happened)]
+    closed = tuple(one for one in closings(there) if one.wall <= outcome.ended)
+    return Judged(scenario, world_name, told, report, strikes, life, closed, tuple(problems), outcome.interrupted)
+
+
+def _problems(
+    scenario: Scenario, report: Report | None, told: Mapping[str, Number], happened: Mapping[str, int]
+) -> list[str]:
+    if report is None:
+        return ["no peer left any event: there is nothing to judge by"]
+    problems = []
+    for invariant in dict.fromkeys(failure.invariant for failure in report.failures):
+        failures = report.of(invariant)
+        problems += [str(failure) for failure in failures[:MOST_FAILURES]]
+        problems += [f"{invariant}: {len(failures) - MOST_FAILURES} more"] if len(failures) > MOST_FAILURES else []
+    wanted = dict.fromkeys((*USUAL, *scenario.expect.looked_at))
+    problems += [f"{name}: nothing to look at" for name in wanted if not report.looked.get(name)]
+    problems += missed(told, scenario.expect.at_least, scenario.expect.at_most)
+    for kind, times in scenario.expect.happened.items():
+        if happened.get(kind, 0) < times:
+            problems.append(f"{kind} happened {happened.get(kind, 0)} times, at least {times} was expected")
+    return problems
+
+
+def _limits(scenario: Scenario) -> Limits:
+    expect = scenario.expect
+    return Limits(
+        gap_s=expect.gap_s, kill_detection_s=expect.detection_s, pause_detection_s=max(5.0, expect.detection_s)
+    )
+
+
+def _evidence(world: PlayWorld) -> Evidence | None:
+    homes = [home for home in world.homes() if not home.is_relative_to(world.root)]
+    try:
+        return gather([world.root, *homes])
+    except FileNotFoundError:
+        return None
+
+
+def read_strikes(path: Path) -> tuple[Struck, ...]:
+    """What struck, in order; none where the file is not there."""
+    if not path.exists():
+        return ()
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return tuple(sorted((Struck.read(json.loads(line)) for line in lines), key=lambda one: one.wall))
+
+
+def document(judged: Judged) -> dict[str, Any]:
+    """The report as JSON has it; keys are added, never renamed."""
+    report = judged.report
+    return {
+        "schema": SCHEMA,
+        "scenario": judged.scenario.name,
+        "proves": judged.scenario.proves,
+        "world": judged.world,
+        "seed": judged.scenario.seed,
+        "verdict": judged.verdict,
+        "problems": list(judged.problems),
+        **judged.figures,
+        "faults_by_kind": by_kind(judged.strikes),
+        "invariants": {} if report is None else {name: _invariant(report, name) for name in CHECKERS},
+    }
+
+
+def _invariant(report: Report, name: str) -> dict[str, int]:
+    return {"looked": report.looked[name], "failures": len(report.of(name))}
+
+
+def lines(judged: Judged) -> list[str]:
+    """The same for a person."""
+    told = [f"{name.replace('_', ' '):<24} {_shown(judged.figures.get(name))}" for name in _SHOWN]
+    report = judged.report
+    if report is not None:
+        looked = [name for name in CHECKERS if report.looked[name]]
+        failed = [name for name in looked if report.of(name)]
+        told.append(
+            f"{'invariants':<24} {len(looked) - len(failed)} of {len(looked)} that had something to look at hold"
+        )
+    told += [f"BROKEN: {problem}" for problem in judged.problems]
+    return [*told, f"{judged.scenario.name}: {judged.verdict}"]
+
+
+def _shown(value: Number) -> str:
+    return "not measured" if value is None else f"{value:g}"

@@ -1,0 +1,89 @@
+"""In which world a scenario is played: containers where an engine answers, else processes of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Literal
+
+from peers.chaos import faults
+from peers.chaos.faults import CannotInflict, Fault
+from peers.chaos.processes import ProcessWorld
+from peers.chaos.scenario import Scenario
+from peers.chaos.shaping import shaped
+from peers.chaos.world import PlayWorld
+from swarm.errors import ConfigError, SwarmError
+
+WorldName = Literal["containers", "processes"]
+ANSWER_S = 10.0
+_LINKED = (faults.Partition, faults.SlowLinks, faults.SlowLink, faults.CorruptBytes, faults.Disconnect)
+
+
+def engine_answers() -> bool:
+    """Whether a Docker engine does. Takes at most some seconds."""
+    if shutil.which("docker") is None:
+        return False
+    command = ["docker", "version", "--format", "{{.Server.Version}}"]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=ANSWER_S, check=False, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.returncode == 0
+
+
+def choose_world(scenario: Scenario, on: str | None) -> tuple[WorldName, str]:
+    """(which, why). Raises ConfigError where the scenario needs containers and none can be had, or was told not to."""
+    if on == "processes":
+        if scenario.needs == "containers":
+            raise ConfigError(
+                "--on", on, f"containers: {scenario.name} needs what only they have", "Leave the option out."
+            )
+        return "processes", "as asked"
+    if on == "containers":
+        return "containers", "as asked"
+    if engine_answers():
+        return "containers", "a Docker engine answers"
+    if scenario.needs == "containers":
+        raise ConfigError(
+            "needs", "containers", "a Docker engine that answers", "docker version says why none does; start it."
+        )
+    return "processes", "no Docker engine answers"
+
+
+@contextlib.contextmanager
+def world_of(
+    name: WorldName, root: Path, scenario: Scenario, strikes: Iterable[Fault], image: str | None
+) -> Iterator[PlayWorld]:
+    """The world, entered. Raises what says why it cannot be had; SwarmError for a fault that it has no means for,
+    before anybody is started."""
+    struck = tuple(strikes)
+    with contextlib.ExitStack() as stack:
+        world = _processes(root, scenario, struck, stack) if name == "processes" else _containers(root, image, stack)
+        for fault in struck:
+            if isinstance(fault, faults.Moment):
+                continue
+            try:
+                world.check(fault)
+            except CannotInflict as error:
+                raise SwarmError(f"{scenario.name} cannot be played among {name}: {error}") from error
+        yield world
+
+
+def _processes(root: Path, scenario: Scenario, struck: tuple[Fault, ...], stack: contextlib.ExitStack) -> PlayWorld:
+    linked = bool(scenario.swarm.links) or any(isinstance(fault, _LINKED) for fault in struck)
+    links = stack.enter_context(shaped(scenario.swarm.links)) if linked else None
+    skewed = any(isinstance(fault, faults.SkewClock) for fault in struck)
+    return stack.enter_context(ProcessWorld(root, links, skewed=skewed))
+
+
+def _containers(root: Path, image: str | None, stack: contextlib.ExitStack) -> PlayWorld:
+    try:
+        module = importlib.import_module("peers.chaos.containers")
+    except ModuleNotFoundError:
+        raise SwarmError("this build plays no scenario among containers: swarm chaos --on processes") from None
+    world: PlayWorld = module.ContainerWorld(root, image=image) if image else module.ContainerWorld(root)
+    return stack.enter_context(world)

@@ -1,0 +1,83 @@
+"""``swarm chaos``."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from peers.cli.options import AsJson
+
+
+class On(StrEnum):
+    """What peers are."""
+
+    containers = "containers"
+    processes = "processes"
+
+
+def chaos(
+    scenario: Annotated[
+        Path | None, typer.Argument(metavar="SCENARIO.toml", show_default=False, help="What is played.")
+    ] = None,
+    on: Annotated[
+        On | None,
+        typer.Option("--on", help="What peers are.  [default: containers where a Docker engine answers]"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="New directory for everything it makes.  [default: out/chaos-<name>-<time>]"),
+    ] = None,
+    report: Annotated[Path | None, typer.Option(metavar="FILE", help="Also write the JSON report here.")] = None,
+    image: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="What containers are made of.  [default: the one made here]")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Other draws than the scenario's.")] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep homes and logs of a play that was kept, too.")] = False,
+    listed: Annotated[bool, typer.Option("--list", help="Show the scenarios in docker/scenarios.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Throw faults at a swarm, and see whether it keeps what every run must keep.
+
+    Founds a run, starts its peers on this machine, strikes as the scenario says, and checks everything that the
+    peers wrote: no microbatch lost or counted twice, replicas alike, one history. Leaves a report and a picture.
+
+    Exit code 0: all kept; 1: an invariant or an expectation broke, or a fault did not happen.
+
+    Example: swarm chaos docker/scenarios/kill-storm.toml
+    """
+    from swarm.errors import ConfigError
+
+    if listed:
+        _list()
+        return
+    if scenario is None:
+        raise ConfigError("SCENARIO.toml", None, "a file", "swarm chaos --list shows those here.")
+    from peers.chaos.theatre import Options
+    from peers.chaos.theatre import chaos as run_chaos
+    from swarm.clock import SystemClock
+
+    options = Options(
+        scenario=scenario,
+        on=None if on is None else on.value,
+        out=out,
+        report=report,
+        image=image,
+        seed=seed,
+        keep=keep,
+        json=as_json,
+    )
+    raise typer.Exit(run_chaos(options, SystemClock()))
+
+
+def _list() -> None:
+    from peers.chaos.theatre import scenarios
+
+    found = scenarios()
+    width = max((len(path) for path, _ in found), default=0)
+    for path, proves in found:
+        typer.echo(f"{path:<{width}}  {proves}")
+    if not found:
+        typer.echo("none here: docker/scenarios is part of the project's directory")

@@ -1,0 +1,180 @@
+"""Figures, lives and the picture, over a run of two replicas that was written by hand: one is killed and comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from peers.chaos.figure_names import FIGURES
+from peers.chaos.figures import Played, by_kind, closed_by_minority, closings, figures, missed
+from peers.chaos.lives import Life, Player, Struck, lives
+from peers.chaos.picture import picture_svg
+from peers.invariants.check import Report, check
+from peers.invariants.evidence import Evidence, Fact
+from swarm.ids import PeerId
+
+PLAYERS = (Player("host-0-0", "A", "stage", "eu"), Player("host-0-1", "B", "stage", "us"))
+KILL = Struck(10.5, "kill", "kill-1", ("host-0-1",))
+BACK = Struck(13.0, "restart", "back:kill-1:host-0-1", ("host-0-1",), back=True)
+
+
+def _fact(peer: str, wall: float, kind: str, /, **fields: Any) -> Fact:
+    return Fact(PeerId(peer), 0, wall, kind, fields)
+
+
+def _ready(peer: str, wall: float) -> Fact:
+    return _fact(peer, wall, "PeerReady", part="stage-0", step=0, seconds=1.0, again=False, reason="")
+
+
+def _closed(peer: str, step: int, wall: float, record: str = "") -> Fact:
+    numbers = {"loss": 6.0 - step / 10, "tokens": 100, "microbatches": 1, "grad_norm": 1.0, "clip": 1.0, "lr": 0.1}
+    return _fact(peer, wall, "StepClosed", step=step, record=record or f"r{step}", digests={}, **numbers)
+
+
+def _took_part(step: int, wall: float, live: int, there: int) -> Fact:
+    return _fact("A", wall, "Participation", step=step, part="stage-0", live=live, participating=there)
+
+
+FACTS = (
+    *(_fact(peer, 1.0, "PeerStarted", seconds=1.0) for peer in "AB"),
+    *(_ready(peer, 2.0) for peer in "AB"),
+    *(_closed("A", step, 2.0 + 2 * step) for step in range(1, 9)),
+    _took_part(4, 10.0, 2, 2),
+    _took_part(5, 12.0, 2, 1),
+    _took_part(6, 14.0, 1, 1),
+    _fact("B", 14.0, "PeerStarted", seconds=1.0),
+    _ready("B", 16.0),
+)
+
+
+def _lives(strikes: tuple[Struck, ...] = (KILL, BACK), facts: tuple[Fact, ...] = FACTS) -> tuple[Life, ...]:
+    return lives(Evidence(facts, ()), PLAYERS, strikes, {}, 20.0)
+
+
+def _figures(strikes: tuple[Struck, ...] = (KILL, BACK), facts: tuple[Fact, ...] = FACTS) -> dict[str, Any]:
+    evidence = Evidence(facts, ())
+    life = lives(evidence, PLAYERS, strikes, {}, 20.0)
+    return figures(Played(evidence=evidence, report=check(evidence), strikes=strikes, lives=life, stages=1))
+
+
+def test_every_figure_has_a_meaning() -> None:
+    assert set(_figures()) == set(FIGURES)
+
+
+def test_life_of_who_is_killed_and_comes_back() -> None:
+    calm, struck = _lives()
+    assert [(span.state, span.from_s, span.to_s) for span in calm.spans] == [
+        ("joining", 0.0, 2.0),
+        ("ready", 2.0, 20.0),
+    ]
+    told = [(span.state, span.from_s, span.to_s) for span in struck.spans]
+    assert told == [("joining", 0.0, 2.0), ("ready", 2.0, 10.5), ("joining", 13.0, 16.0), ("ready", 16.0, 20.0)]
+
+
+@pytest.mark.parametrize(("kind", "state"), [("pause", "away"), ("partition", "cut off"), ("disconnect", "cut off")])
+def test_life_of_who_is_away_for_a_while(kind: str, state: str) -> None:
+    facts = FACTS[:4]
+    _, struck = _lives((Struck(5.0, kind, "x", ("host-0-1",), 3.0),), facts)
+    told = [(span.state, span.from_s, span.to_s) for span in struck.spans[1:]]
+    assert told == [("ready", 2.0, 5.0), (state, 5.0, 8.0), ("ready", 8.0, 20.0)]
+
+
+def test_life_of_who_was_left_behind_after_a_pause_that_ends_with_another_strike() -> None:
+    facts = (*FACTS[:4], _fact("B", 9.0, "CutOff", step=5, reason=""), _ready("B", 12.0))
+    strikes = (Struck(5.0, "partition", "x", ("host-0-1",)), Struck(8.0, "heal", "y", ()))
+    _, struck = _lives(strikes, facts)
+    told = [(span.state, span.from_s, span.to_s) for span in struck.spans[2:]]
+    assert told == [("cut off", 5.0, 8.0), ("ready", 8.0, 9.0), ("cut off", 9.0, 12.0), ("ready", 12.0, 20.0)]
+
+
+def test_an_end_that_was_only_seen_ends_a_life() -> None:
+    (_, gone) = lives(Evidence(FACTS[:4], ()), PLAYERS, (), {"host-0-1": [7.0]}, 20.0)
+    assert (gone.spans[-1].state, gone.spans[-1].to_s) == ("ready", 7.0)
+
+
+def test_throughput_is_what_was_committed_beside_what_was_before_and_could_be() -> None:
+    told = _figures()
+    assert (told["steps"], told["seconds"], told["max_gap_s"]) == (8, 14.0, 2.0)
+    assert told["baseline_steps"] == 3
+    assert told["baseline_tokens_per_s"] == told["tokens_per_s"] == 50.0
+    assert told["throughput_retained_raw"] == 1.0
+    # Two were there for 0.5 + 2 of the 8 seconds from the last calm step (10) to the last one (18), else one.
+    assert told["capacity"] == pytest.approx((2.5 * 2 + 5.5) / 8 / 2, abs=1e-4)
+    assert told["throughput_retained"] == pytest.approx(1 / told["capacity"], abs=1e-3)
+    assert told["faults"] == 1
+    assert told["faults_per_hour"] == pytest.approx(3600 / 7.5)
+
+
+def test_participation_counts_from_the_first_strike_on() -> None:
+    assert _figures()["participation"] == pytest.approx(2 / 3, abs=1e-4)
+
+
+def test_time_to_be_ready_again_is_from_the_start() -> None:
+    assert _figures()["ready_again_s"] == 3.0
+
+
+def test_without_a_strike_or_a_baseline_nothing_is_made_up() -> None:
+    assert _figures(())["throughput_retained"] is None
+    early = Struck(4.5, "kill", "kill-1", ("host-0-1",))
+    assert _figures((early,))["throughput_retained"] is None
+    assert missed(_figures(()), {"throughput_retained": 0.5}, {}) == [
+        "throughput_retained is not measured, at least 0.5 was expected"
+    ]
+
+
+def test_bars_that_are_kept_are_not_told() -> None:
+    told = _figures()
+    assert missed(told, {"steps": 8, "faults": 1}, {"lost": 0}) == []
+    assert missed(told, {"steps": 9}, {"max_gap_s": 1.0}) == [
+        "steps is 8, at least 9 was expected",
+        "max_gap_s is 2.0, at most 1.0 was expected",
+    ]
+
+
+def test_what_ends_a_fault_is_none() -> None:
+    strikes = (KILL, BACK, Struck(11.0, "heal", "h", ()), Struck(12.0, "pause", "p", ("host-0-0",), 1.0))
+    assert by_kind(strikes) == {"kill": 1, "pause": 1}
+
+
+def test_picture_shows_everybody_and_is_xml() -> None:
+    strikes = (KILL, BACK, Struck(17.0, "pause", "pause <1>", ("host-0-0",), 1.0))
+    svg = picture_svg("a <title>", _lives(strikes), strikes, closings(Evidence(FACTS, ())))
+    tree = ElementTree.fromstring(svg)
+    words = {node.text for node in tree.iter("{http://www.w3.org/2000/svg}text")}
+    assert {"a <title>", "host-0-0", "host-0-1", "eu", "us", "ready", "loss (nats per token)"} <= words
+    titles = {node.text for node in tree.iter("{http://www.w3.org/2000/svg}title")}
+    assert "kill: kill-1" in titles
+    assert "joining, 3.0 s" in titles
+    assert any("polyline" in node.tag for node in tree.iter())
+
+
+def test_picture_of_nothing_is_a_frame() -> None:
+    ElementTree.fromstring(picture_svg("empty", (), (), ()))
+
+
+class _Hashed:
+    """A record of which only the hash is asked."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def hash(self) -> str:
+        return self._name
+
+
+def test_what_a_minority_closes_alone_and_stays_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Evidence, "records", {1: _Hashed("r1"), 2: _Hashed("r2"), 3: _Hashed("r3")})
+    cut = Struck(5.0, "partition", "cut", ("host-0-1",), 10.0)
+    both = (_closed("A", 1, 4.9), _closed("B", 1, 6.5), _closed("A", 2, 7.0))
+    alone = (_closed("B", 2, 8.0, "other"), _closed("B", 3, 9.0), _closed("A", 3, 16.0))
+
+    def alone_of(*facts: Fact) -> int:
+        evidence, report = Evidence(facts, ()), Report(failures=(), looked={}, steps=0)
+        played = Played(evidence=evidence, report=report, strikes=(cut,), lives=_lives(), stages=1)
+        return closed_by_minority(played)
+
+    assert alone_of(*both) == 0
+    assert alone_of(*both, *alone[:1]) == 0, "it did not stay"
+    assert alone_of(*both, *alone) == 1

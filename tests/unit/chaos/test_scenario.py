@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peers.chaos import faults
+from peers.chaos.cast import Cast, cast_of, manifest_of, trainers_of
+from peers.chaos.scenario import Scenario, load_scenario, parse_scenario
+from peers.chaos.strikes import planned
+from peers.chaos.takes import KINDS
+from peers.chaos.theatre import scenarios
+from swarm.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "proves": "that it can be read",
+    "until": {"steps": 10},
+    "swarm": {"stages": 2, "replicas": 2, "trainers": 1, "regions": ["eu", "us"]},
+}
+CLOSED = {"event": "StepClosed", "where": {"step": 5}}
+
+
+def _with(**keys: Any) -> Scenario:
+    return parse_scenario({**SMALL, **keys}, "a.toml")
+
+
+def _cast(scenario: Scenario) -> Cast:
+    texts = {name: Path(f"/d/{name}.txt") for name in ("sample", *trainers_of(scenario))}
+    return cast_of(scenario, Path("/d/run.toml"), texts)
+
+
+def _refused(**keys: Any) -> str:
+    with pytest.raises(ConfigError) as refused:
+        _plan(_with, keys)
+    return str(refused.value)
+
+
+def _plan(make: Callable[..., Scenario], keys: dict[str, Any]) -> None:
+    scenario = make(**keys)
+    planned(scenario, _cast(scenario))
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docker" / "scenarios").glob("*.toml")), ids=lambda path: path.stem)
+def test_scenarios_of_the_project_can_be_cast_and_planned(path: Path) -> None:
+    scenario = load_scenario(path)
+    assert scenario.name == path.stem
+    strikes = planned(scenario, _cast(scenario))
+    assert strikes or scenario.schedule or scenario.trace
+
+
+def test_list_says_what_each_proves_and_needs() -> None:
+    told = dict(scenarios(ROOT / "docker" / "scenarios"))
+    assert len(told) >= 11
+    assert any("needs containers" in proves for proves in told.values())
+
+
+def test_cast_has_the_founder_first_and_replicas_in_turn_in_the_regions() -> None:
+    scenario = _with(swarm={**SMALL["swarm"], "later": [{"name": "late", "role": "trainer"}]})
+    cast = _cast(scenario)
+    assert cast.names == ("bootstrap", "host-0-0", "host-1-0", "host-0-1", "host-1-1", "trainer-0", "late")
+    assert cast.chosen(("region:us",), "k") == ("host-0-1", "host-1-1")
+    assert cast.chosen(("host-1-*", "trainer-0", "host-*-0"), "k") == ("host-1-0", "host-1-1", "trainer-0", "host-0-0")
+    assert [member.later for member in cast.members] == [False] * 6 + [True]
+    host = next(member for member in cast.members if member.name == "host-1-0").spec
+    assert host.with_invite("I").arguments[:6] == ("join", "I", "--role", "stage", "--name", "host-1-0")
+    assert host.arguments[8:10] == ("--stage", "1")
+
+
+def test_limits_of_the_last_pattern_that_fits_count() -> None:
+    limits = [{"peer": "host-*", "cpus": 0.5}, {"peer": "host-0-0", "disk_mib": 64}]
+    specs = {one.name: one.spec for one in _cast(_with(swarm={**SMALL["swarm"], "limit": limits})).members}
+    assert (specs["host-0-0"].cpus, specs["host-0-0"].disk_mib) == (None, 64)
+    assert specs["host-0-1"].cpus == 0.5
+    assert specs["trainer-0"].cpus is None
+
+
+def test_manifest_has_what_the_scenario_says_over_what_is_small() -> None:
+    scenario = _with(swarm={**SMALL["swarm"], "manifest": {"model": {"dim": 16}, "averaging": {"strategy": "pairs"}}})
+    manifest = manifest_of(scenario, {})
+    assert manifest["model"]["dim"] == 16
+    assert manifest["model"]["vocab_size"] == 512
+    assert manifest["averaging"] == {"strategy": "pairs"}
+    assert manifest["run"]["start_when"] == {"stage_hosts": 4, "trainers": 1}
+    assert (manifest["run"]["steps"], manifest["split"]["stages"]) == (10, 2)
+
+
+def test_a_strike_for_many_is_one_and_a_strike_for_one_is_one_for_each() -> None:
+    entries = [
+        {"do": "kill", "peers": ["host-1-*"], "on": CLOSED, "back_s": 2, "keep_disk": False},
+        {"do": "fill_disk", "peers": ["host-0-*"], "at_s": 3},
+        {"do": "slow_links", "peers": ["region:us"], "others": ["bootstrap"], "mbit_per_s": 8, "loss": 0.1, "at_s": 4},
+    ]
+    scenario = _with(fault=entries)
+    kill, *full, slow = planned(scenario, _cast(scenario))
+    assert kill.strike.fault == faults.Kill(("host-1-0", "host-1-1"))
+    assert (kill.back_s, kill.keep_disk, kill.at_s) == (2, False, None)
+    assert [one.strike.label for one in full] == ["fill_disk-2", "fill_disk-2-2"]
+    assert [one.at_s for one in full] == [3, 3]
+    assert isinstance(slow.strike.fault, faults.SlowLinks)
+    assert (slow.strike.fault.shape.bytes_per_s, slow.strike.fault.shape.loss) == (1e6, 0.1)
+
+
+def test_each_kind_of_fault_can_be_planned() -> None:
+    keys: dict[str, Any] = {
+        "peers": ["host-0-0"], "others": ["host-1-0"], "cpus": 0.5, "mib": 64, "factor": 2, "offset_s": -60, "count": 2,
+    }  # fmt: skip
+    for do, takes in KINDS.items():
+        scenario = _with(fault=[{"do": do, "on": CLOSED, **{key: keys[key] for key in takes.needs}}])
+        (one,) = planned(scenario, _cast(scenario))
+        assert one.strike.fault.name == do
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"untill": {}}, "untill"),
+        ({"until": {}}, "steps, minutes, or both"),
+        ({"until": {"steps": "ten"}}, "until.steps"),
+        ({"fault": [{"do": "kil", "peers": ["bootstrap"], "on": CLOSED}]}, "kill_daemon"),
+        ({"fault": [{"do": "kill", "on": CLOSED}]}, "peers for do = 'kill'"),
+        ({"fault": [{"do": "kill", "peers": ["bootstrap"], "mib": 3, "on": CLOSED}]}, "not mib"),
+        ({"fault": [{"do": "kill", "peers": ["bootstrap"]}]}, "one of on and at_s"),
+        ({"fault": [{"do": "kill", "peers": ["bootstrap"], "on": {"event": "StepClose"}}]}, "swarm/events.py"),
+        ({"fault": [{"do": "kill", "peers": ["host-9"], "on": CLOSED}]}, "host-1-1"),
+        ({"fault": [{"do": "heal", "on": {**CLOSED, "after": "cut"}}]}, "'cut'"),
+        ({"fault": [{"do": "heal", "label": "a", "on": CLOSED}] * 2}, "no other fault has"),
+        ({"fault": [{"do": "partition", "peers": ["host-*"], "others": ["host-0-0"], "at_s": 1}]}, "not among peers"),
+        ({"expect": {"at_least": {"speed": 1}}}, "throughput_retained"),
+        ({"expect": {"looked_at": ["I99"]}}, "I20"),
+        ({"expect": {"happened": {"Nothing": 1}}}, "swarm/events.py"),
+        ({"schedule": {"per_hour": 100, "kinds": {"explode": 1}}}, "schedule.kinds.explode"),
+        ({"trace": {"speed": 2}}, "one of file and churn_per_minute"),
+        ({"swarm": {"later": [{"name": "bootstrap"}]}}, "names that nobody else has"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_played_is_refused_by_key(keys: dict[str, Any], told: str) -> None:
+    assert told in _refused(**keys)
+
+
+def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="swarm chaos --list"):
+        load_scenario(tmp_path / "none.toml")
+    broken = tmp_path / "broken.toml"
+    broken.write_text("name = ")
+    with pytest.raises(ConfigError, match="valid TOML"):
+        load_scenario(broken)
+    dated = tmp_path / "dated.toml"
+    dated.write_text("name = 2020-01-01\n")
+    with pytest.raises(ConfigError, match="JSON serializable"):
+        load_scenario(dated)
