@@ -148,6 +148,75 @@ class JoinerStorm(Fault):
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class Stop(Fault):
+    """Notice: SIGTERM; what still runs after ``grace_s`` seconds is killed. Returns when the notice is given."""
+
+    peers: tuple[str, ...]
+    grace_s: float = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Disconnect(Fault):
+    """These peers are on a network no more: "wan", the one that all regions share, a region's by its name, "" for all
+    of theirs. They go on running. For ``seconds`` or until Reconnect."""
+
+    peers: tuple[str, ...]
+    network: str = ""
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect(Fault):
+    """They are on it again, at the same address."""
+
+    peers: tuple[str, ...]
+    network: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowLinks(Fault):
+    """Every link between a peer of one group and one of the other has another shape, in both directions: late, narrow
+    or lossy. For ``seconds`` or until Heal."""
+
+    peers: tuple[str, ...]
+    others: tuple[str, ...]
+    shape: LinkShape
+    seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LimitCpu(Fault):
+    """A peer, with all it started, may use so many processors from now on; 0 lifts the limit."""
+
+    peer: str
+    cpus: float
+
+
+@dataclass(frozen=True, slots=True)
+class LimitMemory(Fault):
+    """A peer, with all it started, may hold so much memory from now on: below what it holds, the kernel kills it."""
+
+    peer: str
+    mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Upgrade(Fault):
+    """Tell a peer to leave in order (kill it after ``grace_s``) and start it again with the same home; among containers
+    from another image, where the scenario names one."""
+
+    peer: str
+    grace_s: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Fault):
+    """Start a peer of the scenario that was not started at its beginning."""
+
+    peer: str
+
+
 NAMES: Mapping[type[Fault], str] = {
     Kill: "kill",
     BulkKill: "kill",
@@ -165,4 +234,12 @@ NAMES: Mapping[type[Fault], str] = {
     Restart: "restart",
     Twin: "twin",
     JoinerStorm: "joiner_storm",
+    Stop: "stop",
+    Disconnect: "disconnect",
+    Reconnect: "reconnect",
+    SlowLinks: "slow_links",
+    LimitCpu: "limit_cpu",
+    LimitMemory: "limit_memory",
+    Upgrade: "upgrade",
+    Start: "start",
 }

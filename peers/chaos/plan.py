@@ -15,6 +15,7 @@ the world's clock. A world that cannot do what is planned says so before anythin
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,6 +104,7 @@ class FaultPlan:
         self._seen = dict.fromkeys(labels, 0)
         self.fired: dict[str, Fired] = {}
         self.errors: list[tuple[str, Exception]] = []
+        self._writing = threading.Lock()
         world.listen(self._hear)
 
     def _hear(self, peer: str, kind: str, fields: Mapping[str, Any]) -> None:
@@ -113,9 +115,11 @@ class FaultPlan:
                 continue
             self._seen[strike.label] += 1
             if self._seen[strike.label] == on.nth:
-                self._strike(strike)
+                self.strike(strike)
 
-    def _strike(self, strike: Strike) -> None:
+    def strike(self, strike: Strike) -> None:
+        """Do it now, from any thread: for faults whose moment is a time and not an event. What was not planned is
+        written down all the same."""
         wall = self._world.wall()
         try:
             hit = tuple(self._world.inflict(strike.fault))
@@ -125,7 +129,7 @@ class FaultPlan:
             return
         line = {"t": wall, "kind": strike.fault.name, "peers": ids, "label": strike.label}
         line["seconds"] = getattr(strike.fault, "seconds", None)
-        with (self._world.root / "faults.jsonl").open("a") as file:
+        with self._writing, (self._world.root / "faults.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
         # Last: who waits for this key reads the file next, from another thread.
         self.fired[strike.label] = Fired(strike, wall, hit, ids)

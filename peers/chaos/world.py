@@ -17,8 +17,9 @@ Role = Literal["bootstrap", "stage", "trainer"]
 class PeerSpec:
     """One peer as a scenario wants it.
 
-    ``arguments`` are those of ``swarm``, without what only the world knows (home, addresses, output). ``files`` are given to
-    it to read, by a name: ``{name}`` in the arguments becomes the path where the peer finds that file or directory.
+    ``arguments`` are those of ``swarm``, without what only the world knows (home, addresses, output). ``files`` are
+    given to it to read, by a name: ``{name}`` in the arguments becomes the path where the peer finds that file or
+    directory.
     ``region`` is the network that it shares with its neighbours, beside the one that all regions share; "" for that one
     alone. ``behind_nat``: it can call others and cannot be called. Limits that are None are the machine's.
     """
@@ -51,6 +52,9 @@ class PlayWorld(World, Protocol):
     def start(self, spec: PeerSpec) -> None:
         """Start this peer; returns when its process or container is there, not when it is ready. What it is started
         with is remembered for restarts and joiner storms."""
+
+    def expect(self, spec: PeerSpec) -> None:
+        """Remember a peer that a fault (:class:`~peers.chaos.faults.Start`) may start later."""
 
     def alive(self, name: str) -> bool:
         """Whether its newest start runs."""
