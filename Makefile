@@ -13,10 +13,10 @@ NAME ?=
 # Test processes. Tests marked `process` share one of them, so they never run at the same time.
 WORKERS ?= 2
 
-.PHONY: help setup quickstart test nemesis lint format bench clean
+.PHONY: help setup quickstart test nemesis lint format bench image swarm-up swarm-down clean
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: ## make .venv with everything in it; does nothing when it is up to date
 	@.ci/setup
@@ -41,6 +41,15 @@ format: setup ## let ruff mend what it can
 
 bench: setup ## measure: NAME=… ARGS="--full --log", no NAME lists them
 	@$(VENV)/bin/python -m tests.benchmarks $(NAME) $(ARGS)
+
+image: ## the image of a peer, from this checkout; BASE_IMAGE=… VARIANT=cuda
+	@docker/image.sh
+
+swarm-up: ## a swarm of nine containers, from the image to its first closed step
+	@docker/up.sh
+
+swarm-down: ## remove it: containers, networks, volumes
+	@docker/down.sh
 
 clean: ## remove .venv and caches; keeps out/
 	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

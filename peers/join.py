@@ -3,7 +3,7 @@ checked first, and nothing slow is imported before that."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,14 +29,18 @@ CHECKPOINTS_KEPT = 3
 def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_lines: bool) -> int:
     """Run one peer until its run is over or it has left; returns its exit code. Blocking.
 
-    ``arguments`` are an invite or multiaddrs; without any, those of ``settings``. Raises ConfigError, Incompatible or
+    ``arguments`` are an invite or multiaddrs; without any, those of ``settings``, else the one in its invite file, when
+    there is one. Raises ConfigError, Incompatible or
     Complaint, having dialled nobody, for what cannot be used.
     """
     from peers.invite import contacts_from
     from peers.places import home_directory, take_place
 
     say = aloud if words else silent
-    contacts = contacts_from(arguments or settings.invite)
+    given = arguments or settings.invite
+    if not given and settings.invite_file is not None:
+        given = (_awaited(settings.invite_file, say),)
+    contacts = contacts_from(given)
     role = settings.part_taken
     say(f"swarm {__version__}", f"joins {contacts.run_name or 'the run of a peer'} as {_title(role)}")
     check_listen(settings.listen)
@@ -60,6 +64,14 @@ def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_
     if over and code == EXIT_UNREACHABLE:
         print_error(over, next_=f"{command_name()} sample, or {command_name()} new for another run", label="note")
     return code
+
+
+def _awaited(file: Path, say: Callable[[str, str], None]) -> str:
+    from peers.invite_file import await_invite, read_invite
+
+    if read_invite(file) is None:
+        say("invite", f"waits for one in {file}")
+    return await_invite(file).text()
 
 
 def _peer_settings(place: Place, who: Who, contacts: Contacts, settings: JoinSettings) -> PeerSettings:

@@ -39,7 +39,8 @@ class JoinSettings(BaseSettings):
     """What ``swarm new`` and ``swarm join`` can be told. Build it with :func:`load_join_settings`.
 
     ``home`` holds this machine's places, None means the default one; ``place`` is one of them, None the first that is
-    free. ``invite`` is an invite or multiaddrs. ``role`` auto means trainer where ``data`` is given, else stage host.
+    free. ``invite`` is an invite or multiaddrs, ``invite_file`` where one is or will be.
+    ``role`` auto means trainer where ``data`` is given, else stage host.
     ``grace`` are seconds. The rest is as in :class:`peers.settings.PeerSettings`.
     """
 
@@ -49,6 +50,7 @@ class JoinSettings(BaseSettings):
     place: Text | None = None
     name: Name | None = None
     invite: Annotated[tuple[Text, ...], NoDecode] = ()
+    invite_file: Path | None = None
     role: Literal["auto", "stage", "trainer"] = "auto"
     stage: Annotated[int, Field(ge=0, le=511)] | None = None
     data: Path | None = None

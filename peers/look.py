@@ -6,13 +6,14 @@ import dataclasses
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeVar
 
 from peers.complaint import Complaint
 from peers.control_client import PATIENCE_S, NotServing, ask
 from peers.places import PlaceInfo, look_at_place
 from peers.standing import MemberStanding, PartTurnout, Standing
-from swarm.errors import EXIT_INCOMPATIBLE
+from swarm.errors import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE
 
 LATE_S = 86_400.0
 """How long a peer that ended is of interest to who did not ask for it."""
@@ -84,6 +85,18 @@ def look_at_all(places: Sequence[PlaceInfo], *, timeout_s: float = PATIENCE_S) -
     for thread in threads:
         thread.join()
     return list(seen.values())
+
+
+def check_health(seen: Sequence[Seen], home: Path) -> None:
+    """Raises Complaint, exit code 3, unless some peer of these places runs and all that run answer: one that answers
+    serves its loop, whatever it waits for. A peer that is still starting is not healthy yet."""
+    live = [one for one in seen if one.place.live]
+    if not live:
+        raise Complaint("no peer runs here", check=f"home is {home}", exit_code=EXIT_UNREACHABLE)
+    for one in live:
+        if one.standing is None:
+            why = str(one.trouble) if one.trouble is not None else ""
+            raise Complaint(f"{one.place.described} is {one.phase}", check=why, exit_code=EXIT_UNREACHABLE)
 
 
 def look_at_swarm(place: PlaceInfo) -> tuple[Standing, list[MemberStanding]] | None:

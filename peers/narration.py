@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+
 from peers.event_lines import EventLines
 from peers.invite import invite_to
+from peers.invite_file import write_invite
 from peers.log_lines import LogLines
 from peers.narrator import Narrator
 from peers.settings import PeerSettings
@@ -11,6 +14,8 @@ from peers.voice import Voice
 from swarm.clock import Clock
 from swarm.errors import ConfigError
 from swarm.events import Event, EventSink, Invited, PeerStarted, PeerStopped, RunFound
+
+logger = logging.getLogger(__name__)
 
 
 class Narration:
@@ -22,6 +27,7 @@ class Narration:
         self._run: RunFound | None = None
         self._addresses: tuple[str, ...] = ()
         self._log: LogLines | None = None
+        self._file = settings.invite_file
         if settings.json_lines:
             self._sink: EventSink = EventLines(sink, Voice(), clock, peer=peer)
         elif settings.verbose:
@@ -56,4 +62,9 @@ class Narration:
             # None of its addresses can be dialled: what it listens on has been told.
             return
         self._founds = False
+        if self._file is not None:
+            try:
+                write_invite(self._file, invite.text())
+            except ConfigError as error:  # it was looked at before: the disk has filled up, or is gone
+                logger.error("nobody can read the invite: %s", error)
         self._sink.emit(Invited(invite=invite.text()))

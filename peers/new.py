@@ -4,30 +4,43 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from peers.foundation import Foundation
 from peers.join_settings import JoinSettings
 from peers.preflight import check_listen
 from peers.session import aloud, know_thyself, live, open_session, silent
 from peers.settings import exact_settings
-from peers.words import count
+from peers.words import command_name, count
 from swarm import __version__
 from swarm.clock import SystemClock
+from swarm.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
-    from peers.foundation import Foundation
     from peers.founding_files import Founded
+    from peers.invite_file import Past
 
 
 def new(foundation: Foundation, settings: JoinSettings, *, words: bool, json_lines: bool) -> int:
     """Found a run and serve it in the foreground until it is over; returns the exit code. Blocking.
 
     Waits for its peers for ever. ``settings`` says where it listens and lives; what is about data and stages is not
-    used. Raises ConfigError, Incompatible, Complaint or StateError, having left nothing, for what cannot be run.
+    used. When their ``invite_file`` holds an invite this founder was here before: it goes back to its run, or founds
+    the very same one again where that had not begun.
+
+    Raises ConfigError, Incompatible, Complaint or StateError, having left nothing, for what cannot be run.
     """
     from peers.places import home_directory, take_place
 
     say = aloud if words else silent
+    past = None if foundation.resume or settings.invite_file is None else _past(settings.invite_file, settings)
+    if past is not None:
+        settings = settings.model_copy(update={"place": past.place.name})
+        if past.contacts:
+            say(f"swarm {__version__}", "comes back to the run that it founded, as a stage host")
+            return _come_back(past, settings, words=words, json_lines=json_lines)
+        foundation = Foundation(preset=None, file=past.manifest, changes={}, tokenizer=None)
     say(f"swarm {__version__}", "goes on with a run" if foundation.resume else "founds a run")
     check_listen(settings.listen)
     founded = _founded(foundation, settings, say)
@@ -57,10 +70,37 @@ def new(foundation: Foundation, settings: JoinSettings, *, words: bool, json_lin
             preemption=settings.preemption,
             preemption_url=settings.preemption_url,
             control=place.control.absolute(),
+            invite_file=None if settings.invite_file is None else settings.invite_file.absolute(),
             verbose=words,
             json_lines=json_lines,
         )
         return live(place, peer)
+
+
+def _past(file: Path, settings: JoinSettings) -> Past | None:
+    """What this home knows of the run whose invite the file holds; None where it holds none. Raises ConfigError when
+    this home knows nothing of it: another peer founded it, or the home was lost."""
+    from peers.invite_file import find_past, read_invite
+    from peers.places import home_directory
+
+    invite = read_invite(file)
+    if invite is None:
+        return None
+    past = find_past(home_directory(settings.home), invite)
+    if past is None or not (past.contacts or past.manifest):
+        raise ConfigError("--invite-file", str(file), "no file yet, or the invite to a run that this home has founded",
+                          f"To found another: rm {file}. To join that one: {command_name()} join --invite-file {file}",
+                          why=f"it invites to {invite.name}, {invite.run[:12]}, of which this home knows nothing",
+                          )  # fmt: skip
+    return past
+
+
+def _come_back(past: Past, settings: JoinSettings, *, words: bool, json_lines: bool) -> int:
+    """Join as who it was, through the others: whoever has the old invite finds it again at the same address."""
+    from peers.join import join
+
+    member = settings.model_copy(update={"role": "stage", "invite": (), "invite_file": None})
+    return join(past.contacts, member, words=words, json_lines=json_lines)
 
 
 def summary(founded: Founded) -> list[tuple[str, str]]:

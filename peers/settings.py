@@ -80,7 +80,8 @@ class PeerSettings(BaseModel):
     ``max_in_flight`` bounds a trainer's journeys; None lets it choose from what it measures. ``grace_s`` bounds how
     long it may take to leave in order after SIGTERM; 0 leaves at once. ``preemption`` is what gives notice that this
     machine is taken back; ``preemption_url`` where a cloud is asked, None: where clouds answer. ``control`` is the
-    socket on which it answers ``swarm status``; None: it does not. On stdout ``verbose`` tells what happens,
+    socket on which it answers ``swarm status``; None: it does not. ``invite_file`` is where a bootstrap writes the
+    invite. On stdout ``verbose`` tells what happens,
     ``json_lines`` writes every event.
     """
 
@@ -113,6 +114,7 @@ class PeerSettings(BaseModel):
     preemption: Preemption = "none"
     preemption_url: MetadataAddress | None = None
     control: Path | None = None
+    invite_file: Path | None = None
     verbose: bool = False
     json_lines: bool = False
 

@@ -14,6 +14,7 @@ from peers.cli.peer_options import (
     AsEvents,
     Config,
     Grace,
+    InviteFile,
     Listen,
     PeerName,
     Place,
@@ -89,6 +90,7 @@ def join(
     grace: Grace = None,
     preemption: Preemption = None,
     preemption_url: PreemptionUrl = None,
+    invite_file: InviteFile = None,
     config: Config = None,
     quiet: Quiet = False,
     as_json: AsEvents = False,
@@ -126,6 +128,7 @@ def join(
             "grace": grace,
             "preemption": preemption,
             "preemption_url": preemption_url,
+            "invite_file": invite_file,
         },
         config,
     )

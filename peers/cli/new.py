@@ -13,6 +13,7 @@ from peers.cli.peer_options import (
     AsEvents,
     Config,
     Grace,
+    InviteFile,
     Listen,
     Place,
     Port,
@@ -58,6 +59,7 @@ def new(
     grace: Grace = None,
     preemption: Preemption = None,
     preemption_url: PreemptionUrl = None,
+    invite_file: InviteFile = None,
     config: Config = None,
     quiet: Quiet = False,
     as_json: AsEvents = False,
@@ -69,6 +71,9 @@ def new(
 
     With --resume it is the run kept in a directory, or whose id begins like what is given, or the newest here. It
     goes on from its newest whole checkpoint, or from the one whose directory is given (DIR/checkpoints/step-…).
+
+    For supervisors that start it again after a crash: with --invite-file it founds one run only. When the file holds an
+    invite, it goes back to that run: as a stage host, the same peer as before, if the run has begun.
 
     Example: swarm new --preset tiny --steps 100
     """
@@ -87,6 +92,7 @@ def new(
             "grace": grace,
             "preemption": preemption,
             "preemption_url": preemption_url,
+            "invite_file": invite_file,
         },
         config,
     )

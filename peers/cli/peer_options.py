@@ -59,6 +59,15 @@ PreemptionUrl = Annotated[
         "--preemption-url", metavar="URL", help="Where a cloud's metadata is.  [default: http://169.254.169.254]"
     ),
 ]
+InviteFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--invite-file",
+        metavar="FILE",
+        help="Of swarm new: write the invite here, and where one is already, come back to its run. Of swarm join: wait "
+        "for the invite in it.",
+    ),
+]
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="TOML file with any of these.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors only.")]
 AsEvents = Annotated[bool, typer.Option("--json", help="Print every event as a line of JSON, nothing else.")]

@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# Removes the swarm of docker/up.sh: containers, networks, volumes, in whatever state. `make swarm-down` calls it.
+# Keep what was learned first: docker/compose.sh exec trainer-1 swarm ckpt ls. Reads PROJECT (default: swarm).
+set -euo pipefail
+
+cd "$(dirname "${BASH_SOURCE[0]}")"
+project=${PROJECT:-swarm}
+# All of them at once, peers at their time of grace or not: what they would hand over is removed with them.
+docker ps -q --filter "label=com.docker.compose.project=$project" | xargs -r docker kill >/dev/null 2>&1 || true
+COMPOSE_PROFILES=more,nat ./compose.sh down --volumes --remove-orphans --timeout 1
+left=$(
+  docker ps --all --quiet --filter "label=com.docker.compose.project=$project"
+  docker network ls --quiet --filter "label=com.docker.compose.project=$project"
+  docker volume ls --quiet --filter "label=com.docker.compose.project=$project"
+)
+if [[ -n $left ]]; then
+  printf 'swarm-down: error: left behind: %s\n' $left >&2
+  exit 1
+fi
+echo "swarm-down: nothing is left; the images are: docker image ls swarm-trainer"

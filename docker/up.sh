@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# From a clean clone to a swarm that closes steps: the image, text for the trainers, the containers of compose.yaml.
+# Returns once the first step is closed. `make swarm-up` calls it, `make swarm-down` ends it all.
+#
+# Reads from the environment: PROJECT (default: swarm), SWARM_IMAGE (an image to use; without it one is built from this
+# checkout), SWARM_DATA_1 and SWARM_DATA_2 (the trainers' text), SWARM_PORT (where the bootstrap is published), and what
+# docker/image.sh reads. Exits 0 when a step was closed, 1 with what the peers said when not.
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+cd "$root"
+patience_s=300
+
+say() { printf 'swarm-up: %s\n' "$*"; }
+
+# Text that comes with Python, half of it for each trainer, where the user has not put any.
+text() {
+  local who=$1 half=$2 into=$root/docker/data/$1
+  [[ -z $(ls -A "$into" 2>/dev/null) ]] || return 0
+  mkdir -p "$into"
+  docker run --rm --network none --entrypoint python "$SWARM_IMAGE" -c "
+from pydoc_data.topics import topics
+print('\n\n'.join(text for number, (_, text) in enumerate(sorted(topics.items())) if number % 2 == $half))" \
+    >"$into/topics.txt"
+  say "put text that comes with Python into docker/data/$who; your own: the same place, or SWARM_DATA_$((half + 1))"
+}
+
+step() {
+  docker/compose.sh exec -T bootstrap swarm status --json 2>/dev/null \
+    | sed -n 's/.*"standing": {.*"step": \([0-9]*\), "steps".*/\1/p'
+}
+
+failed() {
+  echo "swarm-up: error: $1" >&2
+  docker/compose.sh ps >&2
+  docker/compose.sh logs --tail 5 >&2
+  echo "swarm-up:        More: docker/compose.sh logs NAME. Remove it all: make swarm-down" >&2
+  exit 1
+}
+
+main() {
+  local up now
+  if [[ -z ${SWARM_IMAGE:-} ]]; then
+    SWARM_IMAGE=$(docker/image.sh)
+  fi
+  export SWARM_IMAGE
+  text one 0
+  text two 1
+  say "starting nine peers, $SECONDS s after the beginning"
+  up=$SECONDS
+  docker/compose.sh up -d || failed "the containers could not be started"
+  until now=$(step) && ((${now:-0} >= 1)); do
+    ((SECONDS - up < patience_s)) || failed "no step was closed within $patience_s s"
+    sleep 0.5
+  done
+  say "the first step is closed: $((SECONDS - up)) s after the start, $SECONDS s in all"
+  cat <<TEXT
+
+  docker/compose.sh ps                                     the containers
+  docker/compose.sh exec bootstrap swarm peers             the swarm, as one peer sees it
+  docker/compose.sh logs -f stage-1-a                      what a peer says
+  docker/compose.sh up -d more                             one more peer
+  docker/compose.sh up -d behind-nat                       one that nobody can call (docker/base-image.sh --nemesis first)
+  .venv/bin/swarm join "\$(docker/compose.sh exec -T bootstrap swarm invite)"     one outside Docker (make setup first)
+  docker kill ${PROJECT:-swarm}-stage-1-a-1                             kill one: nothing is lost
+  make swarm-down                                          remove it all, what was learned too
+TEXT
+}
+
+main "$@"
