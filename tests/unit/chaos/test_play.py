@@ -202,8 +202,14 @@ def test_a_play_by_the_clock_goes_on_until_everything_has_happened(tmp_path: Pat
 def test_a_run_that_stands_still_is_given_up(tmp_path: Path) -> None:
     world = MadeUpWorld(tmp_path, steps=0)
     close = world._close
-    world._close = lambda: close() if world.step < 5 else None  # type: ignore[method-assign]
-    outcome, _ = _play(world, _scenario(until={"minutes": 60}, expect={"gap_s": 1.0}))
+
+    def stand_still() -> None:
+        if world.step < 5:
+            close()
+        world._wall += 5.0
+
+    world._close = stand_still  # type: ignore[method-assign]
+    outcome, _ = _play(world, _scenario(until={"minutes": 60}, expect={"gap_s": 10.0}))
     assert "no step was closed for" in outcome.problems[0]
 
 
