@@ -123,7 +123,7 @@ def _done(strike: Struck, name: str) -> Iterable[_Change]:
         return
     if strike.kind in DEADLY:
         yield _Change(strike.wall, 0, "absent")
-    elif strike.kind in ("restart", "start"):
+    elif strike.kind in ("restart", "start", "joiner_storm"):
         yield _Change(strike.wall, 0, "joining", "")
     elif strike.kind in _OVER:
         yield _Change(strike.wall, 0, _OVER[strike.kind])

@@ -28,6 +28,7 @@ if os.getppid() != int(sys.argv[1]):
     sys.exit(1)
 os.execvp(sys.argv[2], sys.argv[2:])
 """
+_SHARED_MEMORY = Path("/dev/shm")
 _LIBRARIES = (Path("/usr/lib"), Path("/usr/local/lib"))
 
 
@@ -159,6 +160,13 @@ def copy_keys(source: Path, home: Path) -> None:
         copy = home / key.relative_to(source)
         copy.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
         shutil.copy(key, copy)
+
+
+def forget_faketime(pids: Iterable[int]) -> None:
+    """Remove what the library leaves of processes that were killed."""
+    for pid in pids:
+        for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):
+            (_SHARED_MEMORY / name).unlink(missing_ok=True)
 
 
 def faketime_library() -> Path | None:

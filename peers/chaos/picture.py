@@ -21,7 +21,7 @@ ROW, BAR, GROUP_GAP = 19, 11, 10
 LOSS_HEIGHT, BELOW, BETWEEN = 170, 46, 34
 LEAD_S = 4.0
 """How much is shown of the time before the first step closed."""
-LONGEST = 125
+LONGEST = 118
 """Characters of the title that fit."""
 COLOURS: Mapping[State, str] = {
     "joining": "#f2c14e",

@@ -23,6 +23,7 @@ from peers.chaos.strikes import Planned
 from peers.chaos.timeline import Timeline
 from peers.chaos.watch import Watch
 from peers.chaos.world import PlayWorld
+from peers.interrupt import Interrupted
 from swarm.errors import SwarmError
 
 LOOK_S, LOOK_AT_PEERS_S = 0.05, 0.5
@@ -98,8 +99,11 @@ class Play:
             self.outcome.problems += striker.problems()
         except (PlayFailed, CannotInflict) as error:
             self.outcome.problems.append(str(error))
-        except BaseException:
+        except Interrupted:
             self.outcome.interrupted = True
+            raise
+        except Exception as error:
+            self.outcome.problems.append(f"the play itself broke: {error!r}")
             raise
         finally:
             timeline.tell(self._world.wall(), "everybody is told to leave")

@@ -123,6 +123,8 @@ class ProcessWorld:
             for peer in self.peers.values():
                 self.kill(peer)
         self._starter.shutdown()
+        if self.clocks is not None:
+            means.forget_faketime(start.process.pid for peer in self.peers.values() for start in peer.starts)
         sweep_temporary()  # who is killed leaves its sockets
         for home in (self.root / "homes").glob("*"):
             sweep_under(home)
@@ -292,6 +294,8 @@ class ProcessWorld:
         return ("--listen", f"/ip4/{LOOPBACK}/tcp/{free_port()}")
 
     def _clock(self, name: str) -> dict[str, str]:
+        """Only the wall clock is set. With the library ``time.sleep`` of Python 3.11 fails (it sleeps until a moment of
+        the monotonic clock); peers wait for events instead."""
         library = means.faketime_library()
         if self.clocks is None or library is None:
             raise CannotInflict(process_faults.NO_FAKETIME)

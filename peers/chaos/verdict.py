@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ SCHEMA = 1
 FAULTS = "faults.jsonl"
 MOST_FAILURES = 5
 """Of each invariant in the report."""
+_PEER_ID = re.compile(r"\b12D3Koo\w{45}\b")
 _SHOWN = (
     "steps",
     "seconds",
@@ -74,6 +76,8 @@ def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequen
         told = figures(Played(evidence=there, report=report, strikes=strikes, lives=life,
                               stages=scenario.swarm.stages, deaths=deaths, ended=outcome.ended))  # fmt: skip
     problems = [*outcome.problems, *_problems(scenario, report, told, outcome.happened)]
+    names = {player.identity: player.name for player in players if player.identity}
+    problems = [_PEER_ID.sub(lambda found: names.get(found[0], found[0]), problem) for problem in problems]
     closed = tuple(one for one in closings(there) if one.wall <= outcome.ended)
     return Judged(scenario, world_name, told, report, strikes, life, closed, tuple(problems), outcome.interrupted)
 

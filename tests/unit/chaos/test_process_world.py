@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,21 +15,30 @@ import pytest
 from peers.chaos.faults import (
     CannotInflict,
     CorruptBytes,
+    Disconnect,
     FillDisk,
     FreeDisk,
     Heal,
     JoinerStorm,
     Kill,
     KillDaemon,
+    LimitCpu,
+    LimitMemory,
     Partition,
     Pause,
+    Reconnect,
     Restart,
     Resume,
     SkewClock,
     SlowDevice,
     SlowLink,
+    SlowLinks,
+    Start,
+    Stop,
     Twin,
+    Upgrade,
 )
+from peers.chaos.means import faketime_library
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.chaos.processes import ProcessWorld, RealPeer
 from peers.chaos.shaping import ShapedLinks, shaped
@@ -38,12 +48,14 @@ from tests.harness.expect import wait_until
 from tests.harness.faults_processes import newest
 
 SCRIPT = """
-import json, pathlib, subprocess, sys, time, threading
+import json, os, pathlib, signal, subprocess, sys, time, threading
+mortal = "import ctypes, os, sys, threading; ctypes.CDLL(None).prctl(1, 9);"  # it ends with its parent
+mortal += f"os.getppid() == {os.getpid()} or sys.exit();"
 home = pathlib.Path(sys.argv[1]); place = home / "1"
 key = place / "identity.key"
 if not key.exists():
     place.mkdir(parents=True, exist_ok=True); key.write_text(home.name)
-daemon = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "p2pd"])
+daemon = subprocess.Popen([sys.executable, "-c", mortal + "threading.Event().wait()", "p2pd"])
 kept, pause = place / "kept", threading.Event()
 for number in range(100000):
     try:
@@ -52,6 +64,8 @@ for number in range(100000):
         room = True
     except OSError:
         room = False
+    if (place / "stubborn").exists():
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     event = {"t": time.time(), "m": 0.0, "peer": key.read_text(), "kind": "Tick", "number": number, "room": room}
     print(json.dumps(event | {"daemon": daemon.poll() is None, "kept": kept.stat().st_size}), flush=True)
     pause.wait(0.01)
@@ -191,8 +205,9 @@ def test_storm_starts_as_many_as_asked(tmp_path: Path) -> None:
 
 def test_links_are_commanded_and_what_needs_them_is_refused_without(tmp_path: Path) -> None:
     needing = [Partition(("a",), ("b",)), Heal(), SlowLink(("a", "b"), LinkShape()), CorruptBytes(("a", "b"))]
+    needing += [Disconnect(("a",)), Reconnect(("a",)), SlowLinks(("a",), ("b",), LinkShape())]
     with world_of(tmp_path) as world:
-        for fault in [*needing, SkewClock("a", 1.0)]:
+        for fault in [*needing, SkewClock("a", 1.0), LimitMemory("a", 64)]:
             with pytest.raises(CannotInflict):
                 FaultPlan(Strike("x", On("Tick"), fault), world=world)
     with shaped() as links, world_of(tmp_path, links=links) as world:
@@ -206,3 +221,102 @@ def test_links_are_commanded_and_what_needs_them_is_refused_without(tmp_path: Pa
         world.inflict(Heal())
         assert not traffic.is_cut("a", "b")
         assert traffic.shape("a", "b") == LinkShape()
+        world.inflict(SlowLinks(("a", "c"), ("b",), LinkShape(loss=0.1)))
+        assert {traffic.shape("b", "c").loss, traffic.shape("a", "b").loss, traffic.shape("a", "c").loss} == {0.1, 0.0}
+
+
+def test_networks_are_who_can_call_whom(tmp_path: Path) -> None:
+    with shaped() as links, world_of(tmp_path, links=links) as world:
+        traffic = links.proxy.traffic
+        for name, region in (("eu-1", "eu"), ("eu-2", "eu"), ("us-1", "us")):
+            world.networks.add(name, region)
+        world.inflict(Disconnect(("eu-1", "eu-2"), "wan"))
+        assert not traffic.is_cut("eu-1", "eu-2")
+        assert traffic.is_cut("eu-1", "us-1")
+        assert traffic.is_cut("us-1", "eu-2")
+        world.inflict(Disconnect(("eu-1",)))
+        assert traffic.is_cut("eu-1", "eu-2")
+        world.inflict(Reconnect(("eu-1",)))
+        assert not traffic.is_cut("us-1", "eu-1")
+        assert traffic.is_cut("us-1", "eu-2")
+        world.networks.add("us-2", "us")
+        assert traffic.is_cut("us-2", "eu-2"), "who comes later finds it cut too"
+        world.inflict(Reconnect(("eu-2",), "wan"))
+        assert not traffic.is_cut("us-2", "eu-2")
+
+
+def test_notice_ends_who_heeds_it_at_once_and_who_does_not_when_its_time_is_up(tmp_path: Path) -> None:
+    with world_of(tmp_path, "host-0", "host-1") as world:
+        wait_until(lambda: ticks(world, "host-0") and ticks(world, "host-1"), deadline_s=90, what="both")
+        (tmp_path / "homes" / "host-1" / "1" / "stubborn").touch()
+        seen = len(ticks(world, "host-1"))
+        wait_until(lambda: len(ticks(world, "host-1")) > seen + 1, what="its being stubborn")
+        world.inflict(Stop(("host-0", "host-1"), grace_s=0.5))
+        wait_until(lambda: not world.alive("host-0"), what="the end of who heeds it")
+        assert world.exit_code("host-0") == -signal.SIGTERM
+        wait_until(lambda: not world.alive("host-1"), what="the end of who does not")
+        assert world.exit_code("host-1") == -signal.SIGKILL
+
+
+def test_upgrade_starts_again_in_the_same_home_who_has_left(tmp_path: Path) -> None:
+    with world_of(tmp_path, "host-0") as world:
+        plan = FaultPlan(Strike("new", On("Tick", nth=5), Upgrade("host-0")), world=world)
+        fired(plan, "new")
+        peer = world.peers["host-0"]
+        wait_until(lambda: len(peer.starts) == 2 and ticks(world, "host-0"), deadline_s=90, what="the second start")
+        assert peer.starts[0].process.returncode == -signal.SIGTERM
+        assert int(str(ticks(world, "host-0")[0]["kept"])) > 1
+
+
+def test_a_peer_that_is_kept_for_later_is_started_by_a_fault(tmp_path: Path) -> None:
+    with world_of(tmp_path, "host-0") as world:
+        world.expect(PeerSpec(name="late", role="stage", arguments=("join", "INVITE")))
+        assert not world.alive("late")
+        world.inflict(Start("late"))
+        wait_until(lambda: ticks(world, "late"), deadline_s=90, what="it")
+        with pytest.raises(CannotInflict, match="no peer nobody is kept"):
+            world.inflict(Start("nobody"))
+
+
+def test_limits_that_only_containers_have_are_refused_by_name(tmp_path: Path) -> None:
+    with world_of(tmp_path) as world:
+        for spec in (
+            PeerSpec(name="a", role="stage", arguments=(), memory_mib=64),
+            PeerSpec(name="a", role="stage", arguments=(), behind_nat=True),
+        ):
+            with pytest.raises(CannotInflict, match="--on containers"):
+                world.start(spec)
+
+
+def test_a_share_of_a_processor_is_given_and_taken_back(tmp_path: Path) -> None:
+    with world_of(tmp_path, "host-0") as world:
+        world.inflict(LimitCpu("host-0", 0.1))
+        assert "host-0" in world.slowed
+        world.inflict(LimitCpu("host-0", 0.0))
+        assert not world.slowed
+
+
+def test_a_lost_disk_is_kept_aside_as_evidence(tmp_path: Path) -> None:
+    with world_of(tmp_path, "host-0") as world:
+        wait_until(lambda: ticks(world, "host-0"), deadline_s=90, what="the first start")
+        world.inflict(Restart("host-0", keep_disk=False))
+        assert (tmp_path / "lost" / "host-0-1" / "1" / "kept").exists()
+        assert world.homes() == [tmp_path / "homes", tmp_path / "lost"]
+
+
+def test_clock_of_a_peer_is_set_where_the_library_is_and_refused_by_its_name_where_it_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if faketime_library() is not None:
+        with world_of(tmp_path, "host-0", skewed=True) as world:
+            plan = FaultPlan(
+                Strike("skew", On("Tick", nth=3), SkewClock("host-0", -3600.0)),
+                Strike("seen", On("Tick", nth=5, after="skew"), Pause(())),
+                world=world,
+            )
+            fired(plan, "seen")
+            times = [float(str(tick["t"])) for tick in ticks(world, "host-0")]
+            assert min(after - before for before, after in zip(times, times[1:], strict=False)) < -3500
+    monkeypatch.setattr("peers.chaos.means.faketime_library", lambda: None)
+    with world_of(tmp_path, skewed=True) as world, pytest.raises(CannotInflict, match="apt-get install libfaketime"):
+        world.check(SkewClock("host-0", 1.0))

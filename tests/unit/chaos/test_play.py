@@ -1,0 +1,227 @@
+"""A play in a world that is made up: peers that close a step each time somebody looks at the clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from peers.chaos.cast import cast_of
+from peers.chaos.faults import CannotInflict, Fault, Kill, Restart
+from peers.chaos.play import Outcome, Play
+from peers.chaos.scenario import Scenario, parse_scenario
+from peers.chaos.schedule import Draw
+from peers.chaos.strikes import planned
+from peers.chaos.world import PeerSpec
+from peers.interrupt import Interrupted
+
+Hear = Callable[[str, str, Mapping[str, Any]], None]
+SCENARIO: dict[str, Any] = {
+    "name": "made-up",
+    "proves": "that it is played as it is written",
+    "baseline_steps": 2,
+    "swarm": {"stages": 1, "replicas": 2, "trainers": 1},
+    "until": {"steps": 40},
+}
+KILL = {"do": "kill", "peers": ["host-0-1"], "on": {"event": "StepClosed", "where": {"step": 5}}}
+
+
+class MadeUpWorld:
+    """Implements PlayWorld. Each look at the clock is 0.1 s later and closes a step; ``happens`` says what else happens
+    at a step."""
+
+    def __init__(
+        self, root: Path, happens: Mapping[int, Callable[[MadeUpWorld], None]] | None = None, *, steps: int = 40
+    ) -> None:
+        self.root = root
+        self.living: set[str] = set()
+        self.done: list[tuple[int, Fault]] = []
+        self.stopped: list[str] = []
+        self.step = 0
+        self._joining: dict[str, int] = {}
+        self._happens = {steps: lambda world: world.living.clear(), **(happens or {})}
+        self._wall = 1000.0
+        self._hear: list[Hear] = []
+        self._telling = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.living.clear()
+
+    def say(self, name: str, kind: str, **fields: Any) -> None:
+        telling, self._telling = self._telling, True
+        for hear in self._hear:
+            hear(name, kind, fields)
+        self._telling = telling
+
+    def wall(self) -> float:
+        self._wall += 0.0 if self._telling else 0.1
+        if not self._telling and self.step and len(self.living) >= 3:
+            self._close()
+        return self._wall
+
+    def _close(self) -> None:
+        self.step += 1
+        if self.step == 1:
+            for name in sorted(self.living):
+                self._ready(name)
+        for name in [name for name, step in self._joining.items() if step <= self.step]:
+            del self._joining[name]
+            self._ready(name)
+        self.say("host-0-0", "StepClosed", step=self.step, loss=5.0, tokens=10)
+        if (act := self._happens.get(self.step)) is not None:
+            act(self)
+
+    def _ready(self, name: str) -> None:
+        part = {"h": "stage-0", "t": "ends"}.get(name[0])
+        self.say(name, "PeerReady", part=part, seconds=1.0, again=False)
+
+    def start(self, spec: PeerSpec) -> None:
+        self.living.add(spec.name)
+        if spec.name == "bootstrap":
+            self.say("bootstrap", "Invited", invite="swarm1:x")
+        else:
+            assert "swarm1:x" in spec.arguments
+
+    def expect(self, spec: PeerSpec) -> None:
+        raise AssertionError(spec)
+
+    def alive(self, name: str) -> bool:
+        if not self.step and len(self.living) == 4:
+            self._close()
+        return name in self.living
+
+    def exit_code(self, name: str) -> int | None:
+        return None if name in self.living else -9
+
+    def stop(self, names: Iterable[str], grace_s: float) -> None:
+        self.stopped += names
+        self.living.clear()
+
+    def homes(self) -> Sequence[Path]:
+        return []
+
+    def log(self, name: str) -> Path:
+        path = self.root / f"{name}.log"
+        path.write_text('{"kind": "x"}\n' + f"the last word of {name}\n")
+        return path
+
+    def listen(self, hear: Hear) -> None:
+        self._hear.append(hear)
+
+    def check(self, fault: Fault) -> None:
+        if not isinstance(fault, Kill | Restart):
+            raise CannotInflict(f"a made-up world has no means for {fault.name}")
+
+    def inflict(self, fault: Fault) -> Iterable[str]:
+        self.done.append((self.step, fault))
+        if isinstance(fault, Kill):
+            self.living -= set(fault.peers)
+        if isinstance(fault, Restart):
+            self.living.add(fault.peer)
+            self._joining[fault.peer] = self.step + 5
+        return fault.victims
+
+    def identity(self, name: str) -> str:
+        return name.upper()
+
+
+def _scenario(**keys: Any) -> Scenario:
+    return parse_scenario({**SCENARIO, **keys}, "a.toml")
+
+
+def _play(world: MadeUpWorld, scenario: Scenario, draws: Sequence[Draw] = ()) -> tuple[Outcome, list[str]]:
+    cast = cast_of(scenario, Path("/run.toml"), {"sample": Path("/s"), "trainer-0": Path("/t")})
+    lines: list[str] = []
+    play = Play(scenario, cast, world, planned(scenario, cast), draws)
+    with world:
+        play.run(lines.append)
+    return play.outcome, lines
+
+
+def test_who_is_killed_is_brought_back_and_told(tmp_path: Path) -> None:
+    world = MadeUpWorld(tmp_path)
+    outcome, lines = _play(world, _scenario(fault=[{**KILL, "back_s": 0.5, "keep_disk": False}]))
+    assert outcome.problems == []
+    assert [fault for _, fault in world.done] == [Kill(("host-0-1",)), Restart("host-0-1", keep_disk=False)]
+    assert world.done[0][0] == 5
+    assert sum("▲" in line for line in lines) == 2
+    assert any("kill host-0-1" in line for line in lines)
+
+
+def test_a_fault_that_does_not_happen_is_a_problem(tmp_path: Path) -> None:
+    never = {**KILL, "label": "never", "on": {"event": "CutOff"}}
+    outcome, _ = _play(MadeUpWorld(tmp_path), _scenario(fault=[never]))
+    assert "never: kill did not fire; 0 of 1 events seen" in outcome.problems[0]
+
+
+def test_a_peer_that_ends_and_that_nobody_struck_is_a_problem_with_its_last_words(tmp_path: Path) -> None:
+    world = MadeUpWorld(tmp_path, {4: lambda world: world.living.discard("host-0-0")}, steps=0)
+    outcome, _ = _play(world, _scenario(until={"minutes": 60}))
+    assert "host-0-0 ended, and nobody had struck it" in outcome.problems[0]
+    assert "the last word of host-0-0" in outcome.problems[0]
+    assert [(end.name, end.struck) for end in outcome.ends] == [("host-0-0", False)]
+
+
+def test_a_founder_that_ends_at_once_is_a_problem(tmp_path: Path) -> None:
+    world = MadeUpWorld(tmp_path)
+    world.start = lambda spec: None  # type: ignore[method-assign]
+    outcome, _ = _play(world, _scenario())
+    assert "bootstrap ended before it founded the run" in outcome.problems[0]
+
+
+def test_draws_begin_after_the_baseline_and_spare_the_last_of_a_part(tmp_path: Path) -> None:
+    world = MadeUpWorld(tmp_path, steps=0)
+    schedule = {"per_hour": 100, "kinds": {"kill": 1}, "among": ["host-*", "trainer-*"]}
+    draws = [Draw(0.1, "kill", 0.5, 0.5), Draw(0.2, "kill", 0.5, 0.5), Draw(0.3, "kill", 0.9, 0.5)]
+    outcome, _ = _play(world, _scenario(schedule=schedule, until={"minutes": 0.2}), draws)
+    assert outcome.problems == []
+    kills = [(step, fault.victims) for step, fault in world.done if isinstance(fault, Kill)]
+    backs = [step for step, fault in world.done if isinstance(fault, Restart)]
+    assert len(kills) == len(backs) == 3
+    assert kills[0][0] >= 3
+    assert all(victims in (("host-0-0",), ("host-0-1",)) for _, victims in kills)
+    assert all(back <= step for back, (step, _) in zip(backs, kills[1:], strict=False)), "one replica is there always"
+
+
+def test_a_play_by_the_clock_goes_on_until_everything_has_happened(tmp_path: Path) -> None:
+    late = {**KILL, "on": {"event": "StepClosed", "where": {"step": 60}}}
+    world = MadeUpWorld(tmp_path, steps=0)
+    outcome, _ = _play(world, _scenario(fault=[late], until={"minutes": 0.001}))
+    assert outcome.problems == []
+    assert world.step >= 62
+
+
+def test_a_run_that_stands_still_is_given_up(tmp_path: Path) -> None:
+    world = MadeUpWorld(tmp_path, steps=0)
+    close = world._close
+
+    def stand_still() -> None:
+        if world.step < 5:
+            close()
+        world._wall += 5.0
+
+    world._close = stand_still  # type: ignore[method-assign]
+    outcome, _ = _play(world, _scenario(until={"minutes": 60}, expect={"gap_s": 10.0}))
+    assert "no step was closed for" in outcome.problems[0]
+
+
+def test_interrupt_ends_everybody_and_passes(tmp_path: Path) -> None:
+    def interrupt(world: MadeUpWorld) -> None:
+        raise Interrupted(2)
+
+    world = MadeUpWorld(tmp_path, {4: interrupt})
+    scenario = _scenario()
+    cast = cast_of(scenario, Path("/run.toml"), {"sample": Path("/s"), "trainer-0": Path("/t")})
+    play = Play(scenario, cast, world, (), ())
+    with pytest.raises(Interrupted):
+        play.run(lambda line: None)
+    assert play.outcome.interrupted
+    assert set(world.stopped) == set(cast.names)
