@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from peers.chaos import container_start, faults
+from peers.chaos.container_networks import NO_DELAY
 from peers.chaos.engine import EngineError
 from peers.chaos.faults import CannotInflict, Fault
 
@@ -44,8 +45,7 @@ def check(world: ContainerWorld, fault: Fault) -> None:
         raise CannotInflict("limit_memory: engines take 6 MiB and more")
     shapes = [fault.shape] if isinstance(fault, faults.SlowLink | faults.SlowLinks) else []
     if any(shape.latency_s for shape in shapes) and not world.networks.has_delay():
-        raise CannotInflict(f"{fault.name}: this kernel has no netem, which makes links late: use bytes_per_s and loss, "
-                            "or swarm chaos --on processes")  # fmt: skip
+        raise CannotInflict(f"{fault.name}: {NO_DELAY}")
     if type(fault) not in DOERS:
         instead = _NO_MEANS.get(type(fault), "swarm chaos --on processes")
         raise CannotInflict(f"containers have no means for {fault.name}: {instead}")
@@ -164,7 +164,6 @@ def _limit_memory(world: ContainerWorld, fault: faults.LimitMemory) -> Iterable[
             if mib > (held >> 20) + 32:
                 raise
     world.pool.submit(_hog, world, peer, max(32, mib - (held >> 20) + 32))
-    world.watcher.wait([peer.container], _HOG_S)
     return (fault.peer,)
 
 

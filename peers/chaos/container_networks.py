@@ -1,7 +1,7 @@
 """The networks of one play, who is on which at what address, and what is wrong with them on purpose.
 
-One network is shared by all ("wan"), and one by each region. A peer behind NAT is on a network of its own, with a router
-that is on "wan" too and translates its address: it can call others and cannot be called.
+One network is shared by all ("wan"), and one by each region. A peer behind NAT is on a network of its own, with a
+router that is on "wan" too and translates its address: it can call others and cannot be called.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from peers.chaos.world import PeerSpec
 from swarm.sim.links import LinkShape
 
 WAN = "wan"
-_POOL = ipaddress.ip_network("10.128.0.0/9")
+NO_DELAY = "this kernel has no netem, which makes links late: use bytes_per_s and loss, or swarm chaos --on processes"
+_POOL = ipaddress.IPv4Network("10.128.0.0/9")
 _TRIES = 30
 _FIRST = 10
 
@@ -97,8 +98,7 @@ class Networks:
                 "containers have no connections that break by chance: use loss, or partition for a moment"
             )
         if shape.latency_s and not self.has_delay():
-            raise CannotInflict("this kernel has no netem, which makes links late: use bytes_per_s and loss, "
-                                "or swarm chaos --on processes")  # fmt: skip
+            raise CannotInflict(NO_DELAY)
         self._links.shape(one, other, shape)
         self._apply(self._at)
 
@@ -170,7 +170,7 @@ class Networks:
         """A network with addresses that no other on this machine has, as the engine says."""
         draw = random.Random(f"{self._engine.play}/{network}")
         for attempt in range(_TRIES):
-            subnet = ipaddress.ip_network((int(_POOL[0]) + 256 * draw.randrange(1 << 15), 24))
+            subnet = ipaddress.IPv4Network((int(_POOL[0]) + 256 * draw.randrange(1 << 15), 24))
             internal = () if network == WAN else ("--internal",)
             try:
                 self._engine.call("network", "create", *self._engine.labels, *internal, "--subnet", str(subnet),

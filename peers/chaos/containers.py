@@ -4,10 +4,10 @@
         world.start(PeerSpec(name="bootstrap", role="bootstrap", arguments=("new", "{run}"), files={"run": manifest}))
         plan = FaultPlan(Strike("kill", On("Accumulated", peer="host-0"), Kill(("host-0",))), world=world)
 
-Below ``root``: ``homes/NAME`` (a peer's home), ``logs/NAME-N.log`` (what its Nth start printed), ``lost/NAME-N`` (a disk
-that it lost), ``files/``, ``faults.jsonl``. A watcher thread reads what the peers write. Each start is a container of its
-own with the address of the one before. Containers, networks and volumes carry the play's label: they are removed at the
-end, and those of a play that was killed by the next one. Several plays at once do not see each other.
+Below ``root``: ``homes/NAME`` (a peer's home), ``logs/NAME-N.log`` (what its Nth start printed), ``lost/NAME-N`` (a
+disk that it lost), ``files/``, ``faults.jsonl``. A watcher thread reads what the peers write. Each start is a container
+of its own with the address of the one before. Containers, networks and volumes carry the play's label: they are removed
+at the end, and those of a play that was killed by the next one. Several plays at once do not see each other.
 """
 
 from __future__ import annotations

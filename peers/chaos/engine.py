@@ -131,8 +131,7 @@ class Watcher:
             return wanted - self._died.keys()
 
     def _read(self) -> None:
-        assert self._stream is not None and self._stream.stdout is not None  # noqa: S101 - started after it is opened
-        for line in self._stream.stdout:
+        for line in (self._stream.stdout if self._stream is not None else None) or ():
             try:
                 event = json.loads(line)
             except ValueError:
