@@ -58,7 +58,7 @@ main() {
   docker/compose.sh exec bootstrap swarm peers             the swarm, as one peer sees it
   docker/compose.sh logs -f stage-1-a                      what a peer says
   docker/compose.sh up -d more                             one more peer
-  docker/compose.sh up -d behind-nat                       one that nobody can call (docker/base-image.sh --nemesis first)
+  docker/compose.sh --profile nat up -d behind-nat                       one that nobody can call (docker/base-image.sh --nemesis first)
   .venv/bin/swarm join "\$(docker/compose.sh exec -T bootstrap swarm invite)"     one outside Docker (make setup first)
   docker kill ${PROJECT:-swarm}-stage-1-a-1                             kill one: nothing is lost
   make swarm-down                                          remove it all, what was learned too

@@ -21,6 +21,7 @@ from swarm.sim.links import LinkShape
 WAN = "wan"
 NO_DELAY = "this kernel has no netem, which makes links late: use bytes_per_s and loss, or swarm chaos --on processes"
 _POOL = ipaddress.IPv4Network("10.128.0.0/9")
+_LAN = "lan-"
 _TRIES = 30
 _FIRST = 10
 
@@ -57,7 +58,7 @@ class Networks:
         if spec.name in self._at:
             return
         if spec.behind_nat:
-            lan = f"lan-{spec.name}"
+            lan = f"{_LAN}{spec.name}"
             seen = self._router(spec.name, lan)
             self._at[spec.name] = _At({lan: self._address(lan)}, seen=seen)
             return
@@ -171,7 +172,8 @@ class Networks:
         draw = random.Random(f"{self._engine.play}/{network}")
         for attempt in range(_TRIES):
             subnet = ipaddress.IPv4Network((int(_POOL[0]) + 256 * draw.randrange(1 << 15), 24))
-            internal = () if network == WAN else ("--internal",)
+            # Engines drop what leaves an internal network, even through a router on it.
+            internal = ("--internal",) if network != WAN and not network.startswith(_LAN) else ()
             try:
                 self._engine.call("network", "create", *self._engine.labels, *internal, "--subnet", str(subnet),
                                   self.name(network))  # fmt: skip

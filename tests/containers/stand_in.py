@@ -18,7 +18,7 @@ def now():
 
 def event(kind, **fields):
     """One line as peers write them."""
-    print(json.dumps({"t": now(), "peer": os.environ["HOSTNAME"], "kind": kind, **fields}), flush=True)
+    print(json.dumps({"t": now(), "m": 0.0, "peer": os.environ["HOSTNAME"], "kind": kind, **fields}), flush=True)
 
 
 def main(arguments):
@@ -37,7 +37,8 @@ def main(arguments):
     while not never.wait(0.1):
         beat += 1
         try:
-            Path(home, "kept").write_text("x" * 4096)
+            with Path(home, "kept").open("a") as kept:
+                kept.write("x" * 1024)
             full = False
         except OSError:
             full = True
