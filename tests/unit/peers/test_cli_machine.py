@@ -205,6 +205,24 @@ def test_status_of_a_silent_peer_says_so_in_time(
     assert f"brave-otter (place 1, pid {otter.pid}) does not answer" in shown
 
 
+def test_health_of_a_peer_that_answers_is_good_and_says_nothing(
+    otter: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["status", "--healthy"]) == 0
+    assert capsys.readouterr().out == ""
+
+
+def test_health_is_bad_when_one_is_silent_or_nobody_runs(
+    otter: subprocess.Popen[str], home: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(["status", "--healthy", "--home", str(home / "none")]) == 3
+    assert "no peer runs here" in capsys.readouterr().err
+    monkeypatch.setattr(look_at_all, "__kwdefaults__", {"timeout_s": 0.05})
+    otter.send_signal(signal.SIGSTOP)
+    assert run(["status", "--healthy"]) == 3
+    assert "is silent" in capsys.readouterr().err
+
+
 def test_status_of_a_peer_that_has_no_socket_yet_says_starting(
     otter: subprocess.Popen[str], home: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,290 @@
+"""What each fault does to peers that are containers, and why some cannot be done to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from peers.chaos import container_start, faults
+from peers.chaos.container_networks import NO_DELAY
+from peers.chaos.engine import EngineError
+from peers.chaos.faults import CannotInflict, Fault
+
+if TYPE_CHECKING:
+    from peers.chaos.containers import Contained, ContainerWorld
+
+DAEMON = "p2pd"
+_PERIOD = 100_000
+_HOG_S = 20.0
+_HOG = """
+import os, sys
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        if int(pid) != os.getpid():
+            open(f"/proc/{pid}/oom_score_adj", "w").write("1000")
+    except OSError:
+        pass
+kept = [bytes(range(256)) * 4096 for _ in range(int(sys.argv[1]))]
+"""
+_NO_MEANS: Mapping[type[Fault], str] = {
+    faults.CorruptBytes: "slow_links with loss, or swarm chaos --on processes",
+    faults.Twin: "swarm chaos --on processes",
+}
+
+
+def check(world: ContainerWorld, fault: Fault) -> None:
+    """Raises CannotInflict, with what to use instead, for a fault that this world has no means for. Notes who is to
+    have its clock set, which needs a library from the start on."""
+    if isinstance(fault, faults.SkewClock):
+        if fault.peer in world.peers and fault.peer not in world.skewed:
+            raise CannotInflict(f"skew_clock: {fault.peer} is already started without libfaketime; check() it before")
+        world.skewed.add(fault.peer)
+    if isinstance(fault, faults.LimitMemory) and fault.mib < 6:
+        raise CannotInflict("limit_memory: engines take 6 MiB and more")
+    shapes = [fault.shape] if isinstance(fault, faults.SlowLink | faults.SlowLinks) else []
+    if any(shape.latency_s for shape in shapes) and not world.networks.has_delay():
+        raise CannotInflict(f"{fault.name}: {NO_DELAY}")
+    if type(fault) not in DOERS:
+        instead = _NO_MEANS.get(type(fault), "swarm chaos --on processes")
+        raise CannotInflict(f"containers have no means for {fault.name}: {instead}")
+
+
+def resume(world: ContainerWorld, names: Iterable[str]) -> None:
+    """Let those of them go on that are paused."""
+    for name in names:
+        peer = world.peers[name]
+        if world.alive(name) and world.engine.inspect(peer.container, "{{.State.Paused}}") == "true":
+            world.engine.call("unpause", peer.container)
+
+
+def _kill(world: ContainerWorld, fault: faults.Kill) -> Iterable[str]:
+    world.kill([world.peers[name] for name in fault.peers])
+    return fault.peers
+
+
+def _bulk_kill(world: ContainerWorld, fault: faults.BulkKill) -> Iterable[str]:
+    """The first in the order of names: real time has no seed."""
+    alive = sorted(name for name in world.peers if name.startswith(fault.among) and world.alive(name))
+    return _kill(world, faults.Kill(tuple(alive[: fault.count])))
+
+
+def _kill_daemon(world: ContainerWorld, fault: faults.KillDaemon) -> Iterable[str]:
+    lines = world.engine.call("top", _running(world, fault.peer).container, "-eo", "pid,comm").splitlines()
+    daemons = [line.split()[0] for line in lines[1:] if DAEMON in line]
+    if not daemons:
+        raise CannotInflict(f"{fault.peer} has no daemon now")
+    world.nemesis.run([f"kill -9 {' '.join(daemons)}"])
+    return (fault.peer,)
+
+
+def _pause(world: ContainerWorld, fault: faults.Pause) -> Iterable[str]:
+    world.engine.call("pause", *(_running(world, name).container for name in fault.peers))
+    world.after(fault.seconds, lambda: world.inflict(faults.Resume(fault.peers)))
+    return fault.peers
+
+
+def _resume(world: ContainerWorld, fault: faults.Resume) -> Iterable[str]:
+    resume(world, fault.peers)
+    return fault.peers
+
+
+def _stop(world: ContainerWorld, fault: faults.Stop) -> Iterable[str]:
+    told = {name: world.peers[name].container for name in fault.peers if world.alive(name)}
+    if told:
+        world.engine.call("kill", "--signal", "TERM", *told.values())
+
+    def end() -> None:
+        world.kill([peer for name, was in told.items() if (peer := world.peers[name]).container == was])
+
+    world.after(fault.grace_s, end)
+    return fault.peers
+
+
+def _partition(world: ContainerWorld, fault: faults.Partition) -> Iterable[str]:
+    world.networks.part(fault.peers, fault.others, both=not fault.one_way)
+    world.after(fault.seconds, partial(_mend, world, fault.peers, fault.others))
+    return (*fault.peers, *fault.others)
+
+
+def _mend(world: ContainerWorld, peers: Iterable[str], others: Iterable[str]) -> None:
+    world.networks.mend(peers, others)
+
+
+def _heal(world: ContainerWorld, fault: faults.Heal) -> Iterable[str]:
+    world.networks.mend()
+    return ()
+
+
+def _slow_link(world: ContainerWorld, fault: faults.SlowLink) -> Iterable[str]:
+    world.networks.shape(fault.peers[:1], fault.peers[1:], fault.shape)
+    return fault.peers
+
+
+def _slow_links(world: ContainerWorld, fault: faults.SlowLinks) -> Iterable[str]:
+    world.networks.shape(fault.peers, fault.others, fault.shape)
+    world.after(fault.seconds, partial(_mend, world, fault.peers, fault.others))
+    return tuple(dict.fromkeys((*fault.peers, *fault.others)))
+
+
+def _disconnect(world: ContainerWorld, fault: faults.Disconnect) -> Iterable[str]:
+    world.networks.disconnect(fault.peers, fault.network)
+    world.after(fault.seconds, lambda: world.inflict(faults.Reconnect(fault.peers, fault.network)))
+    return fault.peers
+
+
+def _reconnect(world: ContainerWorld, fault: faults.Reconnect) -> Iterable[str]:
+    world.networks.reconnect(fault.peers, fault.network)
+    return fault.peers
+
+
+def _slow_device(world: ContainerWorld, fault: faults.SlowDevice) -> Iterable[str]:
+    """The whole container gets that share of a processor."""
+    return _limit_cpu(world, faults.LimitCpu(fault.peer, 1 / fault.factor if fault.factor > 1 else 0.0))
+
+
+def _limit_cpu(world: ContainerWorld, fault: faults.LimitCpu) -> Iterable[str]:
+    quota = max(1000, int(fault.cpus * _PERIOD)) if fault.cpus > 0 else -1
+    container = _running(world, fault.peer).container
+    world.engine.call("update", "--cpu-period", str(_PERIOD), "--cpu-quota", str(quota), container)
+    return (fault.peer,)
+
+
+def _limit_memory(world: ContainerWorld, fault: faults.LimitMemory) -> Iterable[str]:
+    """Kernels refuse (cgroup v1) or defer a limit below what is held: then it is what is held now. Something in the
+    container asks for more at once, and the kernel kills the peer, as it would at its own next request."""
+    peer = _running(world, fault.peer)
+    held = int(world.engine.call("exec", peer.container, "sh", "-c", _USAGE))
+    for mib in (fault.mib, *((held >> 20) + extra for extra in (1, 16, 64))):
+        try:
+            world.engine.call("update", "--memory", f"{mib}m", "--memory-swap", f"{mib}m", peer.container)
+            break
+        except EngineError:
+            if mib > (held >> 20) + 32:
+                raise
+    world.pool.submit(_hog, world, peer, max(32, mib - (held >> 20) + 32))
+    return (fault.peer,)
+
+
+_USAGE = "cat /sys/fs/cgroup/memory/memory.usage_in_bytes /sys/fs/cgroup/memory.current 2>/dev/null | head -n 1"
+
+
+def _hog(world: ContainerWorld, peer: Contained, mib: int) -> None:
+    """Ask for so much in a peer's container, the peer being the first to be killed for it."""
+    try:
+        world.engine.call(
+            "exec", "--env", "LD_PRELOAD=", peer.container, "python3", "-c", _HOG, str(mib), timeout_s=_HOG_S
+        )
+    except EngineError:
+        return  # its container is gone: that is what it was for
+
+
+def _fill_disk(world: ContainerWorld, fault: faults.FillDisk) -> Iterable[str]:
+    peer = _running(world, fault.peer)
+    if peer.spec.disk_mib is None:
+        raise CannotInflict(f"fill_disk: {fault.peer} has the machine's disk; give it one with a limit of disk_mib")
+    home = container_start.HOME
+    world.engine.call("exec", _disk(world, peer), "sh", "-c", f"cat /dev/zero >{home}/.full 2>/dev/null || true")
+    return (fault.peer,)
+
+
+def _free_disk(world: ContainerWorld, fault: faults.FreeDisk) -> Iterable[str]:
+    world.engine.call("exec", _disk(world, world.peers[fault.peer]), "rm", "-f", f"{container_start.HOME}/.full")
+    return (fault.peer,)
+
+
+def _disk(world: ContainerWorld, peer: Contained) -> str:
+    return f"swarm-{world.engine.play}-{peer.name}-disk"
+
+
+def _skew_clock(world: ContainerWorld, fault: faults.SkewClock) -> Iterable[str]:
+    """The wall clock that its processes see, but for the daemon's, whose program calls no library."""
+    if fault.peer not in world.skewed:
+        raise CannotInflict(f"skew_clock: {fault.peer} was started without libfaketime; check() it before")
+    (world.root / "clocks" / fault.peer).write_text(f"{fault.seconds:+f}\n")
+    return (fault.peer,)
+
+
+def _restart(world: ContainerWorld, fault: faults.Restart) -> Iterable[str]:
+    peer = world.peers[fault.peer]
+    world.kill([peer])
+    if not fault.keep_disk:
+        container_start.lose_disk(world, peer)
+    world.begin(peer)
+    return (fault.peer,)
+
+
+def _upgrade(world: ContainerWorld, fault: faults.Upgrade) -> Iterable[str]:
+    peer = _running(world, fault.peer)
+    was = peer.container
+    world.engine.call("kill", "--signal", "TERM", was)
+
+    def come_back() -> None:
+        world.watcher.wait([was], fault.grace_s)
+        with world.playing():
+            if peer.container == was:
+                world.kill([peer])
+                world.begin(peer, world.upgrade)
+
+    world.pool.submit(come_back)
+    return (fault.peer,)
+
+
+def _start(world: ContainerWorld, fault: faults.Start) -> Iterable[str]:
+    if fault.peer not in world.expected:
+        raise CannotInflict(f"no peer {fault.peer} is kept for later: {sorted(world.expected)}")
+    world.start(world.expected.pop(fault.peer))
+    return (fault.peer,)
+
+
+def _joiner_storm(world: ContainerWorld, fault: faults.JoinerStorm) -> Iterable[str]:
+    if world.joiner is None:
+        raise CannotInflict("no stage host was started yet: nothing says how joiners are started")
+    first = sum(name.startswith("joiner-") for name in world.peers) + 1
+    names = [f"joiner-{number}" for number in range(first, first + fault.count)]
+    for name in names:
+        world.start(replace(world.joiner, name=name, arguments=_as_joiner(world.joiner.arguments, name)))
+    return names
+
+
+def _as_joiner(arguments: tuple[str, ...], name: str) -> tuple[str, ...]:
+    """A stage host's, for another that takes the stage which needs it most."""
+    left = list(arguments)
+    for option in ("--stage", "--name"):
+        if option in left:
+            at = left.index(option)
+            del left[at : at + 2]
+    return (*left, "--name", name)
+
+
+def _running(world: ContainerWorld, name: str) -> Contained:
+    if not world.alive(name):
+        raise CannotInflict(f"{name} does not run now")
+    return world.peers[name]
+
+
+DOERS: Mapping[type[Fault], Callable[[Any, Any], Iterable[str]]] = {
+    faults.Kill: _kill,
+    faults.BulkKill: _bulk_kill,
+    faults.KillDaemon: _kill_daemon,
+    faults.Pause: _pause,
+    faults.Resume: _resume,
+    faults.Stop: _stop,
+    faults.Partition: _partition,
+    faults.Heal: _heal,
+    faults.SlowLink: _slow_link,
+    faults.SlowLinks: _slow_links,
+    faults.Disconnect: _disconnect,
+    faults.Reconnect: _reconnect,
+    faults.SlowDevice: _slow_device,
+    faults.LimitCpu: _limit_cpu,
+    faults.LimitMemory: _limit_memory,
+    faults.FillDisk: _fill_disk,
+    faults.FreeDisk: _free_disk,
+    faults.SkewClock: _skew_clock,
+    faults.Restart: _restart,
+    faults.Upgrade: _upgrade,
+    faults.Start: _start,
+    faults.JoinerStorm: _joiner_storm,
+}

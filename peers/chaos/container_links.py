@@ -1,0 +1,99 @@
+"""What the network of a container has to be like, as commands: who is cut off from it, and which links are narrow.
+Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from swarm.sim.links import LinkShape
+
+CHAIN = "SWARM"
+_QUEUE_S = 0.4
+"""Bytes that wait longer than this at a narrow link are dropped, as at a router."""
+
+
+@dataclass(slots=True)
+class Links:
+    """Between whom nothing passes, and what shape other links have; in one direction each, from the first to the
+    second."""
+
+    cut: set[tuple[str, str]] = field(default_factory=set)
+    shapes: dict[tuple[str, str], LinkShape] = field(default_factory=dict)
+
+    def part(self, one: Iterable[str], other: Iterable[str], *, both: bool) -> None:
+        """Nothing passes from these to those, and back if ``both``."""
+        self.cut |= _pairs(one, other) | (_pairs(other, one) if both else set())
+
+    def shape(self, one: Iterable[str], other: Iterable[str], shape: LinkShape) -> None:
+        """All links between them, in both directions."""
+        for pair in _pairs(one, other) | _pairs(other, one):
+            self.shapes[pair] = shape
+
+    def mend(self, one: Iterable[str] = (), other: Iterable[str] = ()) -> None:
+        """As they were: those between these, or all."""
+        pairs = _pairs(one, other) | _pairs(other, one)
+        self.cut = self.cut - pairs if pairs else set()
+        self.shapes = {pair: shape for pair, shape in self.shapes.items() if pairs and pair not in pairs}
+
+    def commands(self, name: str, addresses: Mapping[str, Sequence[str]], interfaces: Sequence[str]) -> list[str]:
+        """Shell commands that make the network of ``name`` so, whatever it was before. ``addresses`` are those by
+        which others see each peer."""
+        return [*self._filters(name, addresses), *self._queues(name, addresses, interfaces)]
+
+    def _filters(self, name: str, addresses: Mapping[str, Sequence[str]]) -> list[str]:
+        fresh = [
+            f"(iptables -w -N {CHAIN} 2>/dev/null || iptables -w -F {CHAIN})",
+            f"(iptables -w -C INPUT -j {CHAIN} 2>/dev/null || iptables -w -I INPUT -j {CHAIN})",
+        ]
+        cut = [address for one, other in sorted(self.cut) if other == name for address in addresses.get(one, ())]
+        if cut:
+            fresh.append(f"iptables -w -A {CHAIN} -s {','.join(cut)} -j DROP")
+        for (one, other), shape in sorted(self.shapes.items(), key=lambda item: item[0]):
+            if other == name and shape.loss and addresses.get(one):
+                sources = ",".join(addresses[one])
+                lost = f"-m statistic --mode random --probability {shape.loss:.4f}"
+                fresh.append(f"iptables -w -A {CHAIN} -s {sources} {lost} -j DROP")
+        return fresh
+
+    def _queues(self, name: str, addresses: Mapping[str, Sequence[str]], interfaces: Sequence[str]) -> list[str]:
+        shaped = [
+            (shape, addresses[other])
+            for (one, other), shape in sorted(self.shapes.items(), key=lambda item: item[0])
+            if one == name and addresses.get(other) and (shape.bytes_per_s < math.inf or shape.latency_s)
+        ]
+        commands = []
+        for interface in interfaces:
+            commands.append(f"(tc qdisc del dev {interface} root 2>/dev/null || true)")
+            if shaped:
+                commands.append(f"tc qdisc add dev {interface} root handle 1: htb")
+            for number, (shape, targets) in enumerate(shaped, start=1):
+                commands += _queue(interface, number, shape, targets)
+        return commands
+
+
+def _queue(interface: str, number: int, shape: LinkShape, targets: Sequence[str]) -> list[str]:
+    """What is sent to these addresses; what is sent to others passes by (htb without a default class)."""
+    rate = min(shape.bytes_per_s, 10e9 / 8)
+    burst = max(16_000, int(rate * 0.01))
+    kbit = max(8, int(rate * 8 / 1000))
+    found = [
+        f"tc class add dev {interface} parent 1: classid 1:{number} htb rate {kbit}kbit burst {burst} quantum 60000",
+        *(
+            f"tc filter add dev {interface} parent 1: protocol ip u32 match ip dst {target}/32 flowid 1:{number}"
+            for target in targets
+        ),
+    ]
+    if shape.latency_s:
+        late = f"delay {shape.latency_s * 1e3:.1f}ms {shape.jitter_s * 5e2:.1f}ms"
+        found.append(f"tc qdisc add dev {interface} parent 1:{number} netem {late} limit 10000")
+    else:
+        queue = max(32_000, int(rate * _QUEUE_S))
+        found.append(f"tc qdisc add dev {interface} parent 1:{number} bfifo limit {queue}")
+    return found
+
+
+def _pairs(one: Iterable[str], other: Iterable[str]) -> set[tuple[str, str]]:
+    others = tuple(other)
+    return {(first, second) for first in one for second in others if first != second}

@@ -1,0 +1,204 @@
+"""The networks of one play, who is on which at what address, and what is wrong with them on purpose.
+
+One network is shared by all ("wan"), and one by each region. A peer behind NAT is on a network of its own, with a
+router that is on "wan" too and translates its address: it can call others and cannot be called.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import random
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from peers.chaos.container_links import Links
+from peers.chaos.engine import Engine, EngineError
+from peers.chaos.faults import CannotInflict
+from peers.chaos.nemesis import Nemesis
+from peers.chaos.world import PeerSpec
+from swarm.sim.links import LinkShape
+
+WAN = "wan"
+NO_DELAY = "this kernel has no netem, which makes links late: use bytes_per_s and loss, or swarm chaos --on processes"
+_POOL = ipaddress.IPv4Network("10.128.0.0/9")
+_LAN = "lan-"
+_TRIES = 30
+_FIRST = 10
+
+
+@dataclass(slots=True)
+class _At:
+    """Where a peer is: its address on each of its networks, and the one it is not on at the moment. ``seen`` is the
+    address by which others see one behind NAT."""
+
+    addresses: dict[str, str]
+    container: str = ""
+    pid: int = 0
+    off: set[str] = field(default_factory=set)
+    seen: str = ""
+
+
+class Networks:
+    """Networks are made when their first peer comes, and removed with the play."""
+
+    def __init__(self, engine: Engine, nemesis: Nemesis) -> None:
+        self._engine, self._nemesis = engine, nemesis
+        self._subnets: dict[str, ipaddress.IPv4Network] = {}
+        self._taken: dict[str, int] = {}
+        self._at: dict[str, _At] = {}
+        self._links = Links()
+        self._delay: bool | None = None
+
+    def name(self, network: str) -> str:
+        """What the engine calls it."""
+        return f"swarm-{self._engine.play}-{network}"
+
+    def add(self, spec: PeerSpec) -> None:
+        """Give a peer its addresses, which it keeps. Again: no change."""
+        if spec.name in self._at:
+            return
+        if spec.behind_nat:
+            lan = f"{_LAN}{spec.name}"
+            seen = self._router(spec.name, lan)
+            self._at[spec.name] = _At({lan: self._address(lan)}, seen=seen)
+            return
+        networks = [WAN, *([spec.region] if spec.region else [])]
+        self._at[spec.name] = _At({network: self._address(network) for network in networks})
+
+    def options(self, spec: PeerSpec) -> list[str]:
+        """Those of a new container of this peer: it is on its first network from the start on."""
+        first, address = next(iter(self._at[spec.name].addresses.items()))
+        return ["--network", self.name(first), "--ip", address]
+
+    def connect(self, spec: PeerSpec, container: str) -> None:
+        """Put a new container on the other networks of its peer, before it is started."""
+        for network, address in list(self._at[spec.name].addresses.items())[1:]:
+            self._engine.call("network", "connect", "--ip", address, self.name(network), container)
+
+    def arrive(self, name: str, container: str, pid: int) -> None:
+        """It runs: what is wrong with the networks is so for it, too."""
+        at = self._at[name]
+        at.container, at.pid = container, pid
+        if at.seen:
+            router = self._subnets[next(iter(at.addresses))][_FIRST - 1]
+            self._nemesis.within(pid, [f"ip route replace default via {router}"])
+        for network in at.off:
+            self._engine.call("network", "disconnect", self.name(network), container)
+        if self._links.cut or self._links.shapes:
+            self._apply([name])
+
+    def part(self, one: Iterable[str], other: Iterable[str], *, both: bool) -> None:
+        """Nothing passes from these to those, and back if ``both``."""
+        self._links.part(one, other, both=both)
+        self._apply(self._at)
+
+    def shape(self, one: Sequence[str], other: Sequence[str], shape: LinkShape) -> None:
+        """All links between them, in both directions. Raises CannotInflict for what this kernel cannot do."""
+        if shape.reset:
+            raise CannotInflict(
+                "containers have no connections that break by chance: use loss, or partition for a moment"
+            )
+        if shape.latency_s and not self.has_delay():
+            raise CannotInflict(NO_DELAY)
+        self._links.shape(one, other, shape)
+        self._apply(self._at)
+
+    def mend(self, one: Iterable[str] = (), other: Iterable[str] = ()) -> None:
+        """As they were: the links between these, or all."""
+        self._links.mend(one, other)
+        self._apply(self._at)
+
+    def has_delay(self) -> bool:
+        """Whether this kernel can make links late."""
+        if self._delay is None:
+            self._delay = self._nemesis.has_delay()
+        return self._delay
+
+    def disconnect(self, names: Iterable[str], network: str) -> None:
+        """These are on that network no more; on none for ""."""
+        for name in names:
+            at = self._at[name]
+            for one in self._meant(name, network) - at.off:
+                self._engine.call("network", "disconnect", "--force", self.name(one), at.container)
+                at.off.add(one)
+
+    def reconnect(self, names: Iterable[str], network: str) -> None:
+        """They are again, at the same address; on all of theirs for ""."""
+        back = list(names)
+        for name in back:
+            at = self._at[name]
+            for one in sorted(self._meant(name, network) & at.off):
+                self._engine.call("network", "connect", "--ip", at.addresses[one], self.name(one), at.container)
+                at.off.discard(one)
+        self._apply(back)
+
+    def _meant(self, name: str, network: str) -> set[str]:
+        known = set(self._at[name].addresses)
+        if not network:
+            return known
+        if network not in known:
+            raise CannotInflict(f"{name} is not on {network}: it is on {', '.join(sorted(known))}")
+        return {network}
+
+    def _apply(self, names: Iterable[str]) -> None:
+        """One command for all of them. Who has ended is passed over: its next start is told."""
+        seen = {name: (at.seen,) if at.seen else tuple(at.addresses.values()) for name, at in self._at.items()}
+        for name in names:
+            at = self._at[name]
+            if not at.pid:
+                continue
+            commands = self._links.commands(name, seen, self._interfaces(at))
+            try:
+                self._nemesis.within(at.pid, commands)
+            except EngineError:
+                if self._runs(at):
+                    raise
+
+    def _interfaces(self, at: _At) -> list[str]:
+        said = self._nemesis.run([f"(nsenter -t {at.pid} -n ip -o link show up || true)"])
+        names = [line.split(":")[1].strip().partition("@")[0] for line in said.splitlines() if line.count(":") > 1]
+        return [name for name in names if name != "lo"]
+
+    def _runs(self, at: _At) -> bool:
+        return self._engine.inspect(at.container, "{{.State.Running}}") == "true"
+
+    def _address(self, network: str) -> str:
+        subnet = self._subnets.get(network) or self._make(network)
+        number = self._taken[network] = self._taken.get(network, _FIRST - 1) + 1
+        return str(subnet[number])
+
+    def _make(self, network: str) -> ipaddress.IPv4Network:
+        """A network with addresses that no other on this machine has, as the engine says."""
+        draw = random.Random(f"{self._engine.play}/{network}")
+        for attempt in range(_TRIES):
+            subnet = ipaddress.IPv4Network((int(_POOL[0]) + 256 * draw.randrange(1 << 15), 24))
+            # Engines drop what leaves an internal network, even through a router on it.
+            internal = ("--internal",) if network != WAN and not network.startswith(_LAN) else ()
+            try:
+                self._engine.call("network", "create", *self._engine.labels, *internal, "--subnet", str(subnet),
+                                  self.name(network))  # fmt: skip
+            except EngineError as error:
+                if "overlaps" not in str(error) or attempt == _TRIES - 1:
+                    raise
+                continue
+            break
+        self._subnets[network] = subnet
+        return subnet
+
+    def _router(self, name: str, lan: str) -> str:
+        """Start the router of a peer, on wan and on its network; returns its address on wan."""
+        self._make(lan)
+        inside, seen = str(self._subnets[lan][_FIRST - 1]), self._address(WAN)
+        router = f"swarm-{self._engine.play}-router-{name}"
+        self._engine.call(
+            "create", "--name", router, *self._engine.labels, "--init", "--network", self.name(WAN), "--ip", seen,
+            "--sysctl", "net.ipv4.ip_forward=1", "--stop-signal", "KILL", self._nemesis.image, "sleep", "infinity",
+        )  # fmt: skip
+        self._engine.call("network", "connect", "--ip", inside, self.name(lan), router)
+        self._engine.call("start", router)
+        pid, here = int(self._engine.inspect(router, "{{.State.Pid}}")), self._subnets[lan]
+        self._nemesis.within(pid, [
+            f"iptables -w -t nat -A POSTROUTING -s {here} ! -d {here} -j MASQUERADE",
+            f"iptables -w -A FORWARD -d {here} -m conntrack ! --ctstate ESTABLISHED,RELATED -j DROP",
+        ])  # fmt: skip
+        return seen

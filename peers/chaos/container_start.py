@@ -1,0 +1,179 @@
+"""How a peer becomes a container: its home, its files, its limits, its networks."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peers.chaos.nemesis import FAKETIME
+
+if TYPE_CHECKING:
+    from peers.chaos.containers import Contained, ContainerWorld
+
+PORT = 4001
+HOME, LOGS, FILES, CLOCKS = "/data", "/logs", "/files", "/clocks"
+_PERIOD = 100_000
+_KEY = "identity.key"
+
+
+def prepare(world: ContainerWorld, peer: Contained) -> None:
+    """What a peer's containers have in common: home, readable copies of its files, the disk where that is limited."""
+    for directory in (peer.home, world.root / "logs"):
+        directory.mkdir(parents=True, exist_ok=True)
+        give(world, directory)
+    for name, source in peer.spec.files.items():
+        _copy(source, _copied(world, peer, name, source))
+    if peer.spec.disk_mib is not None:
+        _make_disk(world, peer)
+    if peer.name in world.skewed:
+        _clock(world, peer.name)
+
+
+def begin(world: ContainerWorld, peer: Contained, image: str) -> None:
+    """Start the next container of a peer, and put it on its networks. Blocks for about a second."""
+    number = len(peer.starts)
+    name = f"swarm-{world.engine.play}-{peer.name}-{number}"
+    command = _command(world, peer)
+    line = f'exec swarm "$@" >{LOGS}/{peer.name}-{number}.log 2>&1'
+    uid, gid = _user()
+    world.engine.call(
+        "create", "--name", name, "--hostname", peer.name, *world.engine.labels, "--init", "--no-healthcheck",
+        "--user", f"{uid}:{gid}", "--env", "HOME=/tmp", *_limits(peer), *_mounts(world, peer),
+        *world.networks.options(peer.spec), "--entrypoint", "sh", image, "-c", line, "sh", *command,
+    )  # fmt: skip
+    world.networks.connect(peer.spec, name)
+    world.engine.call("start", name)
+    peer.starts.append(name)
+    peer.pid = int(world.engine.inspect(name, "{{.State.Pid}}"))
+    world.networks.arrive(peer.name, name, peer.pid)
+
+
+def lose_disk(world: ContainerWorld, peer: Contained) -> None:
+    """Move a peer's home aside, as evidence of what it did, and leave it an empty one with its key."""
+    aside = world.root / "lost" / f"{peer.name}-{len(peer.starts)}"
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    if peer.spec.disk_mib is not None:
+        keep_disk(world, peer)
+        holder = f"swarm-{world.engine.play}-{peer.name}-disk"
+        keys = f"cd {HOME} && find . -mindepth 1 ! -type d ! -name {_KEY} -delete"
+        world.engine.call("exec", holder, "sh", "-c", keys)
+    peer.home.rename(aside)
+    peer.home.mkdir()
+    give(world, peer.home)
+    for key in aside.rglob(_KEY):
+        copy = peer.home / key.relative_to(aside)
+        copy.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
+        shutil.copy(key, copy)
+        give(world, copy.parent)
+        give(world, copy)
+
+
+def keep_disks(world: ContainerWorld) -> None:
+    """Copy what lies on disks of limited size, which are in memory, to the homes."""
+    for peer in world.peers.values():
+        if peer.spec.disk_mib is not None:
+            keep_disk(world, peer)
+
+
+def keep_disk(world: ContainerWorld, peer: Contained) -> None:
+    """The same for one of them."""
+    holder = f"swarm-{world.engine.play}-{peer.name}-disk"
+    # Sockets cannot be copied; the filler is nothing to keep.
+    world.engine.call("exec", holder, "sh", "-c", f"find {HOME} -type s -delete; rm -f {HOME}/.full")
+    world.engine.call("cp", f"{holder}:{HOME}/.", str(peer.home))
+
+
+def give(world: ContainerWorld, path: Path) -> None:
+    """Have it belong to whom peers are in their containers."""
+    if os.geteuid() == 0:
+        os.chown(path, *_user())
+
+
+def _user() -> tuple[int, int]:
+    from peers.chaos.containers import user
+
+    return user()
+
+
+def _command(world: ContainerWorld, peer: Contained) -> list[str]:
+    inside = {name: f"{FILES}/{name}/{source.name}" for name, source in peer.spec.files.items()}
+    arguments = [argument.format_map(_Files(inside)) for argument in peer.spec.arguments]
+    return [*arguments, "--json", "--home", HOME, "--listen", f"/ip4/0.0.0.0/tcp/{PORT}"]
+
+
+def _limits(peer: Contained) -> list[str]:
+    spec, found = peer.spec, []
+    if spec.cpus is not None:
+        found += ["--cpu-period", str(_PERIOD), "--cpu-quota", str(int(spec.cpus * _PERIOD))]
+    if spec.memory_mib is not None:
+        found += ["--memory", f"{spec.memory_mib}m", "--memory-swap", f"{spec.memory_mib}m"]
+    return found
+
+
+def _mounts(world: ContainerWorld, peer: Contained) -> list[str]:
+    home = str(peer.home) if peer.spec.disk_mib is None else _volume(world, peer)
+    found = ["--volume", f"{home}:{HOME}", "--volume", f"{world.root / 'logs'}:{LOGS}"]
+    if peer.spec.files:
+        found += ["--volume", f"{world.root / 'files' / peer.name}:{FILES}:ro"]
+    if peer.name in world.skewed:
+        found += ["--volume", f"{world.root / 'clocks'}:{CLOCKS}:ro"]
+        for variable in (
+            f"LD_PRELOAD={CLOCKS}/libfaketime.so",
+            f"FAKETIME_TIMESTAMP_FILE={CLOCKS}/{peer.name}",
+            "FAKETIME_NO_CACHE=1",
+            "DONT_FAKE_MONOTONIC=1",
+        ):
+            found += ["--env", variable]
+    return found
+
+
+def _volume(world: ContainerWorld, peer: Contained) -> str:
+    return f"swarm-{world.engine.play}-{peer.name}"
+
+
+def _make_disk(world: ContainerWorld, peer: Contained) -> None:
+    """A disk in memory of that size, and somebody who holds it: it is empty once nobody does."""
+    volume, (uid, gid) = _volume(world, peer), _user()
+    options = f"o=size={peer.spec.disk_mib}m,uid={uid},gid={gid},mode=0700"
+    world.engine.call("volume", "create", *world.engine.labels, "--opt", "type=tmpfs", "--opt", "device=tmpfs", "--opt",
+                      options, volume)  # fmt: skip
+    world.engine.call(
+        "run", "--detach", "--init", "--name", f"{volume}-disk", *world.engine.labels, "--network", "none", "--volume",
+        f"{volume}:{HOME}", "--stop-signal", "KILL", world.nemesis.image, "sleep", "infinity",
+    )  # fmt: skip
+
+
+def _clock(world: ContainerWorld, name: str) -> None:
+    clocks = world.root / "clocks"
+    clocks.mkdir(exist_ok=True)
+    if not (clocks / "libfaketime.so").exists():
+        world.engine.call("cp", f"{world.nemesis.name}:{FAKETIME}", str(clocks / "libfaketime.so"))
+    (clocks / name).write_text("+0\n")
+
+
+def _copied(world: ContainerWorld, peer: Contained, name: str, source: Path) -> Path:
+    return world.root / "files" / peer.name / name / source.name
+
+
+def _copy(source: Path, target: Path) -> None:
+    """Readable for everybody: who reads it is somebody else."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, dirs_exist_ok=True)
+    else:
+        shutil.copy(source, target)
+    for path in (target, *target.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+
+
+class _Files(dict[str, str]):
+    """Leaves what names no file as it is."""
+
+    def __init__(self, files: Mapping[str, str]) -> None:
+        super().__init__(files)
+
+    def __missing__(self, key: str) -> str:
+        return "{" + key + "}"

@@ -1,0 +1,277 @@
+"""Peers as containers of a Docker engine, on networks of their own.
+
+    with ContainerWorld(root) as world:
+        world.start(PeerSpec(name="bootstrap", role="bootstrap", arguments=("new", "{run}"), files={"run": manifest}))
+        plan = FaultPlan(Strike("kill", On("Accumulated", peer="host-0"), Kill(("host-0",))), world=world)
+
+Below ``root``: ``homes/NAME`` (a peer's home), ``logs/NAME-N.log`` (what its Nth start printed), ``lost/NAME-N`` (a
+disk that it lost), ``files/``, ``faults.jsonl``. A watcher thread reads what the peers write. Each start is a container
+of its own with the address of the one before. Containers, networks and volumes carry the play's label: they are removed
+at the end, and those of a play that was killed by the next one. Several plays at once do not see each other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from peers.chaos import container_faults, container_start
+from peers.chaos.container_networks import Networks
+from peers.chaos.engine import Engine, EngineError, Watcher
+from peers.chaos.faults import CannotInflict, Fault
+from peers.chaos.nemesis import Nemesis
+from peers.chaos.world import PeerSpec
+from swarm.clock import SystemClock
+from swarm.monitoring.reader import RawEvent, Recorded, decode_line
+
+IMAGE = "swarm-trainer:local"
+LOOK_EVERY_S = 0.01
+ENDED_S = 30.0
+"""How long the engine may take to end what was killed."""
+
+Hear = Callable[[str, str, Mapping[str, Any]], None]
+
+
+@dataclass(slots=True)
+class Contained:
+    """One peer of the world and all its starts: the names of its containers. ``read`` is how far the newest one's
+    output is read; ``pid`` is that of the newest container's first process, on the engine's machine."""
+
+    spec: PeerSpec
+    home: Path
+    starts: list[str] = field(default_factory=list)
+    read: int = 0
+    identity: str = ""
+    pid: int = 0
+
+    @property
+    def name(self) -> str:
+        """What the world calls it."""
+        return self.spec.name
+
+    @property
+    def container(self) -> str:
+        """Of the newest start."""
+        return self.starts[-1]
+
+
+class ContainerWorld:
+    """Implements :class:`peers.chaos.world.PlayWorld`. ``upgrade`` is the image that peers are upgraded to; without one
+    they come back in the same."""
+
+    kind = "containers"
+
+    def __init__(self, root: Path, image: str = IMAGE, *, upgrade: str | None = None) -> None:
+        self.root, self.image, self.upgrade = root.absolute(), image, upgrade
+        self.engine = Engine(secrets.token_hex(4))
+        self.watcher = Watcher(self.engine)
+        self.nemesis = Nemesis(self.engine)
+        self.networks = Networks(self.engine, self.nemesis)
+        self.peers: dict[str, Contained] = {}
+        self.expected: dict[str, PeerSpec] = {}
+        self.joiner: PeerSpec | None = None
+        self.skewed: set[str] = set()
+        self.over = threading.Event()
+        self.pool = ThreadPoolExecutor(8, "containers")
+        self._hear: list[Hear] = []
+        self._lock = threading.RLock()
+        self._reader = threading.Thread(target=self._watch, name="faults", daemon=True)
+        self._timers: list[threading.Timer] = []
+
+    def __enter__(self) -> Self:
+        self.engine.call("version", "--format", "{{.Server.Version}}")
+        try:
+            self.engine.call("image", "inspect", "--format", "{{.Id}}", self.image)
+        except EngineError as error:
+            raise EngineError(f"{self.image} is not here: make image builds it") from error
+        self.engine.sweep()
+        try:
+            self.nemesis.start()
+            self.watcher.start()
+        except BaseException:
+            self._remove()
+            raise
+        self._reader.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.over.set()
+        self._reader.join()
+        for timer in self._timers:
+            timer.cancel()
+        with self._lock, contextlib.suppress(EngineError):
+            self.kill([peer for peer in self.peers.values() if self.alive(peer.name)])
+            container_start.keep_disks(self)
+        self._remove()
+
+    def _remove(self) -> None:
+        self.nemesis.close()
+        self.pool.shutdown()
+        try:
+            self.engine.remove_all()
+        finally:
+            self.watcher.close()
+
+    # --- peers ---------------------------------------------------------------------------------------------------
+
+    def start(self, spec: PeerSpec) -> None:
+        """See :class:`~peers.chaos.world.PlayWorld`. The first stage host that names no stage is what a storm's joiners
+        are like. Raises EngineError."""
+        with self._lock:
+            if self.over.is_set():
+                return
+            peer = self.peers[spec.name] = Contained(spec, self.root / "homes" / spec.name)
+            if spec.role == "stage" and (self.joiner is None or "--stage" in self.joiner.arguments):
+                self.joiner = spec
+            self.networks.add(spec)
+            container_start.prepare(self, peer)
+            self.begin(peer)
+
+    def expect(self, spec: PeerSpec) -> None:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+        self.expected[spec.name] = spec
+
+    def begin(self, peer: Contained, image: str | None = None) -> None:
+        """Another start of a peer, in the same home."""
+        container_start.begin(self, peer, image or self.image)
+        peer.read = 0
+
+    def alive(self, name: str) -> bool:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+        return name in self.peers and bool(self.peers[name].starts) and self._died(name) is None
+
+    def exit_code(self, name: str) -> int | None:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+        return self._died(name)
+
+    def _died(self, name: str) -> int | None:
+        died = self.watcher.died(self.peers[name].container)
+        return None if died is None else died.code
+
+    def kill(self, peers: Sequence[Contained]) -> None:
+        """kill -9 of these at once; returns when they are gone. Those that have ended are passed over."""
+        running = [peer.container for peer in peers if self.alive(peer.name)]
+        if not running:
+            return
+        with contextlib.suppress(EngineError):  # one of them ended just now: the others are killed all the same
+            self.engine.call("kill", *running)
+        if late := self.watcher.wait(running, ENDED_S):
+            raise EngineError(f"the engine did not end {', '.join(sorted(late))} within {ENDED_S:g} s")
+
+    def stop(self, names: Iterable[str], grace_s: float) -> None:
+        """See :class:`~peers.chaos.world.PlayWorld`. Told again after half of the time: who cannot be spared leaves
+        then."""
+        running = [self.peers[name].container for name in names if self.alive(name)]
+        container_faults.resume(self, [name for name in names if self.alive(name)])
+        for _ in range(2):
+            if running:
+                with contextlib.suppress(EngineError):
+                    self.engine.call("kill", "--signal", "TERM", *running)
+            running = sorted(self.watcher.wait(running, grace_s / 2))
+        self.kill([peer for peer in self.peers.values() if peer.starts and peer.container in running])
+
+    def homes(self) -> Sequence[Path]:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+        with self._lock, contextlib.suppress(EngineError):
+            if not self.over.is_set():
+                container_start.keep_disks(self)
+        return [path for path in (self.root / "homes", self.root / "lost") if path.is_dir()]
+
+    def log(self, name: str) -> Path:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+        return self.root / "logs" / f"{name}-{len(self.peers[name].starts) - 1}.log"
+
+    def after(self, seconds: float | None, act: Callable[[], object]) -> None:
+        """Do it so many seconds from now, unless the world has ended; never for None."""
+        if seconds is None:
+            return
+
+        def unless_over() -> None:
+            if not self.over.is_set():
+                with contextlib.suppress(EngineError, CannotInflict):
+                    act()
+
+        timer = threading.Timer(seconds, unless_over)
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
+
+    # --- the seam ------------------------------------------------------------------------------------------------
+
+    def wall(self) -> float:
+        """See :class:`~peers.chaos.plan.World`."""
+        return SystemClock().wall()
+
+    def identity(self, name: str) -> str:
+        """See :class:`~peers.chaos.plan.World`; "" for a peer that has not said anything yet."""
+        return self.peers[name].identity
+
+    def listen(self, hear: Hear) -> None:
+        """See :class:`~peers.chaos.plan.World`. What was written before is told too, unless somebody listened."""
+        with self._lock:
+            self._hear.append(hear)
+
+    def check(self, fault: Fault) -> None:
+        """See :class:`~peers.chaos.plan.World`. Who is to have its clock set must be named before it is started."""
+        container_faults.check(self, fault)
+
+    def inflict(self, fault: Fault) -> Iterable[str]:
+        """See :class:`~peers.chaos.plan.World`. Raises CannotInflict when the world has ended, EngineError."""
+        with self._lock:
+            if self.over.is_set():
+                raise CannotInflict(f"{fault.name}: the play is over")
+            return tuple(container_faults.DOERS[type(fault)](self, fault))
+
+    @contextlib.contextmanager
+    def playing(self) -> Iterator[None]:
+        """Alone with the world, for what goes on beside. Raises CannotInflict when the world has ended."""
+        with self._lock:
+            if self.over.is_set():
+                raise CannotInflict("the play is over")
+            yield
+
+    # --- watching ------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not self.over.wait(LOOK_EVERY_S):
+            with self._lock:
+                for peer in list(self.peers.values()):
+                    self._look(peer)
+
+    def _look(self, peer: Contained) -> None:
+        if not self._hear or not peer.starts:
+            return
+        try:
+            with self.log(peer.name).open("rb") as file:
+                file.seek(peer.read)
+                data = file.read()
+        except FileNotFoundError:
+            return  # the container makes it
+        whole = data[: data.rfind(b"\n") + 1]
+        peer.read += len(whole)
+        for line in whole.splitlines():
+            if line.startswith(b"{"):
+                self._tell(peer, decode_line(line))
+
+    def _tell(self, peer: Contained, recorded: Recorded) -> None:
+        peer.identity = recorded.peer or peer.identity
+        event = recorded.event
+        fields = event.fields if isinstance(event, RawEvent) else event.fields()
+        for hear in self._hear:
+            hear(peer.name, event.kind, fields)
+
+
+def user() -> tuple[int, int]:
+    """Who peers are in their containers, so that this process can read what they write: themselves where it is root,
+    else this user."""
+    return (10001, 10001) if os.geteuid() == 0 else (os.geteuid(), os.getegid())

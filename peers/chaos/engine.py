@@ -1,0 +1,184 @@
+"""The Docker engine as its command-line client shows it: one call, one subprocess; and who ended, as it happens.
+
+Everything that a play makes carries two labels: the play's id and who owns it. What an owner that is dead has left, the
+next play removes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from swarm.errors import EXIT_UNREACHABLE, SwarmError
+
+PLAY, OWNER = "swarm.play", "swarm.owner"
+CALL_S = 60.0
+"""An engine on a busy machine takes seconds for a container; one that takes this long hangs."""
+
+
+class EngineError(SwarmError):
+    """The engine does not answer, or has refused; with its own words."""
+
+    exit_code = EXIT_UNREACHABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Died:
+    """A container ended: with which code, and whether the kernel killed something in it for memory."""
+
+    code: int
+    oom: bool
+
+
+class Engine:
+    """Calls for one play. ``client`` is the program."""
+
+    def __init__(self, play: str, client: str = "docker") -> None:
+        self.play, self._client = play, client
+        self.labels = ("--label", f"{PLAY}={play}", "--label", f"{OWNER}={owner()}")
+
+    def call(self, *arguments: str, timeout_s: float = CALL_S) -> str:
+        """What the client prints. Raises EngineError. Blocks."""
+        try:
+            done = subprocess.run(
+                [self._client, *arguments],
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+        except FileNotFoundError as error:
+            raise EngineError(f"{self._client} is not installed: swarm chaos --on processes does without") from error
+        except subprocess.TimeoutExpired as error:
+            raise EngineError(f"the engine did not do this within {timeout_s:g} s: {' '.join(arguments)}") from error
+        if done.returncode:
+            raise EngineError(f"{self._client} {' '.join(arguments[:2])}: {done.stderr.strip() or done.returncode}")
+        return done.stdout.strip()
+
+    def inspect(self, name: str, what: str) -> str:
+        """A field of a container, as a template names it."""
+        return self.call("inspect", "--format", what, name)
+
+    def open(self, *arguments: str) -> subprocess.Popen[str]:
+        """A call that stays, with pipes to its input and output; whoever opens it ends it."""
+        return subprocess.Popen(
+            [self._client, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            bufsize=1,
+        )
+
+    def remove_all(self) -> None:
+        """Containers, networks and volumes of this play, in whatever state they are. Idempotent."""
+        remove(self, {self.play})
+
+    def sweep(self) -> None:
+        """Remove what plays have left whose owner is dead."""
+        listed = _labelled(self)
+        remove(self, {play for play, who in listed if not is_alive(who)})
+
+
+class Watcher:
+    """Who has ended, by name, as the engine tells; a thread of its own between :meth:`start` and :meth:`close`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._died: dict[str, Died] = {}
+        self._oom: set[str] = set()
+        self._news = threading.Condition()
+        self._stream: subprocess.Popen[str] | None = None
+        self._thread = threading.Thread(target=self._read, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Listen from now on."""
+        self._stream = self._engine.open(
+            "events", "--filter", f"label={PLAY}={self._engine.play}", "--filter", "type=container", "--format",
+            "{{json .}}",
+        )  # fmt: skip
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening. Idempotent."""
+        if self._stream is not None:
+            self._stream.kill()
+            self._thread.join()
+            for pipe in (self._stream.stdin, self._stream.stdout):
+                if pipe is not None:
+                    pipe.close()
+            self._stream.wait()
+            self._stream = None
+
+    def died(self, name: str) -> Died | None:
+        """How a container ended; None while it runs."""
+        with self._news:
+            return self._died.get(name)
+
+    def wait(self, names: Iterable[str], seconds: float) -> set[str]:
+        """Those of them that have not ended after at most so many seconds."""
+        wanted = set(names)
+        with self._news:
+            self._news.wait_for(lambda: wanted <= self._died.keys(), seconds)
+            return wanted - self._died.keys()
+
+    def _read(self) -> None:
+        for line in (self._stream.stdout if self._stream is not None else None) or ():
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue
+            self._take(str(event.get("Action", "")), event.get("Actor", {}).get("Attributes", {}))
+
+    def _take(self, action: str, about: Mapping[str, Any]) -> None:
+        name = str(about.get("name", ""))
+        with self._news:
+            if action == "oom":
+                self._oom.add(name)
+            elif action == "die":
+                self._died[name] = Died(int(about.get("exitCode", -1)), name in self._oom)
+            self._news.notify_all()
+
+
+def owner() -> str:
+    """This process, so that no other is ever taken for it."""
+    return f"{os.getpid()}-{psutil.Process().create_time():.2f}"
+
+
+def is_alive(who: str) -> bool:
+    """Whether the process that :func:`owner` named so still lives."""
+    pid, _, created = who.partition("-")
+    try:
+        return f"{psutil.Process(int(pid)).create_time():.2f}" == created
+    except (psutil.Error, ValueError):
+        return False
+
+
+def remove(engine: Engine, plays: Iterable[str]) -> None:
+    """Everything with the labels of these plays. Raises EngineError when something stays."""
+    for play in plays:
+        by = ("--filter", f"label={PLAY}={play}")
+        _each(engine, engine.call("ps", "--all", "--quiet", *by).split(), ("rm", "--force", "--volumes"))
+        _each(engine, engine.call("network", "ls", "--quiet", *by).split(), ("network", "rm"))
+        _each(engine, engine.call("volume", "ls", "--quiet", *by).split(), ("volume", "rm", "--force"))
+
+
+def _each(engine: Engine, names: Sequence[str], command: tuple[str, ...]) -> None:
+    if names:
+        engine.call(*command, *names, timeout_s=2 * CALL_S)
+
+
+def _labelled(engine: Engine) -> Iterator[tuple[str, str]]:
+    by = ("--filter", f"label={PLAY}", "--format", f'{{{{.Label "{PLAY}"}}}} {{{{.Label "{OWNER}"}}}}')
+    for command in (("ps", "--all"), ("network", "ls"), ("volume", "ls")):
+        for line in engine.call(*command, *by).splitlines():
+            play, _, who = line.partition(" ")
+            yield play, who

@@ -1,0 +1,85 @@
+"""Who does the faults of the network: one container per play that may enter the network of any other one.
+
+No peer gets a privilege for it. Commands go through one shell that stays open, so that a fault takes tens of
+milliseconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import subprocess
+import threading
+from collections.abc import Iterable
+
+from peers.chaos.engine import Engine, EngineError
+
+IMAGE = "swarm-nemesis:local"
+FAKETIME = "/usr/lib/libfaketime.so"
+_DONE = "=done="
+_MAY = ("NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE", "KILL")
+
+
+class Nemesis:
+    """Between :meth:`start` and :meth:`close`; the engine's labels have its container removed."""
+
+    def __init__(self, engine: Engine, image: str = IMAGE) -> None:
+        self._engine, self.image = engine, image
+        self.name = f"swarm-{engine.play}-nemesis"
+        self._shell: subprocess.Popen[str] | None = None
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Make the container. Raises EngineError, with the command that helps, where its image is not there."""
+        try:
+            self._engine.call("image", "inspect", "--format", "{{.Id}}", self.image)
+        except EngineError as error:
+            raise EngineError(f"{self.image} is not here: docker/base-image.sh --nemesis makes it") from error
+        may = [word for capability in _MAY for word in ("--cap-add", capability)]
+        self._engine.call(
+            "run", "--detach", "--init", "--name", self.name, *self._engine.labels, *may, "--pid", "host",
+            "--security-opt", "apparmor=unconfined", "--network", "none", "--stop-signal", "KILL",
+            self.image, "sleep", "infinity",
+        )  # fmt: skip
+        self._shell = self._engine.open("exec", "--interactive", self.name, "sh")
+
+    def close(self) -> None:
+        """End the shell. Idempotent."""
+        if self._shell is not None:
+            self._shell.kill()
+            for pipe in (self._shell.stdin, self._shell.stdout):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+            self._shell.wait()
+            self._shell = None
+
+    def run(self, commands: Iterable[str]) -> str:
+        """Run shell commands, all of them, and return what they say. Raises EngineError at the first that fails."""
+        with self._lock:
+            if self._shell is None or self._shell.stdin is None or self._shell.stdout is None:
+                raise EngineError("nobody is there to do faults of the network: the play is over")
+            script = " && ".join(commands)
+            self._shell.stdin.write(f"{{ {script or ':'}; }} </dev/null 2>&1; echo {_DONE} $?\n")
+            self._shell.stdin.flush()
+            said: list[str] = []
+            for line in self._shell.stdout:
+                before, done, code = line.partition(f"{_DONE} ")
+                said.append(before)
+                if done:
+                    if int(code):
+                        raise EngineError(f"{script}: {''.join(said).strip()}")
+                    return "".join(said).strip()
+        raise EngineError("the shell that does faults of the network is gone")
+
+    def within(self, pid: int, commands: Iterable[str]) -> str:
+        """The same in the network of a process of the engine's machine."""
+        return self.run([f"nsenter -t {pid} -n sh -c {shlex.quote(' && '.join(commands) or ':')}"])
+
+    def has_delay(self) -> bool:
+        """Whether this kernel can make links late (netem)."""
+        try:
+            self.run(["tc qdisc replace dev lo root netem delay 1ms", "tc qdisc del dev lo root"])
+        except EngineError:
+            return False
+        return True

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+from peers.chaos.container_links import Links
+from swarm.sim.links import LinkShape
+
+ADDRESSES = {"a": ("10.0.0.1", "10.0.1.1"), "b": ("10.0.0.2",), "c": ("10.0.0.3",)}
+
+
+def rules(links: Links, name: str) -> str:
+    return "\n".join(links.commands(name, ADDRESSES, ["eth0"]))
+
+
+def test_partition_drops_what_comes_from_the_others_in_each_direction_asked_for() -> None:
+    links = Links()
+    links.part(["a"], ["b", "c"], both=False)
+    assert "-s 10.0.0.1,10.0.1.1 -j DROP" in rules(links, "b")
+    assert "DROP" not in rules(links, "a")
+    links.part(["a"], ["b"], both=True)
+    assert "-s 10.0.0.2 -j DROP" in rules(links, "a")
+
+
+def test_mending_some_links_leaves_the_others() -> None:
+    links = Links()
+    links.part(["a"], ["b", "c"], both=True)
+    links.shape(["b"], ["c"], LinkShape(loss=0.1))
+    links.mend(["a"], ["b"])
+    assert "DROP" not in rules(links, "b").replace("0.1000 -j DROP", "")
+    assert "-s 10.0.0.1,10.0.1.1 -j DROP" in rules(links, "c")
+    links.mend()
+    assert "DROP" not in "".join(rules(links, name) for name in "abc")
+
+
+def test_shape_makes_a_queue_for_what_is_sent_there_alone() -> None:
+    links = Links()
+    links.shape(["a"], ["b"], LinkShape(bytes_per_s=125_000))
+    assert "rate 1000kbit" in rules(links, "a")
+    assert "match ip dst 10.0.0.2/32 flowid 1:1" in rules(links, "a")
+    assert rules(links, "b").count("match ip dst") == 2
+    assert "htb" not in rules(links, "c")
+
+
+def test_loss_is_drawn_at_whom_it_reaches_and_delay_is_a_queue() -> None:
+    links = Links()
+    links.shape(["a"], ["b"], LinkShape(loss=0.25, latency_s=0.02, jitter_s=0.01))
+    assert "-s 10.0.0.2 -m statistic --mode random --probability 0.2500 -j DROP" in rules(links, "a")
+    assert "netem delay 20.0ms 5.0ms" in rules(links, "a")

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peers.cli.app import run
+from peers.invite import Invite
+from peers.invite_file import await_invite, find_past, read_invite, write_invite
+from peers.places import take_place
+from swarm.clock import SystemClock
+from swarm.errors import EXIT_USAGE, ConfigError
+from swarm.ids import RunId
+from swarm.network.identity import load_or_create
+
+RUN = RunId("ab" * 32)
+
+
+def founded(home: Path) -> Invite:
+    """A home in which somebody founded a run that has not begun."""
+    with take_place(home, clock=SystemClock(), run=RUN, role="bootstrap") as place:
+        peer = load_or_create(place.identity).peer
+        session = place.open_session(name="otter", peer=peer, role="bootstrap", run=RUN, run_name="tiny")
+        (session / "run.toml").write_text("")
+    return Invite(run=RUN, name="tiny", at=(f"/ip4/127.0.0.1/tcp/4001/p2p/{peer}",))
+
+
+def test_invite_written_is_read_back(tmp_path: Path) -> None:
+    invite, file = founded(tmp_path / "home"), tmp_path / "there" / "invite"
+    assert read_invite(file) is None
+    write_invite(file, invite.text())
+    assert read_invite(file) == invite
+    assert file.stat().st_mode & 0o777 == 0o644
+
+
+def test_invite_that_comes_later_is_waited_for(tmp_path: Path) -> None:
+    invite, file = founded(tmp_path / "home"), tmp_path / "invite"
+    file.touch()  # an empty one is none
+    writer = threading.Timer(0.05, write_invite, (file, invite.text()))
+    writer.start()
+    assert await_invite(file) == invite
+    writer.join()
+
+
+def test_invite_file_that_holds_something_else_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "invite").write_text("not an invite")
+    with pytest.raises(ConfigError, match="swarm1"):
+        read_invite(tmp_path / "invite")
+
+
+def test_past_of_a_founder_whose_run_had_not_begun_is_its_manifest(tmp_path: Path) -> None:
+    past = find_past(tmp_path / "home", founded(tmp_path / "home"))
+    assert past is not None
+    assert (past.place.name, past.contacts) == ("1", ())
+    assert past.manifest is not None
+    assert past.manifest.name == "run.toml"
+
+
+def test_home_of_somebody_else_has_no_past(tmp_path: Path) -> None:
+    assert find_past(tmp_path / "other", founded(tmp_path / "home")) is None
+
+
+def test_new_with_the_invite_of_another_home_founds_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "invite"
+    write_invite(file, founded(tmp_path / "home").text())
+    code = run(["new", "--preset", "tiny", "--home", str(tmp_path / "other"), "--invite-file", str(file)])
+    assert code == EXIT_USAGE
+    assert "of which this home knows nothing" in capsys.readouterr().err
+
+
+def test_new_whose_run_has_begun_comes_back_as_a_stage_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home, file = tmp_path / "home", tmp_path / "invite"
+    write_invite(file, founded(home).text())
+    other = f"/ip4/10.0.0.2/tcp/4001/p2p/{load_or_create(tmp_path / 'other.key').peer}"
+    monkeypatch.setattr("peers.invite_file._members", lambda history, own: [other])
+    given: dict[str, Any] = {}
+
+    def join(arguments: Any, settings: Any, **more: Any) -> int:
+        given.update(arguments=arguments, settings=settings)
+        return 0
+
+    monkeypatch.setattr("peers.join.join", join)
+    assert run(["new", "--preset", "tiny", "--home", str(home), "--invite-file", str(file)]) == 0
+    assert given["settings"].role == "stage"
+    assert given["settings"].place == "1"
+    assert Invite(run=RUN, name="tiny", at=(other,)).text() == given["arguments"][0]
