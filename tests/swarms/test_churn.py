@@ -163,7 +163,7 @@ class Churn:
         on(peer, moment, lambda: self.swarm.kill(peer.settings.name))
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2])
 async def test_run_goes_on_exactly_whoever_comes_goes_and_vanishes(tmp_path: Path, seed: int) -> None:
     steps, target = 40, 6
     swarm = LocalSwarm(tmp_path, hosts=4, trainers=2, run={"steps": steps})
