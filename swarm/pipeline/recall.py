@@ -174,10 +174,13 @@ class Recalls:
     async def _fetch(self, errand: Errand, hop: int, what: TrainerWhat) -> Payload:
         trainer = errand.microbatch.trainer
         peer = errand.route[hop] if 0 <= hop < self._settings.stages else trainer
+        key = (errand.step, errand.microbatch, what, peer)
+        payload: Payload = await self._once(key, lambda: self._ask_or_miss(peer, errand, hop, what))
+        return payload
+
+    async def _ask_or_miss(self, peer: PeerId, errand: Errand, hop: int, what: TrainerWhat) -> Payload:
         try:
-            key = (errand.step, errand.microbatch, what, peer)
-            payload: Payload = await self._once(key, lambda: self._ask(peer, errand, hop, what))
-            return payload
+            return await self._ask(peer, errand, hop, what)
         except PeerError as error:
             raise Missing(hop, peer, error) from error
 
@@ -227,8 +230,9 @@ class Recalls:
         """The outcome of ``work``, shared by all who want it at a time; it goes on when one of them is cancelled."""
         future = self._running.get(key)
         if future is None:
-            future = self._running[key] = asyncio.get_running_loop().create_future()
+            future = asyncio.get_running_loop().create_future()
             self._spawn(self._work_for(key, future, work))
+            self._running[key] = future  # not before: a replica that does not work now refuses the work
         return await asyncio.shield(future)
 
     async def _work_for(

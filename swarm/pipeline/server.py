@@ -111,7 +111,10 @@ class StageServer:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as group:
             self._sending = group
-            await self._worker.run()
+            try:
+                await self._worker.run()
+            finally:
+                self._sending = None  # a group that is closing takes nothing more
 
     async def settle(self, step: int, assigned: Assigned) -> None:
         """Have exactly the ``assigned`` microbatches in the open step; each comes with its route, which leads through
@@ -242,7 +245,7 @@ class StageServer:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         if self._sending is None:
             work.close()
-            raise Busy("this replica does not work yet")
+            raise Busy("this replica does not work now")
         self._sending.create_task(work)
 
     def _dropped(self, passage: Passage, size: int) -> None:

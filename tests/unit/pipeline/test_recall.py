@@ -67,6 +67,18 @@ async def test_recall_gives_what_was_sent_before_and_after_the_contribution(scen
     assert len(scene.replica.events.of(Accumulated)) == 1
 
 
+async def test_recall_by_a_replica_that_works_no_more_is_refused_each_time() -> None:
+    scene = Scene()
+    await scene.open()
+    async with working(scene.replica):
+        await scene.there(x=3.0)
+        await scene.backward(x=4.0)
+        await eventually(lambda: scene.part.held)
+    for _ in range(2):
+        with pytest.raises(Refused, match="does not work now"):
+            await ask(scene, DOWN)
+
+
 LIES: list[tuple[str, PeerId, dict[str, Any], type[PeerError]]] = [
     ("output by the stage before", UP, {}, Refused),
     ("gradient by the stage after", DOWN, {"what": "gradient"}, Refused),
