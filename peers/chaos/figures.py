@@ -194,9 +194,9 @@ def missed(told: Mapping[str, Number], at_least: Mapping[str, float], at_most: M
     for name, bar in at_least.items():
         value = told[name]
         if value is None or value < bar:
-            problems.append(f"{name} is {'not measured' if value is None else value}, at least {bar} was expected")
+            problems.append(f"{name} is {'not measured' if value is None else value}, at least {bar:g} was expected")
     for name, bar in at_most.items():
         value = told[name]
         if value is None or value > bar:
-            problems.append(f"{name} is {'not measured' if value is None else value}, at most {bar} was expected")
+            problems.append(f"{name} is {'not measured' if value is None else value}, at most {bar:g} was expected")
     return problems

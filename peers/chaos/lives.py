@@ -12,7 +12,7 @@ from peers.invariants.evidence import Evidence, Fact
 State = Literal["absent", "joining", "ready", "leaving", "away", "cut off"]
 """``away``: paused; ``cut off``: no link to the others, or left behind by them."""
 
-DEADLY = ("kill", "limit_memory")
+DEADLY = ("kill",)
 MARKS = {"resume", "heal", "reconnect", "free_disk", "moment"}
 """Strikes that end another one."""
 

@@ -184,6 +184,7 @@ class Play:
                 continue
             self._up.discard(name)
             self._suspects.discard(name)
+            striker.ended(name, self._world.wall())
             self.outcome.ends.append(End(self._world.wall(), name, self._world.exit_code(name), struck))
             if not struck and not self._over():
                 raise PlayFailed(f"{name} ended, and nobody had struck it:\n{self._tail(name)}")

@@ -58,6 +58,7 @@ class Striker:
         self._forgiven: set[str] = set()
         self.started: set[str] = set()
         self._away: dict[str, float] = {}
+        self._to_end: dict[str, Planned | None] = {}
         self._drawn = 0
         self._last_step = 0
 
@@ -84,6 +85,15 @@ class Striker:
         """Whether a strike is to blame for the end of this peer."""
         return name in self._excused | self._forgiven
 
+    def ended(self, name: str, wall: float) -> None:
+        """A peer was seen to have ended: who had a limit of memory is brought back from then on."""
+        if name not in self._to_end:
+            return
+        one = self._to_end.pop(name)
+        if one is not None and one.back_s is not None:
+            strike = Strike(f"{BACK}{one.strike.label}:{name}", NEVER, faults.Restart(name, one.keep_disk))
+            self._timed.append(_Timed(wall + one.back_s, strike))
+
     def settled(self, step: int, steps: int) -> bool:
         """Whether nothing is to come any more, everybody that was brought back is ready, and so many steps were closed
         since."""
@@ -97,6 +107,7 @@ class Striker:
         known = {*self._plan.fired, *(label for label, _ in self._plan.errors)}
         told += [f"{label} to strike" for label in self._planned if label not in known]
         told += [f"{len(self._draws)} more draws"] if self._draws else []
+        told += [f"{name} to be killed for its memory" for name in sorted(self._to_end)]
         told += [f"{name} to be ready" for name in sorted(self._awaited)]
         return ", ".join(dict.fromkeys(told))
 
@@ -107,6 +118,7 @@ class Striker:
             self._plan.assert_fired()
         except AssertionError as error:
             told.append(str(error))
+        told += [f"{name} was not killed for its memory" for name in sorted(self._to_end)]
         told += [f"{name} was started again and never got ready" for name in sorted(self._awaited)]
         return told
 
@@ -168,6 +180,9 @@ class Striker:
 
     def _bring_back(self, fired: Fired, label: str, victims: Sequence[str]) -> None:
         one = self._planned.get(label)
+        if isinstance(fired.strike.fault, faults.LimitMemory):  # the kernel says when
+            self._to_end |= dict.fromkeys(victims, one)
+            return
         if one is None or one.back_s is None:
             return
         for name in victims:

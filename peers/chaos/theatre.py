@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -77,22 +77,25 @@ def _play(
 ) -> Judged:
     cast, strikes, drawn = parts
     faults = [*(one.strike.fault for one in strikes), *_drawn_faults(drawn, cast)]
-    with world_of(name, root, scenario, faults, options.image) as world:
-        play = Play(scenario, cast, world, strikes, drawn)
-        told: list[str] = []
+    told: list[str] = []
 
-        def tell(line: str) -> None:
-            told.append(line)
-            say(line)
+    def tell(line: str) -> None:
+        told.append(line)
+        say(line)
 
-        judged: Judged | None = None
-        try:
+    with contextlib.ExitStack() as last:
+        judged: list[Judged] = []
+        with world_of(name, root, scenario, faults, options.image) as world:
+            play = Play(scenario, cast, world, strikes, drawn)
+
+            def close() -> None:
+                (root / TIMELINE).write_text("\n".join(told) + "\n", encoding="utf-8")
+                judged.append(judge(scenario, name, world, _players(cast, world, play.outcome), play.outcome))
+                _write(judged[0], root, options, say)
+
+            last.callback(close)  # once the world has ended, however the play did: only then all evidence is there
             play.run(tell)
-        finally:
-            (root / TIMELINE).write_text("\n".join(told) + "\n", encoding="utf-8")
-            judged = judge(scenario, name, world, _players(cast, world, play.outcome), play.outcome)
-            _write(judged, root, options, say)
-    return judged
+    return judged[0]
 
 
 def _prepare(scenario: Scenario, beside: Path, root: Path) -> tuple[Cast, tuple[Planned, ...], tuple[Draw, ...]]:
@@ -174,7 +177,7 @@ def _write(judged: Judged, root: Path, options: Options, say: Callable[[str], No
         _say(json.dumps(document(judged)))
 
 
-@contextmanager
+@contextlib.contextmanager
 def _directory(out: Path | None, scenario: Scenario, clock: Clock) -> Iterator[Path]:
     """A new directory for everything that the play makes."""
     stamp = datetime.fromtimestamp(clock.wall(), UTC).strftime("%Y-%m-%d-%H%M%S")

@@ -11,7 +11,7 @@ from typing import Any
 
 from peers.chaos.figures import Closing, Number, Played, by_kind, closings, figures, missed
 from peers.chaos.lives import Life, Player, Struck, lives
-from peers.chaos.play import Outcome
+from peers.chaos.play import End, Outcome
 from peers.chaos.scenario import Scenario
 from peers.chaos.world import PlayWorld
 from peers.invariants.check import CHECKERS, USUAL, Report, check
@@ -53,6 +53,7 @@ class Judged:
     closings: tuple[Closing, ...]
     problems: tuple[str, ...]
     interrupted: bool
+    ends: tuple[End, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -79,7 +80,10 @@ def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequen
     names = {player.identity: player.name for player in players if player.identity}
     problems = [_PEER_ID.sub(lambda found: names.get(found[0], found[0]), problem) for problem in problems]
     closed = tuple(one for one in closings(there) if one.wall <= outcome.ended)
-    return Judged(scenario, world_name, told, report, strikes, life, closed, tuple(problems), outcome.interrupted)
+    ends_seen = tuple(outcome.ends)
+    return Judged(
+        scenario, world_name, told, report, strikes, life, closed, tuple(problems), outcome.interrupted, ends_seen
+    )
 
 
 def _problems(
@@ -136,6 +140,10 @@ def document(judged: Judged) -> dict[str, Any]:
         "verdict": judged.verdict,
         "problems": list(judged.problems),
         **judged.figures,
+        "ends": [
+            {"peer": end.name, "exit_code": end.code, "struck": end.struck, "wall": round(end.wall, 3)}
+            for end in judged.ends
+        ],
         "faults_by_kind": by_kind(judged.strikes),
         "invariants": {} if report is None else {name: _invariant(report, name) for name in CHECKERS},
     }

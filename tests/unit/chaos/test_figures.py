@@ -129,7 +129,7 @@ def test_bars_that_are_kept_are_not_told() -> None:
     assert missed(told, {"steps": 8, "faults": 1}, {"lost": 0}) == []
     assert missed(told, {"steps": 9}, {"max_gap_s": 1.0}) == [
         "steps is 8, at least 9 was expected",
-        "max_gap_s is 2.0, at most 1.0 was expected",
+        "max_gap_s is 2.0, at most 1 was expected",
     ]
 
 

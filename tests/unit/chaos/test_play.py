@@ -10,7 +10,7 @@ from typing import Any, Self
 import pytest
 
 from peers.chaos.cast import cast_of
-from peers.chaos.faults import CannotInflict, Fault, Kill, Restart
+from peers.chaos.faults import CannotInflict, Fault, Kill, LimitMemory, Restart
 from peers.chaos.play import Outcome, Play
 from peers.chaos.scenario import Scenario, parse_scenario
 from peers.chaos.schedule import Draw
@@ -117,7 +117,7 @@ class MadeUpWorld:
         self._hear.append(hear)
 
     def check(self, fault: Fault) -> None:
-        if not isinstance(fault, Kill | Restart):
+        if not isinstance(fault, Kill | LimitMemory | Restart):
             raise CannotInflict(f"a made-up world has no means for {fault.name}")
 
     def inflict(self, fault: Fault) -> Iterable[str]:
@@ -225,3 +225,16 @@ def test_interrupt_ends_everybody_and_passes(tmp_path: Path) -> None:
         play.run(lambda line: None)
     assert play.outcome.interrupted
     assert set(world.stopped) == set(cast.names)
+
+
+def test_who_has_too_little_memory_is_brought_back_once_it_was_killed(tmp_path: Path) -> None:
+    limit = {**KILL, "do": "limit_memory", "mib": 8, "back_s": 0.3}
+    world = MadeUpWorld(tmp_path, {30: lambda world: world.living.discard("host-0-1")}, steps=0)
+    outcome, _ = _play(world, _scenario(fault=[limit], until={"minutes": 0.01}))
+    assert outcome.problems == []
+    (struck, _), (back, restart) = world.done
+    assert (struck, restart) == (5, Restart("host-0-1"))
+    assert back > 30
+    spared = MadeUpWorld(tmp_path)
+    outcome, _ = _play(spared, _scenario(fault=[limit]))
+    assert outcome.problems == ["host-0-1 was not killed for its memory"]
