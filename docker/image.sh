@@ -66,7 +66,9 @@ main() {
   before=$("$engine" image inspect --format '{{.Id}}' "$tag" 2>/dev/null || true)
   say "building $name from $base"
   "$engine" build --quiet --file docker/Dockerfile --tag "$name" --tag "$tag" --build-arg "BASE_IMAGE=$base" \
-    --build-arg "VARIANT=$variant" --build-arg "VERSION=$version" --build-arg "COMMIT=$(commit)" . >/dev/null \
+    --build-arg "VARIANT=$variant" --label "org.opencontainers.image.title=swarm-trainer" \
+    --label "org.opencontainers.image.licenses=Apache-2.0" --label "org.opencontainers.image.version=$version" \
+    --label "org.opencontainers.image.revision=$(commit)" . >/dev/null \
     || fail "the build failed; its own message is above"
   [[ -z $before || $before == $("$engine" image inspect --format '{{.Id}}' "$tag") ]] \
     || "$engine" image rm "$before" >/dev/null 2>&1 || true

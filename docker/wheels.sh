@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Gathers what the image installs into docker/wheels/VARIANT, so that building it needs no network: the dependencies at
-# the versions of constraints.txt, for the Python of BASE_IMAGE, and what builds the project's own wheel.
+# the versions of constraints.txt, for the Python of BASE_IMAGE, and in docker/wheels/build what builds the project itself.
 #
 #   docker/wheels.sh cpu BASE_IMAGE      or cuda
 #
@@ -30,7 +30,6 @@ fail() {
 # The dependencies without their versions: constraints.txt has these.
 requirements() {
   sed -n '/^dependencies = \[/,/^\]/s/^ *"\([a-z0-9-]*\).*/\1/p' "$root/pyproject.toml"
-  printf '%s\n' hatchling
 }
 
 python_of() { "$@" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
@@ -60,6 +59,8 @@ if [ -n "$3" ]; then
   $pip --no-deps --index-url "$3" "$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' "$2/constraints.txt")"
 fi
 $pip --find-links "$2/wheels" --requirement "$2/requirements.txt"
+"$2/venv/bin/python" -m pip --disable-pip-version-check --quiet wheel --wheel-dir "$2/build" --find-links "$2/wheels" \
+  --constraint "$2/constraints.txt" hatchling
 rm -rf "$2/venv"
 SCRIPT
 }
@@ -101,6 +102,8 @@ main() {
       "Put a CPU wheel of torch into ../shared/wheels, or say TORCH_CPU_INDEX=…; or: make image VARIANT=cuda"
   fi
   mv "$work/wheels"/*.whl "$work" && rmdir "$work/wheels"
+  rm -rf "$root/docker/wheels/build"
+  mv "$work/build" "$root/docker/wheels/build"
   fingerprint "$version" >"$work/.made"
   rm -rf "$target"
   chmod 755 "$work"

@@ -133,9 +133,10 @@ class ContainerWorld:
             peer = self.peers[spec.name] = Contained(spec, self.root / "homes" / spec.name)
             if spec.role == "stage" and (self.joiner is None or "--stage" in self.joiner.arguments):
                 self.joiner = spec
-            self.networks.add(spec)
-            container_start.prepare(self, peer)
-            self.begin(peer)
+        # Not under the lock: an engine takes its time, and events are to be told meanwhile.
+        self.networks.add(spec)
+        container_start.prepare(self, peer)
+        self.begin(peer)
 
     def expect(self, spec: PeerSpec) -> None:
         """See :class:`~peers.chaos.world.PlayWorld`."""
@@ -147,7 +148,11 @@ class ContainerWorld:
         peer.read = 0
 
     def alive(self, name: str) -> bool:
-        """See :class:`~peers.chaos.world.PlayWorld`."""
+        """See :class:`~peers.chaos.world.PlayWorld`. While a fault is inflicted nobody is told who has died of it."""
+        with self._lock:
+            return self._runs(name)
+
+    def _runs(self, name: str) -> bool:
         return name in self.peers and bool(self.peers[name].starts) and self._died(name) is None
 
     def exit_code(self, name: str) -> int | None:
