@@ -3,21 +3,17 @@ and how a founder that is started again finds it too."""
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from dataclasses import dataclass
-from itertools import zip_longest
 from pathlib import Path
 
+from peers.acquaintances import acquaintances, sessions_of
 from peers.founding_files import MANIFEST_FILE
-from peers.history_source import HISTORY
 from peers.invite import MAX_ADDRESSES, Invite, parse_invite
 from peers.places import PlaceInfo, list_places
 from peers.words import another_path
-from swarm.errors import ConfigError, StateError
+from swarm.errors import ConfigError
 from swarm.network.addresses import parse_address, split_peer
-from swarm.optimization.history_file import HistoryReader
-from swarm.optimization.roster import Roster
 from swarm.state.checkpoint_disk import write_whole
 
 LOOK_EVERY_S = 0.2
@@ -71,21 +67,10 @@ def find_past(home: Path, invite: Invite) -> Past | None:
     for place in list_places(home):
         if place.state is None or place.state.peer not in founders:
             continue
-        sessions = sorted((place.path / "sessions").glob(f"*-{invite.run[:8]}*"), reverse=True)
-        for session in sessions:
-            if contacts := _members(session / HISTORY, place.state.peer):
-                invited = Invite(run=invite.run, name=invite.name, at=tuple(contacts[:MAX_ADDRESSES])).text()
-                return Past(place, (invited, *contacts[MAX_ADDRESSES:]), None)
+        if contacts := acquaintances(place.path, invite.run, place.state.peer):
+            invited = Invite(run=invite.run, name=invite.name, at=contacts[:MAX_ADDRESSES]).text()
+            return Past(place, (invited, *contacts[MAX_ADDRESSES:]), None)
+        sessions = sessions_of(place.path, invite.run)
         kept = [session / MANIFEST_FILE for session in sessions if (session / MANIFEST_FILE).is_file()]
         return Past(place, (), kept[0] if kept else None)
     return None
-
-
-def _members(history: Path, own: str) -> list[str]:
-    """Addresses of the others in the newest record that can be read, one of each before the second of anybody."""
-    newest = Roster(())
-    with contextlib.suppress(OSError, StateError):
-        for line in HistoryReader(history):
-            newest = line.record.members
-    lists = [member.addresses for member in newest.members if member.peer != own]
-    return [address for turn in zip_longest(*lists) for address in turn if address is not None]

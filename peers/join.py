@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 
 CHECKPOINTS_KEPT = 3
+MOST_KNOWN = 8
+"""Addresses of a place's own memory that are tried beside those of the invite."""
 
 
 def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_lines: bool) -> int:
@@ -75,9 +77,13 @@ def _awaited(file: Path, say: Callable[[str, str], None]) -> str:
 
 
 def _peer_settings(place: Place, who: Who, contacts: Contacts, settings: JoinSettings) -> PeerSettings:
+    from peers.acquaintances import acquaintances
     from peers.places import home_directory
 
     role, home = settings.part_taken, home_directory(settings.home)
+    # Who was here before can come back through others than those of its invite. Any peer of the run will do: what it
+    # serves is checked against the run's id.
+    known = acquaintances(place.path, contacts.run, who.peer)[:MOST_KNOWN] if contacts.run is not None else ()
     kept = settings.checkpoints or home / RUNS / "{run}"
     session = open_session(place, who, role=role, run=contacts.run or "", run_name=contacts.run_name or "")
     return exact_settings(
@@ -86,7 +92,7 @@ def _peer_settings(place: Place, who: Who, contacts: Contacts, settings: JoinSet
         role=role,
         name=who.name,
         stage=settings.stage,
-        bootstrap=contacts.addresses,
+        bootstrap=tuple(dict.fromkeys((*contacts.addresses, *known))),
         run=contacts.run,
         listen=settings.listen,
         announce=settings.announce,

@@ -74,7 +74,7 @@ def test_new_whose_run_has_begun_comes_back_as_a_stage_host(tmp_path: Path, monk
     home, file = tmp_path / "home", tmp_path / "invite"
     write_invite(file, founded(home).text())
     other = f"/ip4/10.0.0.2/tcp/4001/p2p/{load_or_create(tmp_path / 'other.key').peer}"
-    monkeypatch.setattr("peers.invite_file._members", lambda history, own: [other])
+    monkeypatch.setattr("peers.invite_file.acquaintances", lambda place, run, own: (other,))
     given: dict[str, Any] = {}
 
     def join(arguments: Any, settings: Any, **more: Any) -> int:

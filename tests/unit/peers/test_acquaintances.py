@@ -1,0 +1,72 @@
+"""Whom a peer asks that comes back and finds its invite's contacts gone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from peers.acquaintances import acquaintances
+from peers.cli.app import run
+from peers.invite import Invite
+from peers.places import take_place
+from peers.settings import PeerSettings
+from swarm.clock import SystemClock
+from swarm.ids import PeerId
+from swarm.network.identity import load_or_create
+from swarm.optimization.roster import Roster
+from tests.unit.peers.decided_chain import PEERS, RUN, DecidedChain, roster, write
+
+OWN = PEERS["heron"]
+
+
+def address(peer: PeerId, port: int) -> str:
+    return f"/ip4/192.0.2.7/tcp/{port}/p2p/{peer}"
+
+
+def members(*names: str) -> Roster:
+    """Each with two addresses."""
+    return Roster(
+        member.model_copy(update={"addresses": (address(member.peer, 1), address(member.peer, 2))})
+        for member in roster(*names).members
+    )
+
+
+def remember(session: Path, *names: str) -> None:
+    """A history that ends with these."""
+    chain = DecidedChain().found().close(roster=members(*names).members)
+    write(session / "history.jsonl", chain.lines, torn=b'{"torn')
+
+
+def test_others_of_the_newest_record_come_one_address_of_each_first(tmp_path: Path) -> None:
+    remember(tmp_path / "sessions" / f"20260101-{RUN[:8]}", "otter", "heron")
+    remember(tmp_path / "sessions" / f"20260102-{RUN[:8]}", "otter", "mole", "heron")
+    (tmp_path / "sessions" / f"20260103-{RUN[:8]}").mkdir()
+    others = sorted(peer for name, peer in PEERS.items() if name in ("otter", "mole"))
+    known = acquaintances(tmp_path, RUN, OWN)
+    assert sorted(known[:2]) == [address(peer, 1) for peer in others]
+    assert sorted(known[2:]) == [address(peer, 2) for peer in others]
+
+
+def test_nobody_is_known_of_another_run_or_without_a_history(tmp_path: Path) -> None:
+    assert acquaintances(tmp_path, RUN, OWN) == ()
+    remember(tmp_path / "sessions" / f"20260101-{RUN[:8]}", "otter", "heron")
+    assert acquaintances(tmp_path, "ab" * 32, OWN) == ()
+
+
+def test_join_in_a_place_that_knows_the_run_asks_those_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[PeerSettings] = []
+
+    def run_peer(settings: PeerSettings) -> int:
+        started.append(settings)
+        return 0
+
+    monkeypatch.setattr("peers.node.run_peer", run_peer)
+    home = tmp_path / "home"
+    with take_place(home, clock=SystemClock(), run=RUN, role="stage") as place:
+        peer = load_or_create(place.identity).peer
+        remember(place.open_session(name="me", peer=peer, role="stage", run=RUN, run_name="tiny"), "otter", "mole")
+    gone = address(PEERS["vole"], 9)
+    run(["join", Invite(run=RUN, name="tiny", at=(gone,)).text(), "--role", "stage", "--home", str(home)])
+    assert started[0].bootstrap[0] == gone
+    assert {address(PEERS["otter"], 1), address(PEERS["mole"], 1)} < set(started[0].bootstrap)
