@@ -4,7 +4,7 @@
 #
 # Does nothing when the image is there and was made by this very file. Needs root, and debootstrap, which it installs
 # where apt-get can. Nothing is left outside Docker but the packages in the cache. Reads from the environment:
-#   DEBIAN_MIRROR  where packages come from (default: http://deb.debian.org/debian)
+#   DEBIAN_MIRROR  where packages come from (default: debootstrap's own)
 #   DEBIAN_SUITE   the release (default: bookworm, which has Python 3.11)
 #   CACHE          where downloaded packages are kept (default: docker/.cache/debs)
 #   ENGINE         the client (default: docker)
@@ -12,7 +12,7 @@
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
-mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+mirror=${DEBIAN_MIRROR:-}
 suite=${DEBIAN_SUITE:-bookworm}
 cache=${CACHE:-$here/.cache/debs}
 engine=${ENGINE:-docker}
@@ -69,8 +69,8 @@ main() {
   tree=$(mktemp -d /var/tmp/swarm-base-XXXXXX)
   # shellcheck disable=SC2064  # the directory of now
   trap "rm -rf '$tree'" EXIT
-  say "making $image from $suite at $mirror (a minute or two)"
-  "$debootstrap" --variant=minbase --cache-dir="$cache" --include="$packages" "$suite" "$tree" "$mirror" \
+  say "making $image from $suite${mirror:+ at $mirror} (a minute or two)"
+  "$debootstrap" --variant=minbase --cache-dir="$cache" --include="$packages" "$suite" "$tree" ${mirror:+"$mirror"} \
     >"$tree.log" 2>&1 || { tail -n 20 "$tree.log" >&2; rm -f "$tree.log"; fail "debootstrap did not succeed" \
       "Its last words are above. Another mirror: DEBIAN_MIRROR=http://… make image"; }
   rm -f "$tree.log"

@@ -23,7 +23,7 @@ from peers.chaos.schedule import Draw
 from peers.chaos.strikes import Planned, planned
 from peers.chaos.verdict import Judged, document, judge, lines
 from peers.chaos.world import PlayWorld
-from peers.chaos.worlds import WorldName, choose_world, world_of
+from peers.chaos.worlds import Images, WorldName, choose_world, world_of
 from swarm.clock import Clock
 from swarm.errors import EXIT_ERROR, EXIT_OK, ConfigError
 
@@ -43,7 +43,7 @@ class Options:
     on: str | None = None
     out: Path | None = None
     report: Path | None = None
-    image: str | None = None
+    images: Images = Images()
     seed: int | None = None
     keep: bool = False
     json: bool = False
@@ -85,7 +85,7 @@ def _play(
 
     with contextlib.ExitStack() as last:
         judged: list[Judged] = []
-        with world_of(name, root, scenario, faults, options.image) as world:
+        with world_of(name, root, scenario, faults, options.images) as world:
             play = Play(scenario, cast, world, strikes, drawn)
 
             def close() -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from peers.chaos import faults
+from peers.chaos.containers import IMAGE, ContainerWorld
 from peers.chaos.faults import CannotInflict, Fault
 from peers.chaos.processes import ProcessWorld
 from peers.chaos.scenario import Scenario
@@ -21,6 +22,14 @@ from swarm.errors import ConfigError, SwarmError
 WorldName = Literal["containers", "processes"]
 ANSWER_S = 10.0
 _LINKED = (faults.Partition, faults.SlowLinks, faults.SlowLink, faults.CorruptBytes, faults.Disconnect)
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """What containers are made of, and what they come back as from an upgrade; None: the same."""
+
+    image: str = IMAGE
+    upgrade: str | None = None
 
 
 def engine_answers() -> bool:
@@ -43,26 +52,39 @@ def choose_world(scenario: Scenario, on: str | None) -> tuple[WorldName, str]:
                 "--on", on, f"containers: {scenario.name} needs what only they have", "Leave the option out."
             )
         return "processes", "as asked"
-    if on == "containers":
-        return "containers", "as asked"
-    if engine_answers():
-        return "containers", "a Docker engine answers"
+    if on == "containers" or (not scenario.swarm.links and engine_answers()):
+        _check_links(scenario)
+        return "containers", "as asked" if on else "a Docker engine answers"
     if scenario.needs == "containers":
         raise ConfigError(
             "needs", "containers", "a Docker engine that answers", "docker version says why none does; start it."
         )
-    return "processes", "no Docker engine answers"
+    return "processes", "its links are described" if scenario.swarm.links else "no Docker engine answers"
+
+
+def _check_links(scenario: Scenario) -> None:
+    if scenario.swarm.links:
+        raise ConfigError(
+            "swarm.links",
+            scenario.swarm.links,
+            "none among containers: their networks are what the machine's kernel makes of them",
+            "Use --on processes, or a slow_links fault in their place.",
+        )
 
 
 @contextlib.contextmanager
 def world_of(
-    name: WorldName, root: Path, scenario: Scenario, strikes: Iterable[Fault], image: str | None
+    name: WorldName, root: Path, scenario: Scenario, strikes: Iterable[Fault], images: Images
 ) -> Iterator[PlayWorld]:
     """The world, entered. Raises what says why it cannot be had; SwarmError for a fault that it has no means for,
     before anybody is started."""
     struck = tuple(strikes)
     with contextlib.ExitStack() as stack:
-        world = _processes(root, scenario, struck, stack) if name == "processes" else _containers(root, image, stack)
+        world: PlayWorld
+        if name == "processes":
+            world = _processes(root, scenario, struck, stack)
+        else:
+            world = stack.enter_context(ContainerWorld(root, images.image, upgrade=images.upgrade))
         for fault in struck:
             if isinstance(fault, faults.Moment):
                 continue
@@ -78,12 +100,3 @@ def _processes(root: Path, scenario: Scenario, struck: tuple[Fault, ...], stack:
     links = stack.enter_context(shaped(scenario.swarm.links)) if linked else None
     skewed = any(isinstance(fault, faults.SkewClock) for fault in struck)
     return stack.enter_context(ProcessWorld(root, links, skewed=skewed))
-
-
-def _containers(root: Path, image: str | None, stack: contextlib.ExitStack) -> PlayWorld:
-    try:
-        module = importlib.import_module("peers.chaos.containers")
-    except ModuleNotFoundError:
-        raise SwarmError("this build plays no scenario among containers: swarm chaos --on processes") from None
-    world: PlayWorld = module.ContainerWorld(root, image=image) if image else module.ContainerWorld(root)
-    return stack.enter_context(world)

@@ -34,6 +34,9 @@ def chaos(
     image: Annotated[
         str | None, typer.Option(metavar="IMAGE", help="What containers are made of.  [default: the one made here]")
     ] = None,
+    upgrade: Annotated[
+        str | None, typer.Option(metavar="IMAGE", help="What they come back as from an upgrade.  [default: the same]")
+    ] = None,
     seed: Annotated[int | None, typer.Option(metavar="N", min=0, help="Other draws than the scenario's.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep homes and logs of a play that was kept, too.")] = False,
     listed: Annotated[bool, typer.Option("--list", help="Show the scenarios in docker/scenarios.")] = False,
@@ -57,6 +60,7 @@ def chaos(
         raise ConfigError("SCENARIO.toml", None, "a file", "swarm chaos --list shows those here.")
     from peers.chaos.theatre import Options
     from peers.chaos.theatre import chaos as run_chaos
+    from peers.chaos.worlds import Images
     from swarm.clock import SystemClock
 
     options = Options(
@@ -64,7 +68,7 @@ def chaos(
         on=None if on is None else on.value,
         out=out,
         report=report,
-        image=image,
+        images=Images(image or Images().image, upgrade),
         seed=seed,
         keep=keep,
         json=as_json,

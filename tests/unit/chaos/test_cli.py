@@ -9,7 +9,7 @@ import pytest
 from peers.chaos import worlds
 from peers.chaos.faults import LimitMemory
 from peers.chaos.scenario import Scenario, parse_scenario
-from peers.chaos.worlds import choose_world, world_of
+from peers.chaos.worlds import Images, choose_world, world_of
 from peers.cli.app import run
 from swarm.errors import ConfigError, SwarmError
 
@@ -70,7 +70,15 @@ def test_what_only_containers_have_is_refused_where_there_are_none(monkeypatch: 
 def test_fault_without_means_is_refused_before_anybody_is_started(tmp_path: Path) -> None:
     with (
         pytest.raises(SwarmError, match="limit_memory: swarm chaos --on containers"),
-        world_of("processes", tmp_path, _scenario(), [LimitMemory("host-0-0", 64)], None),
+        world_of("processes", tmp_path, _scenario(), [LimitMemory("host-0-0", 64)], Images()),
     ):
         pytest.fail("it was entered")
     assert not (tmp_path / "homes").exists()
+
+
+def test_links_that_are_described_are_those_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worlds, "engine_answers", lambda: True)
+    linked = _scenario(swarm={"links": {"default": {"latency_ms": 5}}})
+    assert choose_world(linked, None) == ("processes", "its links are described")
+    with pytest.raises(ConfigError, match="slow_links"):
+        choose_world(linked, "containers")
