@@ -94,7 +94,7 @@ def test_plan_strikes_at_the_nth_event_that_fits(tmp_path: Path) -> None:
     assert plan.counts == {"kill": 1, "heal": 1}
     written = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
     told = {"t": 12.5, "kind": "kill", "peers": ["id-of-host-1"], "label": "kill", "seconds": None}
-    assert written[0] == told
+    assert written[0] == told | {"names": ["host-1"], "first": ["host-1"]}
 
 
 def test_plan_that_cannot_be_is_refused_before_it_runs(tmp_path: Path) -> None:
