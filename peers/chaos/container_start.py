@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from peers.chaos.engine import EngineError
 from peers.chaos.nemesis import FAKETIME
 
 if TYPE_CHECKING:
@@ -33,9 +35,28 @@ def prepare(world: ContainerWorld, peer: Contained) -> None:
 
 
 def begin(world: ContainerWorld, peer: Contained, image: str) -> None:
-    """Start the next container of a peer, and put it on its networks. Blocks for about a second."""
+    """Start the next container of a peer, and put it on its networks. Blocks for about a second. Raises EngineError, of
+    which the peer's log tells too: who asked for this may wait for it elsewhere."""
+    if peer.starts:
+        world.engine.call("wait", peer.container)  # it has said that it died; only now its addresses are free again
+    try:
+        _begin(world, peer, image)
+    except EngineError as error:
+        with (world.root / "logs" / f"{peer.name}-{len(peer.starts)}.log").open("a", encoding="utf-8") as log:
+            log.write(f"it could not be started: {error}\n")
+        with contextlib.suppress(EngineError):
+            world.engine.call("rm", "--force", _name(world, peer))
+        raise
+
+
+def _name(world: ContainerWorld, peer: Contained) -> str:
+    """Of the container of its next start."""
+    return f"swarm-{world.engine.play}-{peer.name}-{len(peer.starts)}"
+
+
+def _begin(world: ContainerWorld, peer: Contained, image: str) -> None:
     number = len(peer.starts)
-    name = f"swarm-{world.engine.play}-{peer.name}-{number}"
+    name = _name(world, peer)
     command = _command(world, peer)
     line = f'exec swarm "$@" >{LOGS}/{peer.name}-{number}.log 2>&1'
     uid, gid = _user()

@@ -36,6 +36,9 @@ print(size, time.monotonic() - began)
 """
 
 
+CLASSES = "for one in $(ip -o link show | cut -d: -f2 | cut -d@ -f1); do tc class show dev $one; done"
+
+
 def until(look: Callable[[], object], seconds: float, what: str) -> None:
     """A busy machine may take six times as long as an idle one."""
     wait_until(look, deadline_s=6 * seconds, what=what)
@@ -165,7 +168,7 @@ def test_slow_links_are_narrow_and_lossy_and_late_only_where_the_kernel_can(
 ) -> None:
     world.inflict(faults.SlowLinks(("a",), ("c",), LinkShape(bytes_per_s=500_000, loss=0.01)))
     slow = call(world, "a", "c")
-    queues = {name: world.nemesis.within(world.peers[name].pid, ["tc class show dev eth0"]) for name in "abc"}
+    queues = {name: world.nemesis.within(world.peers[name].pid, [CLASSES]) for name in "abc"}
     lossy = {name: world.nemesis.within(world.peers[name].pid, ["iptables -w -S SWARM"]) for name in "abc"}
     world.inflict(faults.Heal())
     assert slow is None or slow[1] > 1.5, "a megabyte at half a megabyte a second"
