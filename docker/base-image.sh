@@ -66,6 +66,8 @@ main() {
   ((EUID == 0)) || fail "debootstrap needs root" "As root, or with sudo: ${BASH_SOURCE[0]} ${1:-}" \
     "Or name an image that has Python 3.11: make image BASE_IMAGE=…"
   mkdir -p "$cache"
+  exec 9>"$cache/.lock"
+  flock 9 # two at once would take each other's half-loaded packages
   tree=$(mktemp -d /var/tmp/swarm-base-XXXXXX)
   # shellcheck disable=SC2064  # the directory of now
   trap "rm -rf '$tree'" EXIT

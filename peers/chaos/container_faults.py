@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from peers.chaos import container_start, faults
+from peers.chaos.common_faults import COMMON
 from peers.chaos.container_networks import NO_DELAY
 from peers.chaos.engine import EngineError
 from peers.chaos.faults import CannotInflict, Fault
@@ -62,12 +62,6 @@ def resume(world: ContainerWorld, names: Iterable[str]) -> None:
 def _kill(world: ContainerWorld, fault: faults.Kill) -> Iterable[str]:
     world.kill([world.peers[name] for name in fault.peers])
     return fault.peers
-
-
-def _bulk_kill(world: ContainerWorld, fault: faults.BulkKill) -> Iterable[str]:
-    """The first in the order of names: real time has no seed."""
-    alive = sorted(name for name in world.peers if name.startswith(fault.among) and world.alive(name))
-    return _kill(world, faults.Kill(tuple(alive[: fault.count])))
 
 
 def _kill_daemon(world: ContainerWorld, fault: faults.KillDaemon) -> Iterable[str]:
@@ -126,17 +120,6 @@ def _slow_links(world: ContainerWorld, fault: faults.SlowLinks) -> Iterable[str]
     world.networks.shape(fault.peers, fault.others, fault.shape)
     world.after(fault.seconds, partial(_mend, world, fault.peers, fault.others))
     return tuple(dict.fromkeys((*fault.peers, *fault.others)))
-
-
-def _disconnect(world: ContainerWorld, fault: faults.Disconnect) -> Iterable[str]:
-    world.networks.disconnect(fault.peers, fault.network)
-    world.after(fault.seconds, lambda: world.inflict(faults.Reconnect(fault.peers, fault.network)))
-    return fault.peers
-
-
-def _reconnect(world: ContainerWorld, fault: faults.Reconnect) -> Iterable[str]:
-    world.networks.reconnect(fault.peers, fault.network)
-    return fault.peers
 
 
 def _slow_device(world: ContainerWorld, fault: faults.SlowDevice) -> Iterable[str]:
@@ -231,33 +214,6 @@ def _upgrade(world: ContainerWorld, fault: faults.Upgrade) -> Iterable[str]:
     return (fault.peer,)
 
 
-def _start(world: ContainerWorld, fault: faults.Start) -> Iterable[str]:
-    if fault.peer not in world.expected:
-        raise CannotInflict(f"no peer {fault.peer} is kept for later: {sorted(world.expected)}")
-    world.start(world.expected.pop(fault.peer))
-    return (fault.peer,)
-
-
-def _joiner_storm(world: ContainerWorld, fault: faults.JoinerStorm) -> Iterable[str]:
-    if world.joiner is None:
-        raise CannotInflict("no stage host was started yet: nothing says how joiners are started")
-    first = sum(name.startswith("joiner-") for name in world.peers) + 1
-    names = [f"joiner-{number}" for number in range(first, first + fault.count)]
-    for name in names:
-        world.start(replace(world.joiner, name=name, arguments=_as_joiner(world.joiner.arguments, name)))
-    return names
-
-
-def _as_joiner(arguments: tuple[str, ...], name: str) -> tuple[str, ...]:
-    """A stage host's, for another that takes the stage which needs it most."""
-    left = list(arguments)
-    for option in ("--stage", "--name"):
-        if option in left:
-            at = left.index(option)
-            del left[at : at + 2]
-    return (*left, "--name", name)
-
-
 def _running(world: ContainerWorld, name: str) -> Contained:
     if not world.alive(name):
         raise CannotInflict(f"{name} does not run now")
@@ -265,8 +221,8 @@ def _running(world: ContainerWorld, name: str) -> Contained:
 
 
 DOERS: Mapping[type[Fault], Callable[[Any, Any], Iterable[str]]] = {
+    **COMMON,
     faults.Kill: _kill,
-    faults.BulkKill: _bulk_kill,
     faults.KillDaemon: _kill_daemon,
     faults.Pause: _pause,
     faults.Resume: _resume,
@@ -275,8 +231,6 @@ DOERS: Mapping[type[Fault], Callable[[Any, Any], Iterable[str]]] = {
     faults.Heal: _heal,
     faults.SlowLink: _slow_link,
     faults.SlowLinks: _slow_links,
-    faults.Disconnect: _disconnect,
-    faults.Reconnect: _reconnect,
     faults.SlowDevice: _slow_device,
     faults.LimitCpu: _limit_cpu,
     faults.LimitMemory: _limit_memory,
@@ -285,6 +239,4 @@ DOERS: Mapping[type[Fault], Callable[[Any, Any], Iterable[str]]] = {
     faults.SkewClock: _skew_clock,
     faults.Restart: _restart,
     faults.Upgrade: _upgrade,
-    faults.Start: _start,
-    faults.JoinerStorm: _joiner_storm,
 }

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from peers.chaos import faults, means
+from peers.chaos.common_faults import COMMON
 from peers.chaos.faults import CannotInflict, Fault
 
 if TYPE_CHECKING:
@@ -50,12 +51,6 @@ def _kill(world: ProcessWorld, fault: faults.Kill) -> Iterable[str]:
     for peer in alive:
         world.kill(peer)
     return fault.peers
-
-
-def _bulk_kill(world: ProcessWorld, fault: faults.BulkKill) -> Iterable[str]:
-    """The first in the order of names: real time has no seed."""
-    alive = sorted(name for name in world.peers if name.startswith(fault.among) and world.alive(name))
-    return _kill(world, faults.Kill(tuple(alive[: fault.count])))
 
 
 def _kill_daemon(world: ProcessWorld, fault: faults.KillDaemon) -> Iterable[str]:
@@ -117,17 +112,6 @@ def _slow_links(world: ProcessWorld, fault: faults.SlowLinks) -> Iterable[str]:
     if world.links is not None:
         world.after(fault.seconds, partial(world.links.heal, fault.peers, fault.others))
     return tuple(dict.fromkeys((*fault.peers, *fault.others)))
-
-
-def _disconnect(world: ProcessWorld, fault: faults.Disconnect) -> Iterable[str]:
-    world.networks.disconnect(fault.peers, fault.network)
-    world.after(fault.seconds, lambda: world.inflict(faults.Reconnect(fault.peers, fault.network)))
-    return fault.peers
-
-
-def _reconnect(world: ProcessWorld, fault: faults.Reconnect) -> Iterable[str]:
-    world.networks.reconnect(fault.peers, fault.network)
-    return fault.peers
 
 
 def _corrupt_bytes(world: ProcessWorld, fault: faults.CorruptBytes) -> Iterable[str]:
@@ -199,13 +183,6 @@ def _upgrade(world: ProcessWorld, fault: faults.Upgrade) -> Iterable[str]:
     return (fault.peer,)
 
 
-def _start(world: ProcessWorld, fault: faults.Start) -> Iterable[str]:
-    if fault.peer not in world.expected:
-        raise CannotInflict(f"no peer {fault.peer} is kept for later: {sorted(world.expected)}")
-    world.start(world.expected.pop(fault.peer))
-    return (fault.peer,)
-
-
 def _twin(world: ProcessWorld, fault: faults.Twin) -> Iterable[str]:
     """A second peer ``<name>-twin``, with a copy of the first one's key."""
     peer = world.peers[fault.peer]
@@ -215,31 +192,11 @@ def _twin(world: ProcessWorld, fault: faults.Twin) -> Iterable[str]:
     return (fault.peer,)
 
 
-def _joiner_storm(world: ProcessWorld, fault: faults.JoinerStorm) -> Iterable[str]:
-    if world.joiner is None:
-        raise CannotInflict("no stage host was started yet: nothing says how joiners are started")
-    first = sum(name.startswith("joiner-") for name in world.peers) + 1
-    names = [f"joiner-{number}" for number in range(first, first + fault.count)]
-    for name in names:
-        world.start(replace(world.joiner, name=name, arguments=as_joiner(world.joiner, name)))
-    return names
-
-
-def as_joiner(spec: Any, name: str) -> tuple[str, ...]:
-    """A stage host's arguments, for another that takes the stage which needs it most."""
-    arguments = list(spec.arguments)
-    for option in ("--stage", "--name"):
-        if option in arguments:
-            at = arguments.index(option)
-            del arguments[at : at + 2]
-    return (*arguments, "--name", name)
-
-
 _LOOK_S = 0.1
 
 DOERS: Mapping[type[Fault], Callable[[Any, Any], Iterable[str]]] = {
+    **COMMON,
     faults.Kill: _kill,
-    faults.BulkKill: _bulk_kill,
     faults.KillDaemon: _kill_daemon,
     faults.Pause: _pause,
     faults.Resume: _resume,
@@ -248,8 +205,6 @@ DOERS: Mapping[type[Fault], Callable[[Any, Any], Iterable[str]]] = {
     faults.Heal: _heal,
     faults.SlowLink: _slow_link,
     faults.SlowLinks: _slow_links,
-    faults.Disconnect: _disconnect,
-    faults.Reconnect: _reconnect,
     faults.CorruptBytes: _corrupt_bytes,
     faults.SlowDevice: _slow_device,
     faults.LimitCpu: _limit_cpu,
@@ -258,7 +213,5 @@ DOERS: Mapping[type[Fault], Callable[[Any, Any], Iterable[str]]] = {
     faults.SkewClock: _skew_clock,
     faults.Restart: _restart,
     faults.Upgrade: _upgrade,
-    faults.Start: _start,
     faults.Twin: _twin,
-    faults.JoinerStorm: _joiner_storm,
 }
