@@ -118,7 +118,7 @@ class AllReduce:
         digest = ""
         try:
             exchange = Exchange(self._means, inbox, await self._host_array(plan, vector))
-            digest = await _in_own_task(exchange.complete())
+            digest = await _completed(exchange)
         except BaseExceptionGroup as group:
             outcome = _verdict(group)
             own = inbox.failure is None
@@ -255,6 +255,15 @@ class AllReduce:
         return inbox
 
 
+async def _completed(exchange: Exchange) -> str:
+    """See :meth:`Exchange.complete`."""
+    try:
+        return await _in_own_task(exchange.complete())
+    except BaseException:
+        exchange.release()
+        raise
+
+
 async def _in_own_task(work: Coroutine[Any, Any, str]) -> str:
     """``work``'s result, in a task that has ended when this returns.
 
@@ -268,7 +277,10 @@ async def _in_own_task(work: Coroutine[Any, Any, str]) -> str:
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         raise
-    return task.result()
+    try:
+        return task.result()
+    finally:
+        del task  # else a failure leads to this frame, this frame to the task, and the task to the failure
 
 
 def _to_host(vector: torch.Tensor) -> Floats:

@@ -93,6 +93,12 @@ class Exchange:
                 guard.cancel()
         return digest
 
+    def release(self) -> None:
+        """Let go of the vectors once it has failed. A failure's traceback leads here, and task groups of Python 3.11
+        keep theirs in a cycle, so that otherwise they would stay until the collector comes by."""
+        self._local = None
+        self.output.release()
+
     async def _trade(self, guards: asyncio.TaskGroup) -> None:
         """Until we hold every chunk's result. Asking everybody first whether it is in spares the bytes it would refuse,
         and finds a dead observer before the work is done."""

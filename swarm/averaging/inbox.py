@@ -100,6 +100,7 @@ class Inbox:
             self.failure = failure
         self._sums.clear()
         self._held.clear()
+        self._results.clear()
         for topic in list(self._changed):
             self._wake(topic)
 

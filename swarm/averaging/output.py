@@ -59,6 +59,10 @@ class Output:
         """:meth:`store` a result of our own as everybody else will."""
         return self.store(chunk, self._wire.encode(np.ascontiguousarray(result)))
 
+    def release(self) -> None:
+        """Give the vector back: there will be no result. A chunk that is being stored then is stored nowhere."""
+        self.vector = self.vector[:0].copy()
+
     @property
     def stored(self) -> int:
         """How many chunks are there."""

@@ -97,6 +97,9 @@ class CallerStream:
             if pending.open:
                 with contextlib.suppress(Unreachable):
                     self._link.send_nowait(Kind.CANCEL, call)
+            # An error's traceback leads to this frame, which would lead back to the error: a cycle that keeps the
+            # caller's frames, payloads among them, until the collector comes by.
+            del pending, payload
 
     async def notify(self, method: str, body: Message, *, deadline: float) -> None:
         """A request that gets no answer; returns when it is written. Raises Unreachable when the stream is broken."""

@@ -1,0 +1,70 @@
+"""What a round held is let go when it is over, and not when the collector comes by: vectors are as large as models."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from swarm.averaging.exchange import Output
+from swarm.averaging.messages import CHUNK, ENTER
+from swarm.averaging.plan import RoundPlan, RoundResult
+from swarm.errors import Busy, RoundFailed
+from swarm.ids import PeerId
+from tests.unit.averaging.world import Network, in_virtual_time, make_plan, names, play, whole_numbers
+
+P0, P1, P2 = names(3)
+PLAN = make_plan([1, 1, 1], 36)
+
+
+@pytest.fixture
+def outputs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]:
+    """The vectors of all that are made; the collector does not run meanwhile."""
+    made: list[weakref.ref[Any]] = []
+
+    def noted(plan: RoundPlan) -> Output:
+        output = Output(plan)
+        made.append(weakref.ref(output.vector))
+        return output
+
+    monkeypatch.setattr("swarm.averaging.exchange.Output", noted)
+    gc.collect()
+    gc.disable()
+    yield made
+    gc.enable()
+
+
+def test_round_in_which_some_were_busy_leaves_nothing_behind(outputs: list[weakref.ref[Any]]) -> None:
+    network, refused = Network(), 0
+
+    async def busy_at_first(caller: PeerId, target: PeerId, method: str, body: Any) -> None:
+        nonlocal refused
+        if method == ENTER and network.calls[ENTER] < 4:
+            refused += 1
+            raise Busy("not yet")
+
+    network.hook = busy_at_first
+    outcomes = in_virtual_time(play(network, PLAN, whole_numbers(PLAN)))
+    assert refused == 3
+    assert all(isinstance(outcome, RoundResult) for outcome in outcomes.values())
+    outcomes.clear()
+    assert [output() for output in outputs] == [None] * 3
+
+
+def test_round_that_failed_leaves_nothing_behind(outputs: list[weakref.ref[Any]]) -> None:
+    network = Network()
+
+    async def die(caller: PeerId, target: PeerId, method: str, body: Any) -> None:
+        if method == CHUNK and network.calls[CHUNK] == 5:
+            network.kill(P2)
+            await asyncio.sleep(0)
+
+    network.hook = die
+    outcomes = in_virtual_time(play(network, PLAN, whole_numbers(PLAN)))
+    assert network.dead(P2), "the fault did not fire"
+    assert all(isinstance(outcomes[peer], RoundFailed) for peer in (P0, P1))
+    assert [output() for output in outputs] == [None] * 3

@@ -1,0 +1,65 @@
+"""The calling side of one stream, over a socket pair."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+import weakref
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from swarm.clock import SystemClock
+from swarm.errors import Busy
+from swarm.ids import PeerId
+from swarm.network.link import Meter
+from swarm.network.protocols import Answer, Method, Request
+from swarm.network.rpc import CallerStream
+from swarm.network.server_stream import ServerStream
+from swarm.network.serving import Desk, ServeLimits
+from swarm.schema import Empty, Message
+
+CALLER, SERVER = PeerId("caller"), PeerId("server")
+
+
+class Ask(Message):
+    """A question without content."""
+
+
+class Full:
+    """A service that takes no payload now."""
+
+    def methods(self) -> Sequence[Method]:
+        """See :class:`~swarm.network.protocols.Service`."""
+        return [Method(name="test/1/full", request=Ask, handle=self._full, admit=self._refuse)]
+
+    def _refuse(self, caller: PeerId, body: Message, size: int) -> None:
+        raise Busy("not now")
+
+    async def _full(self, request: Request) -> Answer:
+        raise AssertionError("what is refused is never handled")
+
+
+async def test_payload_of_a_refused_call_is_let_go_without_the_collector() -> None:
+    desk = Desk(ServeLimits())
+    desk.mount(Full())
+    ours, theirs = socket.socketpair()
+    server = ServerStream(CALLER, desk, SystemClock(), Meter(), public=False)
+    serving = asyncio.create_task(server.serve(*await asyncio.open_connection(sock=theirs)))
+    stream = await CallerStream.over(SERVER, Meter(), *await asyncio.open_connection(sock=ours))
+    payload = np.zeros(1000, dtype=np.uint8)
+    alive = weakref.ref(payload)
+    deadline = asyncio.get_running_loop().time() + 30
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(Busy):
+            await stream.call("test/1/full", Ask(), Empty, deadline=deadline, payload=memoryview(payload))
+        del payload
+        assert alive() is None
+    finally:
+        gc.enable()
+        stream.close()
+        await serving
