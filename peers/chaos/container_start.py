@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from peers.chaos.company import filled
 from peers.chaos.engine import EngineError
 from peers.chaos.nemesis import FAKETIME
 
@@ -121,7 +121,7 @@ def _user() -> tuple[int, int]:
 
 def _command(world: ContainerWorld, peer: Contained) -> list[str]:
     inside = {name: f"{FILES}/{name}/{source.name}" for name, source in peer.spec.files.items()}
-    arguments = [argument.format_map(_Files(inside)) for argument in peer.spec.arguments]
+    arguments = filled(peer.spec.arguments, inside)
     return [*arguments, "--json", "--home", HOME, "--listen", f"/ip4/0.0.0.0/tcp/{PORT}"]
 
 
@@ -188,13 +188,3 @@ def _copy(source: Path, target: Path) -> None:
         shutil.copy(source, target)
     for path in (target, *target.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
-
-
-class _Files(dict[str, str]):
-    """Leaves what names no file as it is."""
-
-    def __init__(self, files: Mapping[str, str]) -> None:
-        super().__init__(files)
-
-    def __missing__(self, key: str) -> str:
-        return "{" + key + "}"

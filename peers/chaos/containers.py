@@ -15,29 +15,24 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from peers.chaos import container_faults, container_start
+from peers.chaos.company import Company
 from peers.chaos.container_networks import Networks
 from peers.chaos.engine import Engine, EngineError, Watcher
 from peers.chaos.faults import CannotInflict, Fault
 from peers.chaos.nemesis import Nemesis
 from peers.chaos.world import PeerSpec
-from swarm.clock import SystemClock
-from swarm.monitoring.reader import RawEvent, Recorded, decode_line
 
 IMAGE = "swarm-trainer:local"
-LOOK_EVERY_S = 0.01
 ENDED_S = 30.0
 """How long the engine may take to end what was killed."""
-
-Hear = Callable[[str, str, Mapping[str, Any]], None]
 
 
 @dataclass(slots=True)
@@ -63,28 +58,23 @@ class Contained:
         return self.starts[-1]
 
 
-class ContainerWorld:
+class ContainerWorld(Company[Contained]):
     """Implements :class:`peers.chaos.world.PlayWorld`. ``upgrade`` is the image that peers are upgraded to; without one
     they come back in the same."""
 
     kind = "containers"
+    LOOK_EVERY_S = 0.01
+    CANNOT = (EngineError, CannotInflict)
 
     def __init__(self, root: Path, image: str = IMAGE, *, upgrade: str | None = None) -> None:
-        self.root, self.image, self.upgrade = root.absolute(), image, upgrade
+        super().__init__(root.absolute())
+        self.image, self.upgrade = image, upgrade
         self.engine = Engine(secrets.token_hex(4))
         self.watcher = Watcher(self.engine)
         self.nemesis = Nemesis(self.engine)
         self.networks = Networks(self.engine, self.nemesis)
-        self.peers: dict[str, Contained] = {}
-        self.expected: dict[str, PeerSpec] = {}
-        self.joiner: PeerSpec | None = None
         self.skewed: set[str] = set()
-        self.over = threading.Event()
         self.pool = ThreadPoolExecutor(8, "containers")
-        self._hear: list[Hear] = []
-        self._lock = threading.RLock()
-        self._reader = threading.Thread(target=self._watch, name="faults", daemon=True)
-        self._timers: list[threading.Timer] = []
 
     def __enter__(self) -> Self:
         self.engine.call("version", "--format", "{{.Server.Version}}")
@@ -99,16 +89,13 @@ class ContainerWorld:
         except BaseException:
             self._remove()
             raise
-        self._reader.start()
+        self._open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.over.set()
-        self._reader.join()
-        for timer in self._timers:
-            timer.cancel()
+        self._end()
         with self._lock, contextlib.suppress(EngineError):
             self.kill([peer for peer in self.peers.values() if self.alive(peer.name)])
             container_start.keep_disks(self)
@@ -125,14 +112,12 @@ class ContainerWorld:
     # --- peers ---------------------------------------------------------------------------------------------------
 
     def start(self, spec: PeerSpec) -> None:
-        """See :class:`~peers.chaos.world.PlayWorld`. The first stage host that names no stage is what a storm's joiners
-        are like. Raises EngineError."""
+        """See :class:`~peers.chaos.world.PlayWorld`. Raises EngineError."""
         with self._lock:
             if self.over.is_set():
                 return
-            peer = self.peers[spec.name] = Contained(spec, self.root / "homes" / spec.name)
-            if spec.role == "stage" and (self.joiner is None or "--stage" in self.joiner.arguments):
-                self.joiner = spec
+            peer = Contained(spec, self.root / "homes" / spec.name)
+            self._enter(peer, spec)
         # Not under the lock: an engine takes its time, and events are to be told meanwhile.
         self.networks.add(spec)
         container_start.prepare(self, peer)
@@ -196,46 +181,15 @@ class ContainerWorld:
         """See :class:`~peers.chaos.world.PlayWorld`."""
         return self.root / "logs" / f"{name}-{len(self.peers[name].starts) - 1}.log"
 
-    def after(self, seconds: float | None, act: Callable[[], object]) -> None:
-        """Do it so many seconds from now, unless the world has ended; never for None."""
-        if seconds is None:
-            return
-
-        def unless_over() -> None:
-            if not self.over.is_set():
-                with contextlib.suppress(EngineError, CannotInflict):
-                    act()
-
-        timer = threading.Timer(seconds, unless_over)
-        timer.daemon = True
-        self._timers.append(timer)
-        timer.start()
-
     # --- the seam ------------------------------------------------------------------------------------------------
-
-    def wall(self) -> float:
-        """See :class:`~peers.chaos.plan.World`."""
-        return SystemClock().wall()
-
-    def identity(self, name: str) -> str:
-        """See :class:`~peers.chaos.plan.World`; "" for a peer that has not said anything yet."""
-        return self.peers[name].identity
-
-    def listen(self, hear: Hear) -> None:
-        """See :class:`~peers.chaos.plan.World`. What was written before is told too, unless somebody listened."""
-        with self._lock:
-            self._hear.append(hear)
 
     def check(self, fault: Fault) -> None:
         """See :class:`~peers.chaos.plan.World`. Who is to have its clock set must be named before it is started."""
         container_faults.check(self, fault)
 
-    def inflict(self, fault: Fault) -> Iterable[str]:
-        """See :class:`~peers.chaos.plan.World`. Raises CannotInflict when the world has ended, EngineError."""
-        with self._lock:
-            if self.over.is_set():
-                raise CannotInflict(f"{fault.name}: the play is over")
-            return tuple(container_faults.DOERS[type(fault)](self, fault))
+    def _strike(self, fault: Fault) -> Iterable[str]:
+        """Raises EngineError too."""
+        return container_faults.DOERS[type(fault)](self, fault)
 
     @contextlib.contextmanager
     def playing(self) -> Iterator[None]:
@@ -244,36 +198,6 @@ class ContainerWorld:
             if self.over.is_set():
                 raise CannotInflict("the play is over")
             yield
-
-    # --- watching ------------------------------------------------------------------------------------------------
-
-    def _watch(self) -> None:
-        while not self.over.wait(LOOK_EVERY_S):
-            with self._lock:
-                for peer in list(self.peers.values()):
-                    self._look(peer)
-
-    def _look(self, peer: Contained) -> None:
-        if not self._hear or not peer.starts:
-            return
-        try:
-            with self.log(peer.name).open("rb") as file:
-                file.seek(peer.read)
-                data = file.read()
-        except FileNotFoundError:
-            return  # the container makes it
-        whole = data[: data.rfind(b"\n") + 1]
-        peer.read += len(whole)
-        for line in whole.splitlines():
-            if line.startswith(b"{"):
-                self._tell(peer, decode_line(line))
-
-    def _tell(self, peer: Contained, recorded: Recorded) -> None:
-        peer.identity = recorded.peer or peer.identity
-        event = recorded.event
-        fields = event.fields if isinstance(event, RawEvent) else event.fields()
-        for hear in self._hear:
-            hear(peer.name, event.kind, fields)
 
 
 def user() -> tuple[int, int]:

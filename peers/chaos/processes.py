@@ -17,29 +17,24 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from peers.chaos import means, process_faults
+from peers.chaos.company import Company, filled
 from peers.chaos.faults import CannotInflict, Fault
 from peers.chaos.networks import Networks
 from peers.chaos.shaping import LOOPBACK, ShapedLinks, free_port
 from peers.chaos.world import PeerSpec
-from swarm.clock import SystemClock
-from swarm.monitoring.reader import RawEvent, Recorded, decode_line
 from swarm.network.rundir import sweep_temporary, sweep_under
 
-LOOK_EVERY_S = 0.005
 KILLED_S = 10.0
 """How long the kernel may take to end what was killed."""
-
-Hear = Callable[[str, str, Mapping[str, Any]], None]
 
 
 @dataclass(slots=True)
@@ -80,7 +75,7 @@ class RealPeer:
         return [member.pid for member in means.family(self.pid)] if self.alive else []
 
 
-class ProcessWorld:
+class ProcessWorld(Company[RealPeer]):
     """Implements :class:`peers.chaos.world.PlayWorld`.
 
     ``links`` are needed for partitions, slow links, networks and corrupted bytes: without them those are refused.
@@ -88,35 +83,27 @@ class ProcessWorld:
     """
 
     kind = "processes"
+    LOOK_EVERY_S = 0.005
+    CANNOT = (ProcessLookupError, CannotInflict)
 
     def __init__(self, root: Path, links: ShapedLinks | None = None, *, skewed: bool = False) -> None:
-        self.root, self.links = root, links
-        self.peers: dict[str, RealPeer] = {}
-        self.expected: dict[str, PeerSpec] = {}
+        super().__init__(root)
+        self.links = links
         self.networks = Networks(links)
         self.clocks = root / "clocks" if skewed else None
         self.slowed: dict[str, means.Slowed] = {}
         self.limits: dict[int, tuple[int, int]] = {}
-        self.joiner: PeerSpec | None = None
-        self.over = threading.Event()
         self._options: dict[str, tuple[str, ...]] = {}
-        self._hear: list[Hear] = []
-        self._lock = threading.RLock()
-        self._watcher = threading.Thread(target=self._watch, name="faults", daemon=True)
-        self._timers: list[threading.Timer] = []
         self._starter = ThreadPoolExecutor(1, "starter")  # a peer dies with the thread that started it
 
     def __enter__(self) -> Self:
-        self._watcher.start()
+        self._open()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.over.set()
-        self._watcher.join()
-        for timer in self._timers:
-            timer.cancel()
+        self._end()
         with self._lock:
             for slowed in self.slowed.values():
                 slowed.end()
@@ -132,18 +119,16 @@ class ProcessWorld:
     # --- peers ---------------------------------------------------------------------------------------------------
 
     def start(self, spec: PeerSpec) -> None:
-        """See :class:`~peers.chaos.world.PlayWorld`. The first stage host that names no stage is what a storm's joiners
-        are like. Raises CannotInflict for limits that only containers have."""
+        """See :class:`~peers.chaos.world.PlayWorld`. Raises CannotInflict for limits that only containers have."""
         refuse_limits(spec)
         with self._lock:
             if self.over.is_set():
                 return
-            peer = self.peers[spec.name] = RealPeer(spec, self.root / "homes" / spec.name)
+            peer = RealPeer(spec, self.root / "homes" / spec.name)
             peer.home.mkdir(parents=True, mode=0o700, exist_ok=True)
             self._options[spec.name] = self._reached(spec.name)
             self.networks.add(spec.name, spec.region)
-            if spec.role == "stage" and (self.joiner is None or "--stage" in self.joiner.arguments):
-                self.joiner = spec
+            self._enter(peer, spec)
             self.begin(peer)
 
     def expect(self, spec: PeerSpec) -> None:
@@ -197,7 +182,7 @@ class ProcessWorld:
 
     def command(self, peer: RealPeer) -> list[str]:
         """What a peer is started with."""
-        arguments = [argument.format_map(_Files(peer.spec.files)) for argument in peer.spec.arguments]
+        arguments = filled(peer.spec.arguments, {name: str(path) for name, path in peer.spec.files.items()})
         options = self._options.get(peer.name, ())
         return [sys.executable, "-m", "peers.cli", *arguments, "--json", "--home", str(peer.home), *options]
 
@@ -215,73 +200,14 @@ class ProcessWorld:
         if factor > 1.0:
             self.slowed[peer.name] = means.Slowed(peer.pid, factor)
 
-    def after(self, seconds: float | None, act: Callable[[], object]) -> None:
-        """Do it so many seconds from now, unless the world has ended; never for None."""
-        if seconds is None:
-            return
-
-        def unless_over() -> None:
-            if not self.over.is_set():
-                with contextlib.suppress(ProcessLookupError, CannotInflict):
-                    act()
-
-        timer = threading.Timer(seconds, unless_over)
-        timer.daemon = True
-        self._timers.append(timer)
-        timer.start()
-
     # --- the seam ------------------------------------------------------------------------------------------------
-
-    def wall(self) -> float:
-        """See :class:`~peers.chaos.plan.World`."""
-        return SystemClock().wall()
-
-    def identity(self, name: str) -> str:
-        """See :class:`~peers.chaos.plan.World`; "" for a peer that has not said anything yet."""
-        return self.peers[name].identity
-
-    def listen(self, hear: Hear) -> None:
-        """See :class:`~peers.chaos.plan.World`. What was written before is told too, unless somebody listened."""
-        with self._lock:
-            self._hear.append(hear)
 
     def check(self, fault: Fault) -> None:
         """See :class:`~peers.chaos.plan.World`. Peers may still be to be started: names are not checked."""
         process_faults.check(self, fault)
 
-    def inflict(self, fault: Fault) -> Iterable[str]:
-        """See :class:`~peers.chaos.plan.World`. Raises CannotInflict when the world has ended."""
-        with self._lock:
-            if self.over.is_set():
-                raise CannotInflict(f"{fault.name}: the play is over")
-            return tuple(process_faults.DOERS[type(fault)](self, fault))
-
-    # --- watching ------------------------------------------------------------------------------------------------
-
-    def _watch(self) -> None:
-        while not self.over.wait(LOOK_EVERY_S):
-            with self._lock:
-                for peer in list(self.peers.values()):
-                    self._look(peer)
-
-    def _look(self, peer: RealPeer) -> None:
-        if not self._hear or not peer.starts:
-            return
-        with peer.starts[-1].output.open("rb") as file:
-            file.seek(peer.read)
-            data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        peer.read += len(whole)
-        for line in whole.splitlines():
-            if line.startswith(b"{"):
-                self._tell(peer, decode_line(line))
-
-    def _tell(self, peer: RealPeer, recorded: Recorded) -> None:
-        peer.identity = recorded.peer or peer.identity
-        event = recorded.event
-        fields = event.fields if isinstance(event, RawEvent) else event.fields()
-        for hear in self._hear:
-            hear(peer.name, event.kind, fields)
+    def _strike(self, fault: Fault) -> Iterable[str]:
+        return process_faults.DOERS[type(fault)](self, fault)
 
     # --- how a peer is reached -----------------------------------------------------------------------------------
 
@@ -317,16 +243,6 @@ def refuse_limits(spec: PeerSpec) -> None:
         raise CannotInflict(f"{spec.name}: a limit of memory needs containers: swarm chaos --on containers")
     if spec.behind_nat:
         raise CannotInflict(f"{spec.name}: a peer behind NAT needs containers: swarm chaos --on containers")
-
-
-class _Files(dict[str, str]):
-    """Leaves what names no file as it is."""
-
-    def __init__(self, files: Mapping[str, Path]) -> None:
-        super().__init__({name: str(path) for name, path in files.items()})
-
-    def __missing__(self, key: str) -> str:
-        return "{" + key + "}"
 
 
 def _wait(peers: Iterable[RealPeer], until: float) -> None:

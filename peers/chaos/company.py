@@ -1,0 +1,157 @@
+"""The peers of a world and what is heard of them: what processes and containers have in common."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
+
+from peers.chaos.faults import CannotInflict, Fault
+from peers.chaos.world import PeerSpec
+from swarm.clock import SystemClock
+from swarm.monitoring.reader import RawEvent, Recorded, decode_line
+
+Hear = Callable[[str, str, Mapping[str, Any]], None]
+
+
+class Heard(Protocol):
+    """A peer of a world. ``read`` is how far the output of its newest start is read."""
+
+    read: int
+    identity: str
+
+    @property
+    def name(self) -> str:
+        """What the world calls it."""
+
+    @property
+    def starts(self) -> list[Any]:
+        """The newest last."""
+
+
+P = TypeVar("P", bound=Heard)
+
+
+class Company(ABC, Generic[P]):
+    """Half of a :class:`~peers.chaos.world.PlayWorld`: it listens to its peers in a thread of its own and inflicts what
+    is asked for, one thing at a time; the rest says what a peer is. Nothing is inflicted once it is ``over``."""
+
+    LOOK_EVERY_S: ClassVar[float]
+    CANNOT: ClassVar[tuple[type[Exception], ...]]
+    """What says that something cannot be done now."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.peers: dict[str, P] = {}
+        self.expected: dict[str, PeerSpec] = {}
+        self.joiner: PeerSpec | None = None
+        self.over = threading.Event()
+        self._hear: list[Hear] = []
+        self._lock = threading.RLock()
+        self._watcher = threading.Thread(target=self._watch, name="faults", daemon=True)
+        self._timers: list[threading.Timer] = []
+
+    @abstractmethod
+    def log(self, name: str) -> Path:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+
+    @abstractmethod
+    def _strike(self, fault: Fault) -> Iterable[str]:
+        """Inflict it now; called with the lock held."""
+
+    def _open(self) -> None:
+        self._watcher.start()
+
+    def _end(self) -> None:
+        """No more is told, nor done later. To be called once, before peers are ended."""
+        self.over.set()
+        self._watcher.join()
+        for timer in self._timers:
+            timer.cancel()
+
+    def _enter(self, peer: P, spec: PeerSpec) -> None:
+        """The first stage host that names no stage is what a storm's joiners are like."""
+        self.peers[spec.name] = peer
+        if spec.role == "stage" and (self.joiner is None or "--stage" in self.joiner.arguments):
+            self.joiner = spec
+
+    def after(self, seconds: float | None, act: Callable[[], object]) -> None:
+        """Do it so many seconds from now, unless the world has ended; never for None. What cannot be inflicted then is
+        passed over."""
+        if seconds is None:
+            return
+
+        def unless_over() -> None:
+            if not self.over.is_set():
+                with contextlib.suppress(*self.CANNOT):
+                    act()
+
+        timer = threading.Timer(seconds, unless_over)
+        timer.daemon = True
+        self._timers.append(timer)
+        timer.start()
+
+    # --- the seam ------------------------------------------------------------------------------------------------
+
+    def wall(self) -> float:
+        """See :class:`~peers.chaos.plan.World`."""
+        return SystemClock().wall()
+
+    def identity(self, name: str) -> str:
+        """See :class:`~peers.chaos.plan.World`; "" for a peer that has not said anything yet."""
+        return self.peers[name].identity
+
+    def listen(self, hear: Hear) -> None:
+        """See :class:`~peers.chaos.plan.World`. What was written before is told too, unless somebody listened."""
+        with self._lock:
+            self._hear.append(hear)
+
+    def inflict(self, fault: Fault) -> Iterable[str]:
+        """See :class:`~peers.chaos.plan.World`. Raises CannotInflict when the world has ended."""
+        with self._lock:
+            if self.over.is_set():
+                raise CannotInflict(f"{fault.name}: the play is over")
+            return tuple(self._strike(fault))
+
+    # --- watching ------------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while not self.over.wait(self.LOOK_EVERY_S):
+            with self._lock:
+                for peer in list(self.peers.values()):
+                    self._look(peer)
+
+    def _look(self, peer: P) -> None:
+        if not self._hear or not peer.starts:
+            return
+        try:
+            with self.log(peer.name).open("rb") as file:
+                file.seek(peer.read)
+                data = file.read()
+        except FileNotFoundError:
+            return  # whoever runs it makes it
+        whole = data[: data.rfind(b"\n") + 1]
+        peer.read += len(whole)
+        for line in whole.splitlines():
+            if line.startswith(b"{"):
+                self._tell(peer, decode_line(line))
+
+    def _tell(self, peer: P, recorded: Recorded) -> None:
+        peer.identity = recorded.peer or peer.identity
+        event = recorded.event
+        fields = event.fields if isinstance(event, RawEvent) else event.fields()
+        for hear in self._hear:
+            hear(peer.name, event.kind, fields)
+
+
+def filled(arguments: Iterable[str], paths: Mapping[str, str]) -> list[str]:
+    """The arguments with ``{name}`` replaced by the path of that name; what names no file stays as it is."""
+    return [argument.format_map(_Paths(paths)) for argument in arguments]
+
+
+class _Paths(dict[str, str]):
+    def __missing__(self, key: str) -> str:
+        return "{" + key + "}"
