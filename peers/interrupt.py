@@ -5,7 +5,9 @@ Standard library only: this is installed before anything slow is imported.
 
 from __future__ import annotations
 
+import contextlib
 import signal
+from collections.abc import Iterator
 from types import FrameType
 
 
@@ -61,6 +63,16 @@ def allow() -> None:
     """The end of :func:`defer`: raises Interrupted at once when a signal has arrived."""
     _Received.kept_back = False
     check()
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let interrupts in, which are kept back outside."""
+    try:
+        allow()
+        yield
+    finally:
+        defer()
 
 
 def received() -> Interrupted | None:

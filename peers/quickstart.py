@@ -12,14 +12,13 @@ import shutil
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from peers.interrupt import Interrupted, allow, check, defer, received
+from peers.interrupt import Interrupted, allow, check, defer, interruptible, received
 from peers.launch import PeerGroup
 from peers.local_run import BOOTSTRAP, LocalRun, RunBroken, peer_names
 from peers.plot import loss_svg
@@ -80,16 +79,6 @@ def quickstart(options: QuickstartOptions, clock: Clock, *, make_group: Callable
     return run.finish(outcome)
 
 
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let interrupts in, which are kept back outside."""
-    try:
-        allow()
-        yield
-    finally:
-        defer()
-
-
 class _Quickstart:
     def __init__(self, options: QuickstartOptions, directory: RunDirectory, group: PeerGroup, clock: Clock) -> None:
         self._options, self._directory, self._group, self._clock = options, directory, group, clock
@@ -107,7 +96,7 @@ class _Quickstart:
         """Everything that takes time, with interrupts let in. Raises only ConfigError, and only while the run is being
         prepared; however it ends, no process is left."""
         try:
-            with _interruptible():
+            with interruptible():
                 try:
                     self._train()
                 finally:

@@ -44,17 +44,17 @@ class Links:
 
     def _filters(self, name: str, addresses: Mapping[str, Sequence[str]]) -> list[str]:
         fresh = [
-            f"(iptables -w -N {CHAIN} 2>/dev/null || iptables -w -F {CHAIN})",
-            f"(iptables -w -C INPUT -j {CHAIN} 2>/dev/null || iptables -w -I INPUT -j {CHAIN})",
+            f"(iptables -w 5 -N {CHAIN} 2>/dev/null || iptables -w 5 -F {CHAIN})",
+            f"(iptables -w 5 -C INPUT -j {CHAIN} 2>/dev/null || iptables -w 5 -I INPUT -j {CHAIN})",
         ]
         cut = [address for one, other in sorted(self.cut) if other == name for address in addresses.get(one, ())]
         if cut:
-            fresh.append(f"iptables -w -A {CHAIN} -s {','.join(cut)} -j DROP")
+            fresh.append(f"iptables -w 5 -A {CHAIN} -s {','.join(cut)} -j DROP")
         for (one, other), shape in sorted(self.shapes.items(), key=lambda item: item[0]):
             if other == name and shape.loss and addresses.get(one):
                 sources = ",".join(addresses[one])
                 lost = f"-m statistic --mode random --probability {shape.loss:.4f}"
-                fresh.append(f"iptables -w -A {CHAIN} -s {sources} {lost} -j DROP")
+                fresh.append(f"iptables -w 5 -A {CHAIN} -s {sources} {lost} -j DROP")
         return fresh
 
     def _queues(self, name: str, addresses: Mapping[str, Sequence[str]], interfaces: Sequence[str]) -> list[str]:

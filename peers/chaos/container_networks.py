@@ -28,12 +28,14 @@ _FIRST = 10
 
 @dataclass(slots=True)
 class _At:
-    """Where a peer is: its address on each of its networks, and the one it is not on at the moment. ``seen`` is the
-    address by which others see one behind NAT."""
+    """Where a peer is: its address on each of its networks, and those it is not on at the moment. ``seen`` is the
+    address by which others see one behind NAT. ``net`` is the namespace of its first process, by which that is told
+    from one that got its number later; "" when it ended at once."""
 
     addresses: dict[str, str]
     container: str = ""
     pid: int = 0
+    net: str = ""
     off: set[str] = field(default_factory=set)
     seen: str = ""
 
@@ -79,6 +81,7 @@ class Networks:
         """It runs: what is wrong with the networks is so for it, too."""
         at = self._at[name]
         at.container, at.pid = container, pid
+        at.net = self._nemesis.run([f"(readlink /proc/{pid}/ns/net || true)"])
         if at.seen:
             router = self._subnets[next(iter(at.addresses))][_FIRST - 1]
             self._nemesis.within(pid, [f"ip route replace default via {router}"])
@@ -145,7 +148,7 @@ class Networks:
         seen = {name: (at.seen,) if at.seen else tuple(at.addresses.values()) for name, at in self._at.items()}
         for name in names:
             at = self._at[name]
-            if not at.pid:
+            if not self._is_there(at):
                 continue
             commands = self._links.commands(name, seen, self._interfaces(at))
             try:
@@ -153,6 +156,9 @@ class Networks:
             except EngineError:
                 if self._runs(at):
                     raise
+
+    def _is_there(self, at: _At) -> bool:
+        return bool(at.net) and self._nemesis.run([f"(readlink /proc/{at.pid}/ns/net || true)"]) == at.net
 
     def _interfaces(self, at: _At) -> list[str]:
         said = self._nemesis.run([f"(nsenter -t {at.pid} -n ip -o link show up || true)"])
@@ -198,7 +204,7 @@ class Networks:
         self._engine.call("start", router)
         pid, here = int(self._engine.inspect(router, "{{.State.Pid}}")), self._subnets[lan]
         self._nemesis.within(pid, [
-            f"iptables -w -t nat -A POSTROUTING -s {here} ! -d {here} -j MASQUERADE",
-            f"iptables -w -A FORWARD -d {here} -m conntrack ! --ctstate ESTABLISHED,RELATED -j DROP",
+            f"iptables -w 5 -t nat -A POSTROUTING -s {here} ! -d {here} -j MASQUERADE",
+            f"iptables -w 5 -A FORWARD -d {here} -m conntrack ! --ctstate ESTABLISHED,RELATED -j DROP",
         ])  # fmt: skip
         return seen

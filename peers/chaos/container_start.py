@@ -62,6 +62,7 @@ def _begin(world: ContainerWorld, peer: Contained, image: str) -> None:
     uid, gid = _user()
     world.engine.call(
         "create", "--name", name, "--hostname", peer.name, *world.engine.labels, "--init", "--no-healthcheck",
+        "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
         "--user", f"{uid}:{gid}", "--env", "HOME=/tmp", *_limits(peer), *_mounts(world, peer),
         *world.networks.options(peer.spec), "--entrypoint", "sh", image, "-c", line, "sh", *command,
     )  # fmt: skip

@@ -95,19 +95,23 @@ class ContainerWorld(Company[Contained]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end()
-        with self._lock, contextlib.suppress(EngineError):
-            self.kill([peer for peer in self.peers.values() if self.alive(peer.name)])
-            container_start.keep_disks(self)
-        self._remove()
+        try:
+            self._end()
+            with self._lock, contextlib.suppress(EngineError):
+                self.kill([peer for peer in self.peers.values() if self.alive(peer.name)])
+                container_start.keep_disks(self)
+        finally:
+            self._remove()
 
     def _remove(self) -> None:
-        self.nemesis.close()
-        self.pool.shutdown()
         try:
-            self.engine.remove_all()
+            self.nemesis.close()
+            self.pool.shutdown()
         finally:
-            self.watcher.close()
+            try:
+                self.engine.remove_all()
+            finally:
+                self.watcher.close()
 
     # --- peers ---------------------------------------------------------------------------------------------------
 

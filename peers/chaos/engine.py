@@ -10,17 +10,17 @@ import json
 import os
 import subprocess
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
-
-import psutil
 
 from swarm.errors import EXIT_UNREACHABLE, SwarmError
 
 PLAY, OWNER = "swarm.play", "swarm.owner"
 CALL_S = 60.0
 """An engine on a busy machine takes seconds for a container; one that takes this long hangs."""
+_TRIES = 3
 
 
 class EngineError(SwarmError):
@@ -54,6 +54,7 @@ class Engine:
                 timeout=timeout_s,
                 check=False,
                 stdin=subprocess.DEVNULL,
+                process_group=0,  # a terminal's Ctrl-C is for the play, not for what it calls to end in order
             )
         except FileNotFoundError as error:
             raise EngineError(f"{self._client} is not installed: swarm chaos --on processes does without") from error
@@ -76,6 +77,7 @@ class Engine:
             stderr=subprocess.STDOUT,
             text=True,
             bufsize=1,
+            process_group=0,
         )
 
     def remove_all(self) -> None:
@@ -85,7 +87,7 @@ class Engine:
     def sweep(self) -> None:
         """Remove what plays have left whose owner is dead."""
         listed = _labelled(self)
-        remove(self, {play for play, who in listed if not is_alive(who)})
+        remove(self, {play for play, who in listed if is_dead(who)})
 
 
 class Watcher:
@@ -149,31 +151,61 @@ class Watcher:
 
 
 def owner() -> str:
-    """This process, so that no other is ever taken for it."""
-    return f"{os.getpid()}-{psutil.Process().create_time():.2f}"
+    """This process, so that no other is ever taken for it: where its number counts, its number, when it began."""
+    return f"{_where()}-{os.getpid()}-{_began(os.getpid())}"
 
 
-def is_alive(who: str) -> bool:
-    """Whether the process that :func:`owner` named so still lives."""
-    pid, _, created = who.partition("-")
+def is_dead(who: str) -> bool:
+    """Whether the process that :func:`owner` named so is known to be gone. One of another machine, container or boot
+    of this engine is not ours to judge."""
+    where, _, process = who.partition("-")
+    number, _, began = process.partition("-")
+    return where == _where() and number.isdigit() and began != _began(int(number))
+
+
+def _where() -> str:
+    """This boot, and the namespace that numbers our processes."""
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
+    return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def _began(pid: int) -> str:
+    """When a process began, in the kernel's ticks since boot, which no clock step moves; "" for none."""
     try:
-        return f"{psutil.Process(int(pid)).create_time():.2f}" == created
-    except (psutil.Error, ValueError):
-        return False
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""
+
+
+_KINDS = (
+    (("ps", "--all", "--quiet"), ("rm", "--force", "--volumes")),
+    (("network", "ls", "--quiet"), ("network", "rm")),
+    (("volume", "ls", "--quiet"), ("volume", "rm", "--force")),
+)
 
 
 def remove(engine: Engine, plays: Iterable[str]) -> None:
-    """Everything with the labels of these plays. Raises EngineError when something stays."""
+    """Everything with the labels of these plays. Somebody else may be removing the same: what counts is that nothing
+    stays, and EngineError says what does."""
+    said: list[str] = []
     for play in plays:
         by = ("--filter", f"label={PLAY}={play}")
-        _each(engine, engine.call("ps", "--all", "--quiet", *by).split(), ("rm", "--force", "--volumes"))
-        _each(engine, engine.call("network", "ls", "--quiet", *by).split(), ("network", "rm"))
-        _each(engine, engine.call("volume", "ls", "--quiet", *by).split(), ("volume", "rm", "--force"))
+        for _ in range(_TRIES):
+            said = [word for listing, removal in _KINDS for word in _removed(engine, (*listing, *by), removal)]
+            if not said:
+                break
+        else:
+            raise EngineError(f"some of play {play} could not be removed: {'; '.join(said)}")
 
 
-def _each(engine: Engine, names: Sequence[str], command: tuple[str, ...]) -> None:
-    if names:
-        engine.call(*command, *names, timeout_s=2 * CALL_S)
+def _removed(engine: Engine, listing: tuple[str, ...], removal: tuple[str, ...]) -> list[str]:
+    """What the engine said against it."""
+    try:
+        if names := engine.call(*listing).split():
+            engine.call(*removal, *names, timeout_s=2 * CALL_S)
+    except EngineError as error:
+        return [str(error)]
+    return []
 
 
 def _labelled(engine: Engine) -> Iterator[tuple[str, str]]:

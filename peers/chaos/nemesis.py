@@ -17,6 +17,8 @@ from peers.chaos.engine import Engine, EngineError
 IMAGE = "swarm-nemesis:local"
 FAKETIME = "/usr/lib/libfaketime.so"
 _DONE = "=done="
+RUN_S = 30.0
+"""A command takes tens of milliseconds; one that takes this long hangs, and with it whoever waits for the world."""
 _MAY = ("NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE", "KILL")
 
 
@@ -57,20 +59,14 @@ class Nemesis:
     def run(self, commands: Iterable[str]) -> str:
         """Run shell commands, all of them, and return what they say. Raises EngineError at the first that fails."""
         with self._lock:
-            if self._shell is None or self._shell.stdin is None or self._shell.stdout is None:
+            if self._shell is None:
                 raise EngineError("nobody is there to do faults of the network: the play is over")
-            script = " && ".join(commands)
-            self._shell.stdin.write(f"{{ {script or ':'}; }} </dev/null 2>&1; echo {_DONE} $?\n")
-            self._shell.stdin.flush()
-            said: list[str] = []
-            for line in self._shell.stdout:
-                before, done, code = line.partition(f"{_DONE} ")
-                said.append(before)
-                if done:
-                    if int(code):
-                        raise EngineError(f"{script}: {''.join(said).strip()}")
-                    return "".join(said).strip()
-        raise EngineError("the shell that does faults of the network is gone")
+            hangs = threading.Timer(RUN_S, self._shell.kill)
+            hangs.start()
+            try:
+                return _run(self._shell, " && ".join(commands))
+            finally:
+                hangs.cancel()
 
     def within(self, pid: int, commands: Iterable[str]) -> str:
         """The same in the network of a process of the engine's machine."""
@@ -83,3 +79,20 @@ class Nemesis:
         except EngineError:
             return False
         return True
+
+
+def _run(shell: subprocess.Popen[str], script: str) -> str:
+    assert shell.stdin is not None  # noqa: S101 - it was opened with pipes
+    assert shell.stdout is not None  # noqa: S101
+    said: list[str] = []
+    with contextlib.suppress(BrokenPipeError):
+        shell.stdin.write(f"{{ {script or ':'}; }} </dev/null 2>&1; echo {_DONE} $?\n")
+        shell.stdin.flush()
+        for line in shell.stdout:
+            before, done, code = line.partition(f"{_DONE} ")
+            said.append(before)
+            if done:
+                if int(code):
+                    raise EngineError(f"{script}: {''.join(said).strip()}")
+                return "".join(said).strip()
+    raise EngineError(f"the shell that does faults of the network is gone, or {script} took {RUN_S:g} s")

@@ -24,6 +24,7 @@ from peers.chaos.strikes import Planned, planned
 from peers.chaos.verdict import Judged, document, judge, lines
 from peers.chaos.world import PlayWorld
 from peers.chaos.worlds import Images, WorldName, choose_world, world_of
+from peers.interrupt import allow, defer, interruptible
 from swarm.clock import Clock
 from swarm.errors import EXIT_ERROR, EXIT_OK, ConfigError
 
@@ -51,7 +52,8 @@ class Options:
 
 def chaos(options: Options, clock: Clock) -> int:
     """Play it. Returns 0 when everything was kept, 1 when an invariant or expectation broke or a fault did not happen.
-    Raises ConfigError for a scenario that cannot be played; Ctrl-C ends the play, writes the report, and passes."""
+    Raises ConfigError for a scenario that cannot be played; Ctrl-C ends the play, writes the report, and passes.
+    Interrupts are kept back but for the play itself: they would cut short what removes it. Main thread only."""
     say = _quiet if options.json else _say
     scenario = load_scenario(options.scenario)
     if options.seed is not None:
@@ -83,6 +85,7 @@ def _play(
         told.append(line)
         say(line)
 
+    defer()
     with contextlib.ExitStack() as last:
         judged: list[Judged] = []
         with world_of(name, root, scenario, faults, options.images) as world:
@@ -94,7 +97,9 @@ def _play(
                 _write(judged[0], root, options, say)
 
             last.callback(close)  # once the world has ended, however the play did: only then all evidence is there
-            play.run(tell)
+            with interruptible():
+                play.run(tell)
+    allow()
     return judged[0]
 
 
