@@ -43,7 +43,8 @@ ready_debootstrap() {
   ((EUID == 0)) || fail "debootstrap is not installed" "As root: apt-get install debootstrap" \
     "Or name an image that has Python 3.11: make image BASE_IMAGE=…"
   say "installing debootstrap"
-  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends debootstrap; } \
+  { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+    debootstrap debian-archive-keyring gpgv; } \
     >&2 || fail "apt-get could not install debootstrap" "Its own message is above."
   type -p debootstrap
 }
@@ -72,9 +73,10 @@ main() {
   # shellcheck disable=SC2064  # the directory of now
   trap "rm -rf '$tree'" EXIT
   say "making $image from $suite${mirror:+ at $mirror} (a minute or two)"
-  "$debootstrap" --variant=minbase --cache-dir="$cache" --include="$packages" "$suite" "$tree" ${mirror:+"$mirror"} \
+  "$debootstrap" --variant=minbase --force-check-gpg --cache-dir="$cache" --include="$packages" "$suite" "$tree" ${mirror:+"$mirror"} \
     >"$tree.log" 2>&1 || { tail -n 20 "$tree.log" >&2; rm -f "$tree.log"; fail "debootstrap did not succeed" \
-      "Its last words are above. Another mirror: DEBIAN_MIRROR=http://… make image"; }
+      "Its last words are above. Another mirror: DEBIAN_MIRROR=http://… make image" \
+      "Signatures are checked: that needs the packages gpgv and debian-archive-keyring."; }
   rm -f "$tree.log"
   slim "$tree"
   [[ $image == *nemesis* ]] || ln -sf python3 "$tree/usr/bin/python"

@@ -21,12 +21,14 @@ text() {
   docker run --rm --network none --entrypoint python "$SWARM_IMAGE" -c "
 from pydoc_data.topics import topics
 print('\n\n'.join(text for number, (_, text) in enumerate(sorted(topics.items())) if number % 2 == $half))" \
-    >"$into/topics.txt"
+    >"$into.part"
+  mv "$into.part" "$into/topics.txt" # whole or not at all: what lies there is taken for the user's own
   say "put text that comes with Python into docker/data/$who; your own: the same place, or SWARM_DATA_$((half + 1))"
 }
 
 # What the bootstrap has said is cheaper to read than an answer of its own is to get, on a machine that is busy starting.
-closed() { docker/compose.sh logs --no-color bootstrap 2>/dev/null | grep -Eq 'step [0-9]+/[0-9]+ +loss'; }
+# (grep reads to the end: who writes into a closed pipe fails, and the line with it.)
+closed() { docker/compose.sh logs --no-color bootstrap 2>/dev/null | grep -E 'step [0-9]+/[0-9]+ +loss' >/dev/null; }
 
 failed() {
   echo "swarm-up: error: $1" >&2
@@ -60,7 +62,7 @@ main() {
   docker/compose.sh up -d more                             one more peer
   docker/compose.sh --profile nat up -d behind-nat                       one that nobody can call (docker/base-image.sh --nemesis first)
   .venv/bin/swarm join "\$(docker/compose.sh exec -T bootstrap swarm invite)"     one outside Docker (make setup first)
-  docker kill ${PROJECT:-swarm}-stage-1-a-1                             kill one: nothing is lost
+  docker/compose.sh kill stage-1-a                         kill one: nothing is lost; start has it back
   make swarm-down                                          remove it all, what was learned too
 TEXT
 }
