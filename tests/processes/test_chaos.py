@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -84,3 +86,16 @@ def test_a_bar_that_is_missed_and_a_fault_that_does_not_happen_are_told_and_exit
     assert "steps is 12, at least 1000 was expected" in told
     assert any(line.startswith("BROKEN: ") for line in lines)
     assert (tmp_path / "play" / "homes").is_dir(), "evidence stays"
+
+
+def test_interrupted_play_ends_everybody_and_writes_its_report(tmp_path: Path) -> None:
+    (tmp_path / "short.toml").write_text(SCENARIO.format(replicas=1, rest=""))
+    command = [sys.executable, "-m", "peers.cli", "chaos", str(tmp_path / "short.toml"), "--on", "processes"]
+    command += ["--out", str(tmp_path / "play")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, process_group=0) as play:
+        assert play.stdout is not None
+        told = next(line for line in play.stdout if "bootstrap" in line)
+        os.killpg(play.pid, signal.SIGINT)  # as a terminal does
+        rest = play.stdout.read()
+        assert play.wait(DEADLINE_S) == 130, told + rest
+    assert json.loads((tmp_path / "play" / "report.json").read_text())["verdict"] != "kept"
