@@ -27,7 +27,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -109,7 +108,9 @@ class ForkServer:
     def _obey(self, command: dict[str, Any]) -> None:
         match command:
             case {"start": str(name), "settings": dict(settings)} if not self._stopping:
-                self._start(name, settings)
+                self._start(name, lambda: self._settled(settings))
+            case {"start": str(name), "arguments": list(words), "output": str(output)} if not self._stopping:
+                self._start(name, lambda: _commanded([str(word) for word in words], output))
             case {"signal": int(number), "name": str(name)}:
                 for pid, child in self._children.items():
                     if child == name:
@@ -117,18 +118,25 @@ class ForkServer:
             case {"stop": float(grace_s)}:
                 self._stop(grace_s)
 
-    def _start(self, name: str, settings: dict[str, Any]) -> None:
+    def _settled(self, settings: dict[str, Any]) -> int:
+        peer = PeerSettings(**settings)
+        peer.home.mkdir(parents=True, exist_ok=True)
+        _redirect(str(peer.home / "peer.log"))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+        return self._entry(peer)
+
+    def _start(self, name: str, become: Callable[[], int]) -> None:
         parent = os.getpid()
         # Blocked across the fork: a signal must not run this process's Python code inside the child.
         signal.pthread_sigmask(signal.SIG_BLOCK, _WATCHED)
         pid = os.fork()
         if not pid:
-            self._become_peer(parent, name, settings)
+            self._become_peer(parent, name, become)
         self._children[pid] = name
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
         self._tell({"started": name, "pid": pid})
 
-    def _become_peer(self, parent: int, name: str, settings: dict[str, Any]) -> NoReturn:
+    def _become_peer(self, parent: int, name: str, become: Callable[[], int]) -> NoReturn:
         code = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -138,10 +146,7 @@ class ForkServer:
             _libc().prctl(PR_SET_NAME, f"swarm:{name}".encode()[:15])
             for end in (self._channel, self._wake, self._wake_write):
                 end.close()
-            peer = PeerSettings(**settings)
-            _redirect(peer.home)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
-            code = self._entry(peer)
+            code = become()
         except SystemExit as exit_:
             code = exit_.code if isinstance(exit_.code, int) else 1
         except BaseException:  # noqa: BLE001 - a process's border: everything ends in its log and its exit code
@@ -193,9 +198,22 @@ def _only_wake(number: int, frame: FrameType | None) -> None:
     """The wake-up descriptor is only written for signals that have a Python handler."""
 
 
-def _redirect(home: Path) -> None:
-    home.mkdir(parents=True, exist_ok=True)
-    log = os.open(home / "peer.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+def _commanded(arguments: list[str], output: str) -> int:
+    """The command line of ``swarm``, as if typed."""
+    from peers.cli import main as command
+
+    _redirect(output)
+    # Those of before know of the file that they were opened on.
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")
+    sys.argv = ["swarm", *arguments]
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _WATCHED)
+    command()
+    return 0
+
+
+def _redirect(output: str) -> None:
+    log = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)

@@ -46,11 +46,12 @@ def begin(command: Sequence[str], output: Path, environment: Mapping[str, str]) 
         env=dict(environment),
         start_new_session=True,  # Ctrl-C is for the play, which stops its peers in order
     )
-    threading.Thread(target=_pour, args=(process.stdout, output), name="output", daemon=True).start()
+    threading.Thread(target=pour, args=(process.stdout, output), name="output", daemon=True).start()
     return process
 
 
-def _pour(source: IO[bytes], output: Path) -> None:
+def pour(source: IO[bytes], output: Path) -> None:
+    """Write what comes to the end of a file, as it comes."""
     with source, output.open("ab", buffering=0) as file:
         while data := source.read(1 << 16):
             file.write(data)

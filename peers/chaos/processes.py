@@ -7,7 +7,7 @@
 Below ``root``: ``homes/NAME`` (a peer's events and histories), ``logs/NAME-N.log`` (what its Nth start printed),
 ``lost/NAME-N`` (a disk that it lost), ``faults.jsonl``. A watcher thread reads what the peers write, so a fault strikes
 some 10 ms after its event. A peer's processes are the one that was started and all its descendants, the daemon among
-them; when this process dies, however it dies, the kernel kills them.
+them; when this process dies, however it dies, the kernel kills them. Peers are forked from one process (:mod:`forks`).
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from typing import Self
 from peers.chaos import means, process_faults
 from peers.chaos.company import Company, filled
 from peers.chaos.faults import CannotInflict, Fault
+from peers.chaos.forks import Forked, Forks
 from peers.chaos.networks import Networks
 from peers.chaos.shaping import LOOPBACK, ShapedLinks, free_port
 from peers.chaos.world import PeerSpec
 from swarm.network.rundir import sweep_temporary, sweep_under
 
+Started = subprocess.Popen[bytes] | Forked
 KILLED_S = 10.0
 """How long the kernel may take to end what was killed."""
 
@@ -41,7 +43,7 @@ KILLED_S = 10.0
 class Process:
     """One start of a peer, and what it prints."""
 
-    process: subprocess.Popen[bytes]
+    process: Started
     output: Path
 
 
@@ -94,6 +96,7 @@ class ProcessWorld(Company[RealPeer]):
         self.slowed: dict[str, means.Slowed] = {}
         self.limits: dict[int, tuple[int, int]] = {}
         self._options: dict[str, tuple[str, ...]] = {}
+        self._forks = Forks(root / "logs" / "forks.log")
         self._starter = ThreadPoolExecutor(1, "starter")  # a peer dies with the thread that started it
 
     def __enter__(self) -> Self:
@@ -109,6 +112,7 @@ class ProcessWorld(Company[RealPeer]):
                 slowed.end()
             for peer in self.peers.values():
                 self.kill(peer)
+        self._forks.close()
         self._starter.shutdown()
         if self.clocks is not None:
             means.forget_faketime(start.process.pid for peer in self.peers.values() for start in peer.starts)
@@ -168,11 +172,8 @@ class ProcessWorld(Company[RealPeer]):
 
     def begin(self, peer: RealPeer) -> None:
         """Another start of a peer, in the same home."""
-        environment = dict(os.environ)
-        if self.clocks is not None:
-            environment |= self._clock(peer.name)
         output = self.root / "logs" / f"{peer.name}-{len(peer.starts)}.log"
-        process = self._starter.submit(means.begin, self.command(peer), output, environment).result()
+        process = self._starter.submit(self.run, peer, output).result()
         peer.starts.append(Process(process, output))
         peer.read = 0
         if self.links is not None:
@@ -180,11 +181,17 @@ class ProcessWorld(Company[RealPeer]):
         if peer.spec.cpus is not None and peer.spec.cpus < 1:
             self.slow(peer, 1 / peer.spec.cpus)
 
-    def command(self, peer: RealPeer) -> list[str]:
-        """What a peer is started with."""
+    def run(self, peer: RealPeer, output: Path) -> Started:
+        """A process for it: forked from one that has imported everything, but with its clock in its hands if skewed."""
         arguments = filled(peer.spec.arguments, {name: str(path) for name, path in peer.spec.files.items()})
-        options = self._options.get(peer.name, ())
-        return [sys.executable, "-m", "peers.cli", *arguments, "--json", "--home", str(peer.home), *options]
+        arguments += ["--json", "--home", str(peer.home), *self._options.get(peer.name, ())]
+        if self.clocks is None:
+            return self._forks.begin(arguments, output)
+        return means.begin([sys.executable, "-m", "peers.cli", *arguments], output, self.environment(peer))
+
+    def environment(self, peer: RealPeer) -> dict[str, str]:
+        """Of a process that is not forked."""
+        return dict(os.environ) if self.clocks is None else os.environ | self._clock(peer.name)
 
     def kill(self, peer: RealPeer) -> None:
         """kill -9 of a peer and all that it started; returns when they are gone."""

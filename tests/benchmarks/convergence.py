@@ -31,8 +31,9 @@ SMALL = {
 }
 """The quickstart's model made narrow, on 262,144 tokens; some 20 s of one core a run. Of 1.5e-3, 5e-3 and 1.5e-2 the
 learning rate is the best for `everyone`, and for parameters averaged by all."""
-FULL = {"model": ModelConfig(), "optimizer": OptimizerConfig(), "rows": 1, "steps": 128, "held_out_rows": 128}
-"""The quickstart's model and optimizer on as many tokens as the small one has; some 3 min of one core a run."""
+FULL = {"model": ModelConfig(), "optimizer": OptimizerConfig(), "rows": 1, "steps": 64, "held_out_rows": 32}
+"""The quickstart's model and optimizer, and about as many steps as it takes, on 131,072 tokens; a minute of one core a
+run."""
 COLUMNS = ("candidate", "loss", "sd", "loss_of_one", "sd_of_one", "apart", "vectors_per_step", "bytes_per_token")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from peers.chaos import means
 from peers.chaos.faults import (
     CannotInflict,
     CorruptBytes,
@@ -40,7 +41,7 @@ from peers.chaos.faults import (
 )
 from peers.chaos.means import faketime_library
 from peers.chaos.plan import FaultPlan, On, Strike
-from peers.chaos.processes import ProcessWorld, RealPeer
+from peers.chaos.processes import ProcessWorld, RealPeer, Started
 from peers.chaos.shaping import ShapedLinks, shaped
 from peers.chaos.world import PeerSpec
 from swarm.sim.links import LinkShape
@@ -75,8 +76,8 @@ for number in range(100000):
 class Scripts(ProcessWorld):
     """Starts the script above where a peer would be started."""
 
-    def command(self, peer: RealPeer) -> list[str]:
-        return [sys.executable, "-c", SCRIPT, str(peer.home)]
+    def run(self, peer: RealPeer, output: Path) -> Started:
+        return means.begin([sys.executable, "-c", SCRIPT, str(peer.home)], output, self.environment(peer))
 
 
 @contextlib.contextmanager

@@ -1,0 +1,157 @@
+"""Peers forked from one process that has imported what they need: a start costs a tenth of a second, not six.
+
+Where many peers share a few processors, those six of each would be taken from all the others, and a play would show
+what imports cost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from peers.chaos.means import pour
+from peers.launch import PRELOAD
+from swarm.errors import StateError
+
+PRELOADED = (*PRELOAD, "peers.cli.app", "peers.node", "peers.join", "peers.new")
+READY_S = 120.0
+"""How long the imports may take on a machine that is busy."""
+STARTED_S = 30.0
+_ENDED_S = 10.0
+_KILLED = -9
+
+
+class Forked:
+    """One peer, as subprocess.Popen would show it."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.returncode: int | None = None
+        self.started, self.ended = threading.Event(), threading.Event()
+
+    def poll(self) -> int | None:
+        """Its exit code, minus the number of the signal that killed it; None while it runs."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The same once it has ended. Raises subprocess.TimeoutExpired."""
+        if not self.ended.wait(timeout):
+            raise subprocess.TimeoutExpired(f"peer {self.pid}", timeout or 0.0)
+        return _KILLED if self.returncode is None else self.returncode
+
+    def end(self, code: int) -> None:
+        """It has."""
+        self.returncode = code
+        self.started.set()
+        self.ended.set()
+
+
+class Forks:
+    """Starts peers until :meth:`close`. When the thread that began first ends, all of them are killed.
+
+    The process they come from is :mod:`peers.fork_server`; it is started with the first of them."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._server: subprocess.Popen[bytes] | None = None
+        self._channel: socket.socket | None = None
+        self._scratch = ""
+        self._peers: dict[str, Forked] = {}
+        self._ready = threading.Event()
+        self._reader: threading.Thread | None = None
+
+    def begin(self, arguments: Sequence[str], output: Path) -> Forked:
+        """``swarm`` with these arguments; what it says reaches the file through us: it can say that its disk
+        is full. Returns when its process is there. Raises StateError when there will be none."""
+        channel = self._channel or self._open()
+        if not self._ready.wait(READY_S):
+            raise StateError(f"the process that peers are forked from was not ready within {READY_S:g} s: {self._log}")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        output.touch()
+        pipe, name, peer = f"{self._scratch}/{len(self._peers)}", str(len(self._peers)), Forked()
+        os.mkfifo(pipe, 0o600)
+        self._peers[name] = peer
+        # Opened for both, it does not wait for the peer, which may die before it opens the pipe itself.
+        ends = os.open(pipe, os.O_RDWR)
+        source = open(pipe, "rb", buffering=0)  # noqa: SIM115 - the thread closes it
+        threading.Thread(target=pour, args=(source, output), name="output", daemon=True).start()
+        with contextlib.suppress(OSError):  # it is gone: said below
+            channel.sendall(json.dumps({"start": name, "arguments": list(arguments), "output": pipe}).encode() + b"\n")
+        there = peer.started.wait(STARTED_S)
+        threading.Thread(target=_close_later, args=(peer, ends, pipe), name="pipe", daemon=True).start()
+        if not there or not peer.pid:
+            raise StateError(f"the process that peers are forked from did not start one: see {self._log}")
+        return peer
+
+    def close(self) -> None:
+        """No peer is left when this returns. Idempotent."""
+        if self._server is None or self._channel is None or self._reader is None:
+            return
+        with contextlib.suppress(OSError):
+            self._channel.sendall(json.dumps({"stop": 0.0}).encode() + b"\n")
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._server.wait(_ENDED_S)
+        self._server.kill()
+        self._server.wait()
+        self._reader.join()
+        self._channel.close()
+        self._channel = None
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _open(self) -> socket.socket:
+        self._scratch = tempfile.mkdtemp(prefix="swarm-forks-")
+        ours, theirs = socket.socketpair()
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        arguments = (theirs.fileno(), os.getpid(), "peers.node:run_peer", ",".join(PRELOADED), self._scratch)
+        path = os.pathsep.join(entry for entry in sys.path if entry)
+        with theirs, self._log.open("ab") as log:
+            self._server = subprocess.Popen(
+                [sys.executable, "-P", "-m", "peers.fork_server", *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | {"PYTHONPATH": path},
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,  # Ctrl-C is for the play, which stops its peers in order
+            )
+        self._channel = ours
+        self._reader = threading.Thread(target=self._read, args=(ours,), name="forks", daemon=True)
+        self._reader.start()
+        return ours
+
+    def _read(self, channel: socket.socket) -> None:
+        with channel.makefile("rb") as lines:
+            for line in lines:
+                self._take(json.loads(line))
+        self._ready.set()
+        for peer in self._peers.values():
+            if peer.returncode is None:
+                peer.end(_KILLED)  # the kernel kills them with what they were forked from
+
+    def _take(self, told: dict[str, Any]) -> None:
+        match told:
+            case {"started": str(name), "pid": int(pid)}:
+                self._peers[name].pid = pid
+                self._peers[name].started.set()
+            case {"exited": str(name), "code": int(code)}:
+                self._peers[name].end(code)
+            case {"preloaded": _}:
+                self._ready.set()
+
+
+def _close_later(peer: Forked, descriptor: int, pipe: str) -> None:
+    """Our own end of its pipe, once it has ended: who reads sees the end then."""
+    peer.ended.wait()
+    os.close(descriptor)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(pipe)
