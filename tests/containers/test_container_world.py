@@ -15,7 +15,7 @@ import pytest
 from peers.chaos import faults
 from peers.chaos.container_networks import NO_DELAY
 from peers.chaos.containers import ContainerWorld
-from peers.chaos.engine import OWNER, PLAY
+from peers.chaos.engine import OWNER, PLAY, owner
 from peers.chaos.faults import CannotInflict
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.chaos.world import PeerSpec
@@ -268,7 +268,7 @@ def test_play_whose_owner_was_killed_is_removed_by_the_next(stand_in: str, tmp_p
         assert not owned(play)
         mine = owned(world.engine.play)
         labels = json.loads(docker("inspect", "-f", "{{json .Config.Labels}}", world.peers["a"].container))
-        assert labels[OWNER].startswith(f"{os.getpid()}-")
+        assert labels[OWNER] == owner()
     assert len(mine) == 3, "the nemesis, the peer and the network"
     assert not owned(world.engine.play)
 
