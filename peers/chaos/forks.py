@@ -49,6 +49,12 @@ class Forked:
             raise subprocess.TimeoutExpired(f"peer {self.pid}", timeout or 0.0)
         return _KILLED if self.returncode is None else self.returncode
 
+    def send_signal(self, number: int) -> None:
+        """One that has ended is passed over."""
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
     def end(self, code: int) -> None:
         """It has."""
         self.returncode = code

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ import pytest
 from tests.harness.sources import ROOT
 
 STAND_IN = "swarm-stand-in:test"
-TRAINER = "swarm-trainer:test"
+IMAGE = "swarm-trainer:test"
 
 
 def docker(*arguments: str, timeout_s: float = 120) -> str:
@@ -57,3 +58,14 @@ def stand_in(base: str, nemesis: str, tmp_path_factory: pytest.TempPathFactory) 
     docker("build", "--quiet", "--tag", STAND_IN, str(context))
     yield STAND_IN
     docker("image", "rm", "--force", STAND_IN)
+
+
+@pytest.fixture(scope="session")
+def image(base: str) -> Iterator[str]:
+    """The image of a peer, from this checkout."""
+    environment = os.environ | {"BASE_IMAGE": base, "TAG": "test"}
+    command = [ROOT / "docker" / "image.sh"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1400, check=False, env=environment)
+    assert done.returncode == 0, done.stderr
+    yield IMAGE
+    docker("image", "rm", "--force", IMAGE)

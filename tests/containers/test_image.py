@@ -6,7 +6,6 @@ import os
 import re
 import secrets
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 
@@ -19,16 +18,6 @@ pytestmark = [pytest.mark.docker, pytest.mark.process, pytest.mark.timeout(1500)
 PEERS = 9
 IN_PROJECT = "label=com.docker.compose.project"
 STEP = re.compile(r"step (\d+)/\d+ +loss")
-
-
-@pytest.fixture(scope="module")
-def image(base: str) -> Iterator[str]:
-    environment = os.environ | {"BASE_IMAGE": base, "TAG": "test"}
-    command = [ROOT / "docker" / "image.sh"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1400, check=False, env=environment)
-    assert done.returncode == 0, done.stderr
-    yield "swarm-trainer:test"
-    docker("image", "rm", "--force", "swarm-trainer:test")
 
 
 def test_image_runs_as_nobody_special_and_says_what_it_was_made_from(image: str) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from peers.chaos.forks import Forked, Forks
 from tests.harness.expect import wait_until
 
 START_S = 120.0
@@ -23,7 +24,7 @@ START_S = 120.0
 class Started:
     """One process, its output, and the events it writes (``--json``)."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     output: Path
 
     def events(self, kind: str = "") -> list[dict[str, Any]]:
@@ -65,20 +66,28 @@ class Started:
 
 @dataclass(slots=True)
 class ByHand:
-    """A home and everything that was started in it. ``prefix`` goes before each command (``ip netns exec …``)."""
+    """A home and everything that was started in it. ``prefix`` goes before each command (``ip netns exec …``).
+
+    With ``forks`` peers come from one process that has imported everything: the same commands, six seconds sooner."""
 
     home: Path
+    forks: Forks | None = None
     started: list[Started] = field(default_factory=list)
 
     def start(self, *arguments: str, prefix: Sequence[str] = (), home: Path | None = None) -> Started:
         """Start ``swarm ARGUMENTS --json`` in the background."""
         output = self.home.parent / f"out-{len(self.started)}.log"
-        command = [*prefix, sys.executable, "-m", "peers.cli", *arguments, "--json", "--home", str(home or self.home)]
-        with output.open("wb") as file:
-            process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
-        one = Started(process, output)
+        words = [*arguments, "--json", "--home", str(home or self.home)]
+        one = Started(self._begin(words, output, prefix), output)
         self.started.append(one)
         return one
+
+    def _begin(self, words: Sequence[str], output: Path, prefix: Sequence[str]) -> subprocess.Popen[bytes] | Forked:
+        if self.forks is not None and not prefix:
+            return self.forks.begin(words, output)
+        command = [*prefix, sys.executable, "-m", "peers.cli", *words]
+        with output.open("wb") as file:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
 
     def run(self, *arguments: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
         """Run a command to its end."""
@@ -88,9 +97,9 @@ class ByHand:
 
 
 @contextmanager
-def by_hand(root: Path) -> Iterator[ByHand]:
+def by_hand(root: Path, *, forked: bool = True) -> Iterator[ByHand]:
     """A home under ``root``; what still runs at the end is stopped, by pid."""
-    hand = ByHand(root / "h")
+    hand = ByHand(root / "h", Forks(root / "forks.log") if forked else None)
     try:
         yield hand
     finally:
@@ -105,8 +114,10 @@ def by_hand(root: Path) -> Iterator[ByHand]:
             try:
                 one.process.wait(10)
             except subprocess.TimeoutExpired:
-                one.process.kill()
+                one.process.send_signal(signal.SIGKILL)
                 one.process.wait()
+        if hand.forks is not None:
+            hand.forks.close()
 
 
 RUN = """

@@ -19,7 +19,7 @@ def test_run_by_hand_late_join_drain_and_signals(tmp_path: Path) -> None:
     text.write_text(
         "\n\n".join(f"Paragraph {n} of a text that nobody else has, number {n * 7}." * 6 for n in range(80))
     )
-    with by_hand(tmp_path) as hand:
+    with by_hand(tmp_path, forked=False) as hand:
         bootstrap, invite = found(hand, steps=100_000)
         hosts = [hand.start("join", invite, "--role", "stage", *LOCAL) for _ in range(2)]
         trainer = hand.start("join", invite, "--role", "auto", "--data", str(text), *LOCAL)

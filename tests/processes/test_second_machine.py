@@ -15,7 +15,12 @@ ANYWHERE = "/ip4/0.0.0.0/tcp/0"
 
 def test_run_over_four_machines_two_of_them_behind_nat(tmp_path: Path) -> None:
     """Stage hosts on an open machine and behind a NAT, the trainer behind another: those two meet through a relay."""
-    with lan("boot", "far") as net, behind_nat(net, "left"), behind_nat(net, "right"), by_hand(tmp_path) as hand:
+    with (
+        lan("boot", "far") as net,
+        behind_nat(net, "left"),
+        behind_nat(net, "right"),
+        by_hand(tmp_path, forked=False) as hand,
+    ):
         prefix = {name: net.command(name, []) for name in ("boot", "far", "left", "right")}
         bootstrap, invite = found(hand, steps=4, listen=ANYWHERE, prefix=prefix["boot"])
         peers = {

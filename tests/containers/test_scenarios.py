@@ -1,0 +1,29 @@
+"""Scenarios that come with the project, played among containers through the command line, each with its own verdict."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness.sources import ROOT
+
+pytestmark = [pytest.mark.docker, pytest.mark.process, pytest.mark.timeout(900)]
+
+# The others take longer or pass among processes too: `swarm chaos --list`.
+PLAYED = ("region-partition", "whole-stage-dies", "nat", "oom", "disk-full")
+
+
+@pytest.mark.parametrize("name", PLAYED)
+def test_scenario_is_kept(name: str, image: str, nemesis: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "peers.cli", "chaos", str(ROOT / "docker" / "scenarios" / f"{name}.toml")]
+    command += ["--on", "containers", "--image", image, "--out", str(tmp_path / "play")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=800, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    report = json.loads((tmp_path / "play" / "report.json").read_text())
+    assert (report["verdict"], report["problems"]) == ("kept", [])
+    assert report["faults"] > 0
+    assert (report["lost"], report["duplicated"], report["digest_mismatches"]) == (0, 0, 0)
