@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -56,6 +56,10 @@ class Company(ABC, Generic[P]):
 
     @abstractmethod
     def log(self, name: str) -> Path:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+
+    @abstractmethod
+    def alive(self, name: str) -> bool:
         """See :class:`~peers.chaos.world.PlayWorld`."""
 
     @abstractmethod
@@ -115,6 +119,21 @@ class Company(ABC, Generic[P]):
             if self.over.is_set():
                 raise CannotInflict(f"{fault.name}: the play is over")
             return tuple(self._strike(fault))
+
+    def living(self, fault: Fault) -> tuple[str, ...]:
+        """The victims of a fault that run now: the others it cannot hit. Raises CannotInflict when none does."""
+        found = tuple(name for name in fault.victims if self.alive(name))
+        if not found:
+            raise CannotInflict(f"{fault.name}: {', '.join(fault.victims) or 'nobody'} does not run now")
+        return found
+
+    @contextlib.contextmanager
+    def playing(self) -> Iterator[None]:
+        """Alone with the world, for what goes on beside. Raises CannotInflict when the world has ended."""
+        with self._lock:
+            if self.over.is_set():
+                raise CannotInflict("the play is over")
+            yield
 
     # --- watching ------------------------------------------------------------------------------------------------
 

@@ -60,8 +60,9 @@ def resume(world: ContainerWorld, names: Iterable[str]) -> None:
 
 
 def _kill(world: ContainerWorld, fault: faults.Kill) -> Iterable[str]:
-    world.kill([world.peers[name] for name in fault.peers])
-    return fault.peers
+    names = world.living(fault)
+    world.kill([world.peers[name] for name in names])
+    return names
 
 
 def _kill_daemon(world: ContainerWorld, fault: faults.KillDaemon) -> Iterable[str]:
@@ -74,9 +75,10 @@ def _kill_daemon(world: ContainerWorld, fault: faults.KillDaemon) -> Iterable[st
 
 
 def _pause(world: ContainerWorld, fault: faults.Pause) -> Iterable[str]:
-    world.engine.call("pause", *(_running(world, name).container for name in fault.peers))
-    world.after(fault.seconds, lambda: world.inflict(faults.Resume(fault.peers)))
-    return fault.peers
+    names = world.living(fault)
+    world.engine.call("pause", *(world.peers[name].container for name in names))
+    world.after(fault.seconds, lambda: world.inflict(faults.Resume(names)))
+    return names
 
 
 def _resume(world: ContainerWorld, fault: faults.Resume) -> Iterable[str]:
@@ -85,15 +87,15 @@ def _resume(world: ContainerWorld, fault: faults.Resume) -> Iterable[str]:
 
 
 def _stop(world: ContainerWorld, fault: faults.Stop) -> Iterable[str]:
-    told = {name: world.peers[name].container for name in fault.peers if world.alive(name)}
-    if told:
-        world.engine.call("kill", "--signal", "TERM", *told.values())
+    names = world.living(fault)
+    told = {name: world.peers[name].container for name in names}
+    world.engine.call("kill", "--signal", "TERM", *told.values())
 
     def end() -> None:
         world.kill([peer for name, was in told.items() if (peer := world.peers[name]).container == was])
 
     world.after(fault.grace_s, end)
-    return fault.peers
+    return names
 
 
 def _partition(world: ContainerWorld, fault: faults.Partition) -> Iterable[str]:

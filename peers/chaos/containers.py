@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -190,14 +190,6 @@ class ContainerWorld(Company[Contained]):
     def _strike(self, fault: Fault) -> Iterable[str]:
         """Raises EngineError too."""
         return container_faults.DOERS[type(fault)](self, fault)
-
-    @contextlib.contextmanager
-    def playing(self) -> Iterator[None]:
-        """Alone with the world, for what goes on beside. Raises CannotInflict when the world has ended."""
-        with self._lock:
-            if self.over.is_set():
-                raise CannotInflict("the play is over")
-            yield
 
 
 def user() -> tuple[int, int]:

@@ -45,12 +45,13 @@ def check(world: ProcessWorld, fault: Fault) -> None:
 
 
 def _kill(world: ProcessWorld, fault: faults.Kill) -> Iterable[str]:
-    alive = [world.peers[name] for name in fault.peers if world.alive(name)]
+    names = world.living(fault)
+    alive = [world.peers[name] for name in names]
     means.signal_all([peer.pid for peer in alive], signal.SIGSTOP)  # all at the same moment
     means.signal_all([pid for peer in alive for pid in peer.pids()], signal.SIGKILL)
     for peer in alive:
         world.kill(peer)
-    return fault.peers
+    return names
 
 
 def _kill_daemon(world: ProcessWorld, fault: faults.KillDaemon) -> Iterable[str]:
@@ -62,9 +63,10 @@ def _kill_daemon(world: ProcessWorld, fault: faults.KillDaemon) -> Iterable[str]
 
 
 def _pause(world: ProcessWorld, fault: faults.Pause) -> Iterable[str]:
-    means.signal_all([pid for name in fault.peers for pid in world.peers[name].pids()], signal.SIGSTOP)
-    world.after(fault.seconds, lambda: world.inflict(faults.Resume(fault.peers)))
-    return fault.peers
+    names = world.living(fault)
+    means.signal_all([pid for name in names for pid in world.peers[name].pids()], signal.SIGSTOP)
+    world.after(fault.seconds, lambda: world.inflict(faults.Resume(names)))
+    return names
 
 
 def _resume(world: ProcessWorld, fault: faults.Resume) -> Iterable[str]:
@@ -73,7 +75,8 @@ def _resume(world: ProcessWorld, fault: faults.Resume) -> Iterable[str]:
 
 
 def _stop(world: ProcessWorld, fault: faults.Stop) -> Iterable[str]:
-    told = {name: world.peers[name].pid for name in fault.peers if world.alive(name)}
+    names = world.living(fault)
+    told = {name: world.peers[name].pid for name in names}
     means.signal_all(told.values(), signal.SIGTERM)
 
     def end() -> None:
@@ -82,7 +85,7 @@ def _stop(world: ProcessWorld, fault: faults.Stop) -> Iterable[str]:
                 world.kill(world.peers[name])
 
     world.after(fault.grace_s, end)
-    return fault.peers
+    return names
 
 
 def _partition(world: ProcessWorld, fault: faults.Partition) -> Iterable[str]:
@@ -166,6 +169,7 @@ def _restart(world: ProcessWorld, fault: faults.Restart) -> Iterable[str]:
 
 def _upgrade(world: ProcessWorld, fault: faults.Upgrade) -> Iterable[str]:
     """There is one version on this machine: what is left of it is to leave in order, and to come back."""
+    world.living(fault)
     peer = world.peers[fault.peer]
     pid = peer.pid
     means.signal_all([pid], signal.SIGTERM)

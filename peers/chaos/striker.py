@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from peers.chaos import faults
 from peers.chaos.cast import Cast
-from peers.chaos.faults import Fault
+from peers.chaos.faults import CannotInflict, Fault
 from peers.chaos.plan import FaultPlan, Fired, Strike
 from peers.chaos.scenario import Scenario
 from peers.chaos.schedule import Draw, choose
@@ -132,15 +132,27 @@ class Striker:
             self._begin_s = wall
         while self._draws and self._begin_s + self._draws[0].at_s <= wall:
             chosen = choose(self._draws[0], self._among(), self._free(wall))
-            if not chosen:
-                return  # everybody is spared now: as soon as somebody is not
-            self._drawn += 1
-            draw = self._draws.pop(0)
-            back = draw.seconds if draw.kind in ("kill", "stop") else None
-            for number, fault in enumerate(_of(draw, chosen, self._grace())):
-                strike = Strike(f"{draw.kind}-{self._drawn}" + (f"-{number}" if number else ""), NEVER, fault)
-                self._planned[strike.label] = Planned(strike, None, back, not draw.new_disk)
-                self._plan.strike(strike)
+            if not self._struck(self._draws[0], chosen):
+                return  # everybody is spared now, or has just died: as soon as somebody can be struck
+            self._draws.pop(0)
+
+    def _struck(self, draw: Draw, chosen: tuple[str, ...]) -> bool:
+        """Whether at least one of them was hit by what was drawn."""
+        back = draw.seconds if draw.kind in ("kill", "stop") else None
+        hit = False
+        for number, fault in enumerate(_of(draw, chosen, self._grace())):
+            label = f"{draw.kind}-{self._drawn + 1}" + (f"-{number}" if number else "")
+            strike = Strike(label, NEVER, fault)
+            try:
+                self._plan.strike_or_raise(strike)
+            except CannotInflict:
+                continue
+            except Exception as error:  # noqa: BLE001 - the world is broken: told in problems()
+                self._plan.errors.append((label, error))
+            self._planned[label] = Planned(strike, None, back, not draw.new_disk)
+            hit = True
+        self._drawn += hit
+        return hit
 
     def _among(self) -> tuple[str, ...]:
         schedule, trace = self._scenario.schedule, self._scenario.trace
@@ -160,8 +172,8 @@ class Striker:
     def _fired(self, fired: Fired) -> None:
         fault, label = fired.strike.fault, fired.strike.label
         lasts = getattr(fault, "seconds", None)
-        self._timeline.struck(fired.wall, f"{describe(fault, fired.peers)}{f' for {lasts:.1f} s' if lasts else ''}")
-        victims = fault.victims or fired.peers
+        self._timeline.struck(fired.wall, f"{describe(fault, fired.victims)}{f' for {lasts:.1f} s' if lasts else ''}")
+        victims = fired.victims
         for name in victims:
             if lasts:
                 self._away[name] = fired.wall + lasts + 2.0
@@ -191,8 +203,8 @@ class Striker:
 
 
 def describe(fault: Fault, hit: Sequence[str]) -> str:
-    """A strike for people."""
-    names = ", ".join(fault.victims or hit)
+    """A strike for people; ``hit`` are those it was meant for and has hit."""
+    names = ", ".join(hit)
     if isinstance(fault, faults.Partition):
         arrow = "to" if fault.one_way else "and"
         return f"cut between {names} {arrow} {', '.join(fault.others)}"
@@ -204,6 +216,8 @@ def describe(fault: Fault, hit: Sequence[str]) -> str:
 
 
 def _of(draw: Draw, chosen: tuple[str, ...], grace_s: float) -> list[Fault]:
+    if not chosen:
+        return []
     if draw.kind == "pause":
         return [faults.Pause(chosen, draw.seconds)]
     if draw.kind == "stop":

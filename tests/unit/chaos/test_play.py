@@ -191,6 +191,39 @@ def test_draws_begin_after_the_baseline_and_spare_the_last_of_a_part(tmp_path: P
     assert all(back <= step for back, (step, _) in zip(backs, kills[1:], strict=False)), "one replica is there always"
 
 
+def test_a_draw_that_hits_nobody_is_drawn_again_and_counted_once(tmp_path: Path) -> None:
+    class Late(MadeUpWorld):
+        """The first who is struck had just ended, and nobody had noticed."""
+
+        def inflict(self, fault: Fault) -> Iterable[str]:
+            if not self.done:
+                self.done.append((self.step, fault))
+                raise CannotInflict("does not run now")
+            return super().inflict(fault)
+
+    world = Late(tmp_path, steps=0)
+    schedule = {"per_hour": 100, "kinds": {"kill": 1}}
+    outcome, lines = _play(world, _scenario(schedule=schedule, until={"minutes": 0.1}), [Draw(0.1, "kill", 0.5, 0.5)])
+    assert outcome.problems == []
+    assert [type(fault) for _, fault in world.done] == [Kill, Kill, Restart]
+    assert sum("▲ kill" in line for line in lines) == 1
+
+
+def test_who_crashes_just_before_a_strike_on_it_is_not_excused(tmp_path: Path) -> None:
+    class Exact(MadeUpWorld):
+        """Hits nobody who has ended."""
+
+        def inflict(self, fault: Fault) -> Iterable[str]:
+            if not set(fault.victims) & self.living:
+                raise CannotInflict("does not run now")
+            return super().inflict(fault)
+
+    world = Exact(tmp_path, {3: lambda world: world.living.discard("host-0-1")}, steps=0)
+    outcome, _ = _play(world, _scenario(fault=[{**KILL, "on": {"event": "StepClosed", "where": {"step": 4}}}]))
+    assert [(end.name, end.struck) for end in outcome.ends] == [("host-0-1", False)]
+    assert any("nobody had struck it" in problem for problem in outcome.problems)
+
+
 def test_a_play_by_the_clock_goes_on_until_everything_has_happened(tmp_path: Path) -> None:
     late = {**KILL, "on": {"event": "StepClosed", "where": {"step": 60}}}
     world = MadeUpWorld(tmp_path, steps=0)

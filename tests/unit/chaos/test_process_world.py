@@ -24,6 +24,7 @@ from peers.chaos.faults import (
     KillDaemon,
     LimitCpu,
     LimitMemory,
+    Moment,
     Partition,
     Pause,
     Reconnect,
@@ -311,7 +312,7 @@ def test_clock_of_a_peer_is_set_where_the_library_is_and_refused_by_its_name_whe
         with world_of(tmp_path, "host-0", skewed=True) as world:
             plan = FaultPlan(
                 Strike("skew", On("Tick", nth=3), SkewClock("host-0", -3600.0)),
-                Strike("seen", On("Tick", nth=5, after="skew"), Pause(())),
+                Strike("seen", On("Tick", nth=5, after="skew"), Moment()),
                 world=world,
             )
             fired(plan, "seen")

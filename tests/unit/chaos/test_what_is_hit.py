@@ -1,0 +1,51 @@
+"""Whom a fault really hits: nobody who had ended before it, and none but the start that it was meant for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from peers.chaos.faults import CannotInflict, Fault, Kill, Pause, Stop, Upgrade
+from peers.chaos.plan import FaultPlan, On, Strike
+from tests.unit.chaos.worlds import Processes, contained
+
+OF_MANY = [Kill(("a", "b")), Stop(("a", "b")), Pause(("a", "b"))]
+OF_DEAD = [Kill(("a",)), Stop(("a",)), Pause(("a",)), Upgrade("a")]
+
+
+@pytest.mark.parametrize("fault", OF_MANY, ids=lambda fault: fault.name)
+def test_who_had_ended_is_not_hit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
+    processes = Processes(tmp_path, monkeypatch, "a", "b")
+    processes.end("a")
+    assert processes.world.inflict(fault) == ("b",)
+    world, engine, _ = contained(tmp_path / "c", "a", "b")
+    engine.end(world.peers["a"].container, code=1)
+    assert world.inflict(fault) == ("b",)
+
+
+@pytest.mark.parametrize("fault", OF_DEAD, ids=lambda fault: fault.name)
+def test_what_hits_nobody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
+    processes = Processes(tmp_path, monkeypatch, "a")
+    processes.end("a")
+    with pytest.raises(CannotInflict, match="a does not run now"):
+        processes.world.inflict(fault)
+    world, engine, _ = contained(tmp_path / "c", "a")
+    engine.end(world.peers["a"].container, code=1)
+    with pytest.raises(CannotInflict, match="a does not run now"):
+        world.inflict(fault)
+
+
+def test_a_strike_on_the_dead_is_told_and_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = Processes(tmp_path, monkeypatch, "a", "b")
+    processes.end("a")
+    plan = FaultPlan(
+        Strike("one", On("Tick"), Kill(("a",))), Strike("both", On("Tick"), Kill(("a", "b"))), world=processes.world
+    )
+    plan._hear("b", "Tick", {})
+    assert plan.fired["both"].victims == ("b",)
+    (line,) = (tmp_path / "faults.jsonl").read_text().splitlines()
+    assert json.loads(line)["first"] == ["b"]
+    with pytest.raises(AssertionError, match="one: CannotInflict: kill: a does not run now"):
+        plan.assert_fired()
