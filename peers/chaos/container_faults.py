@@ -92,7 +92,8 @@ def _stop(world: ContainerWorld, fault: faults.Stop) -> Iterable[str]:
     world.engine.call("kill", "--signal", "TERM", *told.values())
 
     def end() -> None:
-        world.kill([peer for name, was in told.items() if (peer := world.peers[name]).container == was])
+        with world.playing():  # nobody is started again between the look and the kill
+            world.kill([peer for name, was in told.items() if (peer := world.peers[name]).container == was])
 
     world.after(fault.grace_s, end)
     return names
@@ -105,7 +106,8 @@ def _partition(world: ContainerWorld, fault: faults.Partition) -> Iterable[str]:
 
 
 def _mend(world: ContainerWorld, peers: Iterable[str], others: Iterable[str]) -> None:
-    world.networks.mend(peers, others)
+    with world.playing():
+        world.networks.mend(peers, others)
 
 
 def _heal(world: ContainerWorld, fault: faults.Heal) -> Iterable[str]:

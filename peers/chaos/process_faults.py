@@ -76,13 +76,14 @@ def _resume(world: ProcessWorld, fault: faults.Resume) -> Iterable[str]:
 
 def _stop(world: ProcessWorld, fault: faults.Stop) -> Iterable[str]:
     names = world.living(fault)
-    told = {name: world.peers[name].pid for name in names}
-    means.signal_all(told.values(), signal.SIGTERM)
+    told = [(world.peers[name], world.peers[name].starts[-1]) for name in names]
+    means.signal_all([peer.pid for peer, _ in told], signal.SIGTERM)
 
     def end() -> None:
-        for name, pid in told.items():
-            if world.peers[name].pid == pid:
-                world.kill(world.peers[name])
+        with world.playing():  # nobody is started again between the look and the kill
+            for peer, start in told:
+                if peer.starts[-1] is start:
+                    world.kill(peer)
 
     world.after(fault.grace_s, end)
     return names
