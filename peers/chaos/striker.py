@@ -16,8 +16,8 @@ from peers.chaos.timeline import Timeline
 from peers.chaos.watch import Watch
 from peers.chaos.world import PlayWorld
 
-BACK = "back:"
-"""Begins the label of what brings a peer back."""
+BACK, DRAWN = "back:", "drawn:"
+"""Begin the labels of what brings a peer back, and of what was drawn; a label of a scenario has no colon."""
 DEADLY = (
     faults.Kill,
     faults.BulkKill,
@@ -118,6 +118,8 @@ class Striker:
             self._plan.assert_fired()
         except AssertionError as error:
             told.append(str(error))
+        if not self._drawn and (self._scenario.schedule is not None or self._scenario.trace is not None):
+            told.append(f"nothing that was to be drawn has struck: {len(self._draws)} draws are left")
         told += [f"{name} was not killed for its memory" for name in sorted(self._to_end)]
         told += [f"{name} was started again and never got ready" for name in sorted(self._awaited)]
         return told
@@ -141,7 +143,7 @@ class Striker:
         back = draw.seconds if draw.kind in ("kill", "stop") else None
         hit = False
         for number, fault in enumerate(_of(draw, chosen, self._grace())):
-            label = f"{draw.kind}-{self._drawn + 1}" + (f"-{number}" if number else "")
+            label = f"{DRAWN}{draw.kind}-{self._drawn + 1}" + (f"-{number}" if number else "")
             strike = Strike(label, NEVER, fault)
             try:
                 self._plan.strike_or_raise(strike)
@@ -155,8 +157,10 @@ class Striker:
         return hit
 
     def _among(self) -> tuple[str, ...]:
-        schedule, trace = self._scenario.schedule, self._scenario.trace
-        return schedule.among if schedule is not None else trace.among if trace is not None else ()
+        for key, section in (("schedule", self._scenario.schedule), ("trace", self._scenario.trace)):
+            if section is not None:
+                return self._cast.chosen(section.among, f"{key}.among")
+        return ()
 
     def _grace(self) -> float:
         schedule, trace = self._scenario.schedule, self._scenario.trace

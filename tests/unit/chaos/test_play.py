@@ -224,6 +224,29 @@ def test_who_crashes_just_before_a_strike_on_it_is_not_excused(tmp_path: Path) -
     assert any("nobody had struck it" in problem for problem in outcome.problems)
 
 
+def test_a_drawn_strike_never_stands_for_a_planned_one(tmp_path: Path) -> None:
+    never = {**KILL, "on": {"event": "CutOff"}}
+    schedule = {"per_hour": 100, "kinds": {"kill": 1}}
+    world = MadeUpWorld(tmp_path)
+    outcome, _ = _play(world, _scenario(fault=[never], schedule=schedule), [Draw(0.1, "kill", 0.5, 0.5)])
+    assert ["kill-1: kill did not fire" in problem for problem in outcome.problems] == [True]
+
+
+def test_draws_are_among_those_of_a_region(tmp_path: Path) -> None:
+    swarm = {**SCENARIO["swarm"], "regions": ["eu", "us"]}
+    schedule = {"per_hour": 100, "kinds": {"kill": 1}, "among": ["region:us"]}
+    world = MadeUpWorld(tmp_path)
+    outcome, _ = _play(world, _scenario(swarm=swarm, schedule=schedule), [Draw(0.1, "kill", 0.5, 0.5)])
+    assert outcome.problems == []
+    assert [fault.victims for _, fault in world.done if isinstance(fault, Kill)] == [("host-0-1",)]
+
+
+def test_a_schedule_that_strikes_nobody_is_a_problem(tmp_path: Path) -> None:
+    schedule = {"per_hour": 100, "kinds": {"kill": 1}, "among": ["trainer-0"]}
+    outcome, _ = _play(MadeUpWorld(tmp_path), _scenario(schedule=schedule), [Draw(0.1, "kill", 0.5, 0.5)])
+    assert outcome.problems == ["nothing that was to be drawn has struck: 1 draws are left"]
+
+
 def test_a_play_by_the_clock_goes_on_until_everything_has_happened(tmp_path: Path) -> None:
     late = {**KILL, "on": {"event": "StepClosed", "where": {"step": 60}}}
     world = MadeUpWorld(tmp_path, steps=0)

@@ -129,6 +129,8 @@ def test_each_kind_of_fault_can_be_planned() -> None:
         ({"fault": [{"do": "heal", "on": {**CLOSED, "after": "cut"}}]}, "'cut'"),
         ({"fault": [{"do": "heal", "label": "a", "on": CLOSED}] * 2}, "no other fault has"),
         ({"fault": [{"do": "partition", "peers": ["host-*"], "others": ["host-0-0"], "at_s": 1}]}, "not among peers"),
+        ({"fault": [{"do": "heal", "label": "drawn:a", "on": CLOSED}]}, "without a colon"),
+        ({"schedule": {"per_hour": 100, "kinds": {}}}, "schedule.kinds"),
         ({"expect": {"at_least": {"speed": 1}}}, "throughput_retained"),
         ({"expect": {"looked_at": ["I99"]}}, "I20"),
         ({"expect": {"happened": {"Nothing": 1}}}, "swarm/events.py"),
