@@ -66,8 +66,8 @@ def figures(played: Played) -> dict[str, Number]:
         "max_gap_s": round(max(gaps), 2) if gaps else None,
         "ready_again_s": _ready_again(played.lives, closed),
         "committed_by_minority": closed_by_minority(played),
-        "rewinds": sum(1 for _ in played.evidence.of("LineageGivenUp")),
-        "steps_given_up": len({fact.step for fact in played.evidence.of("StepGivenUp")}),
+        "rewinds": sum(fact.wall <= played.ended for fact in played.evidence.of("LineageGivenUp")),
+        "steps_given_up": len({fact.step for fact in played.evidence.of("StepGivenUp")} & {one.step for one in closed}),
         "relayed": len({fact.peer for fact in played.evidence.of("Reachability") if fact.fields["how"] == "relayed"}),
         "unexpected_deaths": played.deaths,
     }

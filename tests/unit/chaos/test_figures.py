@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -122,6 +123,20 @@ def test_without_a_strike_or_a_baseline_nothing_is_made_up() -> None:
     assert missed(_figures(()), {"throughput_retained": 0.5}, {}) == [
         "throughput_retained is not measured, at least 0.5 was expected"
     ]
+
+
+def test_what_is_given_up_while_all_leave_does_not_count() -> None:
+    late = (
+        _fact("A", 19.0, "LineageGivenUp", step=7, microbatches=1, reason=""),
+        _fact("A", 11.5, "StepGivenUp", step=5, lost="stage-0"),
+        _fact("A", 17.9, "StepGivenUp", step=8, lost="stage-0"),
+    )
+    evidence = Evidence((*FACTS, *late), ())
+    report = Report(failures=(), looked={}, steps=0)
+    played = Played(evidence=evidence, report=report, strikes=(KILL,), lives=_lives(), stages=1, ended=17.0)
+    assert figures(played)["rewinds"] == 0
+    assert figures(played)["steps_given_up"] == 1
+    assert figures(replace(played, ended=20.0))["rewinds"] == 1
 
 
 def test_bars_that_are_kept_are_not_told() -> None:

@@ -247,6 +247,22 @@ def test_a_schedule_that_strikes_nobody_is_a_problem(tmp_path: Path) -> None:
     assert outcome.problems == ["nothing that was to be drawn has struck: 1 draws are left"]
 
 
+@pytest.mark.parametrize("until", [{"minutes": 0.01}, {"steps": 40}], ids=lambda until: next(iter(until)))
+def test_farewells_are_not_what_happened(tmp_path: Path, until: dict[str, float]) -> None:
+    class Talkative(MadeUpWorld):
+        """Whoever leaves is missed by the others."""
+
+        def stop(self, names: Iterable[str], grace_s: float) -> None:
+            self.say("host-0-0", "PeerLost", peer="x", reason="")
+            super().stop(names, grace_s)
+
+    outcome, _ = _play(Talkative(tmp_path, steps=40 if "steps" in until else 0), _scenario(until=until))
+    assert outcome.problems == []
+    assert outcome.happened["StepClosed"] > 1
+    assert outcome.happened["PeerLost"] == 0
+    assert outcome.by_clock == ("minutes" in until)
+
+
 def test_a_play_by_the_clock_goes_on_until_everything_has_happened(tmp_path: Path) -> None:
     late = {**KILL, "on": {"event": "StepClosed", "where": {"step": 60}}}
     world = MadeUpWorld(tmp_path, steps=0)
