@@ -65,7 +65,7 @@ def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequen
     """Read what the play left, and judge it. Never raises for evidence that is not there: that is a problem too."""
     strikes = read_strikes(world.root / FAULTS)
     evidence = _evidence(world)
-    report = None if evidence is None else check(evidence, _limits(scenario))
+    report = None if evidence is None else check(evidence, _limits(scenario, outcome))
     ends: dict[str, list[float]] = {}
     for end in outcome.ends:
         ends.setdefault(end.name, []).append(end.wall)
@@ -75,11 +75,12 @@ def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequen
     if report is not None:
         deaths = sum(not end.struck for end in outcome.ends)
         told = figures(Played(evidence=there, report=report, strikes=strikes, lives=life,
-                              stages=scenario.swarm.stages, deaths=deaths, ended=outcome.ended))  # fmt: skip
+                              stages=scenario.swarm.stages, deaths=deaths, ended=outcome.ended,
+                              by_clock=outcome.by_clock, closed=outcome.closed))  # fmt: skip
     problems = [*outcome.problems, *_problems(scenario, report, told, outcome.happened)]
     names = {player.identity: player.name for player in players if player.identity}
     problems = [_PEER_ID.sub(lambda found: names.get(found[0], found[0]), problem) for problem in problems]
-    closed = tuple(one for one in closings(there) if one.wall <= outcome.ended)
+    closed = tuple(one for one in closings(there, outcome.closed) if one.wall <= outcome.ended)
     ends_seen = tuple(outcome.ends)
     return Judged(
         scenario, world_name, told, report, strikes, life, closed, tuple(problems), outcome.interrupted, ends_seen
@@ -105,10 +106,14 @@ def _problems(
     return problems
 
 
-def _limits(scenario: Scenario) -> Limits:
+def _limits(scenario: Scenario, outcome: Outcome) -> Limits:
     expect = scenario.expect
     return Limits(
-        gap_s=expect.gap_s, kill_detection_s=expect.detection_s, pause_detection_s=max(5.0, expect.detection_s)
+        gap_s=expect.gap_s,
+        kill_detection_s=expect.detection_s,
+        pause_detection_s=max(5.0, expect.detection_s),
+        closed=outcome.closed,
+        waited_until=outcome.ended if outcome.by_clock else None,
     )
 
 

@@ -76,13 +76,18 @@ def whole_batches(evidence: Evidence, limits: Limits, found: Findings) -> None:
 
 
 def steps_keep_coming(evidence: Evidence, limits: Limits, found: Findings) -> None:
-    """I13: between two closings, each told by whoever swapped first, lies no longer gap than allowed."""
+    """I13: between two closings, each told by whoever swapped first, lies no longer gap than allowed; nor after the
+    last one, while more were waited for."""
     closed: dict[int, float] = {}
     for fact in evidence.of("StepClosed"):
         closed[fact.step] = min(fact.wall, closed.get(fact.step, math.inf))
-    moments = sorted(closed.items())
+    moments = sorted((limits.closed or closed).items())
     for (_, before), (step, at) in zip(moments, moments[1:], strict=False):
         found.expect(at - before <= limits.gap_s, f"{at - before:.2f} s after the one before", step=step)
+    until = -math.inf if limits.waited_until is None else limits.waited_until
+    if last := [(at, step) for step, at in moments if at <= until]:
+        at, step = max(last)
+        found.expect(until - at <= limits.gap_s, f"the last for {until - at:.2f} s", step=step)
 
 
 def one_history(evidence: Evidence, limits: Limits, found: Findings) -> None:
