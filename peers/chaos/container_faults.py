@@ -100,14 +100,15 @@ def _stop(world: ContainerWorld, fault: faults.Stop) -> Iterable[str]:
 
 
 def _partition(world: ContainerWorld, fault: faults.Partition) -> Iterable[str]:
-    world.networks.part(fault.peers, fault.others, both=not fault.one_way)
-    world.after(fault.seconds, partial(_mend, world, fault.peers, fault.others))
+    cause = object()
+    world.networks.part(fault.peers, fault.others, both=not fault.one_way, cause=cause)
+    world.after(fault.seconds, partial(_mend, world, cause))
     return (*fault.peers, *fault.others)
 
 
-def _mend(world: ContainerWorld, peers: Iterable[str], others: Iterable[str]) -> None:
+def _mend(world: ContainerWorld, cause: object) -> None:
     with world.playing():
-        world.networks.mend(peers, others)
+        world.networks.mend(cause)
 
 
 def _heal(world: ContainerWorld, fault: faults.Heal) -> Iterable[str]:
@@ -121,8 +122,9 @@ def _slow_link(world: ContainerWorld, fault: faults.SlowLink) -> Iterable[str]:
 
 
 def _slow_links(world: ContainerWorld, fault: faults.SlowLinks) -> Iterable[str]:
-    world.networks.shape(fault.peers, fault.others, fault.shape)
-    world.after(fault.seconds, partial(_mend, world, fault.peers, fault.others))
+    cause = object()
+    world.networks.shape(fault.peers, fault.others, fault.shape, cause=cause)
+    world.after(fault.seconds, partial(_mend, world, cause))
     return tuple(dict.fromkeys((*fault.peers, *fault.others)))
 
 

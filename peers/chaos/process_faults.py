@@ -8,11 +8,13 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from peers.chaos import faults, means
 from peers.chaos.common_faults import COMMON
 from peers.chaos.faults import CannotInflict, Fault
+from peers.chaos.networks import APART
 
 if TYPE_CHECKING:
     from peers.chaos.processes import ProcessWorld
@@ -91,14 +93,15 @@ def _stop(world: ProcessWorld, fault: faults.Stop) -> Iterable[str]:
 
 def _partition(world: ProcessWorld, fault: faults.Partition) -> Iterable[str]:
     if world.links is not None:
-        world.links.cut(fault.peers, fault.others, both=not fault.one_way)
-        world.after(fault.seconds, partial(world.links.heal, fault.peers, fault.others))
+        cause = object()
+        world.links.cut(fault.peers, fault.others, both=not fault.one_way, cause=cause)
+        world.after(fault.seconds, partial(world.links.heal, only=cause))
     return (*fault.peers, *fault.others)
 
 
 def _heal(world: ProcessWorld, fault: faults.Heal) -> Iterable[str]:
     if world.links is not None:
-        world.links.heal()
+        world.links.heal(but=APART)  # who is off a network stays so until reconnect
     return ()
 
 
@@ -109,12 +112,12 @@ def _slow_link(world: ProcessWorld, fault: faults.SlowLink) -> Iterable[str]:
 
 
 def _slow_links(world: ProcessWorld, fault: faults.SlowLinks) -> Iterable[str]:
-    for one in fault.peers:
-        for other in fault.others:
-            if one != other and world.links is not None:
-                world.links.slow(one, other, fault.shape)
     if world.links is not None:
-        world.after(fault.seconds, partial(world.links.heal, fault.peers, fault.others))
+        cause = object()
+        for one, other in product(fault.peers, fault.others):
+            if one != other:
+                world.links.slow(one, other, fault.shape, cause=cause)
+        world.after(fault.seconds, partial(world.links.heal, only=cause))
     return tuple(dict.fromkeys((*fault.peers, *fault.others)))
 
 
