@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -57,10 +57,12 @@ def _pour(source: IO[bytes], output: Path) -> None:
 
 
 class Slowed:
-    """Stops a process for all but one part in ``factor`` of the time, until :meth:`end`."""
+    """Stops a process for all but one part in ``factor`` of the time, until :meth:`end`. While it is ``held`` it leaves
+    the process to whoever has paused it."""
 
-    def __init__(self, pid: int, factor: float) -> None:
-        self._process, self._factor = psutil.Process(pid), factor
+    def __init__(self, pid: int, factor: float, *, held: bool = False) -> None:
+        self._process, self._factor, self._held = psutil.Process(pid), factor, held
+        self._turn = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="slowed", daemon=True)
         self._thread.start()
@@ -68,14 +70,24 @@ class Slowed:
     def _run(self) -> None:
         try:
             while not self._over.wait(DUTY_S / self._factor):
-                self._process.suspend()
+                self._unless_held(self._process.suspend)
                 self._over.wait(DUTY_S * (1 - 1 / self._factor))
-                self._process.resume()
+                self._unless_held(self._process.resume)
         except psutil.NoSuchProcess:
             return
 
+    def _unless_held(self, act: Callable[[], None]) -> None:
+        with self._turn:
+            if not self._held:
+                act()
+
+    def hold(self, held: bool) -> None:
+        """From when this returns on the process is not let run by this, or again."""
+        with self._turn:
+            self._held = held
+
     def end(self) -> None:
-        """It runs freely again. Idempotent."""
+        """It runs freely again, unless it is held. Idempotent."""
         self._over.set()
         self._thread.join()
 

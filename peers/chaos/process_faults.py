@@ -66,13 +66,15 @@ def _kill_daemon(world: ProcessWorld, fault: faults.KillDaemon) -> Iterable[str]
 
 def _pause(world: ProcessWorld, fault: faults.Pause) -> Iterable[str]:
     names = world.living(fault)
-    means.signal_all([pid for name in names for pid in world.peers[name].pids()], signal.SIGSTOP)
+    for name in names:
+        world.pause(world.peers[name])
     world.after(fault.seconds, lambda: world.inflict(faults.Resume(names)))
     return names
 
 
 def _resume(world: ProcessWorld, fault: faults.Resume) -> Iterable[str]:
-    means.signal_all([pid for name in fault.peers for pid in world.peers[name].pids()], signal.SIGCONT)
+    for name in fault.peers:
+        world.resume(world.peers[name])
     return fault.peers
 
 

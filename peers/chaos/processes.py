@@ -92,6 +92,7 @@ class ProcessWorld(Company[RealPeer]):
         self.networks = Networks(links)
         self.clocks = root / "clocks" if skewed else None
         self.slowed: dict[str, means.Slowed] = {}
+        self.paused: set[str] = set()
         self.limits: dict[int, tuple[int, int]] = {}
         self._options: dict[str, tuple[str, ...]] = {}
         self._starter = ThreadPoolExecutor(1, "starter")  # a peer dies with the thread that started it
@@ -149,7 +150,7 @@ class ProcessWorld(Company[RealPeer]):
         then."""
         peers = [self.peers[name] for name in names if self.alive(name)]
         for peer in peers:
-            means.signal_all(peer.pids(), signal.SIGCONT)
+            self.resume(peer)
             means.signal_all([peer.pid], signal.SIGTERM)
         ends = time.monotonic() + grace_s
         _wait(peers, time.monotonic() + grace_s / 2)
@@ -175,6 +176,7 @@ class ProcessWorld(Company[RealPeer]):
         process = self._starter.submit(means.begin, self.command(peer), output, environment).result()
         peer.starts.append(Process(process, output))
         peer.read = 0
+        self.paused.discard(peer.name)
         if self.links is not None:
             self.links.belongs(peer.name, process.pid)
         if peer.spec.cpus is not None and peer.spec.cpus < 1:
@@ -198,7 +200,21 @@ class ProcessWorld(Company[RealPeer]):
         if before is not None:
             before.end()
         if factor > 1.0:
-            self.slowed[peer.name] = means.Slowed(peer.pid, factor)
+            self.slowed[peer.name] = means.Slowed(peer.pid, factor, held=peer.name in self.paused)
+
+    def pause(self, peer: RealPeer) -> None:
+        """Stop all its processes until :meth:`resume`; a share of a processor that it was given lets none go on."""
+        self.paused.add(peer.name)
+        if peer.name in self.slowed:
+            self.slowed[peer.name].hold(True)
+        means.signal_all(peer.pids(), signal.SIGSTOP)
+
+    def resume(self, peer: RealPeer) -> None:
+        """Let them go on, with the share that it has."""
+        self.paused.discard(peer.name)
+        means.signal_all(peer.pids(), signal.SIGCONT)
+        if peer.name in self.slowed:
+            self.slowed[peer.name].hold(False)
 
     # --- the seam ------------------------------------------------------------------------------------------------
 
