@@ -38,7 +38,8 @@ def denominators(evidence: Evidence, limits: Limits, found: Findings) -> None:
 
 
 def replicas_agree(evidence: Evidence, limits: Limits, found: Findings) -> None:
-    """I5: after a step everybody reports the record's digests of all parts, and nobody found a mismatch."""
+    """I5: after a step everybody has computed the record's digest of the part that it holds, and nobody found a
+    mismatch."""
     for fact in evidence.of("StepClosed"):
         record = evidence.records.get(fact.step)
         wanted: Mapping[str, str] = {} if record is None else dict(record.digests)
