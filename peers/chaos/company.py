@@ -82,6 +82,13 @@ class Company(ABC, Generic[P]):
         if spec.role == "stage" and (self.joiner is None or "--stage" in self.joiner.arguments):
             self.joiner = spec
 
+    def began(self, peer: P, start: Any) -> None:
+        """Another start of a peer is the newest, and what it prints is read from its beginning; one with the other, for
+        somebody reads meanwhile."""
+        with self._lock:
+            peer.starts.append(start)
+            peer.read = 0
+
     def after(self, seconds: float | None, act: Callable[[], object]) -> None:
         """Do it so many seconds from now, unless the world has ended; never for None. What cannot be inflicted then is
         passed over."""

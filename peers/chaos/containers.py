@@ -130,7 +130,6 @@ class ContainerWorld(Company[Contained]):
     def begin(self, peer: Contained, image: str | None = None) -> None:
         """Another start of a peer, in the same home."""
         container_start.begin(self, peer, image or self.image)
-        peer.read = 0
 
     def alive(self, name: str) -> bool:
         """See :class:`~peers.chaos.world.PlayWorld`. While a fault is inflicted nobody is told who has died of it."""

@@ -15,9 +15,10 @@ from typing import IO
 
 import psutil
 
+from peers.places import KEY_FILE, surplus_sessions
+
 DUTY_S = 0.05
 """A slowed process is stopped for a share of every such span."""
-KEY = "identity.key"
 FAKETIME = "libfaketimeMT.so.1"
 # PR_SET_PDEATHSIG survives exec. It is set by a small launcher rather than between fork and exec of a process with
 # threads; a parent that died before the call is noticed by its changed pid.
@@ -165,10 +166,19 @@ def lose_disk(home: Path, aside: Path) -> None:
     copy_keys(aside, home)
 
 
+def keep_sessions(home: Path, aside: Path) -> None:
+    """Move what a peer's next start would delete out of its home, as evidence of what it did."""
+    for sessions in home.glob("*/sessions"):
+        for session in surplus_sessions(sessions):
+            kept = aside / session.relative_to(home)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            session.rename(kept)
+
+
 def copy_keys(source: Path, home: Path) -> None:
     """Give a home the keys of another."""
     home.mkdir(parents=True, mode=0o700, exist_ok=True)
-    for key in source.rglob(KEY):
+    for key in source.rglob(KEY_FILE):
         copy = home / key.relative_to(source)
         copy.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
         shutil.copy(key, copy)

@@ -173,9 +173,9 @@ class ProcessWorld(Company[RealPeer]):
         if self.clocks is not None:
             environment |= self._clock(peer.name)
         output = self.root / "logs" / f"{peer.name}-{len(peer.starts)}.log"
+        means.keep_sessions(peer.home, self.root / "lost" / f"{peer.name}-{len(peer.starts)}-sessions")
         process = self._starter.submit(means.begin, self.command(peer), output, environment).result()
-        peer.starts.append(Process(process, output))
-        peer.read = 0
+        self.began(peer, Process(process, output))
         self.paused.discard(peer.name)
         if self.links is not None:
             self.links.belongs(peer.name, process.pid)
