@@ -31,10 +31,9 @@ class EngineError(SwarmError):
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A container ended: with which code, and whether the kernel killed something in it for memory."""
+    """A container ended: with which code, 137 when it was killed."""
 
     code: int
-    oom: bool
 
 
 class Engine:
@@ -94,7 +93,6 @@ class Watcher:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._died: dict[str, Died] = {}
-        self._oom: set[str] = set()
         self._news = threading.Condition()
         self._stream: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._read, name="engine", daemon=True)
@@ -141,10 +139,8 @@ class Watcher:
     def _take(self, action: str, about: Mapping[str, Any]) -> None:
         name = str(about.get("name", ""))
         with self._news:
-            if action == "oom":
-                self._oom.add(name)
-            elif action == "die":
-                self._died[name] = Died(int(about.get("exitCode", -1)), name in self._oom)
+            if action == "die":
+                self._died[name] = Died(int(about.get("exitCode", -1)))
             self._news.notify_all()
 
 

@@ -183,14 +183,15 @@ class Play:
         self._up |= {name for name in striker.started if self._world.alive(name)}
         self.outcome.started |= striker.started
         for name in [name for name in sorted(self._up) if not self._world.alive(name)]:
-            struck = striker.excuses(name)
+            code = self._world.exit_code(name)
+            struck = striker.excuses(name, code)
             if not struck and name not in self._suspects:
                 self._suspects.add(name)  # a strike is known a moment after it hits
                 continue
             self._up.discard(name)
             self._suspects.discard(name)
-            striker.ended(name, self._world.wall())
-            self.outcome.ends.append(End(self._world.wall(), name, self._world.exit_code(name), struck))
+            striker.ended(name, self._world.wall(), code)
+            self.outcome.ends.append(End(self._world.wall(), name, code, struck))
             if not struck and not self._over():
                 raise PlayFailed(f"{name} ended, and nobody had struck it:\n{self._tail(name)}")
 

@@ -18,15 +18,10 @@ from peers.chaos.world import PlayWorld
 
 BACK, DRAWN = "back:", "drawn:"
 """Begin the labels of what brings a peer back, and of what was drawn; a label of a scenario has no colon."""
-DEADLY = (
-    faults.Kill,
-    faults.BulkKill,
-    faults.Stop,
-    faults.Restart,
-    faults.Upgrade,
-    faults.LimitMemory,
-)
-"""After these a peer may end."""
+MORTAL = (faults.Kill, faults.BulkKill, faults.Stop, faults.Restart, faults.Upgrade)
+"""After these a peer may end, in whatever way."""
+KILLED = (-9, 137)
+"""How a process ends, or a container, that the kernel has killed."""
 STARTING = (faults.Restart, faults.Start, faults.JoinerStorm, faults.Upgrade)
 """After these peers must get ready."""
 TRACE_GRACE_S = 30.0
@@ -81,15 +76,16 @@ class Striker:
         self._awaited -= self._watch.ever_ready
         self._excused -= self._watch.ever_ready & set(self._watch.holding)
 
-    def excuses(self, name: str) -> bool:
-        """Whether a strike is to blame for the end of this peer."""
-        return name in self._excused | self._forgiven
+    def excuses(self, name: str, code: int | None) -> bool:
+        """Whether a strike is to blame that this peer ended with this code."""
+        return name in self._excused | self._forgiven or (name in self._to_end and code in KILLED)
 
-    def ended(self, name: str, wall: float) -> None:
-        """A peer was seen to have ended: who had a limit of memory is brought back from then on."""
-        if name not in self._to_end:
+    def ended(self, name: str, wall: float, code: int | None) -> None:
+        """A peer was seen to have ended: who was killed for its memory is brought back from then on."""
+        if name not in self._to_end or code not in KILLED:
             return
         one = self._to_end.pop(name)
+        self._watch.gone(name)
         if one is not None and one.back_s is not None:
             strike = Strike(f"{BACK}{one.strike.label}:{name}", NEVER, faults.Restart(name, one.keep_disk))
             self._timed.append(_Timed(wall + one.back_s, strike))
@@ -167,7 +163,7 @@ class Striker:
         return schedule.grace_s if schedule is not None else trace.grace_s if trace is not None else TRACE_GRACE_S
 
     def _free(self, wall: float) -> dict[str, str]:
-        away = {name for name, until in self._away.items() if until > wall}
+        away = {name for name, until in self._away.items() if until > wall} | set(self._to_end)
         ready = self._watch.ready()
         return {name: part for name, part in ready.items() if name not in away and self._world.alive(name)}
 
@@ -181,7 +177,7 @@ class Striker:
         for name in victims:
             if lasts:
                 self._away[name] = fired.wall + lasts + 2.0
-            if isinstance(fault, DEADLY):
+            if isinstance(fault, MORTAL):
                 self._excused.add(name)
                 self._watch.gone(name)
             if isinstance(fault, faults.Twin):  # which of the two goes on is theirs to say

@@ -42,7 +42,8 @@ class MadeUpWorld:
         self.stopped: list[str] = []
         self.step = 0
         self._joining: dict[str, int] = {}
-        self._happens = {steps: lambda world: world.living.clear(), **(happens or {})}
+        self.codes: dict[str, int] = {}
+        self._happens = {steps: MadeUpWorld.leave, **(happens or {})}
         self._wall = 1000.0
         self._hear: list[Hear] = []
         self._telling = False
@@ -66,6 +67,11 @@ class MadeUpWorld:
         if not self._telling and self.step and len(self.living) >= 3:
             self._close()
         return self._wall
+
+    def leave(self) -> None:
+        """The run is over."""
+        for name in sorted(self.living):
+            self.end(name, 0)
 
     def _close(self) -> None:
         self.step += 1
@@ -99,7 +105,12 @@ class MadeUpWorld:
         return name in self.living
 
     def exit_code(self, name: str) -> int | None:
-        return None if name in self.living else -9
+        return None if name in self.living else self.codes.get(name, -9)
+
+    def end(self, name: str, code: int) -> None:
+        """It ends by itself."""
+        self.codes[name] = code
+        self.living.discard(name)
 
     def stop(self, names: Iterable[str], grace_s: float) -> None:
         self.stopped += names
@@ -310,3 +321,11 @@ def test_who_has_too_little_memory_is_brought_back_once_it_was_killed(tmp_path: 
     spared = MadeUpWorld(tmp_path)
     outcome, _ = _play(spared, _scenario(fault=[limit]))
     assert outcome.problems == ["host-0-1 was not killed for its memory"]
+
+
+def test_who_has_too_little_memory_and_ends_in_another_way_is_not_excused(tmp_path: Path) -> None:
+    limit = {**KILL, "do": "limit_memory", "mib": 8, "back_s": 0.3}
+    world = MadeUpWorld(tmp_path, {30: lambda world: world.end("host-0-1", 1)}, steps=0)
+    outcome, _ = _play(world, _scenario(fault=[limit], until={"minutes": 0.01}))
+    assert "host-0-1 ended, and nobody had struck it" in outcome.problems[0]
+    assert [(end.code, end.struck) for end in outcome.ends] == [(1, False)]
