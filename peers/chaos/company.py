@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
@@ -40,8 +40,6 @@ class Company(ABC, Generic[P]):
     is asked for, one thing at a time; the rest says what a peer is. Nothing is inflicted once it is ``over``."""
 
     LOOK_EVERY_S: ClassVar[float]
-    CANNOT: ClassVar[tuple[type[Exception], ...]]
-    """What says that something cannot be done now."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -53,6 +51,7 @@ class Company(ABC, Generic[P]):
         self._lock = threading.RLock()
         self._watcher = threading.Thread(target=self._watch, name="faults", daemon=True)
         self._timers: list[threading.Timer] = []
+        self._problems: list[str] = []
 
     @abstractmethod
     def log(self, name: str) -> Path:
@@ -90,20 +89,30 @@ class Company(ABC, Generic[P]):
             peer.read = 0
 
     def after(self, seconds: float | None, act: Callable[[], object]) -> None:
-        """Do it so many seconds from now, unless the world has ended; never for None. What cannot be inflicted then is
-        passed over."""
+        """Do it so many seconds from now, unless the world has ended; never for None."""
         if seconds is None:
             return
-
-        def unless_over() -> None:
-            if not self.over.is_set():
-                with contextlib.suppress(*self.CANNOT):
-                    act()
-
-        timer = threading.Timer(seconds, unless_over)
+        timer = threading.Timer(seconds, self.unless_over, (act,))
         timer.daemon = True
         self._timers.append(timer)
         timer.start()
+
+    def unless_over(self, act: Callable[[], object]) -> None:
+        """Do it, for nobody who waits for it: when it fails, that is a problem of the play."""
+        try:
+            if not self.over.is_set():
+                act()
+        except Exception as error:  # noqa: BLE001 - told in problems()
+            if not self.over.is_set():
+                self.failed(f"what was to be done beside was not: {type(error).__name__}: {error}")
+
+    def failed(self, problem: str) -> None:
+        """Something did not go as a fault says that it must. From any thread."""
+        self._problems.append(problem)
+
+    def problems(self) -> Sequence[str]:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+        return tuple(self._problems)
 
     # --- the seam ------------------------------------------------------------------------------------------------
 

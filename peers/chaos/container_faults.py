@@ -56,7 +56,11 @@ def resume(world: ContainerWorld, names: Iterable[str]) -> None:
     for name in names:
         peer = world.peers[name]
         if world.alive(name) and world.engine.inspect(peer.container, "{{.State.Paused}}") == "true":
-            world.engine.call("unpause", peer.container)
+            try:
+                world.engine.call("unpause", peer.container)
+            except EngineError:
+                if world.engine.inspect(peer.container, "{{.State.Running}}") == "true":
+                    raise  # else it has ended meanwhile
 
 
 def _kill(world: ContainerWorld, fault: faults.Kill) -> Iterable[str]:
@@ -152,7 +156,7 @@ def _limit_memory(world: ContainerWorld, fault: faults.LimitMemory) -> Iterable[
         except EngineError:
             if mib > (held >> 20) + 32:
                 raise
-    world.pool.submit(_hog, world, peer, max(32, mib - (held >> 20) + 32))
+    world.beside(partial(_hog, world, peer, max(32, mib - (held >> 20) + 32)))
     return (fault.peer,)
 
 
@@ -216,7 +220,7 @@ def _upgrade(world: ContainerWorld, fault: faults.Upgrade) -> Iterable[str]:
                 world.kill([peer])
                 world.begin(peer, world.upgrade)
 
-    world.pool.submit(come_back)
+    world.beside(come_back)
     return (fault.peer,)
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from peers.chaos import container_faults, container_start
 from peers.chaos.company import Company
 from peers.chaos.container_networks import Networks
 from peers.chaos.engine import Engine, EngineError, Watcher
-from peers.chaos.faults import CannotInflict, Fault
+from peers.chaos.faults import Fault
 from peers.chaos.nemesis import Nemesis
 from peers.chaos.world import PeerSpec
 
@@ -64,7 +64,6 @@ class ContainerWorld(Company[Contained]):
 
     kind = "containers"
     LOOK_EVERY_S = 0.01
-    CANNOT = (EngineError, CannotInflict)
 
     def __init__(self, root: Path, image: str = IMAGE, *, upgrade: str | None = None) -> None:
         super().__init__(root.absolute())
@@ -179,6 +178,15 @@ class ContainerWorld(Company[Contained]):
     def log(self, name: str) -> Path:
         """See :class:`~peers.chaos.world.PlayWorld`."""
         return self.root / "logs" / f"{name}-{len(self.peers[name].starts) - 1}.log"
+
+    def beside(self, act: Callable[[], object]) -> None:
+        """Do it in a thread of the pool, unless the world has ended."""
+        self.pool.submit(self.unless_over, act)
+
+    def problems(self) -> Sequence[str]:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+        deaf = ("the engine tells no more who has ended: docker events is gone",) if self.watcher.deaf else ()
+        return (*super().problems(), *deaf)
 
     # --- the seam ------------------------------------------------------------------------------------------------
 

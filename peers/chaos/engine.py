@@ -88,10 +88,12 @@ class Engine:
 
 
 class Watcher:
-    """Who has ended, by name, as the engine tells; a thread of its own between :meth:`start` and :meth:`close`."""
+    """Who has ended, by name, as the engine tells; a thread of its own between :meth:`start` and :meth:`close`. It is
+    ``deaf`` when the engine stopped telling before that: nobody ends any more, as far as it knows."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.deaf, self._closing = False, False
         self._died: dict[str, Died] = {}
         self._news = threading.Condition()
         self._stream: subprocess.Popen[str] | None = None
@@ -107,6 +109,7 @@ class Watcher:
 
     def close(self) -> None:
         """Stop listening. Idempotent."""
+        self._closing = True
         if self._stream is not None:
             self._stream.kill()
             self._thread.join()
@@ -135,6 +138,7 @@ class Watcher:
             except ValueError:
                 continue
             self._take(str(event.get("Action", "")), event.get("Actor", {}).get("Attributes", {}))
+        self.deaf = not self._closing
 
     def _take(self, action: str, about: Mapping[str, Any]) -> None:
         name = str(about.get("name", ""))

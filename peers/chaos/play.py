@@ -216,6 +216,7 @@ class Play:
         """What happens from now on is not measured. Idempotent."""
         if not self.outcome.ended:
             self.outcome.ended = self._world.wall()
+            self.outcome.problems += self._world.problems()
             self.outcome.happened, self.outcome.closed = self.watch.so_far()
 
     def _wait(self) -> None:

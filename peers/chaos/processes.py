@@ -84,7 +84,6 @@ class ProcessWorld(Company[RealPeer]):
 
     kind = "processes"
     LOOK_EVERY_S = 0.005
-    CANNOT = (ProcessLookupError, CannotInflict)
 
     def __init__(self, root: Path, links: ShapedLinks | None = None, *, skewed: bool = False) -> None:
         super().__init__(root)

@@ -65,6 +65,9 @@ class PlayWorld(World, Protocol):
     def stop(self, names: Iterable[str], grace_s: float) -> None:
         """Tell all of them to leave (SIGTERM) and wait until they are gone; killed after ``grace_s``."""
 
+    def problems(self) -> Sequence[str]:
+        """What went wrong beside, after a fault had returned: an end of it that could not be done."""
+
     def homes(self) -> Sequence[Path]:
         """Directories with the events and histories of all starts, those whose disk was lost too."""
 

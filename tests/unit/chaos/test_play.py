@@ -43,6 +43,7 @@ class MadeUpWorld:
         self.step = 0
         self._joining: dict[str, int] = {}
         self.codes: dict[str, int] = {}
+        self.failures: list[str] = []
         self._happens = {steps: MadeUpWorld.leave, **(happens or {})}
         self._wall = 1000.0
         self._hear: list[Hear] = []
@@ -118,6 +119,9 @@ class MadeUpWorld:
 
     def homes(self) -> Sequence[Path]:
         return []
+
+    def problems(self) -> Sequence[str]:
+        return self.failures
 
     def log(self, name: str) -> Path:
         path = self.root / f"{name}.log"
@@ -272,6 +276,12 @@ def test_farewells_are_not_what_happened(tmp_path: Path, until: dict[str, float]
     assert outcome.happened["StepClosed"] > 1
     assert outcome.happened["PeerLost"] == 0
     assert outcome.by_clock == ("minutes" in until)
+
+
+def test_what_fails_beside_is_a_problem(tmp_path: Path) -> None:
+    world = MadeUpWorld(tmp_path, {6: lambda world: world.failures.append("it was not resumed")})
+    outcome, _ = _play(world, _scenario())
+    assert outcome.problems == ["it was not resumed"]
 
 
 def test_a_play_by_the_clock_goes_on_until_everything_has_happened(tmp_path: Path) -> None:
