@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from peers.chaos.faults import CannotInflict, Fault
 from peers.chaos.world import PeerSpec
 from swarm.clock import SystemClock
+from swarm.errors import EXIT_DRAINED
 from swarm.monitoring.reader import RawEvent, Recorded, decode_line
 
 Hear = Callable[[str, str, Mapping[str, Any]], None]
@@ -150,6 +151,13 @@ class Company(ABC, Generic[P]):
             if self.over.is_set():
                 raise CannotInflict("the play is over")
             yield
+
+    def check_left(self, name: str, code: int | None) -> None:
+        """Who was told to leave in order and to come back ended so: with any other code than that of a peer that has
+        drained (None: it had to be killed) it did not, which is a problem."""
+        if code != EXIT_DRAINED:
+            told = "had to be killed" if code is None else f"ended with {code}"
+            self.failed(f"{name} was told to leave in order and {told}, where {EXIT_DRAINED} was expected")
 
     # --- watching ------------------------------------------------------------------------------------------------
 

@@ -217,6 +217,7 @@ def _upgrade(world: ContainerWorld, fault: faults.Upgrade) -> Iterable[str]:
         world.watcher.wait([was], fault.grace_s)
         with world.playing():
             if peer.container == was:
+                world.check_left(peer.name, world.exit_code(peer.name))
                 world.kill([peer])
                 world.begin(peer, world.upgrade)
 

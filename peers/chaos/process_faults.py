@@ -177,16 +177,18 @@ def _upgrade(world: ProcessWorld, fault: faults.Upgrade) -> Iterable[str]:
     """There is one version on this machine: what is left of it is to leave in order, and to come back."""
     world.living(fault)
     peer = world.peers[fault.peer]
-    pid = peer.pid
-    means.signal_all([pid], signal.SIGTERM)
+    start = peer.starts[-1]
+    means.signal_all([peer.pid], signal.SIGTERM)
     waits = iter(range(int(fault.grace_s / _LOOK_S)))
 
     def look() -> None:
-        if peer.pid != pid:
-            return
-        if peer.alive and next(waits, None) is not None:
-            world.after(_LOOK_S, look)
-        else:
+        with world.playing():
+            if peer.starts[-1] is not start:
+                return
+            if peer.alive and next(waits, None) is not None:
+                world.after(_LOOK_S, look)
+                return
+            world.check_left(fault.peer, start.process.poll())
             world.inflict(faults.Restart(fault.peer))
 
     world.after(_LOOK_S, look)

@@ -162,10 +162,11 @@ def faults_are_noticed(evidence: Evidence, limits: Limits, found: Findings) -> N
 
 
 def the_slow_are_not_evicted(evidence: Evidence, limits: Limits, found: Findings) -> None:
-    """I15: where faults are listed, nobody is called lost whom no fault but slowness hit."""
+    """I15: where faults are listed, nobody is called lost whom no fault but slowness hit: that of its links, of its
+    device, or of all its processors (``limit_cpu``), which among processes is the same."""
     if not evidence.faults:
         return
-    hit = {peer for fault in evidence.faults if not fault.kind.startswith("slow") for peer in fault.peers}
+    hit = {peer for fault in evidence.faults if not fault.kind.startswith(_SLOW) for peer in fault.peers}
     last: dict[str, float] = {}
     for fact in evidence.facts:
         last[fact.peer] = max(fact.wall, last.get(fact.peer, 0.0))
@@ -175,6 +176,9 @@ def the_slow_are_not_evicted(evidence: Evidence, limits: Limits, found: Findings
         over = last.get(lost, 0.0) < fact.wall  # it had ended, as all do after the last step
         over |= any(peer == lost and word.endswith(reason) for peer, word in goodbyes)  # or was just saying so
         found.expect(lost in hit or over, f"called {lost} lost, which no fault had hit", peer=fact.peer)
+
+
+_SLOW = ("slow", "limit_cpu")
 
 
 def _until_back(evidence: Evidence, fault: FaultFact, victim: str) -> float:

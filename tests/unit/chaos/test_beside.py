@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,8 +12,8 @@ import pytest
 
 from peers.chaos.containers import ContainerWorld
 from peers.chaos.engine import EngineError
-from peers.chaos.faults import Pause
-from tests.unit.chaos.worlds import contained
+from peers.chaos.faults import Pause, Upgrade
+from tests.unit.chaos.worlds import Processes, contained
 
 
 def _fail() -> None:
@@ -57,3 +58,28 @@ def test_events_that_end_because_we_stop_listening_are_none(tmp_path: Path) -> N
     world.watcher.close()
     world.watcher._read()
     assert world.problems() == ()
+
+
+@pytest.mark.parametrize(("code", "problems"), [(75, 0), (1, 1), (None, 1)], ids=["drained", "failed", "stubborn"])
+def test_who_is_upgraded_must_have_left_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int | None, problems: int
+) -> None:
+    processes = Processes(tmp_path / "p", monkeypatch, "a")
+    processes.world.inflict(Upgrade("a", grace_s=0.1))
+    world, engine, _ = contained(tmp_path / "c", "a")
+    begun: list[str] = []
+    beside: list[Callable[[], object]] = []
+    monkeypatch.setattr(world, "begin", lambda peer, image: begun.append(peer.name))
+    monkeypatch.setattr(world, "beside", beside.append)
+    world.inflict(Upgrade("a", grace_s=0.0))
+    if code is not None:
+        processes.end("a", code)
+        engine.end(world.peers["a"].container, code=code)
+    while processes.timers.acts:
+        processes.timers.ring()
+    beside[0]()
+    assert len(processes.world.peers["a"].starts) == 2
+    assert begun == ["a"]
+    for told in (processes.world.problems(), world.problems()):
+        assert len(told) == problems
+        assert all("where 75 was expected" in problem for problem in told)
