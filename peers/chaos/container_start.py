@@ -121,7 +121,7 @@ def _user() -> tuple[int, int]:
 
 def _command(world: ContainerWorld, peer: Contained) -> list[str]:
     inside = {name: f"{FILES}/{name}/{source.name}" for name, source in peer.spec.files.items()}
-    arguments = filled(peer.spec.arguments, inside)
+    arguments = filled(peer.spec.arguments, {"home": HOME, **inside})
     return [*arguments, "--json", "--home", HOME, "--listen", f"/ip4/0.0.0.0/tcp/{PORT}"]
 
 

@@ -183,7 +183,8 @@ class ProcessWorld(Company[RealPeer]):
 
     def command(self, peer: RealPeer) -> list[str]:
         """What a peer is started with."""
-        arguments = filled(peer.spec.arguments, {name: str(path) for name, path in peer.spec.files.items()})
+        paths = {name: str(path) for name, path in peer.spec.files.items()}
+        arguments = filled(peer.spec.arguments, {"home": str(peer.home), **paths})
         options = self._options.get(peer.name, ())
         return [sys.executable, "-m", "peers.cli", *arguments, "--json", "--home", str(peer.home), *options]
 

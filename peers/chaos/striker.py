@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peers.chaos import faults
-from peers.chaos.cast import Cast
+from peers.chaos.cast import FOUNDER, Cast
 from peers.chaos.faults import CannotInflict, Fault
 from peers.chaos.plan import FaultPlan, Fired, Strike
 from peers.chaos.scenario import Scenario
@@ -198,7 +198,8 @@ class Striker:
         if one is None or one.back_s is None:
             return
         for name in victims:
-            strike = Strike(f"{BACK}{label}:{name}", NEVER, faults.Restart(name, one.keep_disk))
+            keep = one.keep_disk or name == FOUNDER  # without its disk it would found another run
+            strike = Strike(f"{BACK}{label}:{name}", NEVER, faults.Restart(name, keep))
             self._timed.append(_Timed(fired.wall + one.back_s, strike))
 
 
