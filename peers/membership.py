@@ -330,7 +330,7 @@ class Membership:
         """A record was decided and our part has its result: say so, serve observers, open the next step."""
         record, roster = decision.record, decision.record.members
         inside = self._member.names(record)
-        seconds = self._step_events.closed(record, took_part=self._was_member)
+        seconds = self._step_events.closed(record, took_part=self._was_member, digest=decision.digest)
         if self._was_member:
             self._deadline.observe(seconds)
         await self._copying.decided(decision)

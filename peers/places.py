@@ -89,7 +89,8 @@ class Place:
         sessions = self.path / "sessions"
         sessions.mkdir(mode=0o700, exist_ok=True)
         session = _new_directory(sessions, "-".join(filter(None, (stamp, run[:8]))))
-        _keep_newest(sessions, session)
+        for path in surplus_sessions(sessions, session):
+            shutil.rmtree(path, ignore_errors=True)
         self._note(name=name, peer=peer, role=role, run=run, run_name=run_name, session=str(session.absolute()))
         return session
 
@@ -268,10 +269,9 @@ def _new_directory(parent: Path, name: str) -> Path:
     raise AssertionError("unreachable")
 
 
-def _keep_newest(sessions: Path, live: Path) -> None:
-    """Names begin with the time, so they sort by age. What is not named like a session is not ours to delete."""
+def surplus_sessions(sessions: Path, live: Path | None = None) -> list[Path]:
+    """Those that are deleted when ``live`` is opened; the next start's, where that is None. Names begin with the time,
+    so they sort by age. What is not named like a session is not ours to delete."""
     old = [path for path in sessions.iterdir() if path != live and _SESSION.fullmatch(path.name)]
     old.sort(key=lambda path: (path.name[:15], path.stat().st_mtime_ns), reverse=True)
-    for path in old[KEPT_SESSIONS - 1 :]:
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
+    return [path for path in old[KEPT_SESSIONS - 1 :] if path.is_dir() and not path.is_symlink()]

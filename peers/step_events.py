@@ -33,9 +33,9 @@ class StepEvents:
         """The leader of this step makes it without these members."""
         self._left_out = (step, why)
 
-    def closed(self, record: CloseRecord, *, took_part: bool) -> float:
+    def closed(self, record: CloseRecord, *, took_part: bool, digest: str = "") -> float:
         """A record was decided here, and swapped; returns the seconds since the one before. A peer that did not take
-        part in its step only observed it, and has nothing to say about it."""
+        part in its step only observed it, and has nothing to say about it. ``digest`` is the one that it computed."""
         now = self._around.clock.monotonic()
         seconds, self._opened_at = now - self._opened_at, now
         before, self._roster = self._roster, record.members
@@ -48,7 +48,7 @@ class StepEvents:
             self._changed(record, before, self._roster)
             self._averaged(record, before)
             if took_part:
-                self._step(record, before, seconds, whole=whole)
+                self._step(record, before, seconds, whole=whole, digest=digest)
         return seconds
 
     def _started(self, record: CloseRecord) -> None:
@@ -95,8 +95,9 @@ class StepEvents:
                     )
                 )
 
-    def _step(self, record: CloseRecord, before: Roster, seconds: float, *, whole: bool) -> None:
+    def _step(self, record: CloseRecord, before: Roster, seconds: float, *, whole: bool, digest: str) -> None:
         events = self._around.events
+        mine = {str(before[self._around.endpoint.peer].part): digest} if digest else {}
         if record.void:
             self._given_up(record, before, record.members)
         events.emit(
@@ -108,7 +109,7 @@ class StepEvents:
                 grad_norm=record.grad_norm,
                 clip=record.clip,
                 lr=record.lr,
-                digests=dict(record.digests),
+                digests={**record.digests, **mine},
                 leader=owner(before, record.step, record.term),
                 record=record.hash(),
                 seconds=seconds,

@@ -222,9 +222,10 @@ class StepGivenUp(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepClosed(Event):
-    """A close record was decided and this peer swapped. ``digests`` are all groups'; loss is nats per target token. No
-    microbatches: see :class:`StepGivenUp`. ``seconds`` are since the step before closed here: of a step that was not
-    seen ``whole``, the first after joining, the rest that this peer took part in."""
+    """A close record was decided and this peer swapped. ``digests`` are all groups': of the part that it holds the one
+    that it computed itself, of the others the record's. Loss is nats per target token. No microbatches: see
+    :class:`StepGivenUp`. ``seconds`` are since the step before closed here: of a step that was not seen ``whole``, the
+    first after joining, the rest that this peer took part in."""
 
     step: int
     loss: float

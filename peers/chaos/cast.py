@@ -67,7 +67,8 @@ def cast_of(scenario: Scenario, manifest: Path, texts: Mapping[str, Path]) -> Ca
     founder = PeerSpec(
         name=FOUNDER,
         role="bootstrap",
-        arguments=("new", "{run}", "--text", "{sample}", "--place", FOUNDER),
+        # With the file it founds one run only: started again it goes back to that, as a stage host.
+        arguments=("new", "{run}", "--text", "{sample}", "--place", FOUNDER, "--invite-file", "{home}/invite"),
         files={"run": manifest, "sample": texts["sample"]},
     )
     members = [Member(_limited(founder, swarm), None), *_hosts(swarm), *_trainers(swarm, texts)]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from peers.chaos.faults import CannotInflict, Fault
 from peers.chaos.world import PeerSpec
 from swarm.clock import SystemClock
+from swarm.errors import EXIT_DRAINED
 from swarm.monitoring.reader import RawEvent, Recorded, decode_line
 
 Hear = Callable[[str, str, Mapping[str, Any]], None]
@@ -40,8 +41,6 @@ class Company(ABC, Generic[P]):
     is asked for, one thing at a time; the rest says what a peer is. Nothing is inflicted once it is ``over``."""
 
     LOOK_EVERY_S: ClassVar[float]
-    CANNOT: ClassVar[tuple[type[Exception], ...]]
-    """What says that something cannot be done now."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -53,9 +52,14 @@ class Company(ABC, Generic[P]):
         self._lock = threading.RLock()
         self._watcher = threading.Thread(target=self._watch, name="faults", daemon=True)
         self._timers: list[threading.Timer] = []
+        self._problems: list[str] = []
 
     @abstractmethod
     def log(self, name: str) -> Path:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+
+    @abstractmethod
+    def alive(self, name: str) -> bool:
         """See :class:`~peers.chaos.world.PlayWorld`."""
 
     @abstractmethod
@@ -78,21 +82,38 @@ class Company(ABC, Generic[P]):
         if spec.role == "stage" and (self.joiner is None or "--stage" in self.joiner.arguments):
             self.joiner = spec
 
+    def began(self, peer: P, start: Any) -> None:
+        """Another start of a peer is the newest, and what it prints is read from its beginning; one with the other, for
+        somebody reads meanwhile."""
+        with self._lock:
+            peer.starts.append(start)
+            peer.read = 0
+
     def after(self, seconds: float | None, act: Callable[[], object]) -> None:
-        """Do it so many seconds from now, unless the world has ended; never for None. What cannot be inflicted then is
-        passed over."""
+        """Do it so many seconds from now, unless the world has ended; never for None."""
         if seconds is None:
             return
-
-        def unless_over() -> None:
-            if not self.over.is_set():
-                with contextlib.suppress(*self.CANNOT):
-                    act()
-
-        timer = threading.Timer(seconds, unless_over)
+        timer = threading.Timer(seconds, self.unless_over, (act,))
         timer.daemon = True
         self._timers.append(timer)
         timer.start()
+
+    def unless_over(self, act: Callable[[], object]) -> None:
+        """Do it, for nobody who waits for it: when it fails, that is a problem of the play."""
+        try:
+            if not self.over.is_set():
+                act()
+        except Exception as error:  # noqa: BLE001 - told in problems()
+            if not self.over.is_set():
+                self.failed(f"what was to be done beside was not: {type(error).__name__}: {error}")
+
+    def failed(self, problem: str) -> None:
+        """Something did not go as a fault says that it must. From any thread."""
+        self._problems.append(problem)
+
+    def problems(self) -> Sequence[str]:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+        return tuple(self._problems)
 
     # --- the seam ------------------------------------------------------------------------------------------------
 
@@ -115,6 +136,28 @@ class Company(ABC, Generic[P]):
             if self.over.is_set():
                 raise CannotInflict(f"{fault.name}: the play is over")
             return tuple(self._strike(fault))
+
+    def living(self, fault: Fault) -> tuple[str, ...]:
+        """The victims of a fault that run now: the others it cannot hit. Raises CannotInflict when none does."""
+        found = tuple(name for name in fault.victims if self.alive(name))
+        if not found:
+            raise CannotInflict(f"{fault.name}: {', '.join(fault.victims) or 'nobody'} does not run now")
+        return found
+
+    @contextlib.contextmanager
+    def playing(self) -> Iterator[None]:
+        """Alone with the world, for what goes on beside. Raises CannotInflict when the world has ended."""
+        with self._lock:
+            if self.over.is_set():
+                raise CannotInflict("the play is over")
+            yield
+
+    def check_left(self, name: str, code: int | None) -> None:
+        """Who was told to leave in order and to come back ended so: with any other code than that of a peer that has
+        drained (None: it had to be killed) it did not, which is a problem."""
+        if code != EXIT_DRAINED:
+            told = "had to be killed" if code is None else f"ended with {code}"
+            self.failed(f"{name} was told to leave in order and {told}, where {EXIT_DRAINED} was expected")
 
     # --- watching ------------------------------------------------------------------------------------------------
 

@@ -56,12 +56,17 @@ def resume(world: ContainerWorld, names: Iterable[str]) -> None:
     for name in names:
         peer = world.peers[name]
         if world.alive(name) and world.engine.inspect(peer.container, "{{.State.Paused}}") == "true":
-            world.engine.call("unpause", peer.container)
+            try:
+                world.engine.call("unpause", peer.container)
+            except EngineError:
+                if world.engine.inspect(peer.container, "{{.State.Running}}") == "true":
+                    raise  # else it has ended meanwhile
 
 
 def _kill(world: ContainerWorld, fault: faults.Kill) -> Iterable[str]:
-    world.kill([world.peers[name] for name in fault.peers])
-    return fault.peers
+    names = world.living(fault)
+    world.kill([world.peers[name] for name in names])
+    return names
 
 
 def _kill_daemon(world: ContainerWorld, fault: faults.KillDaemon) -> Iterable[str]:
@@ -74,9 +79,10 @@ def _kill_daemon(world: ContainerWorld, fault: faults.KillDaemon) -> Iterable[st
 
 
 def _pause(world: ContainerWorld, fault: faults.Pause) -> Iterable[str]:
-    world.engine.call("pause", *(_running(world, name).container for name in fault.peers))
-    world.after(fault.seconds, lambda: world.inflict(faults.Resume(fault.peers)))
-    return fault.peers
+    names = world.living(fault)
+    world.engine.call("pause", *(world.peers[name].container for name in names))
+    world.after(fault.seconds, lambda: world.inflict(faults.Resume(names)))
+    return names
 
 
 def _resume(world: ContainerWorld, fault: faults.Resume) -> Iterable[str]:
@@ -85,25 +91,28 @@ def _resume(world: ContainerWorld, fault: faults.Resume) -> Iterable[str]:
 
 
 def _stop(world: ContainerWorld, fault: faults.Stop) -> Iterable[str]:
-    told = {name: world.peers[name].container for name in fault.peers if world.alive(name)}
-    if told:
-        world.engine.call("kill", "--signal", "TERM", *told.values())
+    names = world.living(fault)
+    told = {name: world.peers[name].container for name in names}
+    world.engine.call("kill", "--signal", "TERM", *told.values())
 
     def end() -> None:
-        world.kill([peer for name, was in told.items() if (peer := world.peers[name]).container == was])
+        with world.playing():  # nobody is started again between the look and the kill
+            world.kill([peer for name, was in told.items() if (peer := world.peers[name]).container == was])
 
     world.after(fault.grace_s, end)
-    return fault.peers
+    return names
 
 
 def _partition(world: ContainerWorld, fault: faults.Partition) -> Iterable[str]:
-    world.networks.part(fault.peers, fault.others, both=not fault.one_way)
-    world.after(fault.seconds, partial(_mend, world, fault.peers, fault.others))
+    cause = object()
+    world.networks.part(fault.peers, fault.others, both=not fault.one_way, cause=cause)
+    world.after(fault.seconds, partial(_mend, world, cause))
     return (*fault.peers, *fault.others)
 
 
-def _mend(world: ContainerWorld, peers: Iterable[str], others: Iterable[str]) -> None:
-    world.networks.mend(peers, others)
+def _mend(world: ContainerWorld, cause: object) -> None:
+    with world.playing():
+        world.networks.mend(cause)
 
 
 def _heal(world: ContainerWorld, fault: faults.Heal) -> Iterable[str]:
@@ -117,8 +126,9 @@ def _slow_link(world: ContainerWorld, fault: faults.SlowLink) -> Iterable[str]:
 
 
 def _slow_links(world: ContainerWorld, fault: faults.SlowLinks) -> Iterable[str]:
-    world.networks.shape(fault.peers, fault.others, fault.shape)
-    world.after(fault.seconds, partial(_mend, world, fault.peers, fault.others))
+    cause = object()
+    world.networks.shape(fault.peers, fault.others, fault.shape, cause=cause)
+    world.after(fault.seconds, partial(_mend, world, cause))
     return tuple(dict.fromkeys((*fault.peers, *fault.others)))
 
 
@@ -146,7 +156,7 @@ def _limit_memory(world: ContainerWorld, fault: faults.LimitMemory) -> Iterable[
         except EngineError:
             if mib > (held >> 20) + 32:
                 raise
-    world.pool.submit(_hog, world, peer, max(32, mib - (held >> 20) + 32))
+    world.beside(partial(_hog, world, peer, max(32, mib - (held >> 20) + 32)))
     return (fault.peer,)
 
 
@@ -207,10 +217,11 @@ def _upgrade(world: ContainerWorld, fault: faults.Upgrade) -> Iterable[str]:
         world.watcher.wait([was], fault.grace_s)
         with world.playing():
             if peer.container == was:
+                world.check_left(peer.name, world.exit_code(peer.name))
                 world.kill([peer])
                 world.begin(peer, world.upgrade)
 
-    world.pool.submit(come_back)
+    world.beside(come_back)
     return (fault.peer,)
 
 

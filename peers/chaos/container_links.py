@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from swarm.sim.links import LinkShape
+from swarm.sim.links import Cause, LinkShape, PerCause
 
 CHAIN = "SWARM"
 _QUEUE_S = 0.4
@@ -17,25 +17,25 @@ _QUEUE_S = 0.4
 @dataclass(slots=True)
 class Links:
     """Between whom nothing passes, and what shape other links have; in one direction each, from the first to the
-    second."""
+    second, and until the last of its causes is over."""
 
-    cut: set[tuple[str, str]] = field(default_factory=set)
-    shapes: dict[tuple[str, str], LinkShape] = field(default_factory=dict)
+    cut: PerCause[bool] = field(default_factory=PerCause)
+    shapes: PerCause[LinkShape] = field(default_factory=PerCause)
 
-    def part(self, one: Iterable[str], other: Iterable[str], *, both: bool) -> None:
+    def part(self, one: Iterable[str], other: Iterable[str], *, both: bool, cause: Cause = "") -> None:
         """Nothing passes from these to those, and back if ``both``."""
-        self.cut |= _pairs(one, other) | (_pairs(other, one) if both else set())
+        for pair in _pairs(one, other) | (_pairs(other, one) if both else set()):
+            self.cut.put(pair, True, cause)
 
-    def shape(self, one: Iterable[str], other: Iterable[str], shape: LinkShape) -> None:
+    def shape(self, one: Iterable[str], other: Iterable[str], shape: LinkShape, *, cause: Cause = "") -> None:
         """All links between them, in both directions."""
         for pair in _pairs(one, other) | _pairs(other, one):
-            self.shapes[pair] = shape
+            self.shapes.put(pair, shape, cause)
 
-    def mend(self, one: Iterable[str] = (), other: Iterable[str] = ()) -> None:
-        """As they were: those between these, or all."""
-        pairs = _pairs(one, other) | _pairs(other, one)
-        self.cut = self.cut - pairs if pairs else set()
-        self.shapes = {pair: shape for pair, shape in self.shapes.items() if pairs and pair not in pairs}
+    def mend(self, only: Cause = None) -> None:
+        """As they were, but for other causes where one is named."""
+        self.cut.end((), only=only)
+        self.shapes.end((), only=only)
 
     def commands(self, name: str, addresses: Mapping[str, Sequence[str]], interfaces: Sequence[str]) -> list[str]:
         """Shell commands that make the network of ``name`` so, whatever it was before. ``addresses`` are those by
@@ -47,10 +47,10 @@ class Links:
             f"(iptables -w 5 -N {CHAIN} 2>/dev/null || iptables -w 5 -F {CHAIN})",
             f"(iptables -w 5 -C INPUT -j {CHAIN} 2>/dev/null || iptables -w 5 -I INPUT -j {CHAIN})",
         ]
-        cut = [address for one, other in sorted(self.cut) if other == name for address in addresses.get(one, ())]
+        cut = [address for (one, other), _ in self.cut.items() if other == name for address in addresses.get(one, ())]
         if cut:
             fresh.append(f"iptables -w 5 -A {CHAIN} -s {','.join(cut)} -j DROP")
-        for (one, other), shape in sorted(self.shapes.items(), key=lambda item: item[0]):
+        for (one, other), shape in self.shapes.items():
             if other == name and shape.loss and addresses.get(one):
                 sources = ",".join(addresses[one])
                 lost = f"-m statistic --mode random --probability {shape.loss:.4f}"
@@ -60,7 +60,7 @@ class Links:
     def _queues(self, name: str, addresses: Mapping[str, Sequence[str]], interfaces: Sequence[str]) -> list[str]:
         shaped = [
             (shape, addresses[other])
-            for (one, other), shape in sorted(self.shapes.items(), key=lambda item: item[0])
+            for (one, other), shape in self.shapes.items()
             if one == name and addresses.get(other) and (shape.bytes_per_s < math.inf or shape.latency_s)
         ]
         commands = []

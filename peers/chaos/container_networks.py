@@ -16,7 +16,7 @@ from peers.chaos.engine import Engine, EngineError
 from peers.chaos.faults import CannotInflict
 from peers.chaos.nemesis import Nemesis
 from peers.chaos.world import PeerSpec
-from swarm.sim.links import LinkShape
+from swarm.sim.links import Cause, LinkShape
 
 WAN = "wan"
 NO_DELAY = "this kernel has no netem, which makes links late: use bytes_per_s and loss, or swarm chaos --on processes"
@@ -87,15 +87,15 @@ class Networks:
             self._nemesis.within(pid, [f"ip route replace default via {router}"])
         for network in at.off:
             self._engine.call("network", "disconnect", self.name(network), container)
-        if self._links.cut or self._links.shapes:
+        if self._links.cut.items() or self._links.shapes.items():
             self._apply([name])
 
-    def part(self, one: Iterable[str], other: Iterable[str], *, both: bool) -> None:
+    def part(self, one: Iterable[str], other: Iterable[str], *, both: bool, cause: Cause = "") -> None:
         """Nothing passes from these to those, and back if ``both``."""
-        self._links.part(one, other, both=both)
+        self._links.part(one, other, both=both, cause=cause)
         self._apply(self._at)
 
-    def shape(self, one: Sequence[str], other: Sequence[str], shape: LinkShape) -> None:
+    def shape(self, one: Sequence[str], other: Sequence[str], shape: LinkShape, *, cause: Cause = "") -> None:
         """All links between them, in both directions. Raises CannotInflict for what this kernel cannot do."""
         if shape.reset:
             raise CannotInflict(
@@ -103,12 +103,12 @@ class Networks:
             )
         if shape.latency_s and not self.has_delay():
             raise CannotInflict(NO_DELAY)
-        self._links.shape(one, other, shape)
+        self._links.shape(one, other, shape, cause=cause)
         self._apply(self._at)
 
-    def mend(self, one: Iterable[str] = (), other: Iterable[str] = ()) -> None:
-        """As they were: the links between these, or all."""
-        self._links.mend(one, other)
+    def mend(self, only: Cause = None) -> None:
+        """All links are as they were, but for other causes where one is named; who is off a network stays so."""
+        self._links.mend(only)
         self._apply(self._at)
 
     def has_delay(self) -> bool:

@@ -8,9 +8,11 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from peers.chaos import means
 from peers.chaos.company import filled
 from peers.chaos.engine import EngineError
 from peers.chaos.nemesis import FAKETIME
+from peers.places import KEY_FILE
 
 if TYPE_CHECKING:
     from peers.chaos.containers import Contained, ContainerWorld
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 PORT = 4001
 HOME, LOGS, FILES, CLOCKS = "/data", "/logs", "/files", "/clocks"
 _PERIOD = 100_000
-_KEY = "identity.key"
 
 
 def prepare(world: ContainerWorld, peer: Contained) -> None:
@@ -39,26 +40,24 @@ def begin(world: ContainerWorld, peer: Contained, image: str) -> None:
     which the peer's log tells too: who asked for this may wait for it elsewhere."""
     if peer.starts:
         world.engine.call("wait", peer.container)  # it has said that it died; only now its addresses are free again
+        _keep_sessions(world, peer)
+    number = len(peer.starts)
+    name, log = f"swarm-{world.engine.play}-{peer.name}-{number}", f"{peer.name}-{number}.log"
     try:
-        _begin(world, peer, image)
+        _begin(world, peer, image, (name, log))
     except EngineError as error:
-        with (world.root / "logs" / f"{peer.name}-{len(peer.starts)}.log").open("a", encoding="utf-8") as log:
-            log.write(f"it could not be started: {error}\n")
+        with (world.root / "logs" / log).open("a", encoding="utf-8") as file:
+            file.write(f"it could not be started: {error}\n")
         with contextlib.suppress(EngineError):
-            world.engine.call("rm", "--force", _name(world, peer))
+            world.engine.call("rm", "--force", name)
         raise
 
 
-def _name(world: ContainerWorld, peer: Contained) -> str:
-    """Of the container of its next start."""
-    return f"swarm-{world.engine.play}-{peer.name}-{len(peer.starts)}"
-
-
-def _begin(world: ContainerWorld, peer: Contained, image: str) -> None:
-    number = len(peer.starts)
-    name = _name(world, peer)
+def _begin(world: ContainerWorld, peer: Contained, image: str, called: tuple[str, str]) -> None:
+    """``called``: the container and its log."""
+    name, log = called
     command = _command(world, peer)
-    line = f'exec swarm "$@" >{LOGS}/{peer.name}-{number}.log 2>&1'
+    line = f'exec swarm "$@" >{LOGS}/{log} 2>&1'
     uid, gid = _user()
     world.engine.call(
         "create", "--name", name, "--hostname", peer.name, *world.engine.labels, "--init", "--no-healthcheck",
@@ -68,7 +67,7 @@ def _begin(world: ContainerWorld, peer: Contained, image: str) -> None:
     )  # fmt: skip
     world.networks.connect(peer.spec, name)
     world.engine.call("start", name)
-    peer.starts.append(name)
+    world.began(peer, name)
     peer.pid = int(world.engine.inspect(name, "{{.State.Pid}}"))
     world.networks.arrive(peer.name, name, peer.pid)
 
@@ -76,21 +75,22 @@ def _begin(world: ContainerWorld, peer: Contained, image: str) -> None:
 def lose_disk(world: ContainerWorld, peer: Contained) -> None:
     """Move a peer's home aside, as evidence of what it did, and leave it an empty one with its key."""
     aside = world.root / "lost" / f"{peer.name}-{len(peer.starts)}"
-    aside.parent.mkdir(parents=True, exist_ok=True)
     if peer.spec.disk_mib is not None:
         keep_disk(world, peer)
         holder = f"swarm-{world.engine.play}-{peer.name}-disk"
-        keys = f"cd {HOME} && find . -mindepth 1 ! -type d ! -name {_KEY} -delete"
+        keys = f"cd {HOME} && find . -mindepth 1 ! -type d ! -name {KEY_FILE} -delete"
         world.engine.call("exec", holder, "sh", "-c", keys)
-    peer.home.rename(aside)
-    peer.home.mkdir()
-    give(world, peer.home)
-    for key in aside.rglob(_KEY):
-        copy = peer.home / key.relative_to(aside)
-        copy.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
-        shutil.copy(key, copy)
-        give(world, copy.parent)
-        give(world, copy)
+    means.lose_disk(peer.home, aside)
+    for path in (peer.home, *peer.home.rglob("*")):
+        give(world, path)
+
+
+def _keep_sessions(world: ContainerWorld, peer: Contained) -> None:
+    """What the next start deletes is evidence of what it did."""
+    if peer.spec.disk_mib is not None:
+        keep_disk(world, peer)
+    else:
+        means.keep_sessions(peer.home, world.root / "lost" / f"{peer.name}-{len(peer.starts)}-sessions")
 
 
 def keep_disks(world: ContainerWorld) -> None:
@@ -122,7 +122,7 @@ def _user() -> tuple[int, int]:
 
 def _command(world: ContainerWorld, peer: Contained) -> list[str]:
     inside = {name: f"{FILES}/{name}/{source.name}" for name, source in peer.spec.files.items()}
-    arguments = filled(peer.spec.arguments, inside)
+    arguments = filled(peer.spec.arguments, {"home": HOME, **inside})
     return [*arguments, "--json", "--home", HOME, "--listen", f"/ip4/0.0.0.0/tcp/{PORT}"]
 
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +26,7 @@ from peers.chaos import container_faults, container_start
 from peers.chaos.company import Company
 from peers.chaos.container_networks import Networks
 from peers.chaos.engine import Engine, EngineError, Watcher
-from peers.chaos.faults import CannotInflict, Fault
+from peers.chaos.faults import Fault
 from peers.chaos.nemesis import Nemesis
 from peers.chaos.world import PeerSpec
 
@@ -64,7 +64,6 @@ class ContainerWorld(Company[Contained]):
 
     kind = "containers"
     LOOK_EVERY_S = 0.01
-    CANNOT = (EngineError, CannotInflict)
 
     def __init__(self, root: Path, image: str = IMAGE, *, upgrade: str | None = None) -> None:
         super().__init__(root.absolute())
@@ -134,7 +133,6 @@ class ContainerWorld(Company[Contained]):
     def begin(self, peer: Contained, image: str | None = None) -> None:
         """Another start of a peer, in the same home."""
         container_start.begin(self, peer, image or self.image)
-        peer.read = 0
 
     def alive(self, name: str) -> bool:
         """See :class:`~peers.chaos.world.PlayWorld`. While a fault is inflicted nobody is told who has died of it."""
@@ -185,6 +183,15 @@ class ContainerWorld(Company[Contained]):
         """See :class:`~peers.chaos.world.PlayWorld`."""
         return self.root / "logs" / f"{name}-{len(self.peers[name].starts) - 1}.log"
 
+    def beside(self, act: Callable[[], object]) -> None:
+        """Do it in a thread of the pool, unless the world has ended."""
+        self.pool.submit(self.unless_over, act)
+
+    def problems(self) -> Sequence[str]:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+        deaf = ("the engine tells no more who has ended: docker events is gone",) if self.watcher.deaf else ()
+        return (*super().problems(), *deaf)
+
     # --- the seam ------------------------------------------------------------------------------------------------
 
     def check(self, fault: Fault) -> None:
@@ -194,14 +201,6 @@ class ContainerWorld(Company[Contained]):
     def _strike(self, fault: Fault) -> Iterable[str]:
         """Raises EngineError too."""
         return container_faults.DOERS[type(fault)](self, fault)
-
-    @contextlib.contextmanager
-    def playing(self) -> Iterator[None]:
-        """Alone with the world, for what goes on beside. Raises CannotInflict when the world has ended."""
-        with self._lock:
-            if self.over.is_set():
-                raise CannotInflict("the play is over")
-            yield
 
 
 def user() -> tuple[int, int]:

@@ -31,10 +31,9 @@ class EngineError(SwarmError):
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A container ended: with which code, and whether the kernel killed something in it for memory."""
+    """A container ended: with which code, 137 when it was killed."""
 
     code: int
-    oom: bool
 
 
 class Engine:
@@ -91,12 +90,13 @@ class Engine:
 
 
 class Watcher:
-    """Who has ended, by name, as the engine tells; a thread of its own between :meth:`start` and :meth:`close`."""
+    """Who has ended, by name, as the engine tells; a thread of its own between :meth:`start` and :meth:`close`. It is
+    ``deaf`` when the engine stopped telling before that: nobody ends any more, as far as it knows."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self.deaf, self._closing = False, False
         self._died: dict[str, Died] = {}
-        self._oom: set[str] = set()
         self._news = threading.Condition()
         self._stream: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._read, name="engine", daemon=True)
@@ -111,6 +111,7 @@ class Watcher:
 
     def close(self) -> None:
         """Stop listening. Idempotent."""
+        self._closing = True
         if self._stream is not None:
             self._stream.kill()
             self._thread.join()
@@ -139,14 +140,13 @@ class Watcher:
             except ValueError:
                 continue
             self._take(str(event.get("Action", "")), event.get("Actor", {}).get("Attributes", {}))
+        self.deaf = not self._closing
 
     def _take(self, action: str, about: Mapping[str, Any]) -> None:
         name = str(about.get("name", ""))
         with self._news:
-            if action == "oom":
-                self._oom.add(name)
-            elif action == "die":
-                self._died[name] = Died(int(about.get("exitCode", -1)), name in self._oom)
+            if action == "die":
+                self._died[name] = Died(int(about.get("exitCode", -1)))
             self._news.notify_all()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from peers.chaos import capacity
 from peers.chaos.lives import MARKS, Life, Struck
@@ -28,7 +28,8 @@ class Closing:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
     """All there is to look at. ``stages`` of the model; ``deaths`` of peers that nobody had struck. What was closed
-    after ``ended``, when everybody was told to leave, is not measured."""
+    after ``ended``, when everybody was told to leave, is not measured; a play that ended ``by_clock`` waited for more
+    steps until then. ``closed`` says by one clock when steps were, where somebody listened."""
 
     evidence: Evidence
     report: Report
@@ -37,27 +38,33 @@ class Played:
     stages: int
     deaths: int = 0
     ended: float = math.inf
+    by_clock: bool = False
+    closed: Mapping[int, float] = field(default_factory=dict)
 
 
-def closings(evidence: Evidence) -> tuple[Closing, ...]:
-    """Every step in order."""
+def closings(evidence: Evidence, closed: Mapping[int, float] | None = None) -> tuple[Closing, ...]:
+    """Every step in order; those of ``closed`` at that time, where that is known: peers' own clocks may have been set
+    on purpose."""
     first: dict[int, Closing] = {}
     for fact in evidence.of("StepClosed"):
-        known = first.get(fact.step)
-        if known is None or fact.wall < known.wall:
-            first[fact.step] = Closing(fact.step, fact.wall, int(fact.fields["tokens"]), float(fact.fields["loss"]))
+        if closed and fact.step not in closed:
+            continue
+        known, wall = first.get(fact.step), closed[fact.step] if closed else fact.wall
+        if known is None or wall < known.wall:
+            first[fact.step] = Closing(fact.step, wall, int(fact.fields["tokens"]), float(fact.fields["loss"]))
     return tuple(first[step] for step in sorted(first))
 
 
 def figures(played: Played) -> dict[str, Number]:
     """All figures; None where there was nothing to measure one by."""
-    closed = [one for one in closings(played.evidence) if one.wall <= played.ended]
+    closed = [one for one in closings(played.evidence, played.closed) if one.wall <= played.ended]
     struck = [strike for strike in played.strikes if counts(strike)]
-    gaps = [after.wall - before.wall for before, after in zip(closed, closed[1:], strict=False)]
+    moments = [one.wall for one in closed] + ([played.ended] if played.by_clock and closed else [])
+    gaps = [after - before for before, after in zip(moments, moments[1:], strict=False)]
     return {
         "faults": len(struck),
         **_throughput(played, closed, struck),
-        "participation": _participation(played.evidence, struck, played.ended),
+        "participation": _participation(played.evidence, struck, closed),
         "digest_mismatches": len(played.report.of("I5")),
         "lost": len(played.report.of("I2")),
         "duplicated": len(played.report.of("I1")),
@@ -66,8 +73,8 @@ def figures(played: Played) -> dict[str, Number]:
         "max_gap_s": round(max(gaps), 2) if gaps else None,
         "ready_again_s": _ready_again(played.lives, closed),
         "committed_by_minority": closed_by_minority(played),
-        "rewinds": sum(1 for _ in played.evidence.of("LineageGivenUp")),
-        "steps_given_up": len({fact.step for fact in played.evidence.of("StepGivenUp")}),
+        "rewinds": sum(fact.wall <= played.ended for fact in played.evidence.of("LineageGivenUp")),
+        "steps_given_up": len({fact.step for fact in played.evidence.of("StepGivenUp")} & {one.step for one in closed}),
         "relayed": len({fact.peer for fact in played.evidence.of("Reachability") if fact.fields["how"] == "relayed"}),
         "unexpected_deaths": played.deaths,
     }
@@ -85,20 +92,22 @@ def by_kind(strikes: Iterable[Struck]) -> dict[str, int]:
 
 def _throughput(played: Played, closed: Sequence[Closing], struck: Sequence[Struck]) -> dict[str, Number]:
     """Retained: committed tokens a second from the last step closed before the first strike to the last step of the
-    play, ÷ those from the run's first step to that moment; and ÷ the share of capacity that was left meanwhile."""
+    play (to its end, where that was a matter of time), ÷ those from the run's first step to that moment; and ÷ the
+    share of capacity that was left meanwhile."""
     none: dict[str, Number] = dict.fromkeys(_RATES)
     if not struck or not closed:
         return none
     first = min(strike.wall for strike in struck)
     calm = [one for one in closed if one.wall <= first]
     rough = [one for one in closed if one.wall > first]
-    if not rough:
+    if not rough and not played.by_clock:
         return none
-    rate = 3600.0 * len(struck) / max(1e-9, rough[-1].wall - first)
+    ended = played.ended if played.by_clock else rough[-1].wall
+    rate = 3600.0 * len(struck) / max(1e-9, ended - first)
     told = none | {"faults_per_hour": round(rate, 1), "baseline_steps": max(0, len(calm) - 1)}
     if len(calm) < 3:
         return told
-    began, ended = calm[-1].wall, rough[-1].wall
+    began = calm[-1].wall
     baseline = sum(one.tokens for one in calm[1:]) / (began - calm[0].wall)
     after = sum(one.tokens for one in rough) / (ended - began)
     share = _capacity(played, calm[0].wall, began, ended)
@@ -135,12 +144,14 @@ def _capacity(played: Played, calm_s: float, began_s: float, ended_s: float) -> 
     return since / before if before else 0.0
 
 
-def _participation(evidence: Evidence, struck: Sequence[Struck], ended: float) -> float | None:
-    """Of each part and step, as the member that saw most replicas live told it."""
+def _participation(evidence: Evidence, struck: Sequence[Struck], closed: Sequence[Closing]) -> float | None:
+    """Of each part and step that was closed since the first strike, as the member that saw most replicas live told
+    it."""
     first = min((strike.wall for strike in struck), default=-math.inf)
+    since = {one.step for one in closed if one.wall > first}
     told: dict[tuple[int, str], tuple[int, int]] = {}
     for fact in evidence.of("Participation"):
-        if first < fact.wall <= ended:
+        if fact.step in since:
             seen = int(fact.fields["live"]), int(fact.fields["participating"])
             key = fact.step, str(fact.fields["part"])
             told[key] = max(seen, told.get(key, (0, 0)))

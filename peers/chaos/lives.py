@@ -12,7 +12,6 @@ from peers.invariants.evidence import Evidence, Fact
 State = Literal["absent", "joining", "ready", "leaving", "away", "cut off"]
 """``away``: paused; ``cut off``: no link to the others, or left behind by them."""
 
-DEADLY = ("kill",)
 MARKS = {"resume", "heal", "reconnect", "free_disk", "moment"}
 """Strikes that end another one."""
 
@@ -121,7 +120,7 @@ def _done(strike: Struck, name: str) -> Iterable[_Change]:
         yield _Change(strike.wall, 0, "back")
     if name not in strike.peers:
         return
-    if strike.kind in DEADLY:
+    if strike.kind == "kill":
         yield _Change(strike.wall, 0, "absent")
     elif strike.kind in ("restart", "start", "joiner_storm"):
         yield _Change(strike.wall, 0, "joining", "")

@@ -9,15 +9,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
 import psutil
 
+from peers.places import KEY_FILE, surplus_sessions
+
 DUTY_S = 0.05
 """A slowed process is stopped for a share of every such span."""
-KEY = "identity.key"
 FAKETIME = "libfaketimeMT.so.1"
 # PR_SET_PDEATHSIG survives exec. It is set by a small launcher rather than between fork and exec of a process with
 # threads; a parent that died before the call is noticed by its changed pid.
@@ -58,10 +59,12 @@ def pour(source: IO[bytes], output: Path) -> None:
 
 
 class Slowed:
-    """Stops a process for all but one part in ``factor`` of the time, until :meth:`end`."""
+    """Stops a process for all but one part in ``factor`` of the time, until :meth:`end`. While it is ``held`` it leaves
+    the process to whoever has paused it."""
 
-    def __init__(self, pid: int, factor: float) -> None:
-        self._process, self._factor = psutil.Process(pid), factor
+    def __init__(self, pid: int, factor: float, *, held: bool = False) -> None:
+        self._process, self._factor, self._held = psutil.Process(pid), factor, held
+        self._turn = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="slowed", daemon=True)
         self._thread.start()
@@ -69,14 +72,24 @@ class Slowed:
     def _run(self) -> None:
         try:
             while not self._over.wait(DUTY_S / self._factor):
-                self._process.suspend()
+                self._unless_held(self._process.suspend)
                 self._over.wait(DUTY_S * (1 - 1 / self._factor))
-                self._process.resume()
+                self._unless_held(self._process.resume)
         except psutil.NoSuchProcess:
             return
 
+    def _unless_held(self, act: Callable[[], None]) -> None:
+        with self._turn:
+            if not self._held:
+                act()
+
+    def hold(self, held: bool) -> None:
+        """From when this returns on the process is not let run by this, or again."""
+        with self._turn:
+            self._held = held
+
     def end(self) -> None:
-        """It runs freely again. Idempotent."""
+        """It runs freely again, unless it is held. Idempotent."""
         self._over.set()
         self._thread.join()
 
@@ -154,10 +167,19 @@ def lose_disk(home: Path, aside: Path) -> None:
     copy_keys(aside, home)
 
 
+def keep_sessions(home: Path, aside: Path) -> None:
+    """Move what a peer's next start would delete out of its home, as evidence of what it did."""
+    for sessions in home.glob("*/sessions"):
+        for session in surplus_sessions(sessions):
+            kept = aside / session.relative_to(home)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            session.rename(kept)
+
+
 def copy_keys(source: Path, home: Path) -> None:
     """Give a home the keys of another."""
     home.mkdir(parents=True, mode=0o700, exist_ok=True)
-    for key in source.rglob(KEY):
+    for key in source.rglob(KEY_FILE):
         copy = home / key.relative_to(source)
         copy.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
         shutil.copy(key, copy)

@@ -8,6 +8,8 @@ from peers.chaos.shaping import ShapedLinks
 
 WAN = "wan"
 """The network that all regions share."""
+APART = "networks"
+"""The cause of cuts between peers that have no network in common."""
 
 
 class Networks:
@@ -47,7 +49,7 @@ class Networks:
         wanted = set(self._apart())
         if self._links is not None:
             for one, other in sorted(wanted - self._cut):
-                self._links.cut((one,), (other,))
+                self._links.cut((one,), (other,), cause=APART)
             for one, other in sorted(self._cut - wanted):
-                self._links.heal((one,), (other,))
+                self._links.heal((one,), (other,), only=APART)
         self._cut = wanted

@@ -62,6 +62,11 @@ class Fired:
     peers: tuple[str, ...]
     ids: tuple[str, ...]
 
+    @property
+    def victims(self) -> tuple[str, ...]:
+        """Those it was meant for and has hit; whom it hit where nobody was named."""
+        return tuple(name for name in self.strike.fault.victims if name in self.peers) or self.peers
+
 
 class World(Protocol):
     """What faults happen in."""
@@ -121,20 +126,23 @@ class FaultPlan:
     def strike(self, strike: Strike) -> None:
         """Do it now, from any thread: for faults whose moment is a time and not an event. What was not planned is
         written down all the same."""
-        wall = self._world.wall()
         try:
-            hit = () if isinstance(strike.fault, Moment) else tuple(self._world.inflict(strike.fault))
-            ids = tuple(map(self._world.identity, hit))
+            self.strike_or_raise(strike)
         except Exception as error:  # noqa: BLE001 - told in assert_fired()
             self.errors.append((strike.label, error))
-            return
-        line: dict[str, Any] = {"t": wall, "kind": strike.fault.name, "peers": ids, "label": strike.label}
+
+    def strike_or_raise(self, strike: Strike) -> None:
+        """The same for who knows what to do when the world refuses: nothing is kept for :meth:`assert_fired` then."""
+        wall = self._world.wall()
+        hit = () if isinstance(strike.fault, Moment) else tuple(self._world.inflict(strike.fault))
+        fired = Fired(strike, wall, hit, tuple(map(self._world.identity, hit)))
+        line: dict[str, Any] = {"t": wall, "kind": strike.fault.name, "peers": fired.ids, "label": strike.label}
         line["seconds"] = getattr(strike.fault, "seconds", None)
-        line |= {"names": hit, "first": strike.fault.victims or hit}
+        line |= {"names": hit, "first": fired.victims}
         with self._writing, (self._world.root / "faults.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
         # Last: who waits for this key reads the file next, from another thread.
-        self.fired[strike.label] = Fired(strike, wall, hit, ids)
+        self.fired[strike.label] = fired
 
     @property
     def counts(self) -> dict[str, int]:

@@ -58,10 +58,14 @@ class End:
 @dataclass(slots=True)
 class Outcome:
     """What a play leaves for its report: everybody that was ``started``, who ended when, how often events ``happened``
-    (those that a full disk did not take, too), and as ``problems`` why it did not go as it should."""
+    (those that a full disk did not take, too), when each step was ``closed`` by the play's own clock, and as
+    ``problems`` why it did not go as it should. Farewells do not count: it ``ended`` when all began to leave, at the
+    end of the run or, ``by_clock``, because its time was up."""
 
     began: float = 0.0
     ended: float = 0.0
+    by_clock: bool = False
+    closed: dict[int, float] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
     ends: list[End] = field(default_factory=list)
     happened: Counter[str] = field(default_factory=Counter)
@@ -78,7 +82,7 @@ class Play:
         self._scenario, self._cast, self._world = scenario, cast, world
         self._planned, self._draws = planned, draws
         self.watch = Watch(world.wall)
-        self.outcome = Outcome(happened=self.watch.happened)
+        self.outcome = Outcome()
         self._up: set[str] = set()
         self._suspects: set[str] = set()
         self._look_at = 0.0
@@ -107,7 +111,7 @@ class Play:
             raise
         finally:
             timeline.tell(self._world.wall(), "everybody is told to leave")
-            self.outcome.ended = self._world.wall()
+            self._end()
             self._world.stop([name for name in self._up if self._world.alive(name)], GRACE_S)
         return self.outcome
 
@@ -163,6 +167,7 @@ class Play:
                 return
             over = minutes is not None and wall - began >= minutes * 60
             if over and striker.settled(self.watch.step, AFTER_STEPS):
+                self.outcome.by_clock = True
                 return
             if wall - began > allowed:
                 waits = striker.waiting() or "more steps"
@@ -178,14 +183,15 @@ class Play:
         self._up |= {name for name in striker.started if self._world.alive(name)}
         self.outcome.started |= striker.started
         for name in [name for name in sorted(self._up) if not self._world.alive(name)]:
-            struck = striker.excuses(name)
+            code = self._world.exit_code(name)
+            struck = striker.excuses(name, code)
             if not struck and name not in self._suspects:
                 self._suspects.add(name)  # a strike is known a moment after it hits
                 continue
             self._up.discard(name)
             self._suspects.discard(name)
-            striker.ended(name, self._world.wall())
-            self.outcome.ends.append(End(self._world.wall(), name, self._world.exit_code(name), struck))
+            striker.ended(name, self._world.wall(), code)
+            self.outcome.ends.append(End(self._world.wall(), name, code, struck))
             if not struck and not self._over():
                 raise PlayFailed(f"{name} ended, and nobody had struck it:\n{self._tail(name)}")
 
@@ -201,9 +207,17 @@ class Play:
 
     def _leave(self) -> None:
         """The run is over: all end by themselves."""
+        self._end()
         ends = time.monotonic() + END_S
         while any(self._world.alive(name) for name in self._up) and time.monotonic() < ends:
             self._wait()
+
+    def _end(self) -> None:
+        """What happens from now on is not measured. Idempotent."""
+        if not self.outcome.ended:
+            self.outcome.ended = self._world.wall()
+            self.outcome.problems += self._world.problems()
+            self.outcome.happened, self.outcome.closed = self.watch.so_far()
 
     def _wait(self) -> None:
         self._never.wait(LOOK_S)

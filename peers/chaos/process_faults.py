@@ -8,11 +8,13 @@ import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from peers.chaos import faults, means
 from peers.chaos.common_faults import COMMON
 from peers.chaos.faults import CannotInflict, Fault
+from peers.chaos.networks import APART
 
 if TYPE_CHECKING:
     from peers.chaos.processes import ProcessWorld
@@ -45,12 +47,13 @@ def check(world: ProcessWorld, fault: Fault) -> None:
 
 
 def _kill(world: ProcessWorld, fault: faults.Kill) -> Iterable[str]:
-    alive = [world.peers[name] for name in fault.peers if world.alive(name)]
+    names = world.living(fault)
+    alive = [world.peers[name] for name in names]
     means.signal_all([peer.pid for peer in alive], signal.SIGSTOP)  # all at the same moment
     means.signal_all([pid for peer in alive for pid in peer.pids()], signal.SIGKILL)
     for peer in alive:
         world.kill(peer)
-    return fault.peers
+    return names
 
 
 def _kill_daemon(world: ProcessWorld, fault: faults.KillDaemon) -> Iterable[str]:
@@ -62,39 +65,45 @@ def _kill_daemon(world: ProcessWorld, fault: faults.KillDaemon) -> Iterable[str]
 
 
 def _pause(world: ProcessWorld, fault: faults.Pause) -> Iterable[str]:
-    means.signal_all([pid for name in fault.peers for pid in world.peers[name].pids()], signal.SIGSTOP)
-    world.after(fault.seconds, lambda: world.inflict(faults.Resume(fault.peers)))
-    return fault.peers
+    names = world.living(fault)
+    for name in names:
+        world.pause(world.peers[name])
+    world.after(fault.seconds, lambda: world.inflict(faults.Resume(names)))
+    return names
 
 
 def _resume(world: ProcessWorld, fault: faults.Resume) -> Iterable[str]:
-    means.signal_all([pid for name in fault.peers for pid in world.peers[name].pids()], signal.SIGCONT)
+    for name in fault.peers:
+        world.resume(world.peers[name])
     return fault.peers
 
 
 def _stop(world: ProcessWorld, fault: faults.Stop) -> Iterable[str]:
-    told = {name: world.peers[name].pid for name in fault.peers if world.alive(name)}
-    means.signal_all(told.values(), signal.SIGTERM)
+    names = world.living(fault)
+    told = [(world.peers[name], world.peers[name].starts[-1]) for name in names]
+    means.signal_all([peer.pid for peer, _ in told], signal.SIGTERM)
 
     def end() -> None:
-        for name, pid in told.items():
-            if world.peers[name].pid == pid:
-                world.kill(world.peers[name])
+        with world.playing():  # nobody is started again between the look and the kill
+            for peer, start in told:
+                if peer.starts[-1] is start:
+                    world.kill(peer)
 
     world.after(fault.grace_s, end)
-    return fault.peers
+    return names
 
 
 def _partition(world: ProcessWorld, fault: faults.Partition) -> Iterable[str]:
     if world.links is not None:
-        world.links.cut(fault.peers, fault.others, both=not fault.one_way)
-        world.after(fault.seconds, partial(world.links.heal, fault.peers, fault.others))
+        cause = object()
+        world.links.cut(fault.peers, fault.others, both=not fault.one_way, cause=cause)
+        world.after(fault.seconds, partial(world.links.heal, only=cause))
     return (*fault.peers, *fault.others)
 
 
 def _heal(world: ProcessWorld, fault: faults.Heal) -> Iterable[str]:
     if world.links is not None:
-        world.links.heal()
+        world.links.heal(but=APART)  # who is off a network stays so until reconnect
     return ()
 
 
@@ -105,12 +114,12 @@ def _slow_link(world: ProcessWorld, fault: faults.SlowLink) -> Iterable[str]:
 
 
 def _slow_links(world: ProcessWorld, fault: faults.SlowLinks) -> Iterable[str]:
-    for one in fault.peers:
-        for other in fault.others:
-            if one != other and world.links is not None:
-                world.links.slow(one, other, fault.shape)
     if world.links is not None:
-        world.after(fault.seconds, partial(world.links.heal, fault.peers, fault.others))
+        cause = object()
+        for one, other in product(fault.peers, fault.others):
+            if one != other:
+                world.links.slow(one, other, fault.shape, cause=cause)
+        world.after(fault.seconds, partial(world.links.heal, only=cause))
     return tuple(dict.fromkeys((*fault.peers, *fault.others)))
 
 
@@ -166,17 +175,20 @@ def _restart(world: ProcessWorld, fault: faults.Restart) -> Iterable[str]:
 
 def _upgrade(world: ProcessWorld, fault: faults.Upgrade) -> Iterable[str]:
     """There is one version on this machine: what is left of it is to leave in order, and to come back."""
+    world.living(fault)
     peer = world.peers[fault.peer]
-    pid = peer.pid
-    means.signal_all([pid], signal.SIGTERM)
+    start = peer.starts[-1]
+    means.signal_all([peer.pid], signal.SIGTERM)
     waits = iter(range(int(fault.grace_s / _LOOK_S)))
 
     def look() -> None:
-        if peer.pid != pid:
-            return
-        if peer.alive and next(waits, None) is not None:
-            world.after(_LOOK_S, look)
-        else:
+        with world.playing():
+            if peer.starts[-1] is not start:
+                return
+            if peer.alive and next(waits, None) is not None:
+                world.after(_LOOK_S, look)
+                return
+            world.check_left(fault.peer, start.process.poll())
             world.inflict(faults.Restart(fault.peer))
 
     world.after(_LOOK_S, look)

@@ -86,7 +86,6 @@ class ProcessWorld(Company[RealPeer]):
 
     kind = "processes"
     LOOK_EVERY_S = 0.005
-    CANNOT = (ProcessLookupError, CannotInflict)
 
     def __init__(self, root: Path, links: ShapedLinks | None = None, *, skewed: bool = False) -> None:
         super().__init__(root)
@@ -94,6 +93,7 @@ class ProcessWorld(Company[RealPeer]):
         self.networks = Networks(links)
         self.clocks = root / "clocks" if skewed else None
         self.slowed: dict[str, means.Slowed] = {}
+        self.paused: set[str] = set()
         self.limits: dict[int, tuple[int, int]] = {}
         self._options: dict[str, tuple[str, ...]] = {}
         self._forks = Forks(root / "logs" / "forks.log")
@@ -153,7 +153,7 @@ class ProcessWorld(Company[RealPeer]):
         then."""
         peers = [self.peers[name] for name in names if self.alive(name)]
         for peer in peers:
-            means.signal_all(peer.pids(), signal.SIGCONT)
+            self.resume(peer)
             means.signal_all([peer.pid], signal.SIGTERM)
         ends = time.monotonic() + grace_s
         _wait(peers, time.monotonic() + grace_s / 2)
@@ -173,9 +173,10 @@ class ProcessWorld(Company[RealPeer]):
     def begin(self, peer: RealPeer) -> None:
         """Another start of a peer, in the same home."""
         output = self.root / "logs" / f"{peer.name}-{len(peer.starts)}.log"
+        means.keep_sessions(peer.home, self.root / "lost" / f"{peer.name}-{len(peer.starts)}-sessions")
         process = self._starter.submit(self.run, peer, output).result()
-        peer.starts.append(Process(process, output))
-        peer.read = 0
+        self.began(peer, Process(process, output))
+        self.paused.discard(peer.name)
         if self.links is not None:
             self.links.belongs(peer.name, process.pid)
         if peer.spec.cpus is not None and peer.spec.cpus < 1:
@@ -183,7 +184,8 @@ class ProcessWorld(Company[RealPeer]):
 
     def run(self, peer: RealPeer, output: Path) -> Started:
         """A process for it: forked from one that has imported everything, but with its clock in its hands if skewed."""
-        arguments = filled(peer.spec.arguments, {name: str(path) for name, path in peer.spec.files.items()})
+        paths = {name: str(path) for name, path in peer.spec.files.items()}
+        arguments = filled(peer.spec.arguments, {"home": str(peer.home), **paths})
         arguments += ["--json", "--home", str(peer.home), *self._options.get(peer.name, ())]
         if self.clocks is None:
             return self._forks.begin(arguments, output)
@@ -205,7 +207,21 @@ class ProcessWorld(Company[RealPeer]):
         if before is not None:
             before.end()
         if factor > 1.0:
-            self.slowed[peer.name] = means.Slowed(peer.pid, factor)
+            self.slowed[peer.name] = means.Slowed(peer.pid, factor, held=peer.name in self.paused)
+
+    def pause(self, peer: RealPeer) -> None:
+        """Stop all its processes until :meth:`resume`; a share of a processor that it was given lets none go on."""
+        self.paused.add(peer.name)
+        if peer.name in self.slowed:
+            self.slowed[peer.name].hold(True)
+        means.signal_all(peer.pids(), signal.SIGSTOP)
+
+    def resume(self, peer: RealPeer) -> None:
+        """Let them go on, with the share that it has."""
+        self.paused.discard(peer.name)
+        means.signal_all(peer.pids(), signal.SIGCONT)
+        if peer.name in self.slowed:
+            self.slowed[peer.name].hold(False)
 
     # --- the seam ------------------------------------------------------------------------------------------------
 

@@ -36,9 +36,14 @@ from swarm.events import Event
 from swarm.schema import RegionField, Section, in_words
 
 _NAME = r"^[a-z0-9][a-z0-9-]{0,40}$"
-_PATTERNS = {_NAME: "1 to 41 small letters, digits and dashes, the first no dash"}
+_LABEL = r"^[^:]*$"
+_PATTERNS = {
+    _NAME: "1 to 41 small letters, digits and dashes, the first no dash",
+    _LABEL: "a label without a colon: those of drawn strikes and of returns have one",
+}
 
 Name = Annotated[str, StringConstraints(pattern=_NAME)]
+Label = Annotated[str, StringConstraints(pattern=_LABEL, max_length=100)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=400)]
 Small = Annotated[int, Field(ge=1, le=64)]
 Seconds = Annotated[float, Field(ge=0, le=86_400)]
@@ -117,7 +122,7 @@ class FaultEntry(Section):
     ``back_s`` who was struck is started again so much later, without its disk unless ``keep_disk``."""
 
     do: Kind
-    label: str = ""
+    label: Label = ""
     on: When | None = None
     at_s: Seconds | None = None
     peers: tuple[Text, ...] = ()
@@ -155,7 +160,9 @@ class Schedule(Section):
     without their disk in ``new_disk`` of the cases; paused ones go on after ``pause_s``."""
 
     per_hour: Annotated[float, Field(gt=0, le=3600)]
-    kinds: dict[Literal["kill", "stop", "pause", "kill_daemon"], Annotated[float, Field(gt=0)]]
+    kinds: Annotated[
+        dict[Literal["kill", "stop", "pause", "kill_daemon"], Annotated[float, Field(gt=0)]], Field(min_length=1)
+    ]
     among: tuple[Text, ...] = ("host-*",)
     back_s: tuple[Seconds, Seconds] = (5.0, 15.0)
     pause_s: tuple[Some, Some] = (2.0, 8.0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from peers.chaos.scenario import Schedule, TraceSection
@@ -87,22 +87,29 @@ def read_trace(trace: TraceSection, beside: Path, seed: int) -> tuple[Draw, ...]
         if not text:
             continue
         try:
-            at_s, count, back_s = text.split(",")
-            found.append(
-                Draw(float(at_s) / trace.speed, "kill", rng.random(), float(back_s) / trace.speed, int(count), True)
-            )
+            at_s, count, back_s = _numbers(text)
         except ValueError:
-            wanted = "seconds, how many, back after seconds"
+            wanted = "seconds, how many (1 or more), back after seconds"
             raise ConfigError(f"{path}, line {number}", line, wanted, "Correct that line.") from None
+        found.append(Draw(at_s / trace.speed, "kill", rng.random(), back_s / trace.speed, count, True))
     return tuple(sorted(found, key=lambda draw: draw.at_s))
 
 
-def choose(draw: Draw, among: Sequence[str], ready: Mapping[str, str]) -> tuple[str, ...]:
-    """Who is struck, as many of ``draw.count`` as may be; none when everybody is spared. ``ready`` are those who live,
-    are ready and not struck already, and which part each holds: none loses its last, by several falling together
-    either."""
+def _numbers(text: str) -> tuple[float, int, float]:
+    """Raises ValueError for what cannot be struck by: a draw of nobody, or at no time, would stop all after it."""
+    first, second, third = text.split(",")
+    at_s, count, back_s = float(first), int(second), float(third)
+    if not (0 <= at_s < math.inf and 0 <= back_s < math.inf and count >= 1):
+        raise ValueError(text)
+    return at_s, count, back_s
+
+
+def choose(draw: Draw, among: Collection[str], ready: Mapping[str, str]) -> tuple[str, ...]:
+    """Who of those named in ``among`` is struck, as many of ``draw.count`` as may be; none when everybody is spared.
+    ``ready`` are those who live, are ready and not struck already, and which part each holds: none loses its last, by
+    several falling together either."""
     left = Counter(ready.values())
-    free = sorted(name for name in ready if any(fnmatchcase(name, pattern) for pattern in among))
+    free = sorted(set(ready) & set(among))
     random.Random(draw.luck).shuffle(free)
     chosen: list[str] = []
     for name in free:

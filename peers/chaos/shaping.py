@@ -20,7 +20,7 @@ from typing import Any
 
 from peers.chaos.means import owner
 from swarm.clock import SystemClock
-from swarm.sim.links import Links, LinkShape, Traffic
+from swarm.sim.links import Cause, Links, LinkShape, Traffic
 from swarm.sim.proxy import LinkProxy
 
 LOOPBACK = "127.0.0.1"
@@ -54,17 +54,20 @@ class ShapedLinks:
         pids = dict(self._pids)
         return pids.get(owner(port, pids), "")
 
-    def cut(self, sources: Iterable[str], targets: Sequence[str], *, both: bool = True) -> None:
+    def cut(self, sources: Iterable[str], targets: Sequence[str], *, both: bool = True, cause: Cause = "") -> None:
         """From now on no byte passes from one group to the other."""
-        self._command(lambda traffic: traffic.cut(sources, targets, both=both))
+        self._command(lambda traffic: traffic.cut(sources, targets, both=both, cause=cause))
 
-    def heal(self, sources: Sequence[str] = (), targets: Sequence[str] = ()) -> None:
-        """All links are as described; those between two groups, where such are named."""
-        self._command(lambda traffic: traffic.heal(sources, targets))
+    def heal(
+        self, sources: Sequence[str] = (), targets: Sequence[str] = (), *, only: Cause = None, but: Cause = None
+    ) -> None:
+        """All links are as described, those between two groups where such are named; but for other causes than
+        ``only``, or for the cause ``but``."""
+        self._command(lambda traffic: traffic.heal(sources, targets, only=only, but=but))
 
-    def slow(self, source: str, target: str, shape: LinkShape) -> None:
+    def slow(self, source: str, target: str, shape: LinkShape, *, cause: Cause = "") -> None:
         """The link has another shape from now on, in both directions."""
-        self._command(lambda traffic: traffic.slow(source, target, shape, both=True))
+        self._command(lambda traffic: traffic.slow(source, target, shape, both=True, cause=cause))
 
     def spoil(self, source: str, target: str, pieces: int = 1) -> None:
         """The next pieces of a stream in this direction have a bit flipped."""

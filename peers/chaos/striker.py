@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peers.chaos import faults
-from peers.chaos.cast import Cast
-from peers.chaos.faults import Fault
+from peers.chaos.cast import FOUNDER, Cast
+from peers.chaos.faults import CannotInflict, Fault
 from peers.chaos.plan import FaultPlan, Fired, Strike
 from peers.chaos.scenario import Scenario
 from peers.chaos.schedule import Draw, choose
@@ -16,17 +16,12 @@ from peers.chaos.timeline import Timeline
 from peers.chaos.watch import Watch
 from peers.chaos.world import PlayWorld
 
-BACK = "back:"
-"""Begins the label of what brings a peer back."""
-DEADLY = (
-    faults.Kill,
-    faults.BulkKill,
-    faults.Stop,
-    faults.Restart,
-    faults.Upgrade,
-    faults.LimitMemory,
-)
-"""After these a peer may end."""
+BACK, DRAWN = "back:", "drawn:"
+"""Begin the labels of what brings a peer back, and of what was drawn; a label of a scenario has no colon."""
+MORTAL = (faults.Kill, faults.BulkKill, faults.Stop, faults.Restart, faults.Upgrade)
+"""After these a peer may end, in whatever way."""
+KILLED = (-9, 137)
+"""How a process ends, or a container, that the kernel has killed."""
 STARTING = (faults.Restart, faults.Start, faults.JoinerStorm, faults.Upgrade)
 """After these peers must get ready."""
 TRACE_GRACE_S = 30.0
@@ -81,15 +76,16 @@ class Striker:
         self._awaited -= self._watch.ever_ready
         self._excused -= self._watch.ever_ready & set(self._watch.holding)
 
-    def excuses(self, name: str) -> bool:
-        """Whether a strike is to blame for the end of this peer."""
-        return name in self._excused | self._forgiven
+    def excuses(self, name: str, code: int | None) -> bool:
+        """Whether a strike is to blame that this peer ended with this code."""
+        return name in self._excused | self._forgiven or (name in self._to_end and code in KILLED)
 
-    def ended(self, name: str, wall: float) -> None:
-        """A peer was seen to have ended: who had a limit of memory is brought back from then on."""
-        if name not in self._to_end:
+    def ended(self, name: str, wall: float, code: int | None) -> None:
+        """A peer was seen to have ended: who was killed for its memory is brought back from then on."""
+        if name not in self._to_end or code not in KILLED:
             return
         one = self._to_end.pop(name)
+        self._watch.gone(name)
         if one is not None and one.back_s is not None:
             strike = Strike(f"{BACK}{one.strike.label}:{name}", NEVER, faults.Restart(name, one.keep_disk))
             self._timed.append(_Timed(wall + one.back_s, strike))
@@ -118,6 +114,8 @@ class Striker:
             self._plan.assert_fired()
         except AssertionError as error:
             told.append(str(error))
+        if not self._drawn and (self._scenario.schedule is not None or self._scenario.trace is not None):
+            told.append(f"nothing that was to be drawn has struck: {len(self._draws)} draws are left")
         told += [f"{name} was not killed for its memory" for name in sorted(self._to_end)]
         told += [f"{name} was started again and never got ready" for name in sorted(self._awaited)]
         return told
@@ -132,26 +130,40 @@ class Striker:
             self._begin_s = wall
         while self._draws and self._begin_s + self._draws[0].at_s <= wall:
             chosen = choose(self._draws[0], self._among(), self._free(wall))
-            if not chosen:
-                return  # everybody is spared now: as soon as somebody is not
-            self._drawn += 1
-            draw = self._draws.pop(0)
-            back = draw.seconds if draw.kind in ("kill", "stop") else None
-            for number, fault in enumerate(_of(draw, chosen, self._grace())):
-                strike = Strike(f"{draw.kind}-{self._drawn}" + (f"-{number}" if number else ""), NEVER, fault)
-                self._planned[strike.label] = Planned(strike, None, back, not draw.new_disk)
-                self._plan.strike(strike)
+            if not self._struck(self._draws[0], chosen):
+                return  # everybody is spared now, or has just died: as soon as somebody can be struck
+            self._draws.pop(0)
+
+    def _struck(self, draw: Draw, chosen: tuple[str, ...]) -> bool:
+        """Whether at least one of them was hit by what was drawn."""
+        back = draw.seconds if draw.kind in ("kill", "stop") else None
+        hit = False
+        for number, fault in enumerate(_of(draw, chosen, self._grace())):
+            label = f"{DRAWN}{draw.kind}-{self._drawn + 1}" + (f"-{number}" if number else "")
+            strike = Strike(label, NEVER, fault)
+            try:
+                self._plan.strike_or_raise(strike)
+            except CannotInflict:
+                continue
+            except Exception as error:  # noqa: BLE001 - the world is broken: told in problems()
+                self._plan.errors.append((label, error))
+            self._planned[label] = Planned(strike, None, back, not draw.new_disk)
+            hit = True
+        self._drawn += hit
+        return hit
 
     def _among(self) -> tuple[str, ...]:
-        schedule, trace = self._scenario.schedule, self._scenario.trace
-        return schedule.among if schedule is not None else trace.among if trace is not None else ()
+        for key, section in (("schedule", self._scenario.schedule), ("trace", self._scenario.trace)):
+            if section is not None:
+                return self._cast.chosen(section.among, f"{key}.among")
+        return ()
 
     def _grace(self) -> float:
         schedule, trace = self._scenario.schedule, self._scenario.trace
         return schedule.grace_s if schedule is not None else trace.grace_s if trace is not None else TRACE_GRACE_S
 
     def _free(self, wall: float) -> dict[str, str]:
-        away = {name for name, until in self._away.items() if until > wall}
+        away = {name for name, until in self._away.items() if until > wall} | set(self._to_end)
         ready = self._watch.ready()
         return {name: part for name, part in ready.items() if name not in away and self._world.alive(name)}
 
@@ -160,12 +172,12 @@ class Striker:
     def _fired(self, fired: Fired) -> None:
         fault, label = fired.strike.fault, fired.strike.label
         lasts = getattr(fault, "seconds", None)
-        self._timeline.struck(fired.wall, f"{describe(fault, fired.peers)}{f' for {lasts:.1f} s' if lasts else ''}")
-        victims = fault.victims or fired.peers
+        self._timeline.struck(fired.wall, f"{describe(fault, fired.victims)}{f' for {lasts:.1f} s' if lasts else ''}")
+        victims = fired.victims
         for name in victims:
             if lasts:
                 self._away[name] = fired.wall + lasts + 2.0
-            if isinstance(fault, DEADLY):
+            if isinstance(fault, MORTAL):
                 self._excused.add(name)
                 self._watch.gone(name)
             if isinstance(fault, faults.Twin):  # which of the two goes on is theirs to say
@@ -186,13 +198,14 @@ class Striker:
         if one is None or one.back_s is None:
             return
         for name in victims:
-            strike = Strike(f"{BACK}{label}:{name}", NEVER, faults.Restart(name, one.keep_disk))
+            keep = one.keep_disk or name == FOUNDER  # without its disk it would found another run
+            strike = Strike(f"{BACK}{label}:{name}", NEVER, faults.Restart(name, keep))
             self._timed.append(_Timed(fired.wall + one.back_s, strike))
 
 
 def describe(fault: Fault, hit: Sequence[str]) -> str:
-    """A strike for people."""
-    names = ", ".join(fault.victims or hit)
+    """A strike for people; ``hit`` are those it was meant for and has hit."""
+    names = ", ".join(hit)
     if isinstance(fault, faults.Partition):
         arrow = "to" if fault.one_way else "and"
         return f"cut between {names} {arrow} {', '.join(fault.others)}"
@@ -204,6 +217,8 @@ def describe(fault: Fault, hit: Sequence[str]) -> str:
 
 
 def _of(draw: Draw, chosen: tuple[str, ...], grace_s: float) -> list[Fault]:
+    if not chosen:
+        return []
     if draw.kind == "pause":
         return [faults.Pause(chosen, draw.seconds)]
     if draw.kind == "stop":

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from peers.chaos import faults
-from peers.chaos.cast import Cast
+from peers.chaos.cast import FOUNDER, Cast
 from peers.chaos.faults import Fault
 from peers.chaos.plan import On, Strike
 from peers.chaos.scenario import FaultEntry, Scenario, When
@@ -38,11 +38,19 @@ def planned(scenario: Scenario, cast: Cast) -> tuple[Planned, ...]:
         made = list(_faults(entry, cast, key))
         label = entry.label or f"{entry.do}-{number}"
         for index, fault in enumerate(made, 1):
+            _check_founder(entry, fault, key)
             on = NEVER if entry.on is None else _on(entry.on)
             strike = Strike(label if index == 1 else f"{label}-{index}", on, fault)
             found.append(Planned(strike, entry.at_s, entry.back_s, entry.keep_disk))
     _check_labels([one.strike for one in found])
     return tuple(found)
+
+
+def _check_founder(entry: FaultEntry, fault: Fault, key: str) -> None:
+    returns = entry.back_s is not None or isinstance(fault, faults.Restart)
+    if returns and not entry.keep_disk and FOUNDER in fault.victims:
+        allowed = f"true for {FOUNDER}: without its disk it would found another run"
+        raise ConfigError(f"{key}.keep_disk", False, allowed, f"Leave {FOUNDER} out, or let it keep its disk.")
 
 
 def _check_labels(strikes: list[Strike]) -> None:

@@ -21,7 +21,7 @@ from peers.chaos.play import Outcome, Play
 from peers.chaos.scenario import Scenario, load_scenario
 from peers.chaos.schedule import Draw
 from peers.chaos.strikes import Planned, planned
-from peers.chaos.verdict import Judged, document, judge, lines
+from peers.chaos.verdict import MANIFEST, Judged, document, judge, lines
 from peers.chaos.world import PlayWorld
 from peers.chaos.worlds import Images, WorldName, choose_world, world_of
 from peers.interrupt import allow, defer, interruptible
@@ -106,7 +106,7 @@ def _play(
 def _prepare(scenario: Scenario, beside: Path, root: Path) -> tuple[Cast, tuple[Planned, ...], tuple[Draw, ...]]:
     from peers.manifest_file import render_tables
 
-    manifest = root / "run.toml"
+    manifest = root / MANIFEST
     manifest.write_text(render_tables(manifest_of(scenario, _preset(scenario))), encoding="utf-8")
     cast = cast_of(scenario, manifest, _texts(scenario, root / "data"))
     return cast, planned(scenario, cast), _draws(scenario, cast, beside)
@@ -197,7 +197,7 @@ def _directory(out: Path | None, scenario: Scenario, clock: Clock) -> Iterator[P
 
 def _forget(root: Path) -> None:
     """Homes, data and logs of a play that was kept: nobody looks at them."""
-    for name in ("homes", "lost", "logs", "data", "clocks"):
+    for name in ("homes", "lost", "logs", "data", "clocks", "files"):
         shutil.rmtree(root / name, ignore_errors=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from peers.invariants.evidence import Evidence, gather
 from peers.invariants.findings import Limits
 
 SCHEMA = 1
-FAULTS = "faults.jsonl"
+FAULTS, MANIFEST = "faults.jsonl", "run.toml"
 MOST_FAILURES = 5
 """Of each invariant in the report."""
 _PEER_ID = re.compile(r"\b12D3Koo\w{45}\b")
@@ -65,7 +66,7 @@ def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequen
     """Read what the play left, and judge it. Never raises for evidence that is not there: that is a problem too."""
     strikes = read_strikes(world.root / FAULTS)
     evidence = _evidence(world)
-    report = None if evidence is None else check(evidence, _limits(scenario))
+    report = None if evidence is None else check(evidence, _limits(scenario, outcome, world.root))
     ends: dict[str, list[float]] = {}
     for end in outcome.ends:
         ends.setdefault(end.name, []).append(end.wall)
@@ -75,11 +76,15 @@ def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequen
     if report is not None:
         deaths = sum(not end.struck for end in outcome.ends)
         told = figures(Played(evidence=there, report=report, strikes=strikes, lives=life,
-                              stages=scenario.swarm.stages, deaths=deaths, ended=outcome.ended))  # fmt: skip
+                              stages=scenario.swarm.stages, deaths=deaths, ended=outcome.ended,
+                              by_clock=outcome.by_clock, closed=outcome.closed))  # fmt: skip
     problems = [*outcome.problems, *_problems(scenario, report, told, outcome.happened)]
+    if report is not None and not outcome.interrupted:
+        silent = [one.name for one in players if one.name in outcome.started and one.identity not in there.peers]
+        problems += [f"{name} was started and left no event: nobody knows what it did" for name in silent]
     names = {player.identity: player.name for player in players if player.identity}
     problems = [_PEER_ID.sub(lambda found: names.get(found[0], found[0]), problem) for problem in problems]
-    closed = tuple(one for one in closings(there) if one.wall <= outcome.ended)
+    closed = tuple(one for one in closings(there, outcome.closed) if one.wall <= outcome.ended)
     ends_seen = tuple(outcome.ends)
     return Judged(
         scenario, world_name, told, report, strikes, life, closed, tuple(problems), outcome.interrupted, ends_seen
@@ -105,11 +110,25 @@ def _problems(
     return problems
 
 
-def _limits(scenario: Scenario) -> Limits:
+def _limits(scenario: Scenario, outcome: Outcome, root: Path) -> Limits:
     expect = scenario.expect
     return Limits(
-        gap_s=expect.gap_s, kill_detection_s=expect.detection_s, pause_detection_s=max(5.0, expect.detection_s)
+        target=_target(root / MANIFEST),
+        gap_s=expect.gap_s,
+        kill_detection_s=expect.detection_s,
+        pause_detection_s=max(5.0, expect.detection_s),
+        closed=outcome.closed,
+        waited_until=outcome.ended if outcome.by_clock else None,
     )
+
+
+def _target(manifest: Path) -> int | None:
+    """Microbatches that make a step, where the manifest of the run is here and says how many."""
+    if not manifest.exists():
+        return None
+    document = tomllib.loads(manifest.read_text(encoding="utf-8"))
+    target = document.get("batch", {}).get("microbatches_per_step")
+    return None if target is None else int(target)
 
 
 def _evidence(world: PlayWorld) -> Evidence | None:

@@ -24,7 +24,6 @@ class Watch:
     closed: dict[int, float] = field(default_factory=dict)
     holding: dict[str, str] = field(default_factory=dict)
     ever_ready: set[str] = field(default_factory=set)
-    last_words: dict[str, str] = field(default_factory=dict)
     happened: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -47,6 +46,11 @@ class Watch:
         for heard in self.on_heard:
             heard(wall, name, kind, fields)
 
+    def so_far(self) -> tuple[Counter[str], dict[int, float]]:
+        """``happened`` and ``closed`` as they are now."""
+        with self._lock:
+            return Counter(self.happened), dict(self.closed)
+
     def gone(self, name: str) -> None:
         """A peer was struck so that it is not ready any more."""
         with self._lock:
@@ -68,5 +72,3 @@ class Watch:
             self.ever_ready.add(name)
         elif kind in LEAVING:
             self.holding.pop(name, None)
-            if kind == "PeerStopped":
-                self.last_words[name] = str(fields.get("reason", ""))

@@ -19,7 +19,7 @@ class PeerSpec:
 
     ``arguments`` are those of ``swarm``, without what only the world knows (home, addresses, output). ``files`` are
     given to it to read, by a name: ``{name}`` in the arguments becomes the path where the peer finds that file or
-    directory.
+    directory, ``{home}`` its home.
     ``region`` is the network that it shares with its neighbours, beside the one that all regions share; "" for that one
     alone. ``behind_nat``: it can call others and cannot be called. Limits that are None are the machine's.
     """
@@ -64,6 +64,9 @@ class PlayWorld(World, Protocol):
 
     def stop(self, names: Iterable[str], grace_s: float) -> None:
         """Tell all of them to leave (SIGTERM) and wait until they are gone; killed after ``grace_s``."""
+
+    def problems(self) -> Sequence[str]:
+        """What went wrong beside, after a fault had returned: an end of it that could not be done."""
 
     def homes(self) -> Sequence[Path]:
         """Directories with the events and histories of all starts, those whose disk was lost too."""

@@ -38,7 +38,8 @@ def denominators(evidence: Evidence, limits: Limits, found: Findings) -> None:
 
 
 def replicas_agree(evidence: Evidence, limits: Limits, found: Findings) -> None:
-    """I5: after a step everybody reports the record's digests of all parts, and nobody found a mismatch."""
+    """I5: after a step everybody has computed the record's digest of the part that it holds, and nobody found a
+    mismatch."""
     for fact in evidence.of("StepClosed"):
         record = evidence.records.get(fact.step)
         wanted: Mapping[str, str] = {} if record is None else dict(record.digests)
@@ -76,13 +77,18 @@ def whole_batches(evidence: Evidence, limits: Limits, found: Findings) -> None:
 
 
 def steps_keep_coming(evidence: Evidence, limits: Limits, found: Findings) -> None:
-    """I13: between two closings, each told by whoever swapped first, lies no longer gap than allowed."""
+    """I13: between two closings, each told by whoever swapped first, lies no longer gap than allowed; nor after the
+    last one, while more were waited for."""
     closed: dict[int, float] = {}
     for fact in evidence.of("StepClosed"):
         closed[fact.step] = min(fact.wall, closed.get(fact.step, math.inf))
-    moments = sorted(closed.items())
+    moments = sorted((limits.closed or closed).items())
     for (_, before), (step, at) in zip(moments, moments[1:], strict=False):
         found.expect(at - before <= limits.gap_s, f"{at - before:.2f} s after the one before", step=step)
+    until = -math.inf if limits.waited_until is None else limits.waited_until
+    if last := [(at, step) for step, at in moments if at <= until]:
+        at, step = max(last)
+        found.expect(until - at <= limits.gap_s, f"the last for {until - at:.2f} s", step=step)
 
 
 def one_history(evidence: Evidence, limits: Limits, found: Findings) -> None:
@@ -156,10 +162,11 @@ def faults_are_noticed(evidence: Evidence, limits: Limits, found: Findings) -> N
 
 
 def the_slow_are_not_evicted(evidence: Evidence, limits: Limits, found: Findings) -> None:
-    """I15: where faults are listed, nobody is called lost whom no fault but slowness hit."""
+    """I15: where faults are listed, nobody is called lost whom no fault but slowness hit: that of its links, of its
+    device, or of all its processors (``limit_cpu``), which among processes is the same."""
     if not evidence.faults:
         return
-    hit = {peer for fault in evidence.faults if not fault.kind.startswith("slow") for peer in fault.peers}
+    hit = {peer for fault in evidence.faults if not fault.kind.startswith(_SLOW) for peer in fault.peers}
     last: dict[str, float] = {}
     for fact in evidence.facts:
         last[fact.peer] = max(fact.wall, last.get(fact.peer, 0.0))
@@ -169,6 +176,9 @@ def the_slow_are_not_evicted(evidence: Evidence, limits: Limits, found: Findings
         over = last.get(lost, 0.0) < fact.wall  # it had ended, as all do after the last step
         over |= any(peer == lost and word.endswith(reason) for peer, word in goodbyes)  # or was just saying so
         found.expect(lost in hit or over, f"called {lost} lost, which no fault had hit", peer=fact.peer)
+
+
+_SLOW = ("slow", "limit_cpu")
 
 
 def _until_back(evidence: Evidence, fault: FaultFact, victim: str) -> float:

@@ -326,7 +326,8 @@ class Member:
         if took_part and not inside and not asked:
             self.forking.elsewhere, self._cut_off = record, f"step {record.step} was closed without this peer"
         gradient = None if mean is None or record.void else mean.gradient
-        await context.decided(Decision(record, decision.acceptances, gradient, decision.term))
+        digest = "" if record.void or record.founding else state.digest or ""
+        await context.decided(Decision(record, decision.acceptances, gradient, decision.term, digest))
         await self._open_next(record)
 
     async def _open_next(self, record: CloseRecord) -> None:

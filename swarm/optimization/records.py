@@ -141,12 +141,14 @@ class CloseRecord(Message):
 class Decision:
     """A decided record, the term in which a majority accepted it with the signatures that prove it, and what it was
     decided about: the mean gradient of the part that this peer holds, float32 on CPU (None without a part, for a
-    founding record, and for a member that could not compute it)."""
+    founding record, and for a member that could not compute it), and the digest that it found its weights to have with
+    it ("" then)."""
 
     record: CloseRecord
     acceptances: Mapping[str, bytes]
     mean: torch.Tensor | None = None
     term: int = 0
+    digest: str = ""
 
 
 def acceptance_bytes(record: CloseRecord, term: int = 0) -> bytes:

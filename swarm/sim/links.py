@@ -23,10 +23,10 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -167,6 +167,47 @@ class Fate:
     reset: bool = False
 
 
+V = TypeVar("V")
+Pair = tuple[str, str]
+Cause = Hashable
+"""Why a link is not as described: what is so for two causes is so until both are over."""
+
+
+class PerCause(Generic[V]):
+    """What is so of directions of links, for each cause by itself; the newest of several decides."""
+
+    def __init__(self) -> None:
+        self._found: dict[Pair, dict[Cause, V]] = {}
+
+    def put(self, pair: Pair, value: V, cause: Cause) -> None:
+        """It is so for this cause now, in place of what was so for it before."""
+        causes = self._found.setdefault(pair, {})
+        causes.pop(cause, None)
+        causes[cause] = value
+
+    def get(self, pair: Pair) -> V | None:
+        """What is so, None where nothing is."""
+        return next(reversed(self._found[pair].values())) if pair in self._found else None
+
+    def items(self) -> list[tuple[Pair, V]]:
+        """All directions of which something is so, in order."""
+        return [(pair, next(reversed(self._found[pair].values()))) for pair in sorted(self._found)]
+
+    def end(self, pairs: Collection[Pair], *, only: Cause = None, but: Cause = None) -> None:
+        """What was so of these (of all, where none is named) is over: for one cause alone, for all but one, or for
+        all."""
+        for pair in [pair for pair in self._found if not pairs or pair in pairs]:
+            causes = self._found[pair]
+            kept = {
+                cause: value
+                for cause, value in causes.items()
+                if (only is not None and cause != only) or (but is not None and cause == but)
+            }
+            self._found[pair] = kept
+            if not kept:
+                del self._found[pair]
+
+
 class Traffic:
     """The links at work: who waits for whom, what is cut, what is slower than described. One per world.
 
@@ -177,37 +218,39 @@ class Traffic:
         self.links = links or Links()
         self._rng = random.Random(self.links.seed)
         self._free_at: dict[tuple[str, ...], float] = {}
-        self._cuts: set[tuple[str, str]] = set()
-        self._overrides: dict[tuple[str, str], LinkShape] = {}
+        self._cuts: PerCause[bool] = PerCause()
+        self._overrides: PerCause[LinkShape] = PerCause()
 
     def shape(self, source: str, target: str) -> LinkShape:
         """Of a direction as it is now."""
         return self._overrides.get((source, target)) or self.links.shape(source, target)
 
-    def cut(self, sources: Iterable[str], targets: Sequence[str], *, both: bool = True) -> None:
+    def cut(self, sources: Iterable[str], targets: Sequence[str], *, both: bool = True, cause: Cause = "") -> None:
         """From now on nothing passes from one group to the other."""
         for source in sources:
             for target in targets:
-                self._cuts.add((source, target))
+                self._cuts.put((source, target), True, cause)
                 if both:
-                    self._cuts.add((target, source))
+                    self._cuts.put((target, source), True, cause)
 
-    def heal(self, sources: Iterable[str] = (), targets: Sequence[str] = ()) -> None:
-        """Undo cuts and slowness between two groups, in both directions; everywhere when none are named."""
+    def heal(
+        self, sources: Iterable[str] = (), targets: Sequence[str] = (), *, only: Cause = None, but: Cause = None
+    ) -> None:
+        """Undo cuts and slowness between two groups, in both directions; everywhere when none are named. Those of one
+        cause alone or, with ``but``, of all others."""
         pairs = {pair for one in sources for other in targets for pair in ((one, other), (other, one))}
-        for kept in (self._cuts, self._overrides):
-            for pair in [pair for pair in kept if not pairs or pair in pairs]:
-                kept.discard(pair) if isinstance(kept, set) else kept.pop(pair)
+        self._cuts.end(pairs, only=only, but=but)
+        self._overrides.end(pairs, only=only, but=but)
 
-    def slow(self, source: str, target: str, shape: LinkShape, *, both: bool = False) -> None:
+    def slow(self, source: str, target: str, shape: LinkShape, *, both: bool = False, cause: Cause = "") -> None:
         """This direction (both, when asked) has another shape from now on."""
-        self._overrides[source, target] = shape
+        self._overrides.put((source, target), shape, cause)
         if both:
-            self._overrides[target, source] = shape
+            self._overrides.put((target, source), shape, cause)
 
     def is_cut(self, source: str, target: str) -> bool:
         """Whether nothing passes in this direction."""
-        return (source, target) in self._cuts
+        return bool(self._cuts.get((source, target)))
 
     def fate(self, source: str, target: str, size: int, now: float, *, in_line: bool | None = None) -> Fate:
         """What becomes of a message of ``size`` bytes that is sent ``now``, on any clock; cuts are the caller's affair.

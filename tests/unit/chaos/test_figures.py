@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -13,6 +14,7 @@ from peers.chaos.lives import Life, Player, Struck, lives
 from peers.chaos.picture import picture_svg
 from peers.invariants.check import Report, check
 from peers.invariants.evidence import Evidence, Fact
+from peers.invariants.findings import Limits
 from swarm.ids import PeerId
 
 PLAYERS = (Player("host-0-0", "A", "stage", "eu"), Player("host-0-1", "B", "stage", "us"))
@@ -122,6 +124,45 @@ def test_without_a_strike_or_a_baseline_nothing_is_made_up() -> None:
     assert missed(_figures(()), {"throughput_retained": 0.5}, {}) == [
         "throughput_retained is not measured, at least 0.5 was expected"
     ]
+
+
+def test_a_standstill_before_the_end_by_time_is_a_gap_and_takes_its_part_of_the_throughput() -> None:
+    evidence = Evidence(FACTS, ())
+    limits = Limits(gap_s=5.0, waited_until=34.0)
+    told = check(evidence, limits)
+    assert [str(one) for one in told.of("I13")] == ["I13 step 8: the last for 16.00 s"]
+    assert not check(evidence, replace(limits, waited_until=20.0)).of("I13")
+    by_clock = Played(evidence=evidence, report=told, strikes=(KILL,), lives=_lives(), stages=1, ended=34.0,
+                      by_clock=True)  # fmt: skip
+    assert figures(by_clock)["max_gap_s"] == 16.0
+    assert figures(by_clock)["throughput_retained_raw"] == pytest.approx(1 / 3, abs=1e-4)
+    none = figures(replace(by_clock, strikes=(replace(KILL, wall=18.5),)))
+    assert none["throughput_retained_raw"] == 0.0
+    assert figures(replace(by_clock, by_clock=False))["max_gap_s"] == 2.0
+
+
+def test_a_peer_whose_clock_is_set_changes_no_figure() -> None:
+    skewed = (*FACTS, *(_closed("B", step, 2.0 + 2 * step - 3600) for step in range(6, 10)))
+    heard = {step: 2.0 + 2 * step for step in range(1, 9)}
+    evidence = Evidence(skewed, ())
+    report = check(evidence, Limits(gap_s=5.0, closed=heard))
+    assert not report.of("I13")
+    played = Played(evidence=evidence, report=report, strikes=(KILL, BACK), lives=_lives(), stages=1, closed=heard)
+    assert figures(played) == _figures()
+
+
+def test_what_is_given_up_while_all_leave_does_not_count() -> None:
+    late = (
+        _fact("A", 19.0, "LineageGivenUp", step=7, microbatches=1, reason=""),
+        _fact("A", 11.5, "StepGivenUp", step=5, lost="stage-0"),
+        _fact("A", 17.9, "StepGivenUp", step=8, lost="stage-0"),
+    )
+    evidence = Evidence((*FACTS, *late), ())
+    report = Report(failures=(), looked={}, steps=0)
+    played = Played(evidence=evidence, report=report, strikes=(KILL,), lives=_lives(), stages=1, ended=17.0)
+    assert figures(played)["rewinds"] == 0
+    assert figures(played)["steps_given_up"] == 1
+    assert figures(replace(played, ended=20.0))["rewinds"] == 1
 
 
 def test_bars_that_are_kept_are_not_told() -> None:

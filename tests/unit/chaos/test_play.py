@@ -42,7 +42,9 @@ class MadeUpWorld:
         self.stopped: list[str] = []
         self.step = 0
         self._joining: dict[str, int] = {}
-        self._happens = {steps: lambda world: world.living.clear(), **(happens or {})}
+        self.codes: dict[str, int] = {}
+        self.failures: list[str] = []
+        self._happens = {steps: MadeUpWorld.leave, **(happens or {})}
         self._wall = 1000.0
         self._hear: list[Hear] = []
         self._telling = False
@@ -66,6 +68,11 @@ class MadeUpWorld:
         if not self._telling and self.step and len(self.living) >= 3:
             self._close()
         return self._wall
+
+    def leave(self) -> None:
+        """The run is over."""
+        for name in sorted(self.living):
+            self.end(name, 0)
 
     def _close(self) -> None:
         self.step += 1
@@ -99,7 +106,12 @@ class MadeUpWorld:
         return name in self.living
 
     def exit_code(self, name: str) -> int | None:
-        return None if name in self.living else -9
+        return None if name in self.living else self.codes.get(name, -9)
+
+    def end(self, name: str, code: int) -> None:
+        """It ends by itself."""
+        self.codes[name] = code
+        self.living.discard(name)
 
     def stop(self, names: Iterable[str], grace_s: float) -> None:
         self.stopped += names
@@ -107,6 +119,9 @@ class MadeUpWorld:
 
     def homes(self) -> Sequence[Path]:
         return []
+
+    def problems(self) -> Sequence[str]:
+        return self.failures
 
     def log(self, name: str) -> Path:
         path = self.root / f"{name}.log"
@@ -191,6 +206,84 @@ def test_draws_begin_after_the_baseline_and_spare_the_last_of_a_part(tmp_path: P
     assert all(back <= step for back, (step, _) in zip(backs, kills[1:], strict=False)), "one replica is there always"
 
 
+def test_a_draw_that_hits_nobody_is_drawn_again_and_counted_once(tmp_path: Path) -> None:
+    class Late(MadeUpWorld):
+        """The first who is struck had just ended, and nobody had noticed."""
+
+        def inflict(self, fault: Fault) -> Iterable[str]:
+            if not self.done:
+                self.done.append((self.step, fault))
+                raise CannotInflict("does not run now")
+            return super().inflict(fault)
+
+    world = Late(tmp_path, steps=0)
+    schedule = {"per_hour": 100, "kinds": {"kill": 1}}
+    outcome, lines = _play(world, _scenario(schedule=schedule, until={"minutes": 0.1}), [Draw(0.1, "kill", 0.5, 0.5)])
+    assert outcome.problems == []
+    assert [type(fault) for _, fault in world.done] == [Kill, Kill, Restart]
+    assert sum("▲ kill" in line for line in lines) == 1
+
+
+def test_who_crashes_just_before_a_strike_on_it_is_not_excused(tmp_path: Path) -> None:
+    class Exact(MadeUpWorld):
+        """Hits nobody who has ended."""
+
+        def inflict(self, fault: Fault) -> Iterable[str]:
+            if not set(fault.victims) & self.living:
+                raise CannotInflict("does not run now")
+            return super().inflict(fault)
+
+    world = Exact(tmp_path, {3: lambda world: world.living.discard("host-0-1")}, steps=0)
+    outcome, _ = _play(world, _scenario(fault=[{**KILL, "on": {"event": "StepClosed", "where": {"step": 4}}}]))
+    assert [(end.name, end.struck) for end in outcome.ends] == [("host-0-1", False)]
+    assert any("nobody had struck it" in problem for problem in outcome.problems)
+
+
+def test_a_drawn_strike_never_stands_for_a_planned_one(tmp_path: Path) -> None:
+    never = {**KILL, "on": {"event": "CutOff"}}
+    schedule = {"per_hour": 100, "kinds": {"kill": 1}}
+    world = MadeUpWorld(tmp_path)
+    outcome, _ = _play(world, _scenario(fault=[never], schedule=schedule), [Draw(0.1, "kill", 0.5, 0.5)])
+    assert ["kill-1: kill did not fire" in problem for problem in outcome.problems] == [True]
+
+
+def test_draws_are_among_those_of_a_region(tmp_path: Path) -> None:
+    swarm = {**SCENARIO["swarm"], "regions": ["eu", "us"]}
+    schedule = {"per_hour": 100, "kinds": {"kill": 1}, "among": ["region:us"]}
+    world = MadeUpWorld(tmp_path)
+    outcome, _ = _play(world, _scenario(swarm=swarm, schedule=schedule), [Draw(0.1, "kill", 0.5, 0.5)])
+    assert outcome.problems == []
+    assert [fault.victims for _, fault in world.done if isinstance(fault, Kill)] == [("host-0-1",)]
+
+
+def test_a_schedule_that_strikes_nobody_is_a_problem(tmp_path: Path) -> None:
+    schedule = {"per_hour": 100, "kinds": {"kill": 1}, "among": ["trainer-0"]}
+    outcome, _ = _play(MadeUpWorld(tmp_path), _scenario(schedule=schedule), [Draw(0.1, "kill", 0.5, 0.5)])
+    assert outcome.problems == ["nothing that was to be drawn has struck: 1 draws are left"]
+
+
+@pytest.mark.parametrize("until", [{"minutes": 0.01}, {"steps": 40}], ids=lambda until: next(iter(until)))
+def test_farewells_are_not_what_happened(tmp_path: Path, until: dict[str, float]) -> None:
+    class Talkative(MadeUpWorld):
+        """Whoever leaves is missed by the others."""
+
+        def stop(self, names: Iterable[str], grace_s: float) -> None:
+            self.say("host-0-0", "PeerLost", peer="x", reason="")
+            super().stop(names, grace_s)
+
+    outcome, _ = _play(Talkative(tmp_path, steps=40 if "steps" in until else 0), _scenario(until=until))
+    assert outcome.problems == []
+    assert outcome.happened["StepClosed"] > 1
+    assert outcome.happened["PeerLost"] == 0
+    assert outcome.by_clock == ("minutes" in until)
+
+
+def test_what_fails_beside_is_a_problem(tmp_path: Path) -> None:
+    world = MadeUpWorld(tmp_path, {6: lambda world: world.failures.append("it was not resumed")})
+    outcome, _ = _play(world, _scenario())
+    assert outcome.problems == ["it was not resumed"]
+
+
 def test_a_play_by_the_clock_goes_on_until_everything_has_happened(tmp_path: Path) -> None:
     late = {**KILL, "on": {"event": "StepClosed", "where": {"step": 60}}}
     world = MadeUpWorld(tmp_path, steps=0)
@@ -238,3 +331,11 @@ def test_who_has_too_little_memory_is_brought_back_once_it_was_killed(tmp_path: 
     spared = MadeUpWorld(tmp_path)
     outcome, _ = _play(spared, _scenario(fault=[limit]))
     assert outcome.problems == ["host-0-1 was not killed for its memory"]
+
+
+def test_who_has_too_little_memory_and_ends_in_another_way_is_not_excused(tmp_path: Path) -> None:
+    limit = {**KILL, "do": "limit_memory", "mib": 8, "back_s": 0.3}
+    world = MadeUpWorld(tmp_path, {30: lambda world: world.end("host-0-1", 1)}, steps=0)
+    outcome, _ = _play(world, _scenario(fault=[limit], until={"minutes": 0.01}))
+    assert "host-0-1 ended, and nobody had struck it" in outcome.problems[0]
+    assert [(end.code, end.struck) for end in outcome.ends] == [(1, False)]

@@ -8,6 +8,7 @@ import pytest
 
 from peers.chaos import faults
 from peers.chaos.cast import Cast, cast_of, manifest_of, trainers_of
+from peers.chaos.processes import ProcessWorld, RealPeer
 from peers.chaos.scenario import Scenario, load_scenario, parse_scenario
 from peers.chaos.strikes import planned
 from peers.chaos.takes import KINDS
@@ -70,6 +71,14 @@ def test_cast_has_the_founder_first_and_replicas_in_turn_in_the_regions() -> Non
     assert host.arguments[8:10] == ("--stage", "1")
 
 
+def test_founder_that_is_started_again_finds_its_run_in_its_home() -> None:
+    (founder, *_) = _cast(_with()).members
+    assert founder.spec.arguments[-2:] == ("--invite-file", "{home}/invite")
+    world = ProcessWorld(Path("/w"))
+    command = world.command(RealPeer(founder.spec, Path("/w/homes/bootstrap")))
+    assert command[command.index("--invite-file") + 1] == "/w/homes/bootstrap/invite"
+
+
 def test_limits_of_the_last_pattern_that_fits_count() -> None:
     limits = [{"peer": "host-*", "cpus": 0.5}, {"peer": "host-0-0", "disk_mib": 64}]
     specs = {one.name: one.spec for one in _cast(_with(swarm={**SMALL["swarm"], "limit": limits})).members}
@@ -129,6 +138,10 @@ def test_each_kind_of_fault_can_be_planned() -> None:
         ({"fault": [{"do": "heal", "on": {**CLOSED, "after": "cut"}}]}, "'cut'"),
         ({"fault": [{"do": "heal", "label": "a", "on": CLOSED}] * 2}, "no other fault has"),
         ({"fault": [{"do": "partition", "peers": ["host-*"], "others": ["host-0-0"], "at_s": 1}]}, "not among peers"),
+        ({"fault": [{"do": "heal", "label": "drawn:a", "on": CLOSED}]}, "without a colon"),
+        ({"schedule": {"per_hour": 100, "kinds": {}}}, "schedule.kinds"),
+        ({"fault": [{"do": "kill", "peers": ["b*"], "at_s": 1, "back_s": 2, "keep_disk": False}]}, "another run"),
+        ({"fault": [{"do": "restart", "peers": ["bootstrap"], "at_s": 1, "keep_disk": False}]}, "another run"),
         ({"expect": {"at_least": {"speed": 1}}}, "throughput_retained"),
         ({"expect": {"looked_at": ["I99"]}}, "I20"),
         ({"expect": {"happened": {"Nothing": 1}}}, "swarm/events.py"),

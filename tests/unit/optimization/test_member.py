@@ -324,6 +324,20 @@ async def test_member_opens_the_next_step_only_when_its_surroundings_are_ready()
     assert seen == [1]
 
 
+async def test_member_tells_of_a_closed_step_the_digest_that_it_computed_itself() -> None:
+    told: list[str] = []
+
+    async def decided(closed: Decision) -> None:
+        told.append(closed.digest)
+
+    bench = await brought_to("apply", decided=decided)
+    computed = (await bench.ask(apply())).digest
+    await bench.ask(Propose(record=record()))
+    await bench.ask(decide(record()))
+    assert told == [computed]
+    assert computed
+
+
 async def test_member_whose_disk_stalls_answers_meanwhile_and_then_opens_the_next_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -21,10 +21,13 @@ def test_partition_drops_what_comes_from_the_others_in_each_direction_asked_for(
 
 def test_mending_some_links_leaves_the_others() -> None:
     links = Links()
-    links.part(["a"], ["b", "c"], both=True)
-    links.shape(["b"], ["c"], LinkShape(loss=0.1))
-    links.mend(["a"], ["b"])
-    assert "DROP" not in rules(links, "b").replace("0.1000 -j DROP", "")
+    links.part(["a"], ["b", "c"], both=True, cause="first")
+    links.part(["a"], ["b"], both=True, cause="second")
+    links.shape(["b"], ["c"], LinkShape(loss=0.1), cause="third")
+    links.mend("second")
+    assert "-s 10.0.0.1,10.0.1.1 -j DROP" in rules(links, "b"), "it is cut for another cause"
+    links.mend("third")
+    assert "0.1000 -j DROP" not in rules(links, "b")
     assert "-s 10.0.0.1,10.0.1.1 -j DROP" in rules(links, "c")
     links.mend()
     assert "DROP" not in "".join(rules(links, name) for name in "abc")

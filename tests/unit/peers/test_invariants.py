@@ -414,6 +414,14 @@ def _reversed(microbatch: MicrobatchId) -> RawEvent:
     return RawEvent("ContributionReversed", {"step": 1, "microbatch": list(microbatch), "part": "stage-0"})
 
 
+@pytest.mark.parametrize("kind", ["slow_device", "limit_cpu"])
+def test_share_of_a_processor_is_no_reason_to_be_called_lost(kind: str) -> None:
+    run = PretendRun()
+    evict_the_slow(run)
+    run.faults = [FaultFact(25.0, kind, ("host1",))]
+    assert run.report(target=TARGET)["I15"] == 1
+
+
 @pytest.mark.parametrize("end", [FaultFact(16.0, "resume", ("host1",)), FaultFact(15.0, "heal", ())])
 def test_peer_that_goes_on_after_a_pause_may_be_used(end: FaultFact) -> None:
     run = PretendRun()

@@ -61,6 +61,15 @@ def test_peer_that_joins_shows_no_rate_of_a_step_that_was_open_before_it_came() 
     assert told.situation.loss == after.loss
 
 
+def test_digest_of_our_part_is_the_one_that_we_computed() -> None:
+    told = Told()
+    told.close(GENESIS, took_part=False)
+    first = record(GENESIS)
+    told.steps.closed(first, took_part=True, digest="f" * 64)
+    [event] = told.events.of(StepClosed)
+    assert event.digests == {**first.digests, "stage-0": "f" * 64}
+
+
 def test_turnout_is_told_of_our_own_part_and_shown_of_all_by_name() -> None:
     told = Told()
     told.close(GENESIS, took_part=False)

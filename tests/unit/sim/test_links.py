@@ -124,6 +124,24 @@ def test_cuts_are_one_way_or_both_and_heal() -> None:
     assert not traffic.is_cut("d", "a")
 
 
+def test_a_link_is_cut_until_the_last_cause_is_over_and_the_newest_shape_decides() -> None:
+    traffic = Traffic()
+    for cause in ("timed", "lasting"):
+        traffic.cut(("a",), ("b",), cause=cause)
+    traffic.slow("a", "b", LinkShape(latency_s=1.0), cause="older")
+    traffic.slow("a", "b", LinkShape(latency_s=2.0), cause="newer")
+    traffic.heal(only="timed")
+    assert traffic.is_cut("a", "b")
+    assert traffic.shape("a", "b").latency_s == 2.0
+    traffic.heal(only="newer")
+    assert traffic.shape("a", "b").latency_s == 1.0
+    traffic.heal(but="lasting")
+    assert traffic.is_cut("a", "b")
+    assert traffic.shape("a", "b") == LinkShape()
+    traffic.heal(("a",), ("b",), only="lasting")
+    assert not traffic.is_cut("a", "b")
+
+
 def test_link_slowed_by_command_is_as_described_after_healing() -> None:
     traffic = Traffic(described())
     traffic.slow("host-0", "host-3", LinkShape(latency_s=2.0))

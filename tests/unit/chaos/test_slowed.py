@@ -1,0 +1,72 @@
+"""A share of a processor, and a pause: which of the two lets a process go on."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from peers.chaos import means
+from peers.chaos.faults import LimitCpu, Pause, Resume
+from tests.unit.chaos.worlds import Processes
+
+
+class Told:
+    """In place of a process: what it was told, and a signal that it was stopped."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.stopped = threading.Event()
+
+    def suspend(self) -> None:
+        """As of a process."""
+        self.told.append("stop")
+        self.stopped.set()
+
+    def resume(self) -> None:
+        """As of a process."""
+        self.told.append("go")
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+    told = Told()
+    monkeypatch.setattr(means.psutil, "Process", lambda pid: told)
+    return told
+
+
+def test_who_is_held_is_not_let_go_on(told: Told) -> None:
+    slowed = means.Slowed(1, 10.0)
+    assert told.stopped.wait(30.0)
+    slowed.hold(True)
+    before = list(told.told)
+    slowed.end()
+    assert told.told == before
+
+
+def test_who_is_held_no_more_goes_on_in_its_share(told: Told) -> None:
+    slowed = means.Slowed(1, 10.0, held=True)
+    assert told.told == []
+    slowed.hold(False)
+    assert told.stopped.wait(30.0)
+    slowed.end()
+    assert told.told[-1] == "go"
+
+
+def test_a_pause_lasts_whatever_share_a_peer_has_or_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: Told
+) -> None:
+    processes = Processes(tmp_path, monkeypatch, "a")
+    world = processes.world
+    world.inflict(LimitCpu("a", 0.1))
+    assert told.stopped.wait(30.0)
+    world.inflict(Pause(("a",)))
+    before = list(told.told)
+    world.inflict(LimitCpu("a", 0.5))
+    assert told.told == before
+    told.stopped.clear()
+    world.inflict(Resume(("a",)))
+    assert told.stopped.wait(30.0)
+    world.inflict(LimitCpu("a", 0.0))
+    assert not world.slowed

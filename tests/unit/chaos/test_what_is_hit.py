@@ -1,0 +1,105 @@
+"""Whom a fault really hits: nobody who had ended before it, and none but the start that it was meant for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from peers.chaos.faults import CannotInflict, Fault, Kill, Pause, Stop, Upgrade
+from peers.chaos.plan import FaultPlan, On, Strike
+from peers.chaos.processes import Process
+from tests.unit.chaos.worlds import Processes, contained
+
+OF_MANY = [Kill(("a", "b")), Stop(("a", "b")), Pause(("a", "b"))]
+OF_DEAD = [Kill(("a",)), Stop(("a",)), Pause(("a",)), Upgrade("a")]
+
+
+@pytest.mark.parametrize("fault", OF_MANY, ids=lambda fault: fault.name)
+def test_who_had_ended_is_not_hit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
+    processes = Processes(tmp_path, monkeypatch, "a", "b")
+    processes.end("a")
+    assert processes.world.inflict(fault) == ("b",)
+    world, engine, _ = contained(tmp_path / "c", "a", "b")
+    engine.end(world.peers["a"].container, code=1)
+    assert world.inflict(fault) == ("b",)
+
+
+@pytest.mark.parametrize("fault", OF_DEAD, ids=lambda fault: fault.name)
+def test_what_hits_nobody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
+    processes = Processes(tmp_path, monkeypatch, "a")
+    processes.end("a")
+    with pytest.raises(CannotInflict, match="a does not run now"):
+        processes.world.inflict(fault)
+    world, engine, _ = contained(tmp_path / "c", "a")
+    engine.end(world.peers["a"].container, code=1)
+    with pytest.raises(CannotInflict, match="a does not run now"):
+        world.inflict(fault)
+
+
+def test_a_strike_on_the_dead_is_told_and_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = Processes(tmp_path, monkeypatch, "a", "b")
+    processes.end("a")
+    plan = FaultPlan(
+        Strike("one", On("Tick"), Kill(("a",))), Strike("both", On("Tick"), Kill(("a", "b"))), world=processes.world
+    )
+    plan._hear("b", "Tick", {})
+    assert plan.fired["both"].victims == ("b",)
+    (line,) = (tmp_path / "faults.jsonl").read_text().splitlines()
+    assert json.loads(line)["first"] == ["b"]
+    with pytest.raises(AssertionError, match="one: CannotInflict: kill: a does not run now"):
+        plan.assert_fired()
+
+
+class _Restarting:
+    """A lock that somebody else had: when it is free, its peer was started again."""
+
+    def __init__(self, lock: object, restart: Callable[[], object]) -> None:
+        self._lock, self._restart = lock, restart
+        self.armed = False
+
+    def __enter__(self) -> None:
+        if self.armed:
+            self.armed = False
+            self._restart()
+        self._lock.__enter__()  # type: ignore[attr-defined]
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.__exit__(*error)  # type: ignore[attr-defined]
+
+
+def test_the_end_of_a_notice_kills_no_container_that_was_started_since(tmp_path: Path) -> None:
+    world, engine, timers = contained(tmp_path, "a")
+    peer = world.peers["a"]
+    lock = _Restarting(world._lock, lambda: peer.starts.append("swarm-a-1"))
+    world._lock = lock  # type: ignore[assignment]
+    world.inflict(Stop(("a",), grace_s=1.0))
+    lock.armed = True
+    timers.ring()
+    assert engine.calls == [("kill", "--signal", "TERM", peer.starts[0])]
+
+
+def test_the_end_of_a_notice_kills_no_process_that_was_started_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = Processes(tmp_path, monkeypatch, "a")
+    world, peer = processes.world, processes.world.peers["a"]
+    lock = _Restarting(world._lock, lambda: peer.starts.append(Process(processes.process(), tmp_path / "again")))
+    world._lock = lock  # type: ignore[assignment]
+    world.inflict(Stop(("a",), grace_s=1.0))
+    lock.armed = True
+    processes.timers.ring()
+    assert [number for _, number in processes.signals] == [15]
+
+
+def test_who_does_not_heed_a_notice_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = Processes(tmp_path, monkeypatch, "a")
+    processes.world.inflict(Stop(("a",), grace_s=1.0))
+    processes.timers.ring()
+    assert processes.world.exit_code("a") == -9
+    world, engine, timers = contained(tmp_path / "c", "a")
+    world.inflict(Stop(("a",), grace_s=1.0))
+    timers.ring()
+    assert engine.calls[-1] == ("kill", world.peers["a"].container)
