@@ -35,9 +35,10 @@ refusal, or at the deadline."""
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """What is remembered of a round; ``digest`` is empty for one that failed."""
+    """What is remembered of a round; ``digest`` is empty for one that failed. Not its plan: what has been worked out
+    about that grows with the square of the members."""
 
-    plan: RoundPlan
+    members: frozenset[PeerId]
     digest: str
     reason: str
 
@@ -146,7 +147,7 @@ class AllReduce:
             raise BugError(f"round {plan.key} runs already")
         self.expect(plan)
         inbox, _ = self._expected.pop(plan.key)
-        inbox.plan = plan  # the same but for its time
+        inbox.plan = inbox.plan.lasting(plan.timeout_s)
         self._running[plan.key] = inbox
         return inbox
 
@@ -157,7 +158,7 @@ class AllReduce:
             self._remember(inbox.plan, digest, "over" if digest else f"void: {inbox.failure}")
 
     def _remember(self, plan: RoundPlan, digest: str, reason: str) -> None:
-        self._ended[plan.key] = _Ended(plan, digest, reason)
+        self._ended[plan.key] = _Ended(frozenset(plan.members), digest, reason)
         while len(self._ended) > MAX_REMEMBERED:
             self._ended.popitem(last=False)
 
@@ -230,7 +231,7 @@ class AllReduce:
         message: Agreement = request.body
         if message.key in self._ended:
             ended = self._ended[message.key]
-            if request.caller in ended.plan.weights and message.result == ended.digest:
+            if request.caller in ended.members and message.result == ended.digest:
                 return Answer(Empty())
         inbox = self._inbox_of(message)
         inbox.admit_member(request.caller, message.plan)
