@@ -35,9 +35,10 @@ refusal, or at the deadline."""
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """What is remembered of a round; ``digest`` is empty for one that failed."""
+    """What is remembered of a round; ``digest`` is empty for one that failed. Not its plan: what has been worked out
+    about that grows with the square of the members."""
 
-    plan: RoundPlan
+    members: frozenset[PeerId]
     digest: str
     reason: str
 
@@ -78,9 +79,12 @@ class AllReduce:
     def expect(self, plan: RoundPlan) -> None:
         """Let the others' messages of a round in, which starts here within its time-out.
 
-        Idempotent. Raises BugError for a round that ended, or was announced under another plan.
+        Idempotent. Raises BugError for a round that ended, or was announced under another plan, and for one in which
+        the reducer would be given sums of several members for those of one.
         Costs memory only for what arrives: at most a window of chunks from each contributor.
         """
+        if self._means.reducer is not weighted_mean:
+            _check_own_sums(plan)
         inbox = self._find(plan.key)
         if plan.key in self._ended or (inbox is not None and inbox.plan.digest != plan.digest):
             raise BugError(f"round {plan.key} is known already: repeat it as a new attempt")
@@ -146,7 +150,7 @@ class AllReduce:
             raise BugError(f"round {plan.key} runs already")
         self.expect(plan)
         inbox, _ = self._expected.pop(plan.key)
-        inbox.plan = plan  # the same but for its time
+        inbox.plan = inbox.plan.lasting(plan.timeout_s)
         self._running[plan.key] = inbox
         return inbox
 
@@ -157,7 +161,7 @@ class AllReduce:
             self._remember(inbox.plan, digest, "over" if digest else f"void: {inbox.failure}")
 
     def _remember(self, plan: RoundPlan, digest: str, reason: str) -> None:
-        self._ended[plan.key] = _Ended(plan, digest, reason)
+        self._ended[plan.key] = _Ended(frozenset(plan.members), digest, reason)
         while len(self._ended) > MAX_REMEMBERED:
             self._ended.popitem(last=False)
 
@@ -230,7 +234,7 @@ class AllReduce:
         message: Agreement = request.body
         if message.key in self._ended:
             ended = self._ended[message.key]
-            if request.caller in ended.plan.weights and message.result == ended.digest:
+            if request.caller in ended.members and message.result == ended.digest:
                 return Answer(Empty())
         inbox = self._inbox_of(message)
         inbox.admit_member(request.caller, message.plan)
@@ -253,6 +257,21 @@ class AllReduce:
         if inbox is None:
             raise Busy(f"round {message.key} is not expected yet")
         return inbox
+
+
+def _check_own_sums(plan: RoundPlan) -> None:
+    """Raises BugError where what is added up are not the members' own sums, but partly sums of sums.
+
+    Only adding may be done in several goes: a trimmed mean of partial sums is no trimmed mean, and nothing would show
+    it.
+    """
+    several = plan.gives == "sum" or plan.key.round > 0
+    if several or plan.schedule != "direct":
+        how = "in several rounds" if several else f"along {plan.schedule}"
+        raise BugError(
+            f"round {plan.key} adds partial sums {how}, which only the weighted mean stands: another reducer needs"
+            " every member's own sum, so average by everyone or server, with schedule direct"
+        )
 
 
 async def _completed(exchange: Exchange) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from swarm.ids import PeerId
@@ -63,6 +63,17 @@ class Meter:
     def _rate(self, peer: PeerId) -> int:
         busy_s = self._busy_s.get(peer, 0.0)
         return _bounded(self._bytes[peer] / busy_s, MOST_BYTES_PER_S) if busy_s > 0 else 0
+
+
+def heard_in_all(rounds: Iterable[Mapping[PeerId, Heard]]) -> dict[PeerId, Heard]:
+    """What several rounds told of each member. The best of each counts: who is met twice may have sent nothing worth
+    clocking the second time, and what else goes on only ever makes a link look worse."""
+    best: dict[PeerId, Heard] = {}
+    for peer, one in (item for heard in rounds for item in heard.items()):
+        other = best.get(peer, one)
+        latencies = [each.latency_us for each in (one, other) if each.latency_us]
+        best[peer] = Heard(min(latencies, default=0), max(one.bytes_per_s, other.bytes_per_s))
+    return best
 
 
 def _bounded(value: float, most: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Mapping
@@ -170,6 +171,12 @@ class RoundPlan:
             sorted(self.outgoing),
         ]
         return hashlib.sha256(json.dumps(agreed, separators=(",", ":")).encode()).hexdigest()
+
+    def lasting(self, timeout_s: float) -> RoundPlan:
+        """The same but for its time, with all that has been worked out about it."""
+        plan = copy.copy(self)
+        object.__setattr__(plan, "timeout_s", timeout_s)
+        return plan
 
     def called_by(self, peer: PeerId) -> tuple[PeerId, ...]:
         """Whom a member calls: all others that can be called."""

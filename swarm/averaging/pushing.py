@@ -152,7 +152,7 @@ class Pushing:
 
         def take() -> Taken | None:
             _check_open(part, body.step)
-            check_near(parcel.mass.value - part.version.params, self._reach, request.caller)
+            check_near(parcel.mass.value, part.version.params, self._reach, request.caller)
             return self._begun(part.version, len(replicas)).take(request.caller, parcel)
 
         taken = await self._context.device.run(take)

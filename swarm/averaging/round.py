@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from swarm.averaging.allreduce import AllReduce
+from swarm.averaging.meter import heard_in_all
 from swarm.averaging.partition import chunk_elements_of
 from swarm.averaging.plan import Gives, RoundKey, RoundPlan, RoundResult
 from swarm.averaging.schedules import ScheduleName
@@ -173,7 +174,7 @@ async def average(
         results[-1],
         bytes_sent=sum(result.bytes_sent for result in results),
         seconds=sum(result.seconds for result in results),
-        heard={peer: heard for result in results for peer, heard in result.heard.items()},
+        heard=heard_in_all(result.heard for result in results),
     )
 
 

@@ -13,10 +13,9 @@ from swarm.ids import PeerId
 
 @dataclass(frozen=True, slots=True)
 class _Tree:
-    """One root's: who is above and below each member, how far the root is, and the weight of each member with all
-    that is below it."""
+    """One root's: who is below each member that is no leaf, how far the root is, and the weight of each member with
+    all that is below it."""
 
-    parents: Mapping[PeerId, PeerId]
     children: Mapping[PeerId, tuple[PeerId, ...]]
     depths: Mapping[PeerId, int]
     weights: Mapping[PeerId, int]
@@ -28,7 +27,8 @@ class Routes:
 
     ``shares`` say how much of the vector each member can reduce; who has none is a leaf and is asked by nobody.
     ``turn`` (the step) lets duties go round. The same from the same arguments everywhere. Raises BugError when nobody
-    can reduce anything. Cost: O(K) for each root asked about, once.
+    can reduce anything. Cost: O(K) for each root asked about, once; a tree is grown, which takes most of it, only for
+    who has somebody below it there: a member is a leaf in all of a ``direct`` round's trees but its own.
     """
 
     schedule: Schedule
@@ -60,11 +60,12 @@ class Routes:
 
     def parent(self, peer: PeerId, root: PeerId) -> PeerId | None:
         """Whom a member asks for the root's part; None for who asks nobody."""
-        return self._tree(root).parents.get(peer)
+        above = self._placed[self.schedule.parent(self._rank[peer], self._rank[root], len(self._core))]
+        return None if above == peer else above
 
     def children(self, peer: PeerId, root: PeerId) -> tuple[PeerId, ...]:
         """Who asks a member for the root's part, in rank order."""
-        return self._tree(root).children.get(peer, ())
+        return () if self._is_leaf(peer, root) else self._tree(root).children.get(peer, ())
 
     def depth(self, peer: PeerId, root: PeerId) -> int:
         """Hops from a member to where its tree ends."""
@@ -76,7 +77,7 @@ class Routes:
 
     def weight(self, peer: PeerId, root: PeerId) -> int:
         """Σ weights of a member and all below it in the root's tree: of what it sends up."""
-        return self._tree(root).weights[peer]
+        return self.weights[peer] if self._is_leaf(peer, root) else self._tree(root).weights[peer]
 
     def partner(self, peer: PeerId, level: int) -> PeerId:
         """With whom one of the core trades at a level."""
@@ -116,6 +117,13 @@ class Routes:
     def _trees(self) -> dict[PeerId, _Tree]:
         return {}
 
+    def _is_leaf(self, peer: PeerId, root: PeerId) -> bool:
+        """Whether nobody is below a member, as far as can be told without a tree or by the one that there is."""
+        if root in self._trees:
+            return peer not in self._trees[root].children
+        mine, top, core = self._rank[peer], self._rank[root], len(self._core)
+        return all(self.schedule.parent(rank, top, core) != mine for rank in range(len(self._placed)) if rank != mine)
+
     def _tree(self, root: PeerId) -> _Tree:
         if root not in self._trees:
             self._trees[root] = self._grow(root)
@@ -125,17 +133,18 @@ class Routes:
         rank, core = self._rank[root], len(self._core)
         above = {peer: self._placed[self.schedule.parent(place, rank, core)] for peer, place in self._rank.items()}
         parents = {peer: up for peer, up in above.items() if up != peer}
-        below: dict[PeerId, list[PeerId]] = {peer: [] for peer in self.members}
+        below: dict[PeerId, list[PeerId]] = {}
         for peer in self.members:
             if peer in parents:
-                below[parents[peer]].append(peer)
+                below.setdefault(parents[peer], []).append(peer)
         depths = {peer: 0 for peer in self.members if peer not in parents}
         order = list(depths)
         for peer in order:  # it grows while it is walked: breadth first
-            depths |= dict.fromkeys(below[peer], depths[peer] + 1)
-            order += below[peer]
+            if peer in below:
+                depths |= dict.fromkeys(below[peer], depths[peer] + 1)
+                order += below[peer]
         weights = dict(self.weights)
         for peer in reversed(order):
-            if peer in parents:
-                weights[parents[peer]] += weights[peer]
-        return _Tree(parents, {peer: tuple(those) for peer, those in below.items()}, depths, weights)
+            if peer in below:
+                weights[peer] += sum(weights[other] for other in below[peer])
+        return _Tree({peer: tuple(those) for peer, those in below.items()}, depths, weights)

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import tracemalloc
 from typing import Any
 
 import pytest
 import torch
 
-from swarm.averaging.allreduce import MAX_EXPECTED
+from swarm.averaging.allreduce import MAX_EXPECTED, AllReduce
 from swarm.averaging.messages import CHUNK, ENTER, ChunkRequest, RoundMessage
 from swarm.averaging.partition import CHUNK_ELEMENTS
-from swarm.averaging.plan import RoundPlan, RoundResult
+from swarm.averaging.plan import RoundKey, RoundPlan, RoundResult
+from swarm.averaging.reducers import Floats, weighted_mean
 from swarm.errors import BugError, Busy, Refused
 from swarm.ids import PeerId
 from swarm.schema import Empty
 from tests.unit.averaging.world import (
+    LoopClock,
     Network,
     in_virtual_time,
+    inline,
     make_plan,
     names,
     play,
@@ -237,6 +241,29 @@ def test_reduce_of_a_round_that_ended_is_a_bug() -> None:
             await services[P0].reduce(plan, torch.zeros(8))
         with pytest.raises(BugError):
             services[P0].expect(plan)
+
+    in_virtual_time(scene())
+
+
+@pytest.mark.parametrize(
+    ("change", "how"),
+    [
+        ({"schedule": "ring"}, "along ring"),
+        ({"gives": "sum"}, "in several rounds"),
+        ({"key": RoundKey(1, make_plan([1], 1).key.part, 0, round=1)}, "in several rounds"),
+    ],
+)
+def test_reducer_that_does_not_only_add_is_refused_partial_sums(change: dict[str, Any], how: str) -> None:
+    def middle(sums: Any, order: Any, divisor: int, dtype: Any) -> Floats:
+        return weighted_mean(sums, order, divisor, dtype)
+
+    async def scene() -> None:
+        endpoint = await Network().join(P0)
+        service = AllReduce(endpoint, LoopClock(), run=inline, reducer=middle)
+        plan = make_plan([1], 8)
+        with pytest.raises(BugError, match=f"{how}.*average by everyone"):
+            await service.reduce(dataclasses.replace(plan, **change), torch.ones(8))
+        assert (await service.reduce(plan, torch.ones(8))).tensor.tolist() == [1.0] * 8
 
     in_virtual_time(scene())
 

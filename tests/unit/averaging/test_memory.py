@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gc
 import weakref
 from collections.abc import Iterator
@@ -13,9 +14,18 @@ import pytest
 from swarm.averaging.exchange import Output
 from swarm.averaging.messages import CHUNK, ENTER
 from swarm.averaging.plan import RoundPlan, RoundResult
+from swarm.averaging.schedules.routes import Routes
 from swarm.errors import Busy, RoundFailed
 from swarm.ids import PeerId
-from tests.unit.averaging.world import Network, in_virtual_time, make_plan, names, play, whole_numbers
+from tests.unit.averaging.world import (
+    Network,
+    in_virtual_time,
+    make_plan,
+    names,
+    play,
+    serve_members,
+    whole_numbers,
+)
 
 P0, P1, P2 = names(3)
 PLAN = make_plan([1, 1, 1], 36)
@@ -68,3 +78,33 @@ def test_round_that_failed_leaves_nothing_behind(outputs: list[weakref.ref[Any]]
     assert network.dead(P2), "the fault did not fire"
     assert all(isinstance(outcomes[peer], RoundFailed) for peer in (P0, P1))
     assert [output() for output in outputs] == [None] * 3
+
+
+def test_round_that_is_remembered_keeps_none_of_its_trees_and_grew_one_for_each_member(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[weakref.ref[Routes]] = []
+    grown: list[PeerId] = []
+
+    def noted(*args: Any) -> Routes:
+        routes = Routes(*args)
+        made.append(weakref.ref(routes))
+        return routes
+
+    grow = Routes._grow
+    monkeypatch.setattr("swarm.averaging.plan.Routes", noted)
+    monkeypatch.setattr(Routes, "_grow", lambda self, root: grown.append(root) or grow(self, root))
+
+    async def scene() -> None:
+        network, sums = Network(), whole_numbers(PLAN)
+        services = await serve_members(network, PLAN.members)
+        for service in services.values():
+            service.expect(dataclasses.replace(PLAN))
+        later = [services[peer].reduce(dataclasses.replace(PLAN, timeout_s=20.0), sums[peer]) for peer in PLAN.members]
+        await asyncio.gather(*later)
+        assert len(made) == len(PLAN.members), "what was worked out when it was expected serves for the round"
+        assert sorted(grown) == sorted(PLAN.members), "nobody is below a member but in its own part's tree"
+        gc.collect()
+        assert [routes() for routes in made] == [None] * 3, "the services are still there"
+
+    in_virtual_time(scene())

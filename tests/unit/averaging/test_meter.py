@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.averaging.meter import MEASURED_BYTES, MOST_BYTES_PER_S, MOST_LATENCY_US, Heard, Meter
+from swarm.averaging.meter import MEASURED_BYTES, MOST_BYTES_PER_S, MOST_LATENCY_US, Heard, Meter, heard_in_all
 from swarm.averaging.plan import RoundResult
 from swarm.ids import PeerId
 from swarm.sim.links import Links, Traffic
@@ -45,6 +45,12 @@ def test_what_is_measured_has_bounds() -> None:
     meter.arrived(A, MIB, 1e-9)
     meter.answered(B, 0.0)
     assert meter.heard() == {A: Heard(MOST_LATENCY_US, MOST_BYTES_PER_S), B: Heard(1, 0)}
+
+
+def test_later_round_that_could_not_measure_a_link_takes_nothing_back() -> None:
+    first, second = {A: Heard(10, MIB), B: Heard(7, 0)}, {A: Heard(20, 0), B: Heard(0, 5)}
+    assert heard_in_all([first, second]) == heard_in_all([second, first]) == {A: Heard(10, MIB), B: Heard(7, 5)}
+    assert heard_in_all([]) == {}
 
 
 @pytest.mark.parametrize("schedule", ["direct", "ring"])

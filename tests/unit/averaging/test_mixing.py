@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from swarm.averaging.mixing import Mixing, MixingContext, MixingRules, Taking
 from swarm.averaging.strategies import STRATEGIES
@@ -27,8 +28,32 @@ RULES = MixingRules(strategy=STRATEGIES["everyone"], seed=0, wait_avoiding=WaitA
 class Inline:
     """No thread."""
 
+    def __init__(self) -> None:
+        self.working = False
+
     async def run(self, fn: Callable[..., Any], *args: object) -> Any:
-        return fn(*args)
+        self.working = True
+        try:
+            return fn(*args)
+        finally:
+            self.working = False
+
+
+class OnLoop(TorchDispatchMode):
+    """Notes what torch computes while the device has nothing to do."""
+
+    VIEW = "aten.detach.default"
+
+    def __init__(self, device: Inline) -> None:
+        super().__init__()
+        self.device, self.did, self.off_loop = device, list[str](), 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.device.working:
+            self.off_loop += 1
+        elif str(func) != self.VIEW:
+            self.did.append(str(func))
+        return func(*args, **(kwargs or {}))
 
 
 class FakePart:
@@ -55,6 +80,7 @@ class World:
         for endpoint, part in zip(self.endpoints, parts, strict=False):
             endpoint.mount(VersionDesk(lambda part=part: self._held(part)))  # type: ignore[misc]
         self.events: list[Event] = []
+        self.device = Inline()
 
     def _held(self, part: FakePart) -> tuple[PartName, FakePart, Sequence[PeerId]]:
         return PART, part, self.replicas
@@ -82,7 +108,7 @@ class World:
         await self.open()
         context = MixingContext(
             endpoint=self.endpoints[0],
-            device=Inline(),
+            device=self.device,
             clock=LoopClock(),
             events=self,
             held=lambda: self._held(self.parts[0]),
@@ -195,3 +221,15 @@ def test_who_is_ahead_of_all_others_is_not_alone() -> None:
     event, (mean,) = mixed(FakePart(3, 1.0), FakePart(2, 3.0))
     assert torch.equal(mean, torch.full((ELEMENTS,), 2.0))
     assert (event.own, event.averaged, event.oldest) == ("added", 2, 1)
+
+
+def test_nothing_is_computed_on_the_event_loop() -> None:
+    async def story() -> OnLoop:
+        world = World(FakePart(2, 1.0), FakePart(2, 2.0), FakePart(1, 6.0))
+        with OnLoop(world.device) as seen:
+            await world.mix()
+        return seen
+
+    seen = run_world(story())
+    assert seen.off_loop, "nothing was mixed"
+    assert not seen.did

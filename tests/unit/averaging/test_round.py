@@ -215,3 +215,11 @@ def test_bytes_and_seconds_of_all_rounds_are_added() -> None:
     sums, _ = noise(4, torch.float32)
     everywhere = results(run_all(Grid(), sums, [1] * 4))
     assert all(result.bytes_sent == 2 * 67 * 4 for result in everywhere), "67 elements in one chunk, each round"
+
+
+def test_rate_that_one_round_measured_outlives_a_later_round_that_could_not() -> None:
+    """In the last round of a hierarchy only one of a region sends sums, to those it measured in the first."""
+    sums = [torch.ones(1 << 17) for _ in range(4)]
+    everywhere = results(run_all(Hierarchy(dict(zip(names(4), "aabb", strict=True))), sums, [1] * 4))
+    for near, result in zip((1, 0, 3, 2), everywhere, strict=True):
+        assert result.heard[names(4)[near]].bytes_per_s > 0
