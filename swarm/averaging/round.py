@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from swarm.averaging.allreduce import AllReduce
+from swarm.averaging.allreduce import ABORT_S, AllReduce
 from swarm.averaging.partition import chunk_elements_of
 from swarm.averaging.plan import Gives, RoundKey, RoundPlan, RoundResult
 from swarm.averaging.schedules import ScheduleName
@@ -21,6 +21,11 @@ from swarm.averaging.wire import WireCodec, WireType
 from swarm.errors import BugError, RoundFailed
 from swarm.events import EventSink, RoundDone, RoundVoid
 from swarm.ids import PeerId
+
+HEAD_START_S = 2 * ABORT_S
+"""How much earlier than the next a round ends, where several follow each other: so who waits in the next one for those
+that wait here hears on whom it broke before its own deadline, and blames nobody who was only waiting. Members of the
+round are told first, which takes ABORT_S where one of them does not listen, then those of the next."""
 
 REASON_CHARS = 400
 """How much of what a member says of a failure is written down."""
@@ -159,7 +164,8 @@ async def average(
     results: list[RoundResult] = []
     try:
         for plan in plans:
-            results.append(await _round(allreduce, plan, vector, sum(result.seconds for result in results)))
+            time_s = _ends_at_s(plan, plans) - sum(result.seconds for result in results)
+            results.append(await _round(allreduce, plan, vector, time_s))
             events.emit(_done(plan, results[-1]))
             vector = results[-1].tensor
     except RoundFailed as failed:
@@ -177,10 +183,17 @@ async def average(
     )
 
 
-async def _round(allreduce: AllReduce, plan: RoundPlan, vector: torch.Tensor | None, spent_s: float) -> RoundResult:
-    if spent_s >= plan.timeout_s:
-        raise RoundFailed(f"round {plan.key} had no time left: those before it took {spent_s:.3g} s")
-    return await allreduce.reduce(replace(plan, timeout_s=plan.timeout_s - spent_s), vector)
+def _ends_at_s(plan: RoundPlan, plans: Sequence[RoundPlan]) -> float:
+    """When a round must be over, in seconds from when the first began: the last one at the deadline of all."""
+    last = plans[-1].key.round
+    head_start_s = min(HEAD_START_S, plan.timeout_s / (2 * (last + 1)))
+    return plan.timeout_s - (last - plan.key.round) * head_start_s
+
+
+async def _round(allreduce: AllReduce, plan: RoundPlan, vector: torch.Tensor | None, time_s: float) -> RoundResult:
+    if time_s <= 0:
+        raise RoundFailed(f"round {plan.key} had no time left: those before it took too long")
+    return await allreduce.reduce(replace(plan, timeout_s=time_s), vector)
 
 
 def _done(plan: RoundPlan, result: RoundResult) -> RoundDone:
