@@ -207,7 +207,9 @@ class AllReduce:
         inbox.meter.begins(caller, payload_bytes, self._means.clock.monotonic())
 
     async def _let_in(self, request: Request) -> Answer:
-        self._inbox_of(request.body).admit_member(request.caller, request.body.plan)
+        inbox = self._inbox_of(request.body)
+        inbox.admit_member(request.caller, request.body.plan)
+        inbox.said_in(request.caller)
         return Answer(Empty())
 
     async def _stay(self, request: Request) -> Answer:

@@ -114,6 +114,7 @@ class Exchange:
 
     async def _enter(self, peer: PeerId, question: RoundMessage) -> memoryview:
         answer = await self._ask(peer, ENTER, question)
+        self._inbox.said_in(peer)
         self.formed_s = self._means.clock.monotonic() - self._began  # the last one's stays
         return answer
 
@@ -239,6 +240,7 @@ class Exchange:
             try:
                 return await self._call(peer, method, message, payload, max_reply_bytes)
             except Busy:
+                self._inbox.said_busy(peer)
                 await self._means.clock.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             except PeerError as error:
@@ -276,10 +278,10 @@ class Exchange:
         raise self._overdue()
 
     def _overdue(self) -> RoundFailed:
-        """The deadline's failure. Blames whoever owes us a sum of its own; all others may themselves be waiting."""
-        owing = self._inbox.missing_sums()
-        if owing:
-            return RoundFailed(f"no sum in {self._plan.timeout_s:.3g} s", peer=owing[0])
+        """The deadline's failure, on whom it broke where we know (see :meth:`Inbox.suspects`)."""
+        lacking, suspects = self._inbox.suspects()
+        if suspects:
+            return RoundFailed(f"{lacking} in {self._plan.timeout_s:.3g} s", peer=suspects[0])
         silent = sorted(peer for peer, calls in (+self._asking).items() if calls)
         unsure = sorted(set(self._plan.members) - set(self._inbox.agreements))
         told = f"no answer from {', '.join(silent)}" if silent else f"no agreement from {', '.join(unsure)}"

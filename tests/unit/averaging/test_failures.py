@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from swarm.averaging.messages import ABORT, AGREE, CHUNK, ENTER, Abort, Agreement, ChunkRequest
 from swarm.averaging.plan import RoundResult
+from swarm.averaging.schedules import SCHEDULES, ScheduleName
 from swarm.errors import Busy, Refused, RoundFailed, Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer
@@ -92,6 +94,52 @@ def test_member_that_hangs_is_named_at_the_deadline() -> None:
     network.hook = hang
     outcomes = all_failed(in_virtual_time(play(network, PLAN, whole_numbers(PLAN))), P0, P1)
     assert outcomes[P0].peer == outcomes[P1].peer == P2
+
+
+@pytest.mark.parametrize("pair", list(itertools.combinations(names(4), 2)), ids="-".join)
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
+def test_two_members_that_do_not_hear_each_other_blame_each_other_whatever_the_schedule(
+    schedule: ScheduleName, pair: tuple[PeerId, PeerId]
+) -> None:
+    async def scene() -> list[Any]:
+        network, plan = Network(), make_plan([1] * 4, 64, schedule=schedule)
+        services, sums = await serve_members(network, plan.members), whole_numbers(plan)
+        network.cut(*pair)
+        jobs = (services[peer].reduce(plan, sums[peer]) for peer in plan.members)
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    outcomes = dict(zip(names(4), in_virtual_time(scene()), strict=True))
+    all_failed(outcomes, *names(4))
+    assert outcomes[pair[0]].peer == pair[1]
+    assert outcomes[pair[1]].peer == pair[0]
+    assert {outcome.peer for outcome in outcomes.values()} - {""} == set(pair)
+
+
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
+def test_member_that_is_busy_to_the_end_is_blamed_by_all(schedule: ScheduleName) -> None:
+    async def scene() -> list[Any]:
+        network, plan = Network(), make_plan([1] * 4, 64, schedule=schedule)
+        services, sums = await serve_members(network, plan.members), whole_numbers(plan)
+        jobs = (services[peer].reduce(plan, sums[peer]) for peer in plan.members[:3])
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    assert [outcome.peer for outcome in in_virtual_time(scene())] == [names(4)[3]] * 3
+
+
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
+def test_member_that_is_expected_and_never_comes_is_the_only_one_blamed(schedule: ScheduleName) -> None:
+    async def scene() -> list[Any]:
+        network, plan = Network(), make_plan([1] * 4, 64, schedule=schedule)
+        services, sums = await serve_members(network, plan.members), whole_numbers(plan)
+        services[plan.members[3]].expect(plan)
+        jobs = (services[peer].reduce(plan, sums[peer]) for peer in plan.members[:3])
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    blamed = {outcome.peer for outcome in in_virtual_time(scene())} - {""}
+    if schedule == "tree":  # its leaf is another: who is in the middle is seen by nobody; the leader goes on `direct`
+        assert not blamed
+    else:
+        assert blamed == {names(4)[3]}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
