@@ -246,7 +246,7 @@ class Exchange:
             except PeerError as error:
                 if isinstance(error, DeadlineMissed):
                     raise self._overdue() from error
-                raise _blame(error, peer) from error
+                raise self._broken(error, peer) from error
 
     async def _call(
         self, peer: PeerId, method: str, message: RoundMessage, payload: Payload, max_reply_bytes: int
@@ -273,6 +273,12 @@ class Exchange:
         except Violation as error:
             raise RoundFailed(error.reason, peer=error.peer) from error
 
+    def _broken(self, error: PeerError, peer: PeerId) -> RoundFailed:
+        """A member that refuses reports on a round already void there, perhaps through no fault of its own."""
+        if error.code in ("unreachable", "violation", "failed"):
+            return RoundFailed(error.reason, peer=peer)
+        return self._inbox.given_up_by(peer, f"{peer} says: {error.reason}", self._means.clock.monotonic())
+
     async def _expire(self) -> None:
         await self._means.clock.sleep(max(0.0, self._ends_at - self._means.clock.monotonic()))
         raise self._overdue()
@@ -284,12 +290,8 @@ class Exchange:
             return RoundFailed(f"{lacking} in {self._plan.timeout_s:.3g} s", peer=suspects[0])
         silent = sorted(peer for peer, calls in (+self._asking).items() if calls)
         unsure = sorted(set(self._plan.members) - set(self._inbox.agreements))
+        # Straight to who reduces, who alone does not answer waits for nobody but us, or for whom it blames itself.
+        if len(silent) == 1 and self._plan.schedule == "direct" and len(self._plan.members) > 2:
+            return RoundFailed(f"no answer in {self._plan.timeout_s:.3g} s", peer=silent[0])
         told = f"no answer from {', '.join(silent)}" if silent else f"no agreement from {', '.join(unsure)}"
         return RoundFailed(f"{self._plan.timeout_s:.3g} s are over: {told}")
-
-
-def _blame(error: PeerError, peer: PeerId) -> RoundFailed:
-    """A member that refuses reports on a round already void there, perhaps through no fault of its own."""
-    if error.code in ("unreachable", "violation", "failed"):
-        return RoundFailed(error.reason, peer=peer)
-    return RoundFailed(f"{peer} says: {error.reason}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -17,6 +18,9 @@ from swarm.network.protocols import Payload
 
 _Topic = tuple[int, int]
 """A chunk's index and a level."""
+
+OVERDUE = 0.5
+"""Share of a round's time after which a member that still owes something to us may be blamed when another gives up."""
 
 
 class Inbox:
@@ -37,6 +41,7 @@ class Inbox:
         self._sums: dict[_Topic, dict[PeerId, Payload]] = {}
         self._held: Counter[tuple[PeerId, int, int]] = Counter()
         self._taken: set[_Topic] = set()
+        self.entered_at = math.inf
         self._answered: set[PeerId] = set()
         self._inside: set[PeerId] = set()
         self._traded = False
@@ -169,7 +174,18 @@ class Inbox:
     def raise_failure(self) -> None:
         """Raise the round's failure, if it failed."""
         if self.failure is not None:
-            raise RoundFailed(self.failure.reason, peer=self.failure.peer)
+            failure = self.failure
+            raise RoundFailed(failure.reason, peer=failure.peer, aborted_by=failure.aborted_by)
+
+    def given_up_by(self, caller: PeerId, reason: str, now: float, culprit: PeerId | None = None) -> RoundFailed:
+        """What the round ends with when another member says that it is void. Nobody is blamed for its word: only whom
+        we suspect ourselves, when we have waited so long that this means something; else one could frame whoever is
+        slow. In a round that follows others it must be the member that it names, if any is: all may wait for one that
+        is in an earlier round and not in ours."""
+        overdue = now - self.entered_at >= OVERDUE * self.plan.timeout_s
+        suspects = [peer for peer in self.suspects()[1] if overdue and peer != caller]
+        blamed = culprit if culprit in suspects else None if self.plan.key.round else next(iter(suspects), None)
+        return RoundFailed(reason, peer=blamed or "", aborted_by=caller)
 
     def suspects(self) -> tuple[str, tuple[PeerId, ...]]:
         """What a round that took too long waited for, in words, and on whom it broke, in rank order: only those who

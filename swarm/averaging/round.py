@@ -37,7 +37,8 @@ class RoundCall:
 
     ``replicas`` is the part's slice of the roster, ``weights`` the tokens the ledger assigns to each of them (absent:
     0), ``seed`` is the run's. ``timeout_s`` is for all rounds together. ``links`` are what the last record says of the
-    replicas, ``dial_only`` those that others reach through relays alone.
+    replicas, ``dial_only`` those that others reach through relays alone. Each ``turn`` gives a group's members other
+    duties, so that what breaks a round shows to somebody else.
     """
 
     key: RoundKey
@@ -51,6 +52,7 @@ class RoundCall:
     schedule: ScheduleName | Literal["auto"] = "direct"
     links: Mapping[PeerId, Link] = field(default_factory=dict)
     dial_only: Collection[PeerId] = ()
+    turn: int = 0
 
 
 def group_of(peer: PeerId, groups: Sequence[Group]) -> Group:
@@ -110,10 +112,12 @@ def _plan(
 
 
 def _by_site(call: RoundCall, members: Sequence[PeerId]) -> tuple[PeerId, ...]:
-    """Those of one site side by side, else in the group's order."""
+    """Those of one site side by side, else in the group's order; then as many of the first go last as the turn says."""
     sites = {peer: call.links[peer].site if peer in call.links else "" for peer in members}
     first = {site: place for place, site in reversed([*enumerate(sites.values())])}
-    return tuple(sorted(members, key=lambda peer: first[sites[peer]]))
+    beside = sorted(members, key=lambda peer: first[sites[peer]])
+    turn = call.turn % len(beside)
+    return (*beside[turn:], *beside[:turn])
 
 
 def _situation(call: RoundCall, plan: RoundPlan) -> Situation:

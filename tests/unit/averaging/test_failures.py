@@ -142,6 +142,42 @@ def test_member_that_is_expected_and_never_comes_is_the_only_one_blamed(schedule
         assert blamed == {names(4)[3]}
 
 
+def test_members_that_hear_of_a_deadline_before_their_own_blame_whom_they_miss_too() -> None:
+    async def scene() -> list[Any]:
+        network, plan = Network(), make_plan([1] * 4, 64)
+        services, sums = await serve_members(network, plan.members), whole_numbers(plan)
+
+        async def reduce(peer: PeerId, after_s: float) -> RoundResult:
+            await asyncio.sleep(after_s)
+            return await services[peer].reduce(plan, sums[peer])
+
+        jobs = [reduce(peer, after_s) for peer, after_s in zip(names(4), (0.0, 5.0, 10.0), strict=False)]
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    outcomes = in_virtual_time(scene())
+    assert [(outcome.peer, outcome.aborted_by) for outcome in outcomes] == [("p3", ""), ("p3", P0), ("p3", P0)]
+
+
+def test_member_that_gives_up_at_once_is_told_and_frames_nobody() -> None:
+    async def scene() -> list[Any]:
+        network, plan = Network(), make_plan([1] * 4, 64)
+        services, sums = await serve_members(network, plan.members), whole_numbers(plan)
+        liar, jobs = plan.members[3], [services[peer].reduce(plan, sums[peer]) for peer in plan.members[:3]]
+        services[liar].expect(plan)
+
+        async def lie() -> None:
+            await asyncio.sleep(0.005)
+            said = Abort.of(plan, reason="it was p1", culprit=P1)
+            for peer in (P0, P1, P2):
+                await network.endpoints[liar].call(peer, ABORT, said, Empty, timeout_s=1)
+
+        return (await asyncio.gather(*jobs, lie(), return_exceptions=True))[:3]
+
+    outcomes = in_virtual_time(scene())
+    assert [outcome.peer for outcome in outcomes] == [""] * 3
+    assert all(outcome.aborted_by for outcome in outcomes)
+
+
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_sum_that_is_not_finite_fails_the_round_and_names_its_sender(value: float) -> None:
     sums = whole_numbers(PLAN)

@@ -44,6 +44,14 @@ def test_plan_round_is_the_same_at_every_member() -> None:
     assert plans[0].total_weight == 8
 
 
+def test_each_turn_gives_members_other_duties() -> None:
+    reduces = []
+    for turn in range(2):
+        plan = plan_rounds(replace(CALL, turn=turn), STRATEGIES["everyone"], P0)[0]
+        reduces.append(plan.reducer(plan.chunks[0]))
+    assert set(reduces) == {P0, P1}
+
+
 def test_group_of_a_peer_in_none_is_a_bug() -> None:
     with pytest.raises(BugError):
         group_of(PeerId("x"), (Group((P0, P1)),))
