@@ -123,11 +123,12 @@ class RoundFailed(SwarmError):
     """An averaging round did not complete. Inputs are kept; nobody may apply any of its output.
 
     ``peer`` is the member it broke on as seen here; empty when nobody is to blame, or only by another's report.
+    ``aborted_by`` is who said that it is void, where it was not found out here.
     """
 
-    def __init__(self, reason: str, *, peer: str = "") -> None:
+    def __init__(self, reason: str, *, peer: str = "", aborted_by: str = "") -> None:
         super().__init__(f"{peer}: {reason}" if peer else reason)
-        self.reason, self.peer = reason, peer
+        self.reason, self.peer, self.aborted_by = reason, peer, aborted_by
 
 
 class OutOfSync(SwarmError):

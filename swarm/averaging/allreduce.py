@@ -152,6 +152,7 @@ class AllReduce:
         inbox, _ = self._expected.pop(plan.key)
         inbox.plan = inbox.plan.lasting(plan.timeout_s)
         self._running[plan.key] = inbox
+        inbox.entered_at = self._means.clock.monotonic()
         return inbox
 
     def _leave(self, inbox: Inbox, digest: str, outcome: RoundFailed) -> None:
@@ -191,7 +192,7 @@ class AllReduce:
 
     async def _tell(self, plan: RoundPlan, outcome: RoundFailed) -> None:
         """Tell all but the culprit, as far as they hear it; who only calls hears it from the next that it calls."""
-        message = Abort.of(plan, reason=str(outcome)[:500])
+        message = Abort.of(plan, reason=str(outcome)[:500], culprit=outcome.peer or None)
         async with asyncio.TaskGroup() as tasks:
             for peer in plan.called_by(self.peer):
                 if peer != outcome.peer:
@@ -211,7 +212,9 @@ class AllReduce:
         inbox.meter.begins(caller, payload_bytes, self._means.clock.monotonic())
 
     async def _let_in(self, request: Request) -> Answer:
-        self._inbox_of(request.body).admit_member(request.caller, request.body.plan)
+        inbox = self._inbox_of(request.body)
+        inbox.admit_member(request.caller, request.body.plan)
+        inbox.said_in(request.caller)
         return Answer(Empty())
 
     async def _stay(self, request: Request) -> Answer:
@@ -247,7 +250,9 @@ class AllReduce:
         inbox = self._find(message.key)
         if inbox is not None and inbox.failure is None:
             inbox.admit_member(request.caller, message.plan)
-            inbox.fail(RoundFailed(f"{request.caller} gave up: {message.reason}"))
+            reason, culprit = f"{request.caller} gave up: {message.reason}", message.culprit
+            now = self._means.clock.monotonic()
+            inbox.fail(inbox.given_up_by(request.caller, reason, now, PeerId(culprit) if culprit else None))
         return Answer(Empty())
 
     def _inbox_of(self, message: RoundMessage) -> Inbox:

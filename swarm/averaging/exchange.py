@@ -114,6 +114,7 @@ class Exchange:
 
     async def _enter(self, peer: PeerId, question: RoundMessage) -> memoryview:
         answer = await self._ask(peer, ENTER, question)
+        self._inbox.said_in(peer)
         self.formed_s = self._means.clock.monotonic() - self._began  # the last one's stays
         return answer
 
@@ -239,12 +240,13 @@ class Exchange:
             try:
                 return await self._call(peer, method, message, payload, max_reply_bytes)
             except Busy:
+                self._inbox.said_busy(peer)
                 await self._means.clock.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             except PeerError as error:
                 if isinstance(error, DeadlineMissed):
                     raise self._overdue() from error
-                raise _blame(error, peer) from error
+                raise self._broken(error, peer) from error
 
     async def _call(
         self, peer: PeerId, method: str, message: RoundMessage, payload: Payload, max_reply_bytes: int
@@ -271,23 +273,25 @@ class Exchange:
         except Violation as error:
             raise RoundFailed(error.reason, peer=error.peer) from error
 
+    def _broken(self, error: PeerError, peer: PeerId) -> RoundFailed:
+        """A member that refuses reports on a round already void there, perhaps through no fault of its own."""
+        if error.code in ("unreachable", "violation", "failed"):
+            return RoundFailed(error.reason, peer=peer)
+        return self._inbox.given_up_by(peer, f"{peer} says: {error.reason}", self._means.clock.monotonic())
+
     async def _expire(self) -> None:
         await self._means.clock.sleep(max(0.0, self._ends_at - self._means.clock.monotonic()))
         raise self._overdue()
 
     def _overdue(self) -> RoundFailed:
-        """The deadline's failure. Blames whoever owes us a sum of its own; all others may themselves be waiting."""
-        owing = self._inbox.missing_sums()
-        if owing:
-            return RoundFailed(f"no sum in {self._plan.timeout_s:.3g} s", peer=owing[0])
+        """The deadline's failure, on whom it broke where we know (see :meth:`Inbox.suspects`)."""
+        lacking, suspects = self._inbox.suspects()
+        if suspects:
+            return RoundFailed(f"{lacking} in {self._plan.timeout_s:.3g} s", peer=suspects[0])
         silent = sorted(peer for peer, calls in (+self._asking).items() if calls)
         unsure = sorted(set(self._plan.members) - set(self._inbox.agreements))
+        # Straight to who reduces, who alone does not answer waits for nobody but us, or for whom it blames itself.
+        if len(silent) == 1 and self._plan.schedule == "direct" and len(self._plan.members) > 2:
+            return RoundFailed(f"no answer in {self._plan.timeout_s:.3g} s", peer=silent[0])
         told = f"no answer from {', '.join(silent)}" if silent else f"no agreement from {', '.join(unsure)}"
         return RoundFailed(f"{self._plan.timeout_s:.3g} s are over: {told}")
-
-
-def _blame(error: PeerError, peer: PeerId) -> RoundFailed:
-    """A member that refuses reports on a round already void there, perhaps through no fault of its own."""
-    if error.code in ("unreachable", "violation", "failed"):
-        return RoundFailed(error.reason, peer=peer)
-    return RoundFailed(f"{peer} says: {error.reason}")

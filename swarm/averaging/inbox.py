@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -17,6 +18,9 @@ from swarm.network.protocols import Payload
 
 _Topic = tuple[int, int]
 """A chunk's index and a level."""
+
+OVERDUE = 0.5
+"""Share of a round's time after which a member that still owes something to us may be blamed when another gives up."""
 
 
 class Inbox:
@@ -37,6 +41,9 @@ class Inbox:
         self._sums: dict[_Topic, dict[PeerId, Payload]] = {}
         self._held: Counter[tuple[PeerId, int, int]] = Counter()
         self._taken: set[_Topic] = set()
+        self.entered_at = math.inf
+        self._answered: set[PeerId] = set()
+        self._inside: set[PeerId] = set()
         self._traded = False
         self._results: dict[int, memoryview] = {}
         self._changed: dict[object, asyncio.Event] = {}
@@ -59,7 +66,7 @@ class Inbox:
         if payload_bytes != expected:
             raise Violation(f"chunk {request.index} has {payload_bytes} bytes, not {expected}", peer=caller)
         held = self._held[caller, chunk.rank, request.level]
-        if self._is_new(caller, request) and held >= self.plan.window * (2 if request.level else 1):
+        if self._is_new(caller, request) and held >= self._most_held(request.level):
             raise Busy("that is more than the window")
 
     def admit_member(self, caller: PeerId, plan_digest: str) -> None:
@@ -88,6 +95,15 @@ class Inbox:
         encoded = self._results[request.index]
         self.bytes_answered += len(encoded)
         return encoded
+
+    def said_busy(self, peer: PeerId) -> None:
+        """Note that a member has answered whether it is in, if only that it is not yet."""
+        self._answered.add(peer)
+
+    def said_in(self, peer: PeerId) -> None:
+        """Note that a member is in: it said so, or it asked whether we are."""
+        self._answered.add(peer)
+        self._inside.add(peer)
 
     def agree(self, caller: PeerId, result: str) -> None:
         """Note that a member holds the whole result, by its digest. The first word counts."""
@@ -158,11 +174,42 @@ class Inbox:
     def raise_failure(self) -> None:
         """Raise the round's failure, if it failed."""
         if self.failure is not None:
-            raise RoundFailed(self.failure.reason, peer=self.failure.peer)
+            failure = self.failure
+            raise RoundFailed(failure.reason, peer=failure.peer, aborted_by=failure.aborted_by)
 
-    def missing_sums(self) -> tuple[PeerId, ...]:
-        """Whose sum of the first chunk of a part that we have not added up is missing, in rank order: only those who
-        need not wait for others themselves, nor for our answers to a whole window of what they sent."""
+    def given_up_by(self, caller: PeerId, reason: str, now: float, culprit: PeerId | None = None) -> RoundFailed:
+        """What the round ends with when another member says that it is void. Nobody is blamed for its word: only whom
+        we suspect ourselves, when we have waited so long that this means something; else one could frame whoever is
+        slow. In a round that follows others it must be the member that it names, if any is: all may wait for one that
+        is in an earlier round and not in ours."""
+        overdue = now - self.entered_at >= OVERDUE * self.plan.timeout_s
+        suspects = [peer for peer in self.suspects()[1] if overdue and peer != caller]
+        blamed = culprit if culprit in suspects else None if self.plan.key.round else next(iter(suspects), None)
+        return RoundFailed(reason, peer=blamed or "", aborted_by=caller)
+
+    def suspects(self) -> tuple[str, tuple[PeerId, ...]]:
+        """What a round that took too long waited for, in words, and on whom it broke, in rank order: only those who
+        need not wait for others themselves. Nobody when all may be waiting for somebody else.
+
+        Whoever has not even answered whether it is in comes first: a link that swallows everything is at no other place
+        as plain to see. Then those that are not in, for all that are were let in without waiting for anybody; those
+        that owe a sum; and who alone has not signed, where all others hold the whole result.
+        """
+        asked = self.plan.called_by(self.me)
+        unsigned = set(self.plan.members) - self.agreements.keys()
+        for lacking, those in (
+            ("no answer", {peer for peer in asked if peer not in self._answered}),
+            ("it did not enter", {peer for peer in asked if peer not in self._inside}),
+            ("no sum", self._owing_below() or self._owing_beside()),
+            ("no agreement", unsigned - {self.me} if len(unsigned) == 1 else set()),
+        ):
+            if those:
+                return lacking, tuple(peer for peer in self.plan.members if peer in those)
+        return "", ()
+
+    def _owing_below(self) -> set[PeerId]:
+        """Whose sum of the first chunk of a part that we have not added up is missing: only those who need not wait for
+        others themselves, nor for our answers to a whole window of what they sent."""
         seen: set[int] = set()
         for chunk in self.plan.chunks:
             if chunk.rank in seen or (chunk.index, 0) in self._taken:
@@ -174,8 +221,21 @@ class Inbox:
                 if self._held[peer, chunk.rank, 0] < self.plan.window
             }
             if owing:
-                return tuple(peer for peer in self.plan.members if peer in owing)
-        return ()
+                return owing
+        return set()
+
+    def _owing_beside(self) -> set[PeerId]:
+        """With whom we trade first, when not even the first sum of all came, and nobody is below it: for a later chunk,
+        or at a later level, it may be waiting for others."""
+        for chunk in self.plan.chunks[: min(1, self.place.levels)]:
+            due = self.place.station(chunk, 1).due - self._sums.get((chunk.index, 1), {}).keys()
+            if (chunk.index, 1) not in self._taken:
+                return {peer for peer in due if not self.plan.routes.children(peer, self.plan.reducer(chunk))}
+        return set()
+
+    def _most_held(self, level: int) -> int:
+        """How many unreduced chunks of a part we hold for a member."""
+        return self.plan.window * (2 if level else 1)
 
     def _refuse_if_void(self) -> None:
         if self.failure is not None:

@@ -8,7 +8,7 @@ from pydantic import Field, StringConstraints
 
 from swarm.averaging.plan import RoundKey, RoundPlan
 from swarm.ids import PartName
-from swarm.schema import Count, DigestField, Message, PartField
+from swarm.schema import Count, DigestField, Message, PartField, PeerIdField
 
 ENTER = "averaging/1/enter"
 CHUNK = "averaging/1/chunk"
@@ -58,6 +58,9 @@ class Agreement(RoundMessage):
 
 
 class Abort(RoundMessage):
-    """ "This round is void at my side.\""""
+    """ "This round is void at my side; it broke on ``culprit``, if I know."
 
+    Nobody believes it: a receiver blames the culprit as well only if it sees the same itself."""
+
+    culprit: PeerIdField | None = None
     reason: Annotated[str, StringConstraints(max_length=500)] = Field(default="no reason given")

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import torch
 
-from swarm.averaging.allreduce import AllReduce
+from swarm.averaging.allreduce import ABORT_S, AllReduce
 from swarm.averaging.meter import heard_in_all
 from swarm.averaging.partition import chunk_elements_of
 from swarm.averaging.plan import Gives, RoundKey, RoundPlan, RoundResult
@@ -23,6 +23,11 @@ from swarm.errors import BugError, RoundFailed
 from swarm.events import EventSink, RoundDone, RoundVoid
 from swarm.ids import PeerId
 
+HEAD_START_S = 2 * ABORT_S
+"""How much earlier than the next a round ends, where several follow each other: so who waits in the next one for those
+that wait here hears on whom it broke before its own deadline, and blames nobody who was only waiting. Members of the
+round are told first, which takes ABORT_S where one of them does not listen, then those of the next."""
+
 REASON_CHARS = 400
 """How much of what a member says of a failure is written down."""
 
@@ -33,7 +38,8 @@ class RoundCall:
 
     ``replicas`` is the part's slice of the roster, ``weights`` the tokens the ledger assigns to each of them (absent:
     0), ``seed`` is the run's. ``timeout_s`` is for all rounds together. ``links`` are what the last record says of the
-    replicas, ``dial_only`` those that others reach through relays alone.
+    replicas, ``dial_only`` those that others reach through relays alone. Each ``turn`` gives a group's members other
+    duties, so that what breaks a round shows to somebody else.
     """
 
     key: RoundKey
@@ -47,6 +53,7 @@ class RoundCall:
     schedule: ScheduleName | Literal["auto"] = "direct"
     links: Mapping[PeerId, Link] = field(default_factory=dict)
     dial_only: Collection[PeerId] = ()
+    turn: int = 0
 
 
 def group_of(peer: PeerId, groups: Sequence[Group]) -> Group:
@@ -106,10 +113,12 @@ def _plan(
 
 
 def _by_site(call: RoundCall, members: Sequence[PeerId]) -> tuple[PeerId, ...]:
-    """Those of one site side by side, else in the group's order."""
+    """Those of one site side by side, else in the group's order; then as many of the first go last as the turn says."""
     sites = {peer: call.links[peer].site if peer in call.links else "" for peer in members}
     first = {site: place for place, site in reversed([*enumerate(sites.values())])}
-    return tuple(sorted(members, key=lambda peer: first[sites[peer]]))
+    beside = sorted(members, key=lambda peer: first[sites[peer]])
+    turn = call.turn % len(beside)
+    return (*beside[turn:], *beside[:turn])
 
 
 def _situation(call: RoundCall, plan: RoundPlan) -> Situation:
@@ -160,7 +169,8 @@ async def average(
     results: list[RoundResult] = []
     try:
         for plan in plans:
-            results.append(await _round(allreduce, plan, vector, sum(result.seconds for result in results)))
+            time_s = _ends_at_s(plan, plans) - sum(result.seconds for result in results)
+            results.append(await _round(allreduce, plan, vector, time_s))
             events.emit(_done(plan, results[-1]))
             vector = results[-1].tensor
     except RoundFailed as failed:
@@ -178,10 +188,17 @@ async def average(
     )
 
 
-async def _round(allreduce: AllReduce, plan: RoundPlan, vector: torch.Tensor | None, spent_s: float) -> RoundResult:
-    if spent_s >= plan.timeout_s:
-        raise RoundFailed(f"round {plan.key} had no time left: those before it took {spent_s:.3g} s")
-    return await allreduce.reduce(replace(plan, timeout_s=plan.timeout_s - spent_s), vector)
+def _ends_at_s(plan: RoundPlan, plans: Sequence[RoundPlan]) -> float:
+    """When a round must be over, in seconds from when the first began: the last one at the deadline of all."""
+    last = plans[-1].key.round
+    head_start_s = min(HEAD_START_S, plan.timeout_s / (2 * (last + 1)))
+    return plan.timeout_s - (last - plan.key.round) * head_start_s
+
+
+async def _round(allreduce: AllReduce, plan: RoundPlan, vector: torch.Tensor | None, time_s: float) -> RoundResult:
+    if time_s <= 0:
+        raise RoundFailed(f"round {plan.key} had no time left: those before it took too long")
+    return await allreduce.reduce(replace(plan, timeout_s=time_s), vector)
 
 
 def _done(plan: RoundPlan, result: RoundResult) -> RoundDone:

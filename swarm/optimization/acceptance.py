@@ -18,8 +18,8 @@ from swarm.optimization.roster import Roster, lost_parts, needed, part_lost
 from swarm.optimization.rules import StepRules
 
 MAX_ATTEMPTS = 1 << 52
-"""Every term takes ``leading.ATTEMPTS_PER_TERM`` of them: who made others leap, a disk's sync for each, to one that has
-no numbers left would be at it for years."""
+"""Every term takes ``attempts.ATTEMPTS_PER_TERM`` of them: who made others leap, a disk's sync for each, to one that
+has no numbers left would be at it for years."""
 
 
 class AcceptanceRules:
@@ -35,7 +35,8 @@ class AcceptanceRules:
         """Raises Refused or Violation for an attempt that no honest leader makes."""
         if not set(body.live) <= set(roster.peers):
             raise Violation("it counts on a peer that does not take part")
-        if not set(body.attempts) <= set(roster.parts) or max(body.attempts.values(), default=0) > MAX_ATTEMPTS:
+        known = {*body.attempts, *body.plainly} <= set(roster.parts)
+        if not known or max(body.attempts.values(), default=0) > MAX_ATTEMPTS:
             raise Violation("attempts at rounds that there are not")
         self._rules.check_committed(roster, body.committed)
         for contribution in body.committed:

@@ -21,6 +21,11 @@ def awaited_majority(there: int, voters: int, needed: int, alone_at: float | Non
     return f"{few}; without it, from {moment(alone_at)} on those that are there go on provisionally"
 
 
+def awaited_round(part: PartName, reason: str) -> str:
+    """What a leader waits for whose rounds break again and again, and nobody knows on whom."""
+    return f"a round of {part} that does not break, as {reason or 'nobody says why'}: nobody agrees on whom it broke"
+
+
 def awaited_holders(
     roster: Roster, gone: Mapping[PeerId, str], copies: int, kept: Collection[str] | None = None
 ) -> str:

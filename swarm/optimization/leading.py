@@ -16,10 +16,12 @@ from typing import Any, ClassVar, TypeVar
 
 from swarm.errors import Busy, OutOfSync, PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
 from swarm.events import AttemptFailed, Committed, DigestMismatch, TermBegan, WorkExcluded
-from swarm.ids import PartName, PeerId, stage_of
+from swarm.ids import PartName, PeerId
 from swarm.optimization.acceptor import Promised, Vote, majority, must_propose
 from swarm.optimization.answers import AnswerRules
-from swarm.optimization.awaited import awaited_majority
+from swarm.optimization.attempts import Attempts
+from swarm.optimization.awaited import awaited_majority, awaited_round
+from swarm.optimization.blame import Blame
 from swarm.optimization.changes import Changes
 from swarm.optimization.closing import Disagreement, agreed, clip_factor, cursors, global_norm, totals
 from swarm.optimization.closing_context import Closing
@@ -49,7 +51,6 @@ from swarm.schema import Empty, Message
 logger = logging.getLogger(__name__)
 ReplyT = TypeVar("ReplyT", bound=Message)
 
-ATTEMPTS_PER_TERM = 1 << 10
 MOST_FAILURES = 3
 """How often a member that answers pings may fail to answer a question, before it is left out of the step."""
 
@@ -80,9 +81,8 @@ class Leading:
     term: int
     _roster: Roster = field(init=False)
     _unfit: dict[PeerId, str] = field(default_factory=dict)
-    _blamed: Counter[PeerId] = field(default_factory=Counter)
-    _attempts: Counter[PartName] = field(default_factory=Counter)
-    _reconciled: dict[PartName, object] = field(default_factory=dict)
+    _blame: Blame = field(default_factory=Blame)
+    _attempts: Attempts = field(init=False)
     _failures: Counter[PeerId] = field(default_factory=Counter)
     _refusals: dict[PeerId, PeerError] = field(default_factory=dict)
     _tries: int = 0
@@ -96,6 +96,7 @@ class Leading:
 
     def __post_init__(self) -> None:
         self._roster = self.closing.history.head.members
+        self._attempts = Attempts(self.term, self._roster)
         self._calls = LiveCalls(self.closing.calls, self.closing.liveness)
         self._filling = Filling(self.closing, self.step, self.term, self._unfit, self._electors)
         self._rescuing = Rescuing(self.closing, self.step, self.term, self._filling)
@@ -110,9 +111,10 @@ class Leading:
     async def decide(self) -> CloseRecord:
         """Lead until the step is decided; returns the record, of which nobody has been told yet.
 
-        Raises Superseded when another leads, WrongStep when the step was closed by another, OutOfSync when as many
-        replicas have one result as another, RunEnded when a part of the model is lost with its last replica. Waits, and
-        says so, for as long as the voters that are there are no majority.
+        Raises Superseded when another leads, or so many attempts failed that only a later term has numbers for more,
+        WrongStep when the step was closed by another, OutOfSync when as many replicas have one result as another,
+        RunEnded when a part of the model is lost with its last replica. Waits, and says so, for as long as the voters
+        that are there are no majority.
         """
         proposal = None
         if self.term > 0:
@@ -201,7 +203,8 @@ class Leading:
             committed=counted,
             live=live,
             provisional=self.provisional,
-            attempts=self._numbers(counted, live),
+            attempts=self._attempts.numbers(counted, live),
+            plainly=tuple(sorted(self._blame.plainly)),
             left_out=self._filling.left_out,
         )
         averaged = await self._all(live, "step/1/reconcile", reconcile, Averaged)
@@ -226,35 +229,32 @@ class Leading:
             raise found
         self._unfit |= dict.fromkeys(found.dissenters, str(found))
 
-    def _numbers(self, committed: Sequence[Contribution], live: Sequence[PeerId]) -> dict[str, int]:
-        """Each part's attempt: a new number when its last round was void, or who takes part in it or what they must
-        hold has changed."""
-        numbers = {}
-        for part in self._roster.parts:
-            stage = stage_of(part)
-            group = tuple(peer for peer in self._roster.replicas(part) if peer in live)
-            holds = tuple((c.microbatch, None if stage is None else c.route[stage]) for c in committed)
-            if self._reconciled.get(part) != (group, holds):
-                self._reconciled[part] = (group, holds)
-                self._attempts[part] += 1
-            numbers[str(part)] = self.term * ATTEMPTS_PER_TERM + self._attempts[part]
-        return numbers
-
     async def _judge(self, averaged: Mapping[PeerId, Averaged]) -> None:
         """Raises _Retry when a member has no result: then its part's round is void for all who were in it."""
         failed = {peer: answer for peer, answer in averaged.items() if answer.failure}
         if not failed:
             return
+        void = sorted({PartName(self._roster[peer].part or "") for peer in failed} & set(self._roster.parts))
         for peer, answer in failed.items():
-            self._reconciled.pop(PartName(self._roster[peer].part or ""), None)
             if answer.culprit == peer:
                 self._cannot_hold(peer, answer)
-            elif answer.culprit is not None:
-                self._blamed[PeerId(answer.culprit)] += 1
         reasons = "; ".join(f"{peer}: {answer.failure}" for peer, answer in sorted(failed.items()))
         await self.closing.liveness.check(self._roster.peers, reasons)
-        self._drop_most_blamed()
+        for part in void:
+            self._attempts.void(part)
+            self._hold_against(part, {peer: averaged[peer] for peer in self._roster.replicas(part) if peer in averaged})
         raise _Retry(reasons)
+
+    def _hold_against(self, part: PartName, answers: Mapping[PeerId, Averaged]) -> None:
+        """Who answers us and yet breaks round after round for others is left out of this step."""
+        self._blame.void(part, answers)
+        out = self._filling.out
+        found = self._blame.unfit(part, tuple(peer for peer in answers if peer not in out))
+        if found is not None:
+            self._unfit[found[0]] = found[1]
+        elif self._blame.at_a_loss(part):
+            reasons = {answer.failure for answer in answers.values() if answer.failure}
+            self.closing.waiting(awaited_round(part, min(reasons, default="")))
 
     def _cannot_hold(self, peer: PeerId, answer: Averaged) -> None:
         """It lacks microbatches of a trainer that is gone or left out, then these are lost; else it is unfit for this
@@ -270,12 +270,6 @@ class Leading:
         self._failures[peer] += 1
         if self._failures[peer] >= MOST_FAILURES:
             self._unfit[peer] = answer.failure
-
-    def _drop_most_blamed(self) -> None:
-        """Who answers us and yet breaks round after round for others is left out of this step."""
-        ranked = [peer for peer, count in self._blamed.most_common() if count > 2 and peer not in self._unfit]
-        if self._tries >= 2 and ranked and ranked[0] not in self.closing.liveness.gone:
-            self._unfit[ranked[0]] = "rounds with it failed again and again"
 
     async def _all(
         self, peers: Sequence[PeerId], method: str, body: Message, reply: type[ReplyT]

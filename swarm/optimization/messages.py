@@ -113,6 +113,7 @@ class Reconcile(Message):
     live: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000)]
     provisional: bool = False
     attempts: dict[PartField, Count]
+    plainly: Annotated[tuple[PartField, ...], Field(max_length=1024)] = ()
     left_out: Annotated[
         dict[PeerIdField, Annotated[str, StringConstraints(max_length=REASON_CHARS)]], Field(max_length=MOST_TOLD)
     ] = {}
@@ -122,8 +123,9 @@ class Averaged(Message):
     """The group's result as this member has it. ``digest`` is empty for a peer that holds no part.
 
     With a ``failure`` there is no result: ``culprit`` is whom it broke on, as far as that is known (the member itself
-    when it could not make its sum equal to what counts), ``missing`` the microbatches that it then lacked. ``heard`` is
-    what it measured of the links to the others of its part.
+    when it could not make its sum equal to what counts), ``missing`` the microbatches that it then lacked.
+    ``aborted_by`` is who told it that the round is void, where it did not find out itself. ``heard`` is what it
+    measured of the links to the others of its part.
     """
 
     digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
@@ -131,6 +133,7 @@ class Averaged(Message):
     cursor: tuple[Count, Count] | None
     failure: Annotated[str, StringConstraints(max_length=400)] = ""
     culprit: PeerIdField | None = None
+    aborted_by: PeerIdField | None = None
     missing: tuple[MicrobatchId, ...] = ()
     heard: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=1024)] = {}
 

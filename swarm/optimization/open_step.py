@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -57,13 +57,14 @@ class Settle(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """One attempt at averaging a part: ``weights`` are the ledger's, by replica in rank order; ``members`` what the
-    roster says of each."""
+    roster says of each; ``plainly``: see :class:`~swarm.optimization.messages.Reconcile`."""
 
     step: int
     part: PartName
     attempt: int
     weights: Mapping[PeerId, int]
     members: Mapping[PeerId, Member]
+    plainly: bool = False
 
 
 class Average(Protocol):
@@ -200,18 +201,19 @@ class Attempt:
         except PeerError as error:
             there = await self.device.run(lambda: part.microbatches)
             missing = tuple(sorted(expected.keys() - there))
-            return _failed(f"it does not hold what counts: {error.reason}", self.me, missing)
+            return _failed(f"it does not hold what counts: {error.reason}", culprit=self.me, missing=missing)
         wanted = Round(
             step=body.step,
             part=name,
             attempt=body.attempts.get(name, 0),
             weights=shares,
             members={peer: roster[peer] for peer in group},
+            plainly=name in body.plainly,
         )
         try:
             result = await self.average(wanted, sums)
         except RoundFailed as error:
-            return _failed(error.reason, PeerId(error.peer) if error.peer else None)
+            return _failed(error.reason, culprit=error.peer or None, aborted_by=error.aborted_by or None)
         heard: dict[str, tuple[int, int]] = {
             peer: (each.latency_us, each.bytes_per_s) for peer, each in list(result.heard.items())[:MOST_HEARD]
         }
@@ -241,8 +243,6 @@ class Attempt:
         raise Refused(f"its sum still changes after {SETTLE_ROUNDS} times")
 
 
-def _failed(reason: str, culprit: PeerId | None, missing: tuple[MicrobatchId, ...] = ()) -> Mean:
-    answer = Averaged(
-        digest="", sq_norm=0.0, cursor=None, failure=reason[:400] or "it failed", culprit=culprit, missing=missing
-    )
+def _failed(reason: str, **more: Any) -> Mean:
+    answer = Averaged(digest="", sq_norm=0.0, cursor=None, failure=reason[:400] or "it failed", **more)
     return Mean(None, answer)

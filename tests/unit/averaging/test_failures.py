@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 
 from swarm.averaging.messages import ABORT, AGREE, CHUNK, ENTER, Abort, Agreement, ChunkRequest
 from swarm.averaging.plan import RoundResult
+from swarm.averaging.schedules import SCHEDULES, ScheduleName
 from swarm.errors import Busy, Refused, RoundFailed, Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer
@@ -92,6 +94,88 @@ def test_member_that_hangs_is_named_at_the_deadline() -> None:
     network.hook = hang
     outcomes = all_failed(in_virtual_time(play(network, PLAN, whole_numbers(PLAN))), P0, P1)
     assert outcomes[P0].peer == outcomes[P1].peer == P2
+
+
+@pytest.mark.parametrize("pair", list(itertools.combinations(names(4), 2)), ids="-".join)
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
+def test_two_members_that_do_not_hear_each_other_blame_each_other_whatever_the_schedule(
+    schedule: ScheduleName, pair: tuple[PeerId, PeerId]
+) -> None:
+    async def scene() -> list[Any]:
+        network, plan = Network(), make_plan([1] * 4, 64, schedule=schedule)
+        services, sums = await serve_members(network, plan.members), whole_numbers(plan)
+        network.cut(*pair)
+        jobs = (services[peer].reduce(plan, sums[peer]) for peer in plan.members)
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    outcomes = dict(zip(names(4), in_virtual_time(scene()), strict=True))
+    all_failed(outcomes, *names(4))
+    assert outcomes[pair[0]].peer == pair[1]
+    assert outcomes[pair[1]].peer == pair[0]
+    assert {outcome.peer for outcome in outcomes.values()} - {""} == set(pair)
+
+
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
+def test_member_that_is_busy_to_the_end_is_blamed_by_all(schedule: ScheduleName) -> None:
+    async def scene() -> list[Any]:
+        network, plan = Network(), make_plan([1] * 4, 64, schedule=schedule)
+        services, sums = await serve_members(network, plan.members), whole_numbers(plan)
+        jobs = (services[peer].reduce(plan, sums[peer]) for peer in plan.members[:3])
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    assert [outcome.peer for outcome in in_virtual_time(scene())] == [names(4)[3]] * 3
+
+
+@pytest.mark.parametrize("schedule", list(SCHEDULES))
+def test_member_that_is_expected_and_never_comes_is_the_only_one_blamed(schedule: ScheduleName) -> None:
+    async def scene() -> list[Any]:
+        network, plan = Network(), make_plan([1] * 4, 64, schedule=schedule)
+        services, sums = await serve_members(network, plan.members), whole_numbers(plan)
+        services[plan.members[3]].expect(plan)
+        jobs = (services[peer].reduce(plan, sums[peer]) for peer in plan.members[:3])
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    blamed = {outcome.peer for outcome in in_virtual_time(scene())} - {""}
+    if schedule == "tree":  # its leaf is another: who is in the middle is seen by nobody; the leader goes on `direct`
+        assert not blamed
+    else:
+        assert blamed == {names(4)[3]}
+
+
+def test_members_that_hear_of_a_deadline_before_their_own_blame_whom_they_miss_too() -> None:
+    async def scene() -> list[Any]:
+        network, plan = Network(), make_plan([1] * 4, 64)
+        services, sums = await serve_members(network, plan.members), whole_numbers(plan)
+
+        async def reduce(peer: PeerId, after_s: float) -> RoundResult:
+            await asyncio.sleep(after_s)
+            return await services[peer].reduce(plan, sums[peer])
+
+        jobs = [reduce(peer, after_s) for peer, after_s in zip(names(4), (0.0, 5.0, 10.0), strict=False)]
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    outcomes = in_virtual_time(scene())
+    assert [(outcome.peer, outcome.aborted_by) for outcome in outcomes] == [("p3", ""), ("p3", P0), ("p3", P0)]
+
+
+def test_member_that_gives_up_at_once_is_told_and_frames_nobody() -> None:
+    async def scene() -> list[Any]:
+        network, plan = Network(), make_plan([1] * 4, 64)
+        services, sums = await serve_members(network, plan.members), whole_numbers(plan)
+        liar, jobs = plan.members[3], [services[peer].reduce(plan, sums[peer]) for peer in plan.members[:3]]
+        services[liar].expect(plan)
+
+        async def lie() -> None:
+            await asyncio.sleep(0.005)
+            said = Abort.of(plan, reason="it was p1", culprit=P1)
+            for peer in (P0, P1, P2):
+                await network.endpoints[liar].call(peer, ABORT, said, Empty, timeout_s=1)
+
+        return (await asyncio.gather(*jobs, lie(), return_exceptions=True))[:3]
+
+    outcomes = in_virtual_time(scene())
+    assert [outcome.peer for outcome in outcomes] == [""] * 3
+    assert all(outcome.aborted_by for outcome in outcomes)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

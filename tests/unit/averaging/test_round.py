@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
 
 from swarm.averaging.exchange import LONGEST_PAUSE_S
+from swarm.averaging.messages import CHUNK
 from swarm.averaging.plan import RoundKey, RoundResult
 from swarm.averaging.round import RoundCall, average, group_of, plan_rounds
 from swarm.averaging.strategies import STRATEGIES, Group, Strategy
@@ -40,6 +42,14 @@ def test_plan_round_is_the_same_at_every_member() -> None:
     assert plans[0].digest == plans[1].digest
     assert plans[0].members == (P0, P1)
     assert plans[0].total_weight == 8
+
+
+def test_each_turn_gives_members_other_duties() -> None:
+    reduces = []
+    for turn in range(2):
+        plan = plan_rounds(replace(CALL, turn=turn), STRATEGIES["everyone"], P0)[0]
+        reduces.append(plan.reducer(plan.chunks[0]))
+    assert set(reduces) == {P0, P1}
 
 
 def test_group_of_a_peer_in_none_is_a_bug() -> None:
@@ -199,6 +209,32 @@ def test_round_that_fails_in_one_group_is_known_at_once_to_those_who_wait_for_it
     for outcome in outcomes[1:]:
         assert isinstance(outcome, RoundFailed)
         assert "5 s" not in outcome.reason, "nobody waits for the deadline"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("hung", names(4))
+def test_member_that_hangs_in_the_first_of_two_rounds_is_the_only_one_blamed(seed: int, hung: PeerId) -> None:
+    async def scene() -> list[RoundResult | BaseException]:
+        network = Network(seed=seed)
+        services = await serve_members(network, names(4))
+
+        async def hang(caller: PeerId, target: PeerId, name: str, body: object) -> None:
+            if caller == hung and name == CHUNK:
+                await asyncio.sleep(1e6)
+
+        network.hook = hang
+        call = replace(_four(), elements=2 << 16, timeout_s=30.0)  # a chunk for each
+        jobs = (
+            average(services[peer], plan_rounds(call, Grid(), peer), torch.ones(2 << 16), Listed()) for peer in names(4)
+        )
+        outcomes = await asyncio.gather(*jobs, return_exceptions=True)
+        assert asyncio.get_running_loop().time() < 30
+        return outcomes
+
+    outcomes = in_virtual_time(scene())
+    blamed = {outcome.peer for outcome in outcomes if isinstance(outcome, RoundFailed)}
+    assert len([outcome for outcome in outcomes if isinstance(outcome, RoundFailed)]) == 4
+    assert blamed - {""} == {hung}, "who waited for it in the second round is not to blame"
 
 
 def _four() -> RoundCall:

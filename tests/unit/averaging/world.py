@@ -107,6 +107,11 @@ class Network:
         self._sim.kill(peer)
         self._deaths[peer].set()
 
+    def cut(self, one: PeerId, other: PeerId) -> None:
+        """From now on nothing that these two send each other arrives, and neither is told."""
+        self._sim.cut(one, other)
+        self._sim.cut(other, one)
+
     def dead(self, peer: PeerId) -> bool:
         return self._sim.find(peer) is None
 

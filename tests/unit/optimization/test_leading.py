@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from typing import Any
 
 import pytest
@@ -21,6 +22,8 @@ from swarm.errors import (
 from swarm.events import AttemptFailed, Committed, DigestMismatch, TermBegan, WorkExcluded, WorkWithdrawn
 from swarm.ids import MicrobatchId, PeerId
 from swarm.optimization.acceptor import Candidate, Vote
+from swarm.optimization.attempts import ATTEMPTS_PER_TERM
+from swarm.optimization.blame import MOST_VOID
 from swarm.optimization.filling import LOST_PART_S
 from swarm.optimization.leading import MOST_FAILURES
 from swarm.optimization.messages import Accepted, Lease, Promise, PutAside, Resume
@@ -406,6 +409,31 @@ async def test_round_that_broke_on_nobody_is_repeated_with_all() -> None:
     here.puppets[OTHER].instead[RECONCILE] = lambda body: None if next(left, None) is None else void(body)
     closed = await here.leading().run()
     assert (closed.absent, len(here.events.of(AttemptFailed))) == ((), 2)
+
+
+@virtual
+async def test_rounds_that_nobody_explains_go_plainly_are_told_and_end_with_the_term() -> None:
+    here = await stage()
+    for peer in (A, B):
+        here.puppets[peer].instead[RECONCILE] = broken(None)
+    with pytest.raises(Superseded, match="attempts"):
+        await here.leading().run()
+    asked = here.puppets[A].told(RECONCILE)
+    assert [body.plainly for body in asked[:4]] == [()] * MOST_VOID + [("stage-0",)]
+    assert max(body.attempts["stage-0"] for body in asked) < ATTEMPTS_PER_TERM
+    assert any("a round of stage-0 that does not break" in waited for waited in here.waited)
+
+
+@virtual
+async def test_liar_does_not_get_the_honest_members_of_its_part_left_out() -> None:
+    more = [Member(peer=peer, role="stage", name="n", part="stage-0", addresses=()) for peer in ("C", "D")]
+    here = await stage(roster=Roster([*ROSTER.members, *more]))
+    liar, honest = PeerId("D"), (A, B, PeerId("C"))
+    for peer in honest:
+        here.puppets[peer].instead[RECONCILE] = lambda body: broken(None)(body) if liar in body.live else None
+    victims = itertools.cycle(honest)
+    here.puppets[liar].instead[RECONCILE] = lambda body: broken(next(victims))(body)
+    assert (await here.leading().run()).absent == (liar,)
 
 
 # --- no majority, or a part is lost -----------------------------------------------------------------------------------

@@ -1,0 +1,84 @@
+"""Whom a leader holds void rounds against, by what the members of a part say. Pure.
+
+Nobody's word is enough against another's: a part of three replicas and more loses one only when two others blame it, or
+when it alone blames others again and again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+
+from swarm.ids import PartName, PeerId
+from swarm.optimization.messages import Averaged
+
+MOST_VOID = 3
+"""Void rounds of a part that are put up with: then who is blamed for as many is left out. Where that is nobody, its
+rounds go plainly: straight to who reduces, with other duties in each attempt, so that faults show to several."""
+
+REMEMBERED = 32
+"""The last void rounds of a part that count."""
+
+Blamed = tuple[PeerId, PeerId]
+"""Who blames whom."""
+
+
+class Blame:
+    """Void rounds of one term of a step, part by part. Parts in ``plainly`` take the plainest way by now."""
+
+    def __init__(self) -> None:
+        self.plainly: set[PartName] = set()
+        self._void: defaultdict[PartName, deque[frozenset[Blamed]]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+
+    def void(self, part: PartName, answers: Mapping[PeerId, Averaged]) -> None:
+        """A round of a part gave nothing; these are the answers of all that were in it."""
+        pairs = {
+            (peer, PeerId(answer.culprit))
+            for peer, answer in answers.items()
+            if answer.failure and answer.culprit is not None and answer.culprit in answers and answer.culprit != peer
+        }
+        at_a_loss = not any(answer.culprit in answers for answer in answers.values() if answer.failure)
+        if at_a_loss and part in self.plainly:
+            pairs = _aborted(answers)
+        self._void[part].append(frozenset(pairs))
+
+    def unfit(self, part: PartName, group: Sequence[PeerId]) -> tuple[PeerId, str] | None:
+        """Which of a part's members is to be left out by now, and why. Where it is nobody after several void rounds,
+        the part goes plainly from now on, and is judged by that alone."""
+        voids = [frozenset(pair for pair in void if set(pair) <= set(group)) for void in self._void[part]]
+        found = self._judged(voids, group, alone=part in self.plainly or len(group) == 2)
+        if found is not None or (len(voids) >= MOST_VOID and part not in self.plainly):
+            self._void[part].clear()
+        if found is None and len(voids) >= MOST_VOID:
+            self.plainly.add(part)
+        return found
+
+    def at_a_loss(self, part: PartName) -> bool:
+        """Whether even plain rounds broke again and again without anybody to leave out."""
+        return part in self.plainly and len(self._void[part]) >= MOST_VOID
+
+    def _judged(
+        self, voids: Sequence[frozenset[Blamed]], group: Sequence[PeerId], *, alone: bool
+    ) -> tuple[PeerId, str] | None:
+        by = {peer: {one for void in voids for one, other in void if other == peer} for peer in group}
+        times = {peer: sum(any(other == peer for _, other in void) for void in voids) for peer in group}
+        needed = 1 if len(group) == 2 else 2
+        worst = max(group, key=lambda peer: (len(by[peer]) >= needed, times[peer]), default=None)
+        if worst is not None and times[worst] >= MOST_VOID and len(by[worst]) >= needed:
+            return worst, "rounds with it failed again and again"
+        made = {peer: sum(any(one == peer for one, _ in void) for void in voids) for peer in group}
+        loudest = max(group, key=lambda peer: made[peer] and made[peer] + times[peer], default=None)
+        if alone and loudest is not None and made[loudest] >= MOST_VOID:
+            return loudest, "rounds with it failed again and again, and nobody else found others to blame"
+        return None
+
+
+def _aborted(answers: Mapping[PeerId, Averaged]) -> set[Blamed]:
+    """Who of a plain round says that another gave it up, where nobody says on whom it broke: whoever gives up has to
+    know. Not held against who was told so itself."""
+    told = {
+        peer: PeerId(answer.aborted_by)
+        for peer, answer in answers.items()
+        if answer.aborted_by is not None and answer.aborted_by in answers and answer.aborted_by != peer
+    }
+    return {(peer, by) for peer, by in told.items() if told.get(by, peer) == peer}
