@@ -177,7 +177,7 @@ class PeerGroup:
         """The server is dead, so the kernel has killed what it had left; see that through."""
         deadline = monotonic() + KILL_GRACE_S
         for pid in pids:
-            _wait_exit(pid, max(0.0, deadline - monotonic()))
+            wait_exit(pid, max(0.0, deadline - monotonic()))
 
     def _wait_readable(self, timeout_s: float) -> bool:
         return bool(self._channel and select.select([self._channel], [], [], timeout_s)[0])
@@ -220,7 +220,8 @@ def _end(pid: int, code: int) -> str:
     return f"(pid {pid}) exited with {code}"
 
 
-def _wait_exit(pid: int, timeout_s: float) -> None:
+def wait_exit(pid: int, timeout_s: float) -> None:
+    """Until a process that is not ours has ended, at most so long."""
     try:
         ended = os.pidfd_open(pid)
     except OSError:

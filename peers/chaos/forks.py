@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.chaos.means import pour
-from peers.launch import PRELOAD
+from peers.launch import PRELOAD, wait_exit
 from swarm.errors import StateError
 
 PRELOADED = (*PRELOAD, "peers.cli.app", "peers.node", "peers.join", "peers.new")
@@ -142,7 +142,8 @@ class Forks:
         self._ready.set()
         for peer in self._peers.values():
             if peer.returncode is None:
-                peer.end(_KILLED)  # the kernel kills them with what they were forked from
+                wait_exit(peer.pid, _ENDED_S)  # the kernel kills them with what they were forked from
+                peer.end(_KILLED)
 
     def _take(self, told: dict[str, Any]) -> None:
         match told:

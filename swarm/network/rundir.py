@@ -84,7 +84,7 @@ def sweep_temporary() -> None:
     for path in Path(tempfile.gettempdir()).glob(f"{_prefix()}*"):
         pid = path.name.removeprefix(_prefix()).split("-")[0]
         with contextlib.suppress(OSError):
-            if pid.isdigit() and path.stat().st_uid == os.geteuid() and not _alive(int(pid)):
+            if pid.isdigit() and path.stat().st_uid == os.geteuid() and not _stamp(int(pid)):
                 shutil.rmtree(path, ignore_errors=True)
 
 
@@ -150,16 +150,6 @@ def _lives(stamp: str) -> bool:
 
 def _prefix() -> str:
     return f"swarm-{os.geteuid()}-"
-
-
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
 
 
 def _lock(path: Path) -> int:
