@@ -12,7 +12,6 @@ import pytest
 from tests.harness.sources import ROOT
 
 STAND_IN = "swarm-stand-in:test"
-TRAINER = "swarm-trainer:test"
 
 
 def docker(*arguments: str, timeout_s: float = 120) -> str:
