@@ -195,7 +195,7 @@ def _skew_clock(world: ContainerWorld, fault: faults.SkewClock) -> Iterable[str]
     """The wall clock that its processes see, but for the daemon's, whose program calls no library."""
     if fault.peer not in world.skewed:
         raise CannotInflict(f"skew_clock: {fault.peer} was started without libfaketime; check() it before")
-    (world.root / "clocks" / fault.peer).write_text(f"{fault.seconds:+f}\n")
+    (world.root / "clocks" / fault.peer).write_text(f"{fault.offset_s:+f}\n")
     return (fault.peer,)
 
 

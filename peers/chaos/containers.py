@@ -96,11 +96,17 @@ class ContainerWorld(Company[Contained]):
     ) -> None:
         try:
             self._end()
-            with self._lock, contextlib.suppress(EngineError):
-                self.kill([peer for peer in self.peers.values() if self.alive(peer.name)])
-                container_start.keep_disks(self)
+            with self._lock:
+                for last in (self._kill_all, lambda: container_start.keep_disks(self)):
+                    try:
+                        last()
+                    except EngineError as problem:
+                        self.failed(str(problem))
         finally:
             self._remove()
+
+    def _kill_all(self) -> None:
+        self.kill([peer for peer in self.peers.values() if self.alive(peer.name)])
 
     def _remove(self) -> None:
         try:

@@ -120,10 +120,10 @@ class CorruptBytes(Fault):
 
 @dataclass(frozen=True, slots=True)
 class SkewClock(Fault):
-    """A peer's wall clock jumps to ``seconds`` off."""
+    """A peer's wall clock jumps to ``offset_s`` off."""
 
     peer: str
-    seconds: float
+    offset_s: float
 
 
 @dataclass(frozen=True, slots=True)

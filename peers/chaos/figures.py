@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from peers.chaos import capacity
 from peers.chaos.lives import MARKS, Life, Struck
 from peers.invariants.check import Report
-from peers.invariants.evidence import Evidence
+from peers.invariants.evidence import Evidence, Heard, closed_at
 
 Number = float | int | None
 
@@ -29,7 +29,7 @@ class Closing:
 class Played:
     """All there is to look at. ``stages`` of the model; ``deaths`` of peers that nobody had struck. What was closed
     after ``ended``, when everybody was told to leave, is not measured; a play that ended ``by_clock`` waited for more
-    steps until then. ``closed`` says by one clock when steps were, where somebody listened."""
+    steps until then. ``closed`` says when steps were told by one clock, where somebody listened."""
 
     evidence: Evidence
     report: Report
@@ -39,18 +39,15 @@ class Played:
     deaths: int = 0
     ended: float = math.inf
     by_clock: bool = False
-    closed: Mapping[int, float] = field(default_factory=dict)
+    closed: Heard = field(default_factory=dict)
 
 
-def closings(evidence: Evidence, closed: Mapping[int, float] | None = None) -> tuple[Closing, ...]:
-    """Every step in order; those of ``closed`` at that time, where that is known: peers' own clocks may have been set
-    on purpose."""
+def closings(evidence: Evidence, heard: Heard | None = None) -> tuple[Closing, ...]:
+    """Every step in order, at the time when the first peer was heard to tell it."""
     first: dict[int, Closing] = {}
     for fact in evidence.of("StepClosed"):
-        if closed and fact.step not in closed:
-            continue
-        known, wall = first.get(fact.step), closed[fact.step] if closed else fact.wall
-        if known is None or wall < known.wall:
+        known, wall = first.get(fact.step), closed_at(fact, heard or {})
+        if wall is not None and (known is None or wall < known.wall):
             first[fact.step] = Closing(fact.step, wall, int(fact.fields["tokens"]), float(fact.fields["loss"]))
     return tuple(first[step] for step in sorted(first))
 

@@ -58,14 +58,14 @@ class End:
 @dataclass(slots=True)
 class Outcome:
     """What a play leaves for its report: everybody that was ``started``, who ended when, how often events ``happened``
-    (those that a full disk did not take, too), when each step was ``closed`` by the play's own clock, and as
-    ``problems`` why it did not go as it should. Farewells do not count: it ``ended`` when all began to leave, at the
-    end of the run or, ``by_clock``, because its time was up."""
+    (those that a full disk did not take, too), when each peer told that a step was ``closed`` by the play's own clock,
+    and as ``problems`` why it did not go as it should. Farewells do not count: it ``ended`` when all began to leave, at
+    the end of the run or, ``by_clock``, because its time was up."""
 
     began: float = 0.0
     ended: float = 0.0
     by_clock: bool = False
-    closed: dict[int, float] = field(default_factory=dict)
+    closed: dict[tuple[str, int], float] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
     ends: list[End] = field(default_factory=list)
     happened: Counter[str] = field(default_factory=Counter)

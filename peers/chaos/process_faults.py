@@ -23,7 +23,7 @@ DAEMON = "p2pd"
 NO_FAKETIME = (
     "skew_clock needs libfaketime: apt-get install libfaketime, or swarm chaos --on containers, whose image has it"
 )
-_LINKED = (
+LINKED = (
     faults.Partition,
     faults.Heal,
     faults.SlowLink,
@@ -32,13 +32,14 @@ _LINKED = (
     faults.Disconnect,
     faults.Reconnect,
 )
+"""What is done with proxies."""
 
 
 def check(world: ProcessWorld, fault: Fault) -> None:
     """Raises CannotInflict, with what to use instead, for a fault that this world has no means for."""
     if isinstance(fault, faults.SkewClock) and (world.clocks is None or means.faketime_library() is None):
         raise CannotInflict(NO_FAKETIME)
-    if isinstance(fault, _LINKED) and world.links is None:
+    if isinstance(fault, LINKED) and world.links is None:
         raise CannotInflict(f"{fault.name} needs proxies: a ProcessWorld with links from shaped()")
     if isinstance(fault, faults.LimitCpu) and 1 <= fault.cpus < (os.cpu_count() or 1):
         raise CannotInflict("limit_cpu among processes is a share of one processor, below 1: or --on containers")
@@ -144,8 +145,9 @@ def _limit_cpu(world: ProcessWorld, fault: faults.LimitCpu) -> Iterable[str]:
 def _fill_disk(world: ProcessWorld, fault: faults.FillDisk) -> Iterable[str]:
     """No file of the peer can grow (EFBIG where a full disk says ENOSPC): both are OSErrors of the write."""
     pid = world.peers[fault.peer].pid
-    world.limits[pid] = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, world.limits[pid][1]))
+    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+    _, hard = world.limits.setdefault(pid, before)  # of a disk that is full already the first one's counts
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
     return (fault.peer,)
 
 
@@ -160,7 +162,7 @@ def _skew_clock(world: ProcessWorld, fault: faults.SkewClock) -> Iterable[str]:
     """The wall clock that its processes see, but for the daemon's, whose program calls no library."""
     if world.clocks is None:
         raise CannotInflict(NO_FAKETIME)
-    (world.clocks / fault.peer).write_text(f"{fault.seconds:+f}\n")
+    (world.clocks / fault.peer).write_text(f"{fault.offset_s:+f}\n")
     return (fault.peer,)
 
 

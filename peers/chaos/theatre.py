@@ -59,6 +59,7 @@ def chaos(options: Options, clock: Clock) -> int:
     if options.seed is not None:
         scenario = scenario.model_copy(update={"seed": options.seed})
     name, why = choose_world(scenario, options.on)
+    _check_report(options.report)
     with _directory(options.out, scenario, clock) as root:
         say(f"{scenario.name}: {scenario.proves}")
         say(f"played among {name} ({why}), in {root}")
@@ -67,6 +68,16 @@ def chaos(options: Options, clock: Clock) -> int:
         if judged.verdict == "kept" and not options.keep:
             _forget(root)
     return EXIT_OK if judged.verdict == "kept" else EXIT_ERROR
+
+
+def _check_report(path: Path | None) -> None:
+    """Raises ConfigError for a file that cannot be written: before a play, which may take long."""
+    try:
+        if path is not None:
+            path.open("a", encoding="utf-8").close()
+    except OSError as error:
+        allowed = "a file that can be written"
+        raise ConfigError("--report", str(path), allowed, f"{error.strerror}; choose another.") from error
 
 
 def _play(

@@ -16,7 +16,7 @@ from peers.chaos.play import End, Outcome
 from peers.chaos.scenario import Scenario
 from peers.chaos.world import PlayWorld
 from peers.invariants.check import CHECKERS, USUAL, Report, check
-from peers.invariants.evidence import Evidence, gather
+from peers.invariants.evidence import Evidence, Heard, gather
 from peers.invariants.findings import Limits
 
 SCHEMA = 1
@@ -66,7 +66,9 @@ def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequen
     """Read what the play left, and judge it. Never raises for evidence that is not there: that is a problem too."""
     strikes = read_strikes(world.root / FAULTS)
     evidence = _evidence(world)
-    report = None if evidence is None else check(evidence, _limits(scenario, outcome, world.root))
+    names = {player.name: player.identity for player in players}
+    heard = {(names.get(name, ""), step): wall for (name, step), wall in outcome.closed.items()}
+    report = None if evidence is None else check(evidence, _limits(scenario, outcome, heard, world.root))
     ends: dict[str, list[float]] = {}
     for end in outcome.ends:
         ends.setdefault(end.name, []).append(end.wall)
@@ -77,14 +79,14 @@ def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequen
         deaths = sum(not end.struck for end in outcome.ends)
         told = figures(Played(evidence=there, report=report, strikes=strikes, lives=life,
                               stages=scenario.swarm.stages, deaths=deaths, ended=outcome.ended,
-                              by_clock=outcome.by_clock, closed=outcome.closed))  # fmt: skip
+                              by_clock=outcome.by_clock, closed=heard))  # fmt: skip
     problems = [*outcome.problems, *_problems(scenario, report, told, outcome.happened)]
     if report is not None and not outcome.interrupted:
         silent = [one.name for one in players if one.name in outcome.started and one.identity not in there.peers]
         problems += [f"{name} was started and left no event: nobody knows what it did" for name in silent]
-    names = {player.identity: player.name for player in players if player.identity}
-    problems = [_PEER_ID.sub(lambda found: names.get(found[0], found[0]), problem) for problem in problems]
-    closed = tuple(one for one in closings(there, outcome.closed) if one.wall <= outcome.ended)
+    called = {player.identity: player.name for player in players if player.identity}
+    problems = [_PEER_ID.sub(lambda found: called.get(found[0], found[0]), problem) for problem in problems]
+    closed = tuple(one for one in closings(there, heard) if one.wall <= outcome.ended)
     ends_seen = tuple(outcome.ends)
     return Judged(
         scenario, world_name, told, report, strikes, life, closed, tuple(problems), outcome.interrupted, ends_seen
@@ -110,14 +112,14 @@ def _problems(
     return problems
 
 
-def _limits(scenario: Scenario, outcome: Outcome, root: Path) -> Limits:
+def _limits(scenario: Scenario, outcome: Outcome, heard: Heard, root: Path) -> Limits:
     expect = scenario.expect
     return Limits(
         target=_target(root / MANIFEST),
         gap_s=expect.gap_s,
         kill_detection_s=expect.detection_s,
         pause_detection_s=max(5.0, expect.detection_s),
-        closed=outcome.closed,
+        closed=heard,
         waited_until=outcome.ended if outcome.by_clock else None,
     )
 

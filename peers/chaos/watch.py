@@ -15,13 +15,15 @@ Heard = Callable[[float, str, str, Mapping[str, Any]], None]
 
 @dataclass
 class Watch:
-    """``closed`` says when each step was first told closed, ``holding`` which part each ready peer holds (a trainer:
-    ``ends``), ``happened`` how often each kind of event was heard. ``on_heard`` is told everything afterwards."""
+    """``closed`` says when each step was first told closed, ``told`` when each peer last told one (by name and step),
+    ``holding`` which part each ready peer holds (a trainer: ``ends``), ``happened`` how often each kind of event was
+    heard. ``on_heard`` is told everything afterwards."""
 
     wall: Callable[[], float]
     on_heard: list[Heard] = field(default_factory=list)
     invite: str = ""
     closed: dict[int, float] = field(default_factory=dict)
+    told: dict[tuple[str, int], float] = field(default_factory=dict)
     holding: dict[str, str] = field(default_factory=dict)
     ever_ready: set[str] = field(default_factory=set)
     happened: Counter[str] = field(default_factory=Counter)
@@ -46,10 +48,10 @@ class Watch:
         for heard in self.on_heard:
             heard(wall, name, kind, fields)
 
-    def so_far(self) -> tuple[Counter[str], dict[int, float]]:
-        """``happened`` and ``closed`` as they are now."""
+    def so_far(self) -> tuple[Counter[str], dict[tuple[str, int], float]]:
+        """``happened`` and ``told`` as they are now."""
         with self._lock:
-            return Counter(self.happened), dict(self.closed)
+            return Counter(self.happened), dict(self.told)
 
     def gone(self, name: str) -> None:
         """A peer was struck so that it is not ready any more."""
@@ -67,6 +69,7 @@ class Watch:
             self.invite = str(fields["invite"])
         elif kind == "StepClosed":
             self.closed.setdefault(int(fields["step"]), wall)
+            self.told[name, int(fields["step"])] = wall  # the last: what was given up is closed again
         elif kind == "PeerReady":
             self.holding[name] = str(fields.get("part") or "nothing")
             self.ever_ready.add(name)

@@ -13,6 +13,7 @@ from typing import Literal
 from peers.chaos import faults
 from peers.chaos.containers import IMAGE, ContainerWorld
 from peers.chaos.faults import CannotInflict, Fault
+from peers.chaos.process_faults import LINKED
 from peers.chaos.processes import ProcessWorld
 from peers.chaos.scenario import Scenario
 from peers.chaos.shaping import shaped
@@ -21,7 +22,6 @@ from swarm.errors import ConfigError, SwarmError
 
 WorldName = Literal["containers", "processes"]
 ANSWER_S = 10.0
-_LINKED = (faults.Partition, faults.SlowLinks, faults.SlowLink, faults.CorruptBytes, faults.Disconnect)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def world_of(
 
 
 def _processes(root: Path, scenario: Scenario, struck: tuple[Fault, ...], stack: contextlib.ExitStack) -> PlayWorld:
-    linked = bool(scenario.swarm.links) or any(isinstance(fault, _LINKED) for fault in struck)
+    linked = bool(scenario.swarm.links) or any(isinstance(fault, LINKED) for fault in struck)
     links = stack.enter_context(shaped(scenario.swarm.links)) if linked else None
     skewed = any(isinstance(fault, faults.SkewClock) for fault in struck)
     return stack.enter_context(ProcessWorld(root, links, skewed=skewed))

@@ -47,6 +47,16 @@ class Fact:
         return MicrobatchId(*self.fields["microbatch"])
 
 
+Heard = Mapping[tuple[str, int], float]
+"""When a peer, by its id, was heard to tell that a step is closed: by the one clock of who listened."""
+
+
+def closed_at(fact: Fact, heard: Heard) -> float | None:
+    """When a peer told that a step is closed, None when nobody listened any more; by its own clock, which may have been
+    set on purpose, only where nobody listened at all."""
+    return heard.get((fact.peer, fact.step)) if heard else fact.wall
+
+
 @dataclass(frozen=True, slots=True)
 class Chain:
     """One peer's history file: its records in the order of the file. ``peer`` is its path where no event names it. One

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 
-from peers.invariants.evidence import DROPPED, Chain, Evidence, Fact, FaultFact
+from peers.invariants.evidence import DROPPED, Chain, Evidence, Fact, FaultFact, closed_at
 from peers.invariants.findings import Findings, Limits
 from swarm.optimization.records import NO_RECORD, CloseRecord
 
@@ -81,8 +81,9 @@ def steps_keep_coming(evidence: Evidence, limits: Limits, found: Findings) -> No
     last one, while more were waited for."""
     closed: dict[int, float] = {}
     for fact in evidence.of("StepClosed"):
-        closed[fact.step] = min(fact.wall, closed.get(fact.step, math.inf))
-    moments = sorted((limits.closed or closed).items())
+        if (told := closed_at(fact, limits.closed)) is not None:
+            closed[fact.step] = min(told, closed.get(fact.step, math.inf))
+    moments = sorted(closed.items())
     for (_, before), (step, at) in zip(moments, moments[1:], strict=False):
         found.expect(at - before <= limits.gap_s, f"{at - before:.2f} s after the one before", step=step)
     until = -math.inf if limits.waited_until is None else limits.waited_until

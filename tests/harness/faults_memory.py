@@ -215,8 +215,8 @@ class MemoryWorld:
     def skew_clock(self, fault: faults.SkewClock) -> Iterable[str]:
         """See the fault."""
         assert isinstance(self.swarm, SimSwarm)
-        self.swarm.clocks[self.newest(fault.peer)].skew_s = fault.seconds
-        self._endpoint(fault.peer).skew_s = fault.seconds
+        self.swarm.clocks[self.newest(fault.peer)].skew_s = fault.offset_s
+        self._endpoint(fault.peer).skew_s = fault.offset_s
         return (fault.peer,)
 
     def restart(self, fault: faults.Restart) -> Iterable[str]:

@@ -36,6 +36,10 @@ def test_usage_that_is_wrong_is_2(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert run(["chaos", str(tmp_path / "none.toml")]) == 2
     (tmp_path / "needy.toml").write_text('name = "needy"\nproves = "x"\nneeds = "containers"\nuntil = { steps = 5 }\n')
     assert run(["chaos", str(tmp_path / "needy.toml"), "--on", "processes", "--out", str(tmp_path / "o")]) == 2
+    (tmp_path / "plain.toml").write_text('name = "plain"\nproves = "x"\nuntil = { steps = 5 }\n')
+    options = ["--on", "processes", "--out", str(tmp_path / "o"), "--report", str(tmp_path / "nowhere" / "r.json")]
+    assert run(["chaos", str(tmp_path / "plain.toml"), *options]) == 2
+    assert "--report" in capsys.readouterr().err
     assert not (tmp_path / "o").exists()
 
 

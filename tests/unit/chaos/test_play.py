@@ -234,7 +234,8 @@ def test_who_crashes_just_before_a_strike_on_it_is_not_excused(tmp_path: Path) -
             return super().inflict(fault)
 
     world = Exact(tmp_path, {3: lambda world: world.living.discard("host-0-1")}, steps=0)
-    outcome, _ = _play(world, _scenario(fault=[{**KILL, "on": {"event": "StepClosed", "where": {"step": 4}}}]))
+    kill = {**KILL, "on": {"event": "StepClosed", "where": {"step": 4}}}
+    outcome, _ = _play(world, _scenario(fault=[kill], until={"minutes": 60}))
     assert [(end.name, end.struck) for end in outcome.ends] == [("host-0-1", False)]
     assert any("nobody had struck it" in problem for problem in outcome.problems)
 

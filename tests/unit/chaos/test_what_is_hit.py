@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from peers.chaos.faults import CannotInflict, Fault, Kill, Pause, Stop, Upgrade
+from peers.chaos.faults import CannotInflict, Fault, FillDisk, FreeDisk, Kill, Pause, Stop, Upgrade
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.chaos.processes import Process
 from tests.unit.chaos.worlds import Processes, contained
@@ -103,3 +104,20 @@ def test_who_does_not_heed_a_notice_is_killed(tmp_path: Path, monkeypatch: pytes
     world.inflict(Stop(("a",), grace_s=1.0))
     timers.ring()
     assert engine.calls[-1] == ("kill", world.peers["a"].container)
+
+
+def test_disk_that_is_filled_twice_has_its_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = Processes(tmp_path, monkeypatch, "a")
+    limit = (5, 7)
+
+    def prlimit(pid: int, what: int, new: tuple[int, int] | None = None) -> tuple[int, int]:
+        nonlocal limit
+        before, limit = limit, new or limit
+        return before
+
+    monkeypatch.setattr(resource, "prlimit", prlimit)
+    for fault in (FillDisk("a"), FillDisk("a")):
+        processes.world.inflict(fault)
+        assert limit == (0, 7)
+    processes.world.inflict(FreeDisk("a"))
+    assert limit == (5, 7)
