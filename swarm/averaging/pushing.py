@@ -150,14 +150,12 @@ class Pushing:
         vector = torch.frombuffer(request.payload, dtype=torch.float32)
         parcel = Parcel(body.number, Mass(vector, body.weight))
 
-        def take() -> Taken | None:
+        def take() -> Taken:
             _check_open(part, body.step)
             check_near(parcel.mass.value, part.version.params, self._reach, request.caller)
             return self._begun(part.version, len(replicas)).take(request.caller, parcel)
 
         taken = await self._context.device.run(take)
-        if taken is None:
-            raise Refused("the sender has left")
         return Answer(TakenAnswer(number=taken.number))
 
     async def _on_yield(self, request: Request) -> Answer:
