@@ -320,7 +320,8 @@ class RoundDone(Event):
 class Mixed(Event):
     """A replica that trains apart mixed its weights, after a leg, with those of a group of ``members``, itself counted.
     ``averaged`` versions went into the mean, the oldest of them ``oldest`` legs behind; each ``left_out`` has a
-    reason. ``own`` says what became of its own version: added, too old, or alone."""
+    reason. ``own`` says what became of its own version: added, too old, or alone; with push-sum what became of half its
+    mass: pushed, pushed again, or kept, since the one it is for has not answered for an earlier half yet."""
 
     step: int
     part: PartName

@@ -8,18 +8,19 @@ matrix sums to one, so Σ sums and Σ weights over all nodes and parcels never c
 A message that is lost would take mass with it, one that is repeated would make some. So a parcel takes three messages:
 
     sender                          receiver
-      parcel   ────────────────────▶  put aside           the sender's still: taken back when the receiver dies
+      parcel   ────────────────────▶  put aside           the sender's still, which sends it until it is answered
       yielded  ◀────  taken  ───────                      from here on the receiver's
                ────  yield  ───────▶  added
 
 It is the sender's until the receiver's *taken* has come, and the receiver's from then on; the receiver adds it only
-when it knows that, by *yield* or by a later parcel of the same sender, or when the sender is dead. Each message may be
-lost, repeated and overtaken: all are numbered and answered again. There is one parcel at a time for each pair, so the
-last number is all that needs remembering. A node that gets no answer goes on with what it kept, and waits for nobody.
+when it knows that, by *yield* or by a later parcel of the same sender. Each message may be lost, repeated and
+overtaken: all are numbered and answered again. There is one parcel at a time for each pair, so the last number is all
+that needs remembering. A node that gets no answer goes on with what it kept, and waits for nobody; it sends the parcel
+once more when it is the receiver's turn again.
 
-What a death costs: at most what the dead one held, had put aside, and had not yet heard to be taken. Never anything
-else, and never is anything counted twice, for a death is agreed (a roster without the peer): nothing that the dead one
-sent is taken in afterwards. A peer that comes back does so under a new incarnation, as another node.
+What a death costs: what the dead one held, and the parcels between it and others that were not added yet. Nothing else,
+and nothing is ever counted twice. The mass of a dead one is not shared out anew: nodes do not agree on who is dead
+before the step closes, and every step begins with new nodes, of those that its roster names.
 
 Not promised: honesty. Weights are claims, and within the bounds of :meth:`MassNode.take` a peer can make mass of
 nothing.
@@ -30,7 +31,6 @@ that survives losses, Hadjicostis, Vaidya and Domínguez-García, IEEE TAC 61(6)
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -102,7 +102,6 @@ class MassNode:
         self._aside: dict[PeerId, Parcel] = {}
         self._last_sent: dict[PeerId, int] = {}
         self._last_added: dict[PeerId, int] = {}
-        self._dead: set[PeerId] = set()
 
     @property
     def held(self) -> Mass:
@@ -114,9 +113,8 @@ class MassNode:
         self._held = Mass(self._held.sum + difference * self._held.weight, self._held.weight)
 
     def push(self, target: PeerId) -> Parcel | None:
-        """Half of what is held, to be sent to ``target``; None, all being kept, where that still owes an answer or is
-        dead."""
-        if target in self._sent or target in self._dead:
+        """Half of what is held, to be sent to ``target``; None, all being kept, where that still owes an answer."""
+        if target in self._sent:
             return None
         number = self._last_sent.get(target, 0) + 1
         self._held = self._held.half()
@@ -124,14 +122,12 @@ class MassNode:
         self._sent[target] = Parcel(number, self._held)
         return self._sent[target]
 
-    def take(self, sender: PeerId, parcel: Parcel) -> Taken | None:
-        """A parcel has come: the answer, which is the same when it comes again; None from the dead.
+    def take(self, sender: PeerId, parcel: Parcel) -> Taken:
+        """A parcel has come: the answer, which is the same when it comes again.
 
         Raises Violation, with nothing changed, for mass that no honest peer sends: of another shape or dtype, not
         finite, with a weight that is not above 0 or is above all there is, or with a number out of turn.
         """
-        if sender in self._dead:
-            return None
         added, aside = self._last_added.get(sender, 0), self._aside.get(sender)
         if parcel.number <= added or (aside is not None and parcel.number == aside.number):
             return Taken(parcel.number)
@@ -142,11 +138,9 @@ class MassNode:
         self._aside[sender] = parcel
         return Taken(parcel.number)
 
-    def taken(self, receiver: PeerId, answer: Taken) -> Yield | None:
+    def taken(self, receiver: PeerId, answer: Taken) -> Yield:
         """The receiver has the parcel: it is its own now. The answer is the same when this comes again. Raises
         Violation for a parcel that was never sent."""
-        if receiver in self._dead:
-            return None
         if not 0 < answer.number <= self._last_sent.get(receiver, 0):
             raise Violation(f"parcel {answer.number} was never sent", peer=receiver)
         sent = self._sent.get(receiver)
@@ -159,20 +153,6 @@ class MassNode:
         aside = self._aside.get(sender)
         if aside is not None and aside.number == message.number:
             self._add(sender)
-
-    def lost(self, peer: PeerId) -> None:
-        """The roster leaves ``peer`` out: what it had not answered is taken back, what it sent is kept, and nothing
-        that still comes from it counts."""
-        self._add(peer)
-        sent = self._sent.pop(peer, None)
-        if sent is not None:
-            self._held += sent.mass
-        self._dead.add(peer)
-
-    def unanswered(self) -> Sequence[tuple[PeerId, Parcel | Taken]]:
-        """What to send again when no answer came: parcels that are under way, and *taken* for those put aside."""
-        asides = ((peer, Taken(parcel.number)) for peer, parcel in self._aside.items())
-        return [*self._sent.items(), *asides]
 
     def unanswered_by(self, receiver: PeerId) -> Parcel:
         """What is under way to this peer. Raises KeyError where nothing is."""

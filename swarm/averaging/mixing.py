@@ -12,12 +12,13 @@ closes, where all are averaged exactly, each by the tokens that count for it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import torch
 
+from swarm.averaging.patience import CEILING_S, Patience
 from swarm.averaging.round import group_of
 from swarm.averaging.strategies import Strategy
 from swarm.averaging.versions import HeldVersion, TakeRequest, Version, take
@@ -27,10 +28,6 @@ from swarm.errors import PeerError, Violation
 from swarm.events import EventSink, Mixed
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Endpoint
-from swarm.planning.deadlines import AdaptiveDeadline
-
-FLOOR_S, CEILING_S = 1.0, 60.0
-"""Bounds of how long a version is waited for. It is not waited for with the training: that goes on."""
 
 T = TypeVar("T")
 
@@ -76,8 +73,9 @@ class MixingContext:
 class Mix(Protocol):
     """One way to mix."""
 
-    async def mix(self, name: PartName, part: MixedPart, replicas: Sequence[PeerId]) -> None:
-        """After a leg. What goes wrong with others is told by an event, and ends nothing."""
+    async def mix(self, beside: asyncio.TaskGroup, name: PartName, part: MixedPart, replicas: Sequence[PeerId]) -> None:
+        """After a leg. What goes wrong with others is told by an event, and ends nothing; calls to those who are late
+        go on ``beside``."""
 
 
 class Mixing:
@@ -95,16 +93,17 @@ class Mixing:
     async def run(self) -> None:
         """Mix whenever a leg is over, until cancelled. Legs that are over meanwhile are one."""
         mixed = (0, 0)
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            held = self._held()
-            if held is None:
-                continue
-            at = held[1].version.step, held[1].version.leg
-            if at != mixed and at[1] % self._sync_every:
-                mixed = at
-                await self._mixes.mix(*held)
+        async with asyncio.TaskGroup() as beside:
+            while True:
+                await self._news.wait()
+                self._news.clear()
+                held = self._held()
+                if held is None:
+                    continue
+                at = held[1].version.step, held[1].version.leg
+                if at != mixed and at[1] % self._sync_every:
+                    mixed = at
+                    await self._mixes.mix(beside, *held)
 
 
 class Taking:
@@ -112,32 +111,23 @@ class Taking:
 
     def __init__(self, context: MixingContext, rules: MixingRules) -> None:
         self._context, self._rules = context, rules
-        self._deadline = AdaptiveDeadline(FLOOR_S, CEILING_S)
+        self._patience = Patience[Version](context.clock)
 
-    async def mix(self, name: PartName, part: MixedPart, replicas: Sequence[PeerId]) -> None:
+    async def mix(self, beside: asyncio.TaskGroup, name: PartName, part: MixedPart, replicas: Sequence[PeerId]) -> None:
         """See :class:`Mix`: with a group that is another after each leg."""
         context, me, mine = self._context, self._context.endpoint.peer, part.version
-        began, left_out = context.clock.monotonic(), dict[PeerId, str]()
+        began = context.clock.monotonic()
         groups = self._rules.strategy.groups(replicas, mine.step, mine.leg - 1, self._rules.seed)
         others = [peer for peer in group_of(me, groups).members if peer != me]
         if not others:
             return
-        published = dict[PeerId, Published]()
         request = TakeRequest(part=name, step=mine.step, least=max(1, mine.leg - self._rules.wait_avoiding.most_stale))
 
-        async def one(peer: PeerId) -> None:
-            try:
-                theirs = await self._take(peer, request, mine.params.numel())
-                await context.device.run(check_near, theirs.params, mine.params, self._rules.reach, peer)
-            except PeerError as error:
-                left_out[peer] = f"{error.code}: {error.reason}"[:200]
-            else:
-                published[peer] = Published(theirs.leg, theirs.params)
+        def ask(peer: PeerId) -> Awaitable[Version]:
+            return take(context.endpoint, peer, request, mine.params.numel(), CEILING_S)
 
-        async with asyncio.TaskGroup() as asking:
-            for peer in others:
-                asking.create_task(one(peer))
-        settled = await context.device.run(_settle, self._rules.wait_avoiding, part, (me, mine), published)
+        answers = await self._patience.answers(beside, others, ask)
+        settled, published, left_out = await context.device.run(_settle, self._rules, part, (me, mine), answers)
         context.events.emit(
             Mixed(
                 step=mine.step,
@@ -153,12 +143,11 @@ class Taking:
             )
         )
 
-    async def _take(self, peer: PeerId, request: TakeRequest, elements: int) -> Version:
-        clock = self._context.clock
-        began = clock.monotonic()
-        version = await take(self._context.endpoint, peer, request, elements, self._deadline.seconds())
-        self._deadline.observe(clock.monotonic() - began)
-        return version
+
+def why_not(answers: Mapping[PeerId, object]) -> dict[PeerId, str]:
+    """What the event says of those who gave no answer that counts."""
+    errors = {peer: error for peer, error in answers.items() if isinstance(error, PeerError)}
+    return {peer: f"{error.code}: {error.reason}"[:200] for peer, error in errors.items()}
 
 
 def check_near(theirs: torch.Tensor, ours: torch.Tensor, reach: float, peer: PeerId) -> None:
@@ -169,15 +158,31 @@ def check_near(theirs: torch.Tensor, ours: torch.Tensor, reach: float, peer: Pee
 
 
 def _settle(
-    rules: WaitAvoiding, part: MixedPart, own: tuple[PeerId, Version], published: Mapping[PeerId, Published]
-) -> str:
-    """Go on from what the rules say; "" where nobody was heard or the step is over. How far the others are is what at
-    least two say: a leg that one alone claims makes nobody too old."""
+    rules: MixingRules,
+    part: MixedPart,
+    own: tuple[PeerId, Version],
+    answers: Mapping[PeerId, Version | PeerError],
+) -> tuple[str, dict[PeerId, Published], dict[PeerId, str]]:
+    """Go on from what the rules say, "" where nobody was heard or the step is over; whose versions count, and why the
+    others' do not. How far the others are is what at least two say: a leg that one alone claims makes nobody too old.
+    """
     me, mine = own
+    checked = {peer: _checked(peer, one, mine, rules.reach) for peer, one in answers.items()}
+    published = {peer: Published(one.leg, one.params) for peer, one in checked.items() if isinstance(one, Version)}
+    left_out = why_not(checked)
     newest = sorted([mine.leg, *(one.version for one in published.values())])[-2:][0]
     counted = {peer: replace(one, version=min(one.version, newest)) for peer, one in published.items()}
-    mixture, _ = rules.mix(sorted(counted), counted, newest)
+    mixture, _ = rules.wait_avoiding.mix(sorted(counted), counted, newest)
     if mixture is None:
-        return ""
-    settled = rules.settle(mixture, me, Published(min(mine.leg, newest), mine.params.cpu()))
-    return settled.how if part.mix(mine, settled.vector) else ""
+        return "", published, left_out
+    settled = rules.wait_avoiding.settle(mixture, me, Published(min(mine.leg, newest), mine.params.cpu()))
+    return settled.how if part.mix(mine, settled.vector) else "", published, left_out
+
+
+def _checked(peer: PeerId, answer: Version | PeerError, mine: Version, reach: float) -> Version | PeerError:
+    try:
+        if isinstance(answer, Version):
+            check_near(answer.params, mine.params, reach, peer)
+    except Violation as error:
+        return error
+    return answer

@@ -2,12 +2,15 @@
 
 The rules are those of :mod:`swarm.averaging.mass`: a parcel is the sender's until the receiver has said that it took
 it, and the receiver's from then on. What is learnt in a leg is added to the mass held, and the weights with which
-training goes on are its value, sum ÷ weight. Every step begins anew with one weight each: all are averaged exactly when
-it closes, so what a death takes along is missed by nobody afterwards.
+training goes on are its value, sum ÷ weight. Who does not answer in time is given to beside the legs that follow.
+Every step begins anew with one weight each: all are averaged exactly when it closes, so what a death takes along is
+missed by nobody afterwards.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -15,14 +18,14 @@ import torch
 from pydantic import Field
 
 from swarm.averaging.mass import Mass, MassNode, Parcel, Taken, Yield
-from swarm.averaging.mixing import Held, MixedPart, MixingContext, check_near
+from swarm.averaging.mixing import Held, MixedPart, MixingContext, check_near, why_not
+from swarm.averaging.patience import CEILING_S, Patience
 from swarm.averaging.strategies.push_sum import PushSum
 from swarm.averaging.versions import Version
-from swarm.errors import PeerError, Refused, Violation, WrongStep
+from swarm.errors import Refused, Violation, WrongStep
 from swarm.events import Mixed
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Answer, Method, Payload, Request
-from swarm.planning.deadlines import AdaptiveDeadline
 from swarm.schema import Count, Empty, Message, PartField
 
 PUSH, YIELD = "mass/1/push", "mass/1/yield"
@@ -57,7 +60,7 @@ class Pushing:
 
     def __init__(self, context: MixingContext, strategy: PushSum, seed: int, reach: float) -> None:
         self._context, self._strategy, self._seed, self._reach = context, strategy, seed, reach
-        self._deadline = AdaptiveDeadline(1.0, 60.0)
+        self._patience = Patience[None](context.clock)
         self._node: MassNode | None = None
         self._step = 0
         self._had = torch.empty(0)
@@ -70,19 +73,21 @@ class Pushing:
             Method(name=YIELD, request=YieldRequest, handle=self._on_yield),
         ]
 
-    async def mix(self, name: PartName, part: MixedPart, replicas: Sequence[PeerId]) -> None:
-        """After a leg: take in what was learnt, give half away, and go on from the value of what is held."""
+    async def mix(self, beside: asyncio.TaskGroup, name: PartName, part: MixedPart, replicas: Sequence[PeerId]) -> None:
+        """After a leg: take in what was learnt, give half away, and go on from the value of what is held. Who is still
+        being given to is given nothing more."""
         context, mine = self._context, part.version
         target = self._strategy.target(context.endpoint.peer, replicas, mine.leg - 1, self._seed)
         if target is None:
             return
-        began, left_out = context.clock.monotonic(), dict[PeerId, str]()
-        new, parcel = await context.device.run(self._go_on, part, mine, target, len(replicas))
+        began, to = context.clock.monotonic(), None if self._patience.asks(target) else target
+        own, parcel = await context.device.run(self._go_on, part, mine, to, len(replicas))
         heard, self._heard = len(self._heard), set()
-        try:
-            await self._hand_over(name, mine.step, target, parcel)
-        except PeerError as error:
-            left_out[target] = f"{error.code}: {error.reason}"[:200]
+
+        left_out = {target: "deadline: has not answered for an earlier leg yet"}
+        if parcel is not None:
+            give = functools.partial(self._hand_over, name, mine.step, parcel)
+            left_out = why_not(await self._patience.answers(beside, [target], give))
         context.events.emit(
             Mixed(
                 step=mine.step,
@@ -91,22 +96,18 @@ class Pushing:
                 members=2,
                 averaged=1 + heard,
                 oldest=0,
-                own="pushed" if new else "pushed again",
+                own=own,
                 left_out=left_out,
                 bytes_received=4 * mine.params.numel() * heard,
                 seconds=context.clock.monotonic() - began,
             )
         )
 
-    async def _hand_over(self, name: PartName, step: int, target: PeerId, parcel: Parcel) -> None:
-        context, clock = self._context, self._context.clock
+    async def _hand_over(self, name: PartName, step: int, parcel: Parcel, target: PeerId) -> None:
+        context = self._context
         body = PushRequest(part=name, step=step, number=parcel.number, weight=parcel.mass.weight)
         payload: Payload = parcel.mass.sum.numpy().data.cast("B")
-        began = clock.monotonic()
-        answer, _ = await context.endpoint.call(
-            target, PUSH, body, TakenAnswer, timeout_s=self._deadline.seconds(), payload=payload
-        )
-        self._deadline.observe(clock.monotonic() - began)
+        answer, _ = await context.endpoint.call(target, PUSH, body, TakenAnswer, timeout_s=CEILING_S, payload=payload)
 
         def hear() -> Yield | None:
             if self._node is None or step != self._step:
@@ -116,18 +117,21 @@ class Pushing:
         given = await context.device.run(hear)
         if given is not None:
             ours = YieldRequest(part=name, step=step, number=given.number)
-            await context.endpoint.call(target, YIELD, ours, Empty, timeout_s=self._deadline.seconds())
+            await context.endpoint.call(target, YIELD, ours, Empty, timeout_s=CEILING_S)
 
     # --- where the part is worked on -----------------------------------------------------------------------------
 
-    def _go_on(self, part: MixedPart, mine: Version, target: PeerId, replicas: int) -> tuple[bool, Parcel]:
-        """Weights change by what others' mass did, and stay as they are where nothing came. The parcel to be sent, and
-        whether it is a new one: one that was not answered is sent once more."""
+    def _go_on(self, part: MixedPart, mine: Version, target: PeerId | None, replicas: int) -> tuple[str, Parcel | None]:
+        """Weights change by what others' mass did, and stay as they are where nothing came. What became of our mass,
+        and the parcel to be sent: one that was not answered is sent once more, and none to nobody."""
         node, now = self._begun(mine, replicas), mine.params.cpu()
         node.change(now - self._had)
-        parcel, value = node.push(target), node.held.value
+        parcel = None if target is None else node.push(target)
+        value = node.held.value
         self._had = value if part.mix(mine, value) else now
-        return parcel is not None, parcel or node.unanswered_by(target)
+        if target is None:
+            return "kept", None
+        return ("pushed", parcel) if parcel else ("pushed again", node.unanswered_by(target))
 
     def _begun(self, version: Version, replicas: int) -> MassNode:
         """The node of the open step, which begins with what we are when we first push or are pushed to."""
@@ -150,14 +154,12 @@ class Pushing:
         vector = torch.frombuffer(request.payload, dtype=torch.float32)
         parcel = Parcel(body.number, Mass(vector, body.weight))
 
-        def take() -> Taken | None:
+        def take() -> Taken:
             _check_open(part, body.step)
             check_near(parcel.mass.value, part.version.params, self._reach, request.caller)
             return self._begun(part.version, len(replicas)).take(request.caller, parcel)
 
         taken = await self._context.device.run(take)
-        if taken is None:
-            raise Refused("the sender has left")
         return Answer(TakenAnswer(number=taken.number))
 
     async def _on_yield(self, request: Request) -> Answer:

@@ -5,8 +5,9 @@ For parameters in groups that do not cover everybody, never for gradients: what 
 A member publishes its parameters after each of its local steps; the number of that step is their *version*. The round
 of a group mixes what its members have published by then:
 
-1. Awaited are only those who were in step in the round before. Whoever sleeps or is slow costs the others one deadline,
-   once, and nothing afterwards, until it is back in step.
+1. Nobody waits for a member to come to its next version: each shows the newest that it has, at once. Who sleeps, or is
+   behind a slow link, costs the others one deadline, once, and nothing afterwards, until it has answered again
+   (:mod:`swarm.averaging.patience`).
 2. Of each member its newest version counts, if it is at most ``most_stale`` rounds old; so nothing older is ever mixed.
 3. Who finds its own parameters in the mixture takes the mixture. Who has newer ones adds them to it by their weight
    (with equal weights: sum of S and its own, ÷ S + 1). Who has slept longer than ``most_stale`` takes the mixture and
@@ -76,13 +77,6 @@ class WaitAvoiding:
     """The rules, with their bound τ: no parameters older than ``most_stale`` ≥ 1 rounds are mixed."""
 
     most_stale: int
-
-    def awaited(
-        self, members: Sequence[PeerId], published: Mapping[PeerId, Published], round: int
-    ) -> tuple[PeerId, ...]:
-        """Whom the round still waits for, until its deadline: those who published for the round before it and not yet
-        for this. Nobody else; empty: close it. In the first round, 1, the initial parameters are version 0."""
-        return tuple(peer for peer in members if peer in published and published[peer].version == round - 1)
 
     def mix(
         self, members: Sequence[PeerId], published: Mapping[PeerId, Published], round: int

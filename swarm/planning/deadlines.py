@@ -14,7 +14,8 @@ twenty more have been seen."""
 class AdaptiveDeadline:
     """Seconds to wait for a kind of work: a multiple of a high quantile of recent durations, within bounds.
 
-    Until anything was observed the ceiling applies: an unknown peer on an unknown link gets all the time there is.
+    Until anything was observed the ceiling applies: an unknown peer on an unknown link gets all the time there is;
+    ``first_s`` instead, if given, where waiting costs more than giving up.
     The factor leaves room for a load twice as high as anything seen; the floor keeps a burst of quick answers from
     condemning the next one. Observing costs O(1), asking O(window log window).
     """
@@ -24,6 +25,7 @@ class AdaptiveDeadline:
     quantile: float = 0.95
     factor: float = 4.0
     window: int = 128
+    first_s: float | None = None
     _recent: deque[float] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -36,7 +38,7 @@ class AdaptiveDeadline:
     def seconds(self) -> float:
         """How long to wait for the next piece."""
         if not self._recent:
-            return self.ceiling_s
+            return self.ceiling_s if self.first_s is None else self.first_s
         ordered = sorted(self._recent)
         last = len(ordered) - 1
         index = int(self.quantile * last) if len(ordered) >= FEW else last

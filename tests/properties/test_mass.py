@@ -28,7 +28,6 @@ class MassMachine(RuleBasedStateMachine):
             for peer, value in zip(PEERS, values, strict=True)
         }
         self.live = set(PEERS)
-        self.told: set[tuple[PeerId, PeerId]] = set()
         self.network: list[tuple[PeerId, PeerId, Message]] = []
         self.parcels: dict[Key, Mass] = {}
         self.there = self.owned()
@@ -38,13 +37,10 @@ class MassMachine(RuleBasedStateMachine):
 
     def under_way(self) -> tuple[set[Key], set[Key]]:
         """Parcels that live senders have not heard to be taken, and those that live receivers have put aside."""
-        sent, aside = set(), set()
+        sent, aside = set[Key](), set[Key]()
         for peer in self.live:
-            for other, message in self.nodes[peer].unanswered():
-                if isinstance(message, Taken):
-                    aside.add((other, peer, message.number))
-                else:
-                    sent.add((peer, other, message.number))
+            sent |= {(peer, other, parcel.number) for other, parcel in self.nodes[peer]._sent.items()}
+            aside |= {(other, peer, parcel.number) for other, parcel in self.nodes[peer]._aside.items()}
         return sent, aside
 
     def owned(self) -> torch.Tensor:
@@ -75,7 +71,13 @@ class MassMachine(RuleBasedStateMachine):
     @rule(pick=which)
     def send_again(self, pick: int) -> None:
         sender = self.node(pick)
-        self.network += [(sender, other, message) for other, message in self.nodes[sender].unanswered()]
+        self.network += self.unanswered(sender)
+
+    def unanswered(self, peer: PeerId) -> list[tuple[PeerId, PeerId, Message]]:
+        """What a node says again: parcels without an answer, and that it took what it has put aside."""
+        node = self.nodes[peer]
+        again: list[tuple[PeerId, PeerId, Message]] = [(peer, to, parcel) for to, parcel in node._sent.items()]
+        return again + [(peer, to, Taken(parcel.number)) for to, parcel in node._aside.items()]
 
     # --- what the network does ------------------------------------------------------------------------------------
 
@@ -108,7 +110,7 @@ class MassMachine(RuleBasedStateMachine):
     def account_for_the_dead(
         self, dead: PeerId, live: PeerId, message: Message, before: tuple[set[Key], set[Key]]
     ) -> None:
-        """Who has not heard of a death yet may save a parcel of the dead, or leave it one that it had put aside."""
+        """What still comes from the dead may save a parcel of it, or leave it one that it had put aside."""
         sent, aside = self.under_way()
         for key in aside - before[1]:
             assert key == (dead, live, message.number)
@@ -130,30 +132,19 @@ class MassMachine(RuleBasedStateMachine):
         self.live.discard(dead)
         self.lost += sum((row(mass) for mass in gone), torch.zeros(3, dtype=torch.float64))
 
-    @rule(pick=which, dead=st.sampled_from(PEERS))
-    def hear_of_a_death(self, pick: int, dead: PeerId) -> None:
-        peer = self.node(pick)
-        if dead not in self.live and (peer, dead) not in self.told:
-            self.told.add((peer, dead))
-            self.nodes[peer].lost(dead)
-
     # --- the end --------------------------------------------------------------------------------------------------
 
     def teardown(self) -> None:
-        """Once everybody has heard of all deaths and the network carries everything, nothing is under way any more."""
+        """Once the network carries everything, nothing is under way any more between those who live."""
         if not hasattr(self, "nodes"):
             return
-        for dead in sorted(set(PEERS) - self.live):
-            for peer in sorted(self.live):
-                if (peer, dead) not in self.told:
-                    self.nodes[peer].lost(dead)
         self.network = [message for message in self.network if {message[0], message[1]} <= self.live]
         self.mass_is_conserved()
         for peer in sorted(self.live):
-            self.network += [(peer, other, message) for other, message in self.nodes[peer].unanswered()]
+            self.network += self.unanswered(peer)
         while self.network:
             self.arrive(*self.network.pop(0))
-        assert self.under_way() == (set(), set())
+        assert not [key for keys in self.under_way() for key in keys if {key[0], key[1]} <= self.live]
         self.mass_is_conserved()
 
 

@@ -103,7 +103,8 @@ def test_replicas_push_to_one_other_and_wait_for_nobody(tmp_path: Path) -> None:
     slow = Strike("slow", On(StepClosed, peer="host-3", where={"step": 1}), SlowDevice("host-3", 10.0))
     live_through(swarm, tmp_path, slow, steps=STEPS, timeout_s=3000.0, not_promised="I3")
     mixed = swarm.events(Mixed)
-    assert {event.own for event in mixed} <= {"pushed", "pushed again"}
+    assert {event.own for event in mixed} <= {"pushed", "pushed again", "kept"}
+    assert all(event.left_out for event in mixed if event.own == "kept")
     assert max(event.averaged for event in mixed) >= 2
     assert not any(event.left_out for event in mixed if event.step == 1)
     assert max(event.seconds for event in mixed) < 5.0

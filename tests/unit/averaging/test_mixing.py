@@ -9,6 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from swarm.averaging.mixing import Mixing, MixingContext, MixingRules, Taking
+from swarm.averaging.patience import FIRST_S
 from swarm.averaging.strategies import STRATEGIES
 from swarm.averaging.versions import TAKE, Taken, TakeRequest, Version, VersionDesk, take
 from swarm.averaging.wait_avoiding import WaitAvoiding
@@ -17,6 +18,7 @@ from swarm.events import Event, Mixed
 from swarm.ids import PartName, PeerId, RunId, stage_part
 from swarm.network.protocols import Answer, Method, Request
 from swarm.sim.network import SimEndpoint, SimNetwork
+from swarm.sim.wires import Delay
 from swarm.sim.world import LoopClock, run_world
 
 FAR = "violation: weights that are not finite, or farther away than training leads"
@@ -71,8 +73,8 @@ class FakePart:
 class World:
     """Replicas with a part each, of which the first mixes."""
 
-    def __init__(self, *parts: FakePart, strangers: int = 0) -> None:
-        self.network = SimNetwork(LoopClock())
+    def __init__(self, *parts: FakePart, strangers: int = 0, delay: Delay | None = None) -> None:
+        self.network = SimNetwork(LoopClock(), delay=delay)
         self.parts = parts
         self.peers = [PeerId(f"peer{number}") for number in range(len(parts) + strangers)]
         self.endpoints = [self.network.endpoint(peer) for peer in self.peers]
@@ -106,14 +108,7 @@ class World:
 
     async def mix(self) -> Mixed:
         await self.open()
-        context = MixingContext(
-            endpoint=self.endpoints[0],
-            device=self.device,
-            clock=LoopClock(),
-            events=self,
-            held=lambda: self._held(self.parts[0]),
-        )
-        mixing = Mixing(Taking(context, RULES), context.held, sync_every=4)
+        mixing = self.mixing(sync_every=4)
         running = asyncio.create_task(mixing.run())
         mixing.leg_over()
         await asyncio.sleep(200.0)
@@ -121,6 +116,26 @@ class World:
         (event,) = self.events
         assert isinstance(event, Mixed)
         return event
+
+    async def legs(self, count: int, mixing: Mixing, each_s: float = 2.0) -> list[Mixed]:
+        """All train on in step with each other; what came of it."""
+        before = len(self.events)
+        for _ in range(count):
+            for part in self.parts:
+                part.version = Version(STEP, part.version.leg + 1, part.version.params)
+            mixing.leg_over()
+            await asyncio.sleep(each_s)
+        return [event for event in self.events[before:] if isinstance(event, Mixed)]
+
+    def mixing(self, sync_every: int) -> Mixing:
+        context = MixingContext(
+            endpoint=self.endpoints[0],
+            device=self.device,
+            clock=LoopClock(),
+            events=self,
+            held=lambda: self._held(self.parts[0]),
+        )
+        return Mixing(Taking(context, RULES), context.held, sync_every)
 
     def emit(self, event: Event) -> None:
         self.events.append(event)
@@ -233,3 +248,46 @@ def test_nothing_is_computed_on_the_event_loop() -> None:
     seen = run_world(story())
     assert seen.off_loop, "nothing was mixed"
     assert not seen.did
+
+
+def test_replica_that_hangs_costs_one_deadline_once_and_counts_again_when_it_is_back() -> None:
+    async def story() -> None:
+        world = await World(FakePart(0, 1.0), FakePart(0, 3.0), FakePart(0, 5.0)).open()
+        mixing = world.mixing(sync_every=100)
+        running = asyncio.create_task(mixing.run())
+        assert {event.averaged for event in await world.legs(3, mixing)} == {3}
+        world.network.hold(world.peers[2])
+        hanging = await world.legs(40, mixing)
+        assert [event.seconds for event in hanging] == [1.0] + [0.0] * 39, "one deadline, and nobody lost a leg"
+        assert {event.averaged for event in hanging} == {2}
+        world.network.release(world.peers[2])
+        assert [event.averaged for event in await world.legs(3, mixing)] == [2, 3, 3], "once its late answer has come"
+        running.cancel()
+
+    run_world(story())
+
+
+def test_first_mixing_waits_a_little_for_who_hangs_from_the_start() -> None:
+    async def story() -> None:
+        world = await World(FakePart(0, 1.0), FakePart(0, 3.0), FakePart(0, 5.0)).open()
+        mixing = world.mixing(sync_every=100)
+        running = asyncio.create_task(mixing.run())
+        world.network.hold(world.peers[2])
+        assert [event.seconds for event in await world.legs(20, mixing, 6.0)] == [FIRST_S] + [0.0] * 19
+        running.cancel()
+
+    run_world(story())
+
+
+def test_link_slower_than_the_first_deadline_is_measured_beside_and_waited_for_afterwards() -> None:
+    async def story() -> None:
+        parts = FakePart(0, 1.0), FakePart(0, 3.0), FakePart(0, 5.0)
+        slow = PeerId("peer2")
+        world = await World(*parts, delay=lambda source, target, size: 8.0 if source == slow else 0.0).open()
+        mixing = world.mixing(sync_every=100)
+        running = asyncio.create_task(mixing.run())
+        events = await world.legs(4, mixing, 20.0)
+        assert [(event.averaged, event.seconds) for event in events] == [(2, FIRST_S), (3, 8.0), (3, 8.0), (3, 8.0)]
+        running.cancel()
+
+    run_world(story())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -62,7 +63,7 @@ class World:
     """Replicas that push."""
 
     def __init__(self, *values: float) -> None:
-        network = SimNetwork(LoopClock())
+        self.network = network = SimNetwork(LoopClock())
         self.peers = [PeerId(f"peer{number}") for number in range(len(values))]
         self.parts = dict(zip(self.peers, map(FakePart, values), strict=True))
         self.deaf = {peer: Deaf(network.endpoint(peer)) for peer in self.peers}
@@ -84,7 +85,8 @@ class World:
     async def leg(self, *peers: PeerId) -> None:
         for peer in peers or self.peers:
             self.parts[peer].leg += 1
-            await self.pushing[peer].mix(*self._held(peer))
+            async with asyncio.TaskGroup() as beside:
+                await self.pushing[peer].mix(beside, *self._held(peer))
 
     @property
     def values(self) -> list[float]:
@@ -128,7 +130,8 @@ def test_answer_that_is_lost_neither_makes_mass_nor_takes_it(lost: str) -> None:
 
     world = story(of, 1.0, 3.0, 8.0)
     assert world.values == pytest.approx([4.0] * 3, abs=1e-2)
-    assert [reason for event in world.events for reason in event.left_out.values()] == ["deadline: the answer was lost"]
+    reasons = [reason for event in world.events for reason in event.left_out.values()]
+    assert reasons == ["deadline: the answer was lost", "deadline: has been late since an earlier leg: not waited for"]
     again = sum(event.own == "pushed again" for event in world.events)
     assert again == (lost == PUSH)
 
@@ -143,6 +146,34 @@ def test_what_is_learnt_in_a_leg_comes_to_all() -> None:
     world = story(of, 0.0, 0.0, 0.0)
     assert max(world.values) - min(world.values) < 0.05
     assert min(world.values) > 1.0
+
+
+def test_target_that_hangs_costs_one_deadline_once_and_what_is_meant_for_it_is_not_lost() -> None:
+    async def of(world: World) -> None:
+        stopped, others = world.peers[2], world.peers[:2]
+
+        async def legs(count: int, *peers: PeerId) -> None:
+            for _ in range(count):
+                for peer in peers:
+                    world.parts[peer].leg += 1
+                    await world.pushing[peer].mix(beside, *world._held(peer))
+                await asyncio.sleep(0.1)
+
+        async with asyncio.TaskGroup() as beside:
+            await legs(2, *world.peers)
+            world.network.hold(stopped)
+            began = len(world.events)
+            await legs(12, *others)
+            hanging = world.events[began:]
+            world.network.release(stopped)
+            await legs(24, *world.peers)
+        waited = [event.seconds for event in hanging if event.seconds > 0]
+        assert waited == pytest.approx([1.0, 1.0]), "one deadline of one second for each of the two"
+        assert {event.own for event in hanging if event.left_out} == {"pushed", "kept"}
+        assert not any(event.left_out for event in world.events[-12:])
+
+    world = story(of, 1.0, 3.0, 8.0)
+    assert world.values == pytest.approx([4.0] * 3, abs=1e-2)
 
 
 def refusal(payload: torch.Tensor, part: str = PART, step: int = STEP, weight: float = 0.5) -> PeerError:

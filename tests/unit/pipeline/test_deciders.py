@@ -134,6 +134,7 @@ def test_gate_refuses_only_after_it_has_seen_enough() -> None:
 def test_deadline_follows_what_was_measured_within_bounds() -> None:
     deadline = AdaptiveDeadline(floor_s=1.0, ceiling_s=30.0)
     assert deadline.seconds() == 30.0
+    assert AdaptiveDeadline(floor_s=1.0, ceiling_s=30.0, first_s=5.0).seconds() == 5.0
     deadline.observe(0.01)
     assert deadline.seconds() == 1.0
     for _ in range(200):
