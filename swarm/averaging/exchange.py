@@ -218,11 +218,13 @@ class Exchange:
         whom nobody calls it answers when they all have: so each of them hears of the others.
         """
         self._inbox.agree(self._me, digest)
-        message = Agreement.of(self._plan, result=digest)
+        message, uncalled = Agreement.of(self._plan, result=digest), self._me in self._plan.outgoing
         async with asyncio.TaskGroup() as tasks:
             for peer in self._others:
                 tasks.create_task(self._sign_with(peer, message))
-        for peer in self._plan.outgoing if self._me in self._plan.outgoing else ():
+            if not uncalled:  # whoever differs from most is known before all have answered, which then nobody does
+                tasks.create_task(self._inbox.wait_agreements())
+        for peer in self._plan.outgoing if uncalled else ():
             self._inbox.agree(peer, digest)
         await self._inbox.wait_agreements()
 

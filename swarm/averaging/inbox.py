@@ -150,21 +150,29 @@ class Inbox:
 
     async def wait_signed(self, caller: PeerId, result: str) -> None:
         """Until we signed the same result ourselves; for a caller whom nobody calls, until all such have told us, too.
-        Raises Refused when the round fails meanwhile or a result differs."""
+        Raises Refused when the round fails meanwhile, as it does when a result differs."""
         outgoing = self.plan.outgoing
         awaited = {self.me, *outgoing} if caller in outgoing else {self.me}
         await self._wait("agreement", lambda: awaited <= self.agreements.keys())
         self._refuse_if_void()
         if any(self.agreements[peer] != result for peer in awaited):
-            raise Refused(f"round {self.plan.key} has another result here: members hold different results")
+            await self._wait("failure", lambda: False)  # until we know who differs from most, and fail for it
+            self._refuse_if_void()
 
     async def wait_agreements(self) -> None:
         """Until every member agreed or the round failed. Raises RoundFailed, also when the results differ."""
         await self._wait("agreement", lambda: len(self.agreements) == len(self.plan.members))
         self.raise_failure()
         if len(set(self.agreements.values())) > 1:
-            told = ", ".join(f"{peer} {self.agreements[peer][:12]}" for peer in self.plan.members)
-            raise RoundFailed(f"members hold different results: {told}")
+            raise self._disagreement()
+
+    def _disagreement(self) -> RoundFailed:
+        """Names who differs from what more than half of the members hold, if they hold the same."""
+        ((result, count),) = Counter(self.agreements.values()).most_common(1)
+        others = [peer for peer in self.plan.members if self.agreements.get(peer, result) != result]
+        told = ", ".join(f"{peer} {digest[:12]}" for peer, digest in sorted(self.agreements.items()))
+        dissenter = others[0] if 2 * count > len(self.plan.members) else ""
+        return RoundFailed(f"members hold different results: {told}", peer=dissenter)
 
     async def wait_failure(self) -> None:
         """Until another member's message voids the round; then raises its RoundFailed."""
@@ -182,6 +190,8 @@ class Inbox:
         we suspect ourselves, when we have waited so long that this means something; else one could frame whoever is
         slow. In a round that follows others it must be the member that it names, if any is: all may wait for one that
         is in an earlier round and not in ours."""
+        if len(set(self.agreements.values())) > 1:
+            return self._disagreement()  # as we know as well as it does
         overdue = now - self.entered_at >= OVERDUE * self.plan.timeout_s
         suspects = [peer for peer in self.suspects()[1] if overdue and peer != caller]
         blamed = culprit if culprit in suspects else None if self.plan.key.round else next(iter(suspects), None)

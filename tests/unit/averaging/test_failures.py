@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from swarm.averaging.messages import ABORT, AGREE, CHUNK, ENTER, Abort, Agreement, ChunkRequest
-from swarm.averaging.plan import RoundResult
+from swarm.averaging.plan import RoundPlan, RoundResult
 from swarm.averaging.schedules import SCHEDULES, ScheduleName
 from swarm.errors import Busy, Refused, RoundFailed, Violation
 from swarm.ids import PeerId
@@ -222,6 +222,40 @@ def test_reducer_that_tells_each_member_something_else_is_found_out() -> None:
         assert any("different results" in str(outcome) for outcome in outcomes)
 
     in_virtual_time(scene())
+
+
+async def with_wrong_bits(network: Network, plan: RoundPlan, *wrong: PeerId) -> list[Any]:
+    """All members' outcomes where some take in other bits than they were sent."""
+    services, sums = await serve_members(network, plan.members), whole_numbers(plan)
+
+    def forging(honest: Callable[[Any], Awaitable[Answer]]) -> Callable[[Any], Awaitable[Answer]]:
+        async def forge(request: Any) -> Answer:
+            answer = await honest(request)
+            forged = bytearray(answer.payload)
+            forged[0] ^= request.caller in wrong
+            return Answer(Empty(), forged)
+
+        return forge
+
+    for endpoint in network.endpoints.values():
+        endpoint.replace_handler(CHUNK, forging(endpoint.handler(CHUNK)))
+    jobs = (services[peer].reduce(plan, sums[peer]) for peer in plan.members)
+    return await asyncio.gather(*jobs, return_exceptions=True)
+
+
+def test_member_that_holds_another_result_than_most_is_named_by_itself_and_others() -> None:
+    plan, by = make_plan([1] * 4, 64), set[PeerId]()
+    for seed in range(3):  # as many attempts as the leader makes
+        outcomes = in_virtual_time(with_wrong_bits(Network(seed=seed), plan, P1))
+        assert {outcome.peer for outcome in outcomes} - {""} == {P1}
+        by |= {peer for peer, outcome in zip(plan.members, outcomes, strict=True) if outcome.peer}
+    assert len(by - {P1}) > 1
+
+
+def test_nobody_is_named_where_no_result_is_that_of_most() -> None:
+    outcomes = in_virtual_time(with_wrong_bits(Network(), make_plan([1] * 4, 64), P0, P1))
+    assert all(isinstance(outcome, RoundFailed) and not outcome.peer for outcome in outcomes), outcomes
+    assert any("different results" in str(outcome) for outcome in outcomes)
 
 
 def test_reducer_that_answers_too_little_or_not_finite_is_named() -> None:
