@@ -17,7 +17,7 @@ from swarm.averaging.messages import ABORT, AGREE, CHUNK, ENTER, STAY, Abort, Ag
 from swarm.averaging.plan import RoundKey, RoundPlan, RoundResult
 from swarm.averaging.reducers import Floats, Reducer, weighted_mean
 from swarm.clock import Clock
-from swarm.errors import BugError, Busy, PeerError, Refused, RoundFailed
+from swarm.errors import BugError, Busy, PeerError, Refused, RoundFailed, Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer, Endpoint, Method, Request
 from swarm.schema import Empty
@@ -121,7 +121,7 @@ class AllReduce:
             digest = await _completed(exchange)
         except BaseExceptionGroup as group:
             outcome = _verdict(group)
-            own = inbox.failure is None
+            own = inbox.failure is None or not inbox.failure.aborted_by
             self._leave(inbox, "", outcome)
             if own:
                 await self._tell(plan, outcome)
@@ -204,8 +204,18 @@ class AllReduce:
 
     def _admit_chunk(self, caller: PeerId, request: ChunkRequest, payload_bytes: int) -> None:
         inbox = self._inbox_of(request)
-        inbox.admit(caller, request, payload_bytes)
+        self._checked(inbox, caller, request, payload_bytes)
         inbox.meter.begins(caller, payload_bytes, self._means.clock.monotonic())
+
+    def _checked(self, inbox: Inbox, caller: PeerId, request: ChunkRequest, payload_bytes: int) -> None:
+        """See :meth:`Inbox.admit`. A member that violates it breaks the round here at once: it will tell everybody, and
+        not us, that it broke on us."""
+        try:
+            inbox.admit(caller, request, payload_bytes)
+        except Violation as error:
+            if caller in inbox.plan.weights:
+                inbox.fail(RoundFailed(error.reason, peer=caller))
+            raise
 
     async def _let_in(self, request: Request) -> Answer:
         inbox = self._inbox_of(request.body)
@@ -226,7 +236,7 @@ class AllReduce:
         # Admitted again: the transport may not ask about an empty payload, and the round may have ended meanwhile.
         inbox = self._inbox_of(request.body)
         inbox.meter.arrived(request.caller, len(request.payload), self._means.clock.monotonic())
-        inbox.admit(request.caller, request.body, len(request.payload))
+        self._checked(inbox, request.caller, request.body, len(request.payload))
         return Answer(Empty(), await inbox.answer(request.caller, request.body, request.payload))
 
     async def _agree(self, request: Request) -> Answer:
