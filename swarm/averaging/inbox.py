@@ -104,6 +104,11 @@ class Inbox:
         """Note that a member is in: it said so, or it asked whether we are."""
         self._answered.add(peer)
         self._inside.add(peer)
+        self._wake(("in", peer))
+
+    async def wait_in(self, peer: PeerId) -> None:
+        """Until a member says that it is in, or the round fails."""
+        await self._wait(("in", peer), lambda: peer in self._inside)
 
     def agree(self, caller: PeerId, result: str) -> None:
         """Note that a member holds the whole result, by its digest. The first word counts."""
