@@ -70,7 +70,7 @@ class AllReduce:
         return (
             Method(name=ENTER, request=RoundMessage, handle=self._let_in),
             Method(name=STAY, request=RoundMessage, handle=self._stay),
-            Method(name=CHUNK, request=ChunkRequest, handle=self._chunk, admit=self._admit_chunk),
+            Method(name=CHUNK, request=ChunkRequest, handle=self._chunk, admit=self._admit_chunk, over=self._over),
             Method(name=AGREE, request=Agreement, handle=self._agree),
             Method(name=ABORT, request=Abort, handle=self._abort),
         )
@@ -205,7 +205,13 @@ class AllReduce:
     def _admit_chunk(self, caller: PeerId, request: ChunkRequest, payload_bytes: int) -> None:
         inbox = self._inbox_of(request)
         self._checked(inbox, caller, request, payload_bytes)
+        inbox.take_place(caller, request)
         inbox.meter.begins(caller, payload_bytes, self._means.clock.monotonic())
+
+    def _over(self, caller: PeerId, request: ChunkRequest) -> None:
+        inbox = self._find(request.key)
+        if inbox is not None:
+            inbox.call_over(caller, request)
 
     def _checked(self, inbox: Inbox, caller: PeerId, request: ChunkRequest, payload_bytes: int) -> None:
         """See :meth:`Inbox.admit`. A member that violates it breaks the round here at once: it will tell everybody, and

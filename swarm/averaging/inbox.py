@@ -40,6 +40,8 @@ class Inbox:
         self.meter = Meter()
         self._sums: dict[_Topic, dict[PeerId, Payload]] = {}
         self._held: Counter[tuple[PeerId, int, int]] = Counter()
+        self._open: dict[tuple[PeerId, int, int], bool] = {}  # calls; whether their sum is still coming
+        self._coming: Counter[tuple[PeerId, int, int]] = Counter()
         self._taken: set[_Topic] = set()
         self.entered_at = math.inf
         self._answered: set[PeerId] = set()
@@ -49,10 +51,7 @@ class Inbox:
         self._changed: dict[object, asyncio.Event] = {}
 
     def admit(self, caller: PeerId, request: ChunkRequest, payload_bytes: int) -> None:
-        """Raise Violation or Refused unless this member may send this many bytes, before there is room for them.
-
-        Raises Busy when it has more chunks unreduced here than its window allows.
-        """
+        """Raise Violation or Refused unless this member may send this many bytes, before there is room for them."""
         self.admit_member(caller, request.plan)
         if request.index >= len(self.plan.chunks):
             raise Violation(f"there is no chunk {request.index}", peer=caller)
@@ -65,9 +64,26 @@ class Inbox:
         expected = self.plan.sums_wire.bytes_of(chunk.elements) if weight else 0
         if payload_bytes != expected:
             raise Violation(f"chunk {request.index} has {payload_bytes} bytes, not {expected}", peer=caller)
-        held = self._held[caller, chunk.rank, request.level]
-        if self._is_new(caller, request) and held >= self._most_held(request.level):
-            raise Busy("that is more than the window")
+
+    def take_place(self, caller: PeerId, request: ChunkRequest) -> None:
+        """An admitted call begins: its sum counts from now on, whether it has arrived or not, until :meth:`call_over`.
+
+        Raises Busy when more chunks of this member are unreduced here, or coming, than its window allows, and for what
+        it has asked already and is not answered.
+        """
+        call, at = (caller, request.index, request.level), self._window_of(caller, request)
+        if call in self._open:
+            raise Busy("that is asked already")
+        if self._is_new(caller, request):
+            if self._held[at] + self._coming[at] >= self._most_held(request.level):
+                raise Busy("that is more than the window")
+            self._coming[at] += 1
+        self._open[call] = self._is_new(caller, request)
+
+    def call_over(self, caller: PeerId, request: ChunkRequest) -> None:
+        """A call that took a place is over: one whose sum has not arrived gives it back."""
+        if self._open.pop((caller, request.index, request.level), False):
+            self._coming[self._window_of(caller, request)] -= 1
 
     def admit_member(self, caller: PeerId, plan_digest: str) -> None:
         """Raise Violation for one who is no member, Refused for a member under another plan or after a failure."""
@@ -86,7 +102,10 @@ class Inbox:
         topic = request.index, request.level
         if payload and self._is_new(caller, request):
             self._sums.setdefault(topic, {})[caller] = payload
-            self._held[caller, self.plan.chunks[request.index].rank, request.level] += 1
+            self._held[self._window_of(caller, request)] += 1
+            if self._open.get((caller, *topic)):
+                self._open[caller, *topic] = False
+                self._coming[self._window_of(caller, request)] -= 1
             self._wake(topic)
         if request.level:
             return memoryview(b"")
@@ -121,6 +140,8 @@ class Inbox:
             self.failure = failure
         self._sums.clear()
         self._held.clear()
+        self._open.clear()
+        self._coming.clear()
         self._results.clear()
         for topic in list(self._changed):
             self._wake(topic)
@@ -255,6 +276,9 @@ class Inbox:
     def _refuse_if_void(self) -> None:
         if self.failure is not None:
             raise Refused(f"round {self.plan.key} is void: {self.failure}")
+
+    def _window_of(self, caller: PeerId, request: ChunkRequest) -> tuple[PeerId, int, int]:
+        return caller, self.plan.chunks[request.index].rank, request.level
 
     def _is_new(self, caller: PeerId, request: ChunkRequest) -> bool:
         topic = request.index, request.level

@@ -364,6 +364,56 @@ def test_sender_beyond_its_window_is_told_busy() -> None:
     in_virtual_time(scene())
 
 
+def test_sum_that_is_on_its_way_counts_a_repeat_is_busy_and_a_broken_call_gives_its_place_back() -> None:
+    async def scene() -> None:
+        plan = make_plan([1, 1], 80)
+        network = Network()
+        services = await serve_members(network, plan.members)
+        services[P1].expect(plan)
+        method = next(method for method in services[P1].methods() if method.name == CHUNK)
+        assert method.admit is not None
+        assert method.over is not None
+        first, *more, beyond = (
+            ChunkRequest.of(plan, index=chunk.index, weight=1) for chunk in plan.chunks_of(P1)[: plan.window + 1]
+        )
+        for request in (first, *more):
+            method.admit(P0, request, 16)
+        for request in (first, beyond):
+            with pytest.raises(Busy):
+                method.admit(P0, request, 16)
+        method.over(P0, first)
+        method.admit(P0, beyond, 16)
+        with pytest.raises(Busy):
+            method.admit(P0, first, 16)
+
+    in_virtual_time(scene())
+
+
+def test_sum_whose_call_broke_after_it_arrived_is_kept_and_may_be_asked_for_again() -> None:
+    async def scene() -> None:
+        plan, network = make_plan([1, 1], 8), Network()
+        services = await serve_members(network, plan.members)
+        services[P1].expect(plan)
+        request = ChunkRequest.of(plan, index=plan.chunks_of(P1)[0].index, weight=1)
+
+        async def ask(payload: bytes) -> bytes:
+            call = network.endpoints[P0].call
+            _, mean = await call(P1, CHUNK, request, Empty, timeout_s=5, payload=payload, max_reply_bytes=16)
+            return bytes(mean)
+
+        broken = asyncio.ensure_future(ask(bytes(16)))
+        await asyncio.sleep(1)
+        broken.cancel()
+        await asyncio.sleep(1)
+        again = asyncio.ensure_future(ask(torch.full((4,), 8.0).numpy().tobytes()))
+        reducing = asyncio.ensure_future(services[P1].reduce(plan, torch.ones(8)))
+        assert await again == torch.full((4,), 0.5).numpy().tobytes(), "the first counts"
+        reducing.cancel()
+        await asyncio.gather(reducing, return_exceptions=True)
+
+    in_virtual_time(scene())
+
+
 def test_late_message_of_a_dead_round_is_refused() -> None:
     async def scene() -> None:
         network = Network()
