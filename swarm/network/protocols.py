@@ -59,7 +59,8 @@ class Method:
     payload exists; it raises a :class:`~swarm.errors.PeerError` to refuse, and must check that ``payload_bytes`` is
     exactly what the expected shape and codec give. Without ``admit`` any payload is a violation. ``over(caller, body)``
     runs when a call that was admitted is over, however it ended, whether its payload arrived or not. ``handle`` may
-    raise any PeerError, which the caller gets back as the same type; any other exception is reported as failed and logged.
+    raise any PeerError, which the caller gets back as the same type; any other exception is reported as failed and
+    logged.
     A handler is cancelled at the caller's deadline. ``public`` methods, which any peer may call without knowing the
     run, are exactly those whose name begins with :data:`PUBLIC_PREFIX`.
     """
