@@ -17,7 +17,7 @@ from swarm.averaging.messages import ABORT, AGREE, CHUNK, ENTER, STAY, Abort, Ag
 from swarm.averaging.plan import RoundKey, RoundPlan, RoundResult
 from swarm.averaging.reducers import Floats, Reducer, weighted_mean
 from swarm.clock import Clock
-from swarm.errors import BugError, Busy, PeerError, Refused, RoundFailed
+from swarm.errors import BugError, Busy, PeerError, Refused, RoundFailed, Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer, Endpoint, Method, Request
 from swarm.schema import Empty
@@ -71,7 +71,7 @@ class AllReduce:
         return (
             Method(name=ENTER, request=RoundMessage, handle=self._let_in),
             Method(name=STAY, request=RoundMessage, handle=self._stay),
-            Method(name=CHUNK, request=ChunkRequest, handle=self._chunk, admit=self._admit_chunk),
+            Method(name=CHUNK, request=ChunkRequest, handle=self._chunk, admit=self._admit_chunk, over=self._over),
             Method(name=AGREE, request=Agreement, handle=self._agree),
             Method(name=ABORT, request=Abort, handle=self._abort),
         )
@@ -125,7 +125,7 @@ class AllReduce:
             digest = await _completed(exchange)
         except BaseExceptionGroup as group:
             outcome = _verdict(group)
-            own = inbox.failure is None
+            own = inbox.failure is None or not inbox.failure.aborted_by
             self._leave(inbox, "", outcome)
             if own:
                 await self._tell(plan, outcome)
@@ -208,8 +208,24 @@ class AllReduce:
 
     def _admit_chunk(self, caller: PeerId, request: ChunkRequest, payload_bytes: int) -> None:
         inbox = self._inbox_of(request)
-        inbox.admit(caller, request, payload_bytes)
+        self._checked(inbox, caller, request, payload_bytes)
+        inbox.take_place(caller, request)
         inbox.meter.begins(caller, payload_bytes, self._means.clock.monotonic())
+
+    def _over(self, caller: PeerId, request: ChunkRequest) -> None:
+        inbox = self._find(request.key)
+        if inbox is not None:
+            inbox.call_over(caller, request)
+
+    def _checked(self, inbox: Inbox, caller: PeerId, request: ChunkRequest, payload_bytes: int) -> None:
+        """See :meth:`Inbox.admit`. A member that violates it breaks the round here at once: it will tell everybody, and
+        not us, that it broke on us."""
+        try:
+            inbox.admit(caller, request, payload_bytes)
+        except Violation as error:
+            if caller in inbox.plan.weights:
+                inbox.fail(RoundFailed(error.reason, peer=caller))
+            raise
 
     async def _let_in(self, request: Request) -> Answer:
         inbox = self._inbox_of(request.body)
@@ -230,7 +246,7 @@ class AllReduce:
         # Admitted again: the transport may not ask about an empty payload, and the round may have ended meanwhile.
         inbox = self._inbox_of(request.body)
         inbox.meter.arrived(request.caller, len(request.payload), self._means.clock.monotonic())
-        inbox.admit(request.caller, request.body, len(request.payload))
+        self._checked(inbox, request.caller, request.body, len(request.payload))
         return Answer(Empty(), await inbox.answer(request.caller, request.body, request.payload))
 
     async def _agree(self, request: Request) -> Answer:

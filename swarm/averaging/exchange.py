@@ -20,6 +20,7 @@ from swarm.errors import Busy, DeadlineMissed, PeerError, RoundFailed, Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Endpoint, Payload
 from swarm.schema import Empty
+from swarm.waiting import first_done
 
 INLINE_ELEMENTS = 1 << 13
 """Up to this many elements (some 50 µs of work) a thread hop would cost more than it hides."""
@@ -69,6 +70,7 @@ class Exchange:
         self._ends_at = self._began + self._plan.timeout_s
         self._asking: Counter[PeerId] = Counter()
         self._entered: dict[PeerId, asyncio.Task[memoryview]] = {}
+        self._came_in: set[PeerId] = set()
         self._bytes_asked = 0
         self.formed_s = 0.0
         self.output = Output(self._plan)
@@ -218,11 +220,13 @@ class Exchange:
         whom nobody calls it answers when they all have: so each of them hears of the others.
         """
         self._inbox.agree(self._me, digest)
-        message = Agreement.of(self._plan, result=digest)
+        message, uncalled = Agreement.of(self._plan, result=digest), self._me in self._plan.outgoing
         async with asyncio.TaskGroup() as tasks:
             for peer in self._others:
                 tasks.create_task(self._sign_with(peer, message))
-        for peer in self._plan.outgoing if self._me in self._plan.outgoing else ():
+            if not uncalled:  # whoever differs from most is known before all have answered, which then nobody does
+                tasks.create_task(self._inbox.wait_agreements())
+        for peer in self._plan.outgoing if uncalled else ():
             self._inbox.agree(peer, digest)
         await self._inbox.wait_agreements()
 
@@ -241,12 +245,20 @@ class Exchange:
                 return await self._call(peer, method, message, payload, max_reply_bytes)
             except Busy:
                 self._inbox.said_busy(peer)
-                await self._means.clock.sleep(pause_s)
+                # Who asks whether we are in is in itself: a late member need not wait until we ask it again.
+                await first_done(self._means.clock.sleep(pause_s), self._come_in(peer, method))
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             except PeerError as error:
                 if isinstance(error, DeadlineMissed):
                     raise self._overdue() from error
                 raise self._broken(error, peer) from error
+
+    async def _come_in(self, peer: PeerId, method: str) -> None:
+        """Until a member that was not in is, once; for ever where it has more of ours than it takes."""
+        if method != ENTER or peer in self._came_in:
+            await asyncio.get_running_loop().create_future()
+        await self._inbox.wait_in(peer)
+        self._came_in.add(peer)
 
     async def _call(
         self, peer: PeerId, method: str, message: RoundMessage, payload: Payload, max_reply_bytes: int

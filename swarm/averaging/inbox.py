@@ -40,6 +40,8 @@ class Inbox:
         self.meter = Meter()
         self._sums: dict[_Topic, dict[PeerId, Payload]] = {}
         self._held: Counter[tuple[PeerId, int, int]] = Counter()
+        self._open: dict[tuple[PeerId, int, int], bool] = {}  # calls; whether their sum is still coming
+        self._coming: Counter[tuple[PeerId, int, int]] = Counter()
         self._taken: set[_Topic] = set()
         self.entered_at = math.inf
         self._answered: set[PeerId] = set()
@@ -49,10 +51,7 @@ class Inbox:
         self._changed: dict[object, asyncio.Event] = {}
 
     def admit(self, caller: PeerId, request: ChunkRequest, payload_bytes: int) -> None:
-        """Raise Violation or Refused unless this member may send this many bytes, before there is room for them.
-
-        Raises Busy when it has more chunks unreduced here than its window allows.
-        """
+        """Raise Violation or Refused unless this member may send this many bytes, before there is room for them."""
         self.admit_member(caller, request.plan)
         if request.index >= len(self.plan.chunks):
             raise Violation(f"there is no chunk {request.index}", peer=caller)
@@ -65,9 +64,26 @@ class Inbox:
         expected = self.plan.sums_wire.bytes_of(chunk.elements) if weight else 0
         if payload_bytes != expected:
             raise Violation(f"chunk {request.index} has {payload_bytes} bytes, not {expected}", peer=caller)
-        held = self._held[caller, chunk.rank, request.level]
-        if self._is_new(caller, request) and held >= self._most_held(request.level):
-            raise Busy("that is more than the window")
+
+    def take_place(self, caller: PeerId, request: ChunkRequest) -> None:
+        """An admitted call begins: its sum counts from now on, whether it has arrived or not, until :meth:`call_over`.
+
+        Raises Busy when more chunks of this member are unreduced here, or coming, than its window allows, and for what
+        it has asked already and is not answered.
+        """
+        call, at = (caller, request.index, request.level), self._window_of(caller, request)
+        if call in self._open:
+            raise Busy("that is asked already")
+        if self._is_new(caller, request):
+            if self._held[at] + self._coming[at] >= self._most_held(request.level):
+                raise Busy("that is more than the window")
+            self._coming[at] += 1
+        self._open[call] = self._is_new(caller, request)
+
+    def call_over(self, caller: PeerId, request: ChunkRequest) -> None:
+        """A call that took a place is over: one whose sum has not arrived gives it back."""
+        if self._open.pop((caller, request.index, request.level), False):
+            self._coming[self._window_of(caller, request)] -= 1
 
     def admit_member(self, caller: PeerId, plan_digest: str) -> None:
         """Raise Violation for one who is no member, Refused for a member under another plan or after a failure."""
@@ -86,7 +102,10 @@ class Inbox:
         topic = request.index, request.level
         if payload and self._is_new(caller, request):
             self._sums.setdefault(topic, {})[caller] = payload
-            self._held[caller, self.plan.chunks[request.index].rank, request.level] += 1
+            self._held[self._window_of(caller, request)] += 1
+            if self._open.get((caller, *topic)):
+                self._open[caller, *topic] = False
+                self._coming[self._window_of(caller, request)] -= 1
             self._wake(topic)
         if request.level:
             return memoryview(b"")
@@ -104,6 +123,11 @@ class Inbox:
         """Note that a member is in: it said so, or it asked whether we are."""
         self._answered.add(peer)
         self._inside.add(peer)
+        self._wake(("in", peer))
+
+    async def wait_in(self, peer: PeerId) -> None:
+        """Until a member says that it is in, or the round fails."""
+        await self._wait(("in", peer), lambda: peer in self._inside)
 
     def agree(self, caller: PeerId, result: str) -> None:
         """Note that a member holds the whole result, by its digest. The first word counts."""
@@ -116,6 +140,8 @@ class Inbox:
             self.failure = failure
         self._sums.clear()
         self._held.clear()
+        self._open.clear()
+        self._coming.clear()
         self._results.clear()
         for topic in list(self._changed):
             self._wake(topic)
@@ -150,21 +176,29 @@ class Inbox:
 
     async def wait_signed(self, caller: PeerId, result: str) -> None:
         """Until we signed the same result ourselves; for a caller whom nobody calls, until all such have told us, too.
-        Raises Refused when the round fails meanwhile or a result differs."""
+        Raises Refused when the round fails meanwhile, as it does when a result differs."""
         outgoing = self.plan.outgoing
         awaited = {self.me, *outgoing} if caller in outgoing else {self.me}
         await self._wait("agreement", lambda: awaited <= self.agreements.keys())
         self._refuse_if_void()
         if any(self.agreements[peer] != result for peer in awaited):
-            raise Refused(f"round {self.plan.key} has another result here: members hold different results")
+            await self._wait("failure", lambda: False)  # until we know who differs from most, and fail for it
+            self._refuse_if_void()
 
     async def wait_agreements(self) -> None:
         """Until every member agreed or the round failed. Raises RoundFailed, also when the results differ."""
         await self._wait("agreement", lambda: len(self.agreements) == len(self.plan.members))
         self.raise_failure()
         if len(set(self.agreements.values())) > 1:
-            told = ", ".join(f"{peer} {self.agreements[peer][:12]}" for peer in self.plan.members)
-            raise RoundFailed(f"members hold different results: {told}")
+            raise self._disagreement()
+
+    def _disagreement(self) -> RoundFailed:
+        """Names who differs from what more than half of the members hold, if they hold the same."""
+        ((result, count),) = Counter(self.agreements.values()).most_common(1)
+        others = [peer for peer in self.plan.members if self.agreements.get(peer, result) != result]
+        told = ", ".join(f"{peer} {digest[:12]}" for peer, digest in sorted(self.agreements.items()))
+        dissenter = others[0] if 2 * count > len(self.plan.members) else ""
+        return RoundFailed(f"members hold different results: {told}", peer=dissenter)
 
     async def wait_failure(self) -> None:
         """Until another member's message voids the round; then raises its RoundFailed."""
@@ -182,6 +216,8 @@ class Inbox:
         we suspect ourselves, when we have waited so long that this means something; else one could frame whoever is
         slow. In a round that follows others it must be the member that it names, if any is: all may wait for one that
         is in an earlier round and not in ours."""
+        if len(set(self.agreements.values())) > 1:
+            return self._disagreement()  # as we know as well as it does
         overdue = now - self.entered_at >= OVERDUE * self.plan.timeout_s
         suspects = [peer for peer in self.suspects()[1] if overdue and peer != caller]
         blamed = culprit if culprit in suspects else None if self.plan.key.round else next(iter(suspects), None)
@@ -240,6 +276,9 @@ class Inbox:
     def _refuse_if_void(self) -> None:
         if self.failure is not None:
             raise Refused(f"round {self.plan.key} is void: {self.failure}")
+
+    def _window_of(self, caller: PeerId, request: ChunkRequest) -> tuple[PeerId, int, int]:
+        return caller, self.plan.chunks[request.index].rank, request.level
 
     def _is_new(self, caller: PeerId, request: ChunkRequest) -> bool:
         topic = request.index, request.level

@@ -46,7 +46,7 @@ class Output:
             raise Violation(f"answered chunk {chunk.index} with {error.reason}", peer=source) from error
         squared = squared_norm(values)
         if not np.isfinite(squared):
-            raise Violation(f"answered chunk {chunk.index} with values that are not finite", peer=source)
+            raise Violation(f"answered chunk {chunk.index} with values that are not finite, or too large", peer=source)
         self.vector[chunk.start : chunk.stop] = values
         self._seals[chunk.index] = (squared, blake3(encoded).digest())
         return raw(self.vector[chunk.start : chunk.stop]) if self._wire.exact else memoryview(encoded)
@@ -84,7 +84,8 @@ def squared_norm(values: NDArray[Any]) -> float:
     """Σ v² in float64, added piece by piece, a piece's by folding the upper half onto the lower until one is left.
 
     Only additions element by element: their order is ours and not that of a BLAS or of a CPU's vector width, so all
-    machines get the same number. The square of a finite float32 and the sum of 10²³⁰ of them are finite in float64.
+    machines get the same number. The square of a finite float32 and the sum of 10²³⁰ of them are finite in float64, as
+    are those of all that a reducer gives in float64 (:data:`~swarm.averaging.reducers.MOST`).
     """
     pieces = range(0, values.size, PIECE_ELEMENTS)
     return sum((_folded(values[start : start + PIECE_ELEMENTS]) for start in pieces), 0.0)
@@ -92,7 +93,7 @@ def squared_norm(values: NDArray[Any]) -> float:
 
 def _folded(values: NDArray[Any]) -> float:
     squares = values.astype(np.float64)
-    with np.errstate(invalid="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):
         np.multiply(squares, squares, out=squares)
         size = squares.size
         while size > 1:

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from swarm.averaging.wire import WireType
-from swarm.errors import RoundFailed, Violation
+from swarm.errors import Violation
 from swarm.ids import PeerId
 
 Floats = NDArray[np.floating[Any]]
@@ -18,11 +18,15 @@ PIECE_ELEMENTS = 1 << 16
 """How much is added at a time: what stays in a core's own cache."""
 
 
+MOST = 1e100
+"""Sums in float64 are not larger than this: then their squares, and sums of these, are finite too."""
+
+
 class Reducer(Protocol):
     """Sums of one chunk by peer, the rank order, the divisor, the result's type → what everybody gets.
 
     Must not depend on the order in which ``sums`` was filled. Raises Violation naming a member whose sum no honest
-    member sends, and RoundFailed when the result cannot be used.
+    member sends, one without which the result would fit among them.
     """
 
     def __call__(self, sums: Mapping[PeerId, Floats], order: Sequence[PeerId], divisor: int, dtype: WireType) -> Floats:
@@ -39,7 +43,8 @@ def weighted_mean(
     machine and for every order of arrival.
     Error: at most half an ulp of ``dtype`` beyond (K-1)·2⁻⁵³ relative to Σ|sums|. Cost: K passes over the chunk, half
     a MiB beside the result.
-    Raises Violation naming the sender of a value that is not finite, RoundFailed when the mean itself does not fit.
+    Raises Violation naming the sender of a value that is not finite or, when only the result does not fit, the sender
+    of the largest sum where it does not.
     """
     result: Floats = np.empty(sums[order[0]].size, dtype=np.dtype(dtype).newbyteorder("<"))
     # Overflow and invalid values are judged below, once, on the result: no sum of finite numbers hides an infinity.
@@ -50,9 +55,11 @@ def weighted_mean(
             for peer in order:
                 np.add(total, sums[peer][piece], out=total)
             np.divide(total, float(divisor), out=result[piece], casting="same_kind")
-    if not np.isfinite(result).all():
+    fits = np.isfinite(result) if dtype == "float32" else np.abs(result) <= MOST
+    if not fits.all():
         for peer in order:
             if not np.isfinite(sums[peer]).all():
                 raise Violation("sent a sum that is not finite", peer=peer)
-        raise RoundFailed(f"the result of finite sums does not fit into {dtype}")
+        largest = max(order, key=lambda peer: float(np.abs(sums[peer][~fits]).max()))
+        raise Violation(f"sent the largest of sums whose result does not fit into {dtype}", peer=largest)
     return result

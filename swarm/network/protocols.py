@@ -57,8 +57,10 @@ class Method:
 
     ``name`` is ``service/version/verb``. ``admit(caller, body, payload_bytes)`` runs *before* any buffer for the
     payload exists; it raises a :class:`~swarm.errors.PeerError` to refuse, and must check that ``payload_bytes`` is
-    exactly what the expected shape and codec give. Without ``admit`` any payload is a violation. ``handle`` may raise
-    any PeerError, which the caller gets back as the same type; any other exception is reported as failed and logged.
+    exactly what the expected shape and codec give. Without ``admit`` any payload is a violation. ``over(caller, body)``
+    runs when a call that was admitted is over, however it ended, whether its payload arrived or not. ``handle`` may
+    raise any PeerError, which the caller gets back as the same type; any other exception is reported as failed and
+    logged.
     A handler is cancelled at the caller's deadline. ``public`` methods, which any peer may call without knowing the
     run, are exactly those whose name begins with :data:`PUBLIC_PREFIX`.
     """
@@ -67,6 +69,7 @@ class Method:
     request: type[Message]
     handle: Callable[[Request], Awaitable[Answer]]
     admit: Callable[[PeerId, Any, int], None] | None = None
+    over: Callable[[PeerId, Any], None] | None = None
     public: bool = False
 
 

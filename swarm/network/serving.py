@@ -96,6 +96,8 @@ class Desk:
         usage.payload_bytes -= admitted.payload_bytes
         if not usage.calls:
             del self._usage[caller]
+        if admitted.method.over is not None:
+            admitted.method.over(caller, admitted.body)
 
 
 def _ask_method(method: Method, caller: PeerId, body: Any, payload_bytes: int) -> None:

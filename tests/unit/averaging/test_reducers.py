@@ -7,8 +7,8 @@ import pytest
 
 from swarm.averaging.output import Output, squared_norm
 from swarm.averaging.reducers import weighted_mean
-from swarm.averaging.wire import raw
-from swarm.errors import RoundFailed, Violation
+from swarm.averaging.wire import WireType, raw
+from swarm.errors import Violation
 from swarm.ids import PeerId
 from tests.unit.averaging.world import make_plan
 
@@ -43,11 +43,14 @@ def test_weighted_mean_of_a_value_that_is_not_finite_names_its_sender(value: flo
     assert caught.value.peer == B
 
 
-@pytest.mark.parametrize("value", [1e39, 1.7e308])
-def test_weighted_mean_that_does_not_fit_fails_without_blame(value: float) -> None:
-    with pytest.raises(RoundFailed) as caught:
-        weighted_mean({A: np.array([value]), B: np.array([value])}, (A, B), 1)
-    assert caught.value.peer == ""
+@pytest.mark.parametrize(("dtype", "value"), [("float32", 1e39), ("float64", 1e200)])
+def test_sums_whose_result_does_not_fit_are_held_against_the_largest_where_it_does_not(
+    dtype: WireType, value: float
+) -> None:
+    ordinary, large = np.array([1e38, 1.0]), np.array([1.0, value])
+    with pytest.raises(Violation, match="fit") as caught:
+        weighted_mean({A: ordinary, B: large}, (A, B), 1, dtype)
+    assert caught.value.peer == B
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 3, 7, 64, 1000])
