@@ -184,12 +184,22 @@ class ProcessWorld(Company[RealPeer]):
 
     def run(self, peer: RealPeer, output: Path) -> Started:
         """A process for it: forked from one that has imported everything, but with its clock in its hands if skewed."""
-        paths = {name: str(path) for name, path in peer.spec.files.items()}
-        arguments = filled(peer.spec.arguments, {"home": str(peer.home), **paths})
-        arguments += ["--json", "--home", str(peer.home), *self._options.get(peer.name, ())]
         if self.clocks is None:
-            return self._forks.begin(arguments, output)
-        return means.begin([sys.executable, "-m", "peers.cli", *arguments], output, self.environment(peer))
+            return self._forks.begin(self.arguments(peer), output)
+        command = [sys.executable, "-m", "peers.cli", *self.arguments(peer)]
+        return means.begin(command, output, self.environment(peer))
+
+    def arguments(self, peer: RealPeer) -> list[str]:
+        """Those of ``swarm`` that it is started with."""
+        paths = {name: str(path) for name, path in peer.spec.files.items()}
+        options = self._options.get(peer.name, ())
+        return [
+            *filled(peer.spec.arguments, {"home": str(peer.home), **paths}),
+            "--json",
+            "--home",
+            str(peer.home),
+            *options,
+        ]
 
     def environment(self, peer: RealPeer) -> dict[str, str]:
         """Of a process that is not forked."""

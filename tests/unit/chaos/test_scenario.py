@@ -75,7 +75,7 @@ def test_founder_that_is_started_again_finds_its_run_in_its_home() -> None:
     (founder, *_) = _cast(_with()).members
     assert founder.spec.arguments[-2:] == ("--invite-file", "{home}/invite")
     world = ProcessWorld(Path("/w"))
-    command = world.command(RealPeer(founder.spec, Path("/w/homes/bootstrap")))
+    command = world.arguments(RealPeer(founder.spec, Path("/w/homes/bootstrap")))
     assert command[command.index("--invite-file") + 1] == "/w/homes/bootstrap/invite"
 
 

@@ -104,7 +104,7 @@ class Processes:
         self._known: dict[int, FakeProcess] = {}
         self.world.after = self.timers.after  # type: ignore[method-assign]
         patch.setattr(means, "signal_all", self._signal_all)
-        patch.setattr(means, "begin", lambda *_: self.process())
+        patch.setattr(self.world, "run", lambda *_: self.process())
         patch.setattr(means, "family", lambda pid: [self._known[pid]])
         for name in names:
             peer = RealPeer(PeerSpec(name=name, role="stage", arguments=("join",)), root / "homes" / name)
