@@ -293,6 +293,16 @@ def test_a_play_by_the_clock_goes_on_until_everything_has_happened(tmp_path: Pat
     assert world.step >= 62
 
 
+def test_a_play_by_the_clock_waits_for_what_it_expects(tmp_path: Path) -> None:
+    def cut_off(world: MadeUpWorld) -> None:
+        world.say("host-0-1", "CutOff", reason="it was cut off")
+
+    world = MadeUpWorld(tmp_path, {40: cut_off}, steps=0)
+    outcome, _ = _play(world, _scenario(until={"minutes": 0.001}, expect={"happened": {"CutOff": 1}}))
+    assert (outcome.problems, outcome.happened["CutOff"]) == ([], 1)
+    assert 40 <= world.step < 60
+
+
 def test_a_run_that_stands_still_is_given_up(tmp_path: Path) -> None:
     world = MadeUpWorld(tmp_path, steps=0)
     close = world._close
