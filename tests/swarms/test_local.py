@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from peers.chaos.faults import Kill, SlowDevice
+from peers.chaos.faults import Kill, Pause, SlowDevice
 from peers.chaos.plan import On, Strike
 from swarm.events import (
     Accumulated,
@@ -124,3 +124,14 @@ def test_replicas_mix_in_groups_that_swap_and_wait_for_nobody(tmp_path: Path) ->
     assert max(event.seconds for event in mixed) < 1.0
     assert max(event.leg for event in mixed) > 3
     assert {event.own for event in mixed if event.averaged == 2} == {"added"}
+
+
+def test_replica_that_hangs_costs_its_group_one_deadline_and_is_averaged_again(tmp_path: Path) -> None:
+    swarm = four_of_one_stage(tmp_path, MIXED)
+    pause = Strike("pause", On(StepClosed, peer="host-3", where={"step": 1}), Pause(("host-3",), 3.0))
+    live_through(swarm, tmp_path, pause, steps=STEPS, timeout_s=600.0, not_promised="I3")
+    mixed = swarm.events(Mixed)
+    assert len([event for event in mixed if "deadline" in "".join(event.left_out.values())]) == 1
+    assert max(event.seconds for event in mixed) < 2.0
+    assert sum(event.seconds > 0.5 for event in mixed) == 1
+    assert all(event.averaged == 2 for event in mixed if event.step > 2)
