@@ -156,7 +156,8 @@ def _limit_memory(world: ContainerWorld, fault: faults.LimitMemory) -> Iterable[
         except EngineError:
             if mib > (held >> 20) + 32:
                 raise
-    world.beside(partial(_hog, world, peer, max(32, mib - (held >> 20) + 32)))
+    # As much as the whole limit: a part of what is held may be files that were read, which the kernel just lets go.
+    world.beside(partial(_hog, world, peer, mib + 32))
     return (fault.peer,)
 
 
