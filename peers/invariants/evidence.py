@@ -146,12 +146,16 @@ class Gatherer:
 
     def recorded(self, events: Iterable[Recorded], source: str = "") -> str:
         """Add what one file holds; returns who wrote it, "" for an empty one. A second PeerStarted begins another
-        incarnation: a peer that was started again in the same home."""
+        incarnation: a peer that was started again in the same home. A line that the next one tells of as dropped is
+        the beginning for which a full disk had room."""
         self._incarnations += 1
-        peer, began = "", False
+        peer, began, torn = "", False, ""
         for entry in events:
+            if torn and not entry.dropped:
+                self.unreadable.append(torn)
+            torn = ""
             if entry.event.kind == UNREADABLE:
-                self.unreadable.append(f"{source}: {_fields(entry.event).get('text', '')!r:.80}")
+                torn = f"{source}: {_fields(entry.event).get('text', '')!r:.80}"
                 continue
             if entry.event.kind == "PeerStarted":
                 self._incarnations += began
@@ -165,6 +169,8 @@ class Gatherer:
             self.facts.append(
                 Fact(peer, self._incarnations, entry.wall, entry.event.kind, _fields(entry.event)),
             )
+        if torn:
+            self.unreadable.append(torn)
         return peer
 
     def _forget(self, step: int) -> None:

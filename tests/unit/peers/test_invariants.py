@@ -30,7 +30,7 @@ from swarm.events import (
     StepClosed,
 )
 from swarm.ids import ENDS, MicrobatchId, PeerId, stage_part
-from swarm.monitoring.reader import RawEvent, Recorded
+from swarm.monitoring.reader import UNREADABLE, RawEvent, Recorded
 from swarm.monitoring.recorder import Recorder
 from swarm.optimization.records import NO_RECORD, Aside, CloseRecord, Contribution
 from swarm.optimization.roster import Member
@@ -408,6 +408,17 @@ def test_peer_that_was_cut_off_goes_on_at_a_later_step() -> None:
     cut = Recorded(25.0, 25.0, PeerId("host2"), RawEvent("CutOff", {"step": 1, "reason": "alone"}))
     gatherer.recorded([*recorded[:at], cut, *recorded[at:]])
     assert not check(gatherer.evidence()).of("I7")
+
+
+@pytest.mark.parametrize(("dropped", "complaints"), [(3, 0), (0, 1)])
+def test_line_that_a_full_disk_cut_short_is_readable_where_the_next_one_says_so(dropped: int, complaints: int) -> None:
+    torn = Recorded(0.0, 0.0, PeerId(""), RawEvent(UNREADABLE, {"text": '{"t":1.0,"peer":"hos'}))
+    after = Recorded(10.5, 10.5, PeerId("host1"), RawEvent("LinkUsage", {"step": 1}), dropped)
+    gatherer = Gatherer()
+    gatherer.recorded([torn, after], "host1/events.jsonl")
+    assert len(gatherer.evidence().unreadable) == complaints
+    gatherer.recorded([after, torn])
+    assert len(gatherer.evidence().unreadable) == complaints + 1
 
 
 def _reversed(microbatch: MicrobatchId) -> RawEvent:
