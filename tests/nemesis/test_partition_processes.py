@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peers.chaos.faults import Heal, Partition, Pause
+from peers.chaos.faults import Heal, Moment, Partition
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.chaos.processes import ProcessWorld
 from peers.chaos.shaping import shaped
@@ -38,9 +38,9 @@ def test_peers_cut_off_wait_and_come_back_to_the_one_history(tmp_path: Path) -> 
         plan = FaultPlan(
             Strike("cut", On("StepClosed", peer="trainer-0", nth=3), Partition(FEW, MANY)),
             Strike("heal", On("StepClosed", peer="trainer-0", nth=3, after="alone"), Heal()),
-            Strike("alone", On("QuorumLost", peer="host-3", after="cut"), Pause(())),
-            Strike("back", On("PeerReady", peer="host-3", after="heal"), Pause(())),
-            Strike("end", On("StepClosed", peer="host-3", nth=2, after="back"), Pause(())),
+            Strike("alone", On("QuorumLost", peer="host-3", after="cut"), Moment()),
+            Strike("back", On("PeerReady", peer="host-3", after="heal"), Moment()),
+            Strike("end", On("StepClosed", peer="host-3", nth=2, after="back"), Moment()),
             world=world,
         )
         wait_until(lambda: "end" in plan.fired or trainer.process.poll() is not None, deadline_s=240, what="the end")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from peers.chaos.faults import Partition, Pause
+from peers.chaos.faults import Moment, Partition, Pause
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.chaos.processes import ProcessWorld
 from peers.chaos.shaping import shaped
@@ -35,7 +35,7 @@ def test_run_over_slow_links_survives_a_short_cut_and_a_pause(tmp_path: Path) ->
         plan = FaultPlan(
             Strike("cut", On("StepClosed", peer="trainer-0", nth=3), Partition(("host-1",), OTHERS, seconds=1.5)),
             Strike("stop", On("StepClosed", peer="trainer-0", nth=3, after="cut"), Pause(("host-0",), seconds=1.5)),
-            Strike("end", On("StepClosed", peer="trainer-0", nth=3, after="stop"), Pause((), seconds=None)),
+            Strike("end", On("StepClosed", peer="trainer-0", nth=3, after="stop"), Moment()),
             world=world,
         )
         wait_until(lambda: "end" in plan.fired or trainer.process.poll() is not None, deadline_s=240, what="the end")
