@@ -4,76 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from peers.chaos import faults
+from peers.chaos.company import Company
 from peers.chaos.faults import CannotInflict, Fault
-from peers.chaos.world import PeerSpec
 
 
-class OnNetworks(Protocol):
-    """Who is on which network."""
-
-    def disconnect(self, names: Iterable[str], network: str) -> None:
-        """These are on that network no more; on none for ""."""
-
-    def reconnect(self, names: Iterable[str], network: str) -> None:
-        """They are again; on all of theirs for ""."""
-
-
-class Stage(Protocol):
-    """What these faults ask of a world. ``expected`` are peers that were not started yet, ``joiner`` what a storm's are
-    like."""
-
-    expected: dict[str, PeerSpec]
-    joiner: PeerSpec | None
-
-    @property
-    def peers(self) -> Mapping[str, object]:
-        """Everybody that was started, by name."""
-
-    @property
-    def networks(self) -> OnNetworks:
-        """The networks they are on."""
-
-    def alive(self, name: str) -> bool:
-        """See :class:`peers.chaos.world.PlayWorld`."""
-
-    def start(self, spec: PeerSpec) -> None:
-        """See :class:`peers.chaos.world.PlayWorld`."""
-
-    def inflict(self, fault: Fault) -> Iterable[str]:
-        """See :class:`peers.chaos.plan.World`."""
-
-    def after(self, seconds: float | None, act: Callable[[], object]) -> None:
-        """Do it so many seconds from now; never for None."""
-
-
-def _bulk_kill(world: Stage, fault: faults.BulkKill) -> Iterable[str]:
+def _bulk_kill(world: Company[Any], fault: faults.BulkKill) -> Iterable[str]:
     """The first in the order of names: real time has no seed."""
     alive = sorted(name for name in world.peers if name.startswith(fault.among) and world.alive(name))
     return world.inflict(faults.Kill(tuple(alive[: fault.count])))
 
 
-def _disconnect(world: Stage, fault: faults.Disconnect) -> Iterable[str]:
+def _disconnect(world: Company[Any], fault: faults.Disconnect) -> Iterable[str]:
     world.networks.disconnect(fault.peers, fault.network)
     world.after(fault.seconds, lambda: world.inflict(faults.Reconnect(fault.peers, fault.network)))
     return fault.peers
 
 
-def _reconnect(world: Stage, fault: faults.Reconnect) -> Iterable[str]:
+def _reconnect(world: Company[Any], fault: faults.Reconnect) -> Iterable[str]:
     world.networks.reconnect(fault.peers, fault.network)
     return fault.peers
 
 
-def _start(world: Stage, fault: faults.Start) -> Iterable[str]:
+def _start(world: Company[Any], fault: faults.Start) -> Iterable[str]:
     if fault.peer not in world.expected:
         raise CannotInflict(f"no peer {fault.peer} is kept for later: {sorted(world.expected)}")
     world.start(world.expected.pop(fault.peer))
     return (fault.peer,)
 
 
-def _joiner_storm(world: Stage, fault: faults.JoinerStorm) -> Iterable[str]:
+def _joiner_storm(world: Company[Any], fault: faults.JoinerStorm) -> Iterable[str]:
     if world.joiner is None:
         raise CannotInflict("no stage host was started yet: nothing says how joiners are started")
     joiner = world.joiner

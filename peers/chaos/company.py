@@ -33,6 +33,16 @@ class Heard(Protocol):
         """The newest last."""
 
 
+class OnNetworks(Protocol):
+    """Who is on which network."""
+
+    def disconnect(self, names: Iterable[str], network: str) -> None:
+        """These are on that network no more; on none for ""."""
+
+    def reconnect(self, names: Iterable[str], network: str) -> None:
+        """They are again; on all of theirs for ""."""
+
+
 P = TypeVar("P", bound=Heard)
 
 
@@ -41,6 +51,7 @@ class Company(ABC, Generic[P]):
     is asked for, one thing at a time; the rest says what a peer is. Nothing is inflicted once it is ``over``."""
 
     LOOK_EVERY_S: ClassVar[float]
+    networks: OnNetworks
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -53,6 +64,10 @@ class Company(ABC, Generic[P]):
         self._watcher = threading.Thread(target=self._watch, name="faults", daemon=True)
         self._timers: list[threading.Timer] = []
         self._problems: list[str] = []
+
+    @abstractmethod
+    def start(self, spec: PeerSpec) -> None:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
 
     @abstractmethod
     def log(self, name: str) -> Path:
@@ -81,6 +96,10 @@ class Company(ABC, Generic[P]):
         self.peers[spec.name] = peer
         if spec.role == "stage" and (self.joiner is None or "--stage" in self.joiner.arguments):
             self.joiner = spec
+
+    def expect(self, spec: PeerSpec) -> None:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+        self.expected[spec.name] = spec
 
     def began(self, peer: P, start: Any) -> None:
         """Another start of a peer is the newest, and what it prints is read from its beginning; one with the other, for

@@ -64,6 +64,7 @@ class ContainerWorld(Company[Contained]):
 
     kind = "containers"
     LOOK_EVERY_S = 0.01
+    networks: Networks
 
     def __init__(self, root: Path, image: str = IMAGE, *, upgrade: str | None = None) -> None:
         super().__init__(root.absolute())
@@ -131,10 +132,6 @@ class ContainerWorld(Company[Contained]):
         self.networks.add(spec)
         container_start.prepare(self, peer)
         self.begin(peer)
-
-    def expect(self, spec: PeerSpec) -> None:
-        """See :class:`~peers.chaos.world.PlayWorld`."""
-        self.expected[spec.name] = spec
 
     def begin(self, peer: Contained, image: str | None = None) -> None:
         """Another start of a peer, in the same home."""

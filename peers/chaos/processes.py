@@ -86,6 +86,7 @@ class ProcessWorld(Company[RealPeer]):
 
     kind = "processes"
     LOOK_EVERY_S = 0.005
+    networks: Networks
 
     def __init__(self, root: Path, links: ShapedLinks | None = None, *, skewed: bool = False) -> None:
         super().__init__(root)
@@ -138,7 +139,7 @@ class ProcessWorld(Company[RealPeer]):
     def expect(self, spec: PeerSpec) -> None:
         """See :class:`~peers.chaos.world.PlayWorld`."""
         refuse_limits(spec)
-        self.expected[spec.name] = spec
+        super().expect(spec)
 
     def alive(self, name: str) -> bool:
         """See :class:`~peers.chaos.world.PlayWorld`."""
