@@ -1,6 +1,6 @@
 """The process from which the peers of a local run are forked: it imports torch and hivemind once, for all.
 
-Program: ``python -m peers.fork_server CHANNEL STARTER ENTRY PRELOAD SCRATCH``, started by :mod:`peers.launch` only.
+Program: ``python -m peers.fork_server CHANNEL STARTER ENTRY PRELOAD SCRATCH``, started by :mod:`peers.fork_client`.
 One thread, one loop, JSON lines over a socket pair. Why not ``multiprocessing``'s forkserver: that one hands every
 child the descriptor that is to tell the server of its starter's death, so the server outlives a kill -9 of the starter
 for as long as a child lives; it does not notice anything while it preloads; and it brings pickle, a

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from peers.chaos import faults
@@ -18,12 +19,23 @@ def _bulk_kill(world: Company[Any], fault: faults.BulkKill) -> Iterable[str]:
 
 
 def _disconnect(world: Company[Any], fault: faults.Disconnect) -> Iterable[str]:
+    off = _absences(world, fault.peers, fault.network)
     world.networks.disconnect(fault.peers, fault.network)
-    world.after(fault.seconds, lambda: world.inflict(faults.Reconnect(fault.peers, fault.network)))
+    world.lasting(world.absences, off, fault.seconds, partial(_come_back, world))
     return fault.peers
 
 
+def _absences(world: Company[Any], names: Iterable[str], network: str) -> list[tuple[str, str]]:
+    return [(name, one) for name in names for one in sorted(world.networks.meant(name, network))]
+
+
+def _come_back(world: Company[Any], free: Iterable[tuple[str, str]]) -> None:
+    for name, network in free:
+        world.networks.reconnect((name,), network)
+
+
 def _reconnect(world: Company[Any], fault: faults.Reconnect) -> Iterable[str]:
+    world.absences.forget(_absences(world, fault.peers, fault.network))
     world.networks.reconnect(fault.peers, fault.network)
     return fault.peers
 

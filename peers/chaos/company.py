@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from peers.chaos.faults import CannotInflict, Fault
+from peers.chaos.holds import Holds
 from peers.chaos.world import PeerSpec
 from swarm.clock import SystemClock
 from swarm.errors import EXIT_DRAINED
@@ -36,6 +37,9 @@ class Heard(Protocol):
 class OnNetworks(Protocol):
     """Who is on which network."""
 
+    def meant(self, name: str, network: str) -> set[str]:
+        """Those of this peer's networks that a fault means by that name: all of them by "". Raises CannotInflict."""
+
     def disconnect(self, names: Iterable[str], network: str) -> None:
         """These are on that network no more; on none for ""."""
 
@@ -44,6 +48,8 @@ class OnNetworks(Protocol):
 
 
 P = TypeVar("P", bound=Heard)
+T = TypeVar("T", bound=Hashable)
+Release = Callable[[list[T]], object]
 
 
 class Company(ABC, Generic[P]):
@@ -63,7 +69,10 @@ class Company(ABC, Generic[P]):
         self._lock = threading.RLock()
         self._watcher = threading.Thread(target=self._watch, name="faults", daemon=True)
         self._timers: list[threading.Timer] = []
+        self.pauses: Holds[str] = Holds()
+        self.absences: Holds[tuple[str, str]] = Holds()
         self._problems: list[str] = []
+        self._unkept: list[str] = []
 
     @abstractmethod
     def start(self, spec: PeerSpec) -> None:
@@ -105,6 +114,7 @@ class Company(ABC, Generic[P]):
         """Another start of a peer is the newest, and what it prints is read from its beginning; one with the other, for
         somebody reads meanwhile."""
         with self._lock:
+            self.pauses.forget((peer.name,))
             peer.starts.append(start)
             peer.read = 0
 
@@ -116,6 +126,17 @@ class Company(ABC, Generic[P]):
         timer.daemon = True
         self._timers.append(timer)
         timer.start()
+
+    def lasting(self, holds: Holds[T], things: Iterable[T], seconds: float | None, release: Release[T]) -> None:
+        """These are held, and after so long (never for None) those are released that nothing else holds then."""
+        cause = holds.hold(things)
+
+        def end() -> None:
+            with self.playing():
+                if free := holds.end(cause):
+                    release(free)
+
+        self.after(seconds, end)
 
     def unless_over(self, act: Callable[[], object]) -> None:
         """Do it, for nobody who waits for it: when it fails, that is a problem of the play."""
@@ -133,6 +154,10 @@ class Company(ABC, Generic[P]):
     def problems(self) -> Sequence[str]:
         """See :class:`~peers.chaos.world.PlayWorld`."""
         return tuple(self._problems)
+
+    def unkept(self) -> Sequence[str]:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+        return tuple(self._unkept)
 
     # --- the seam ------------------------------------------------------------------------------------------------
 

@@ -55,12 +55,16 @@ def resume(world: ContainerWorld, names: Iterable[str]) -> None:
     """Let those of them go on that are paused."""
     for name in names:
         peer = world.peers[name]
-        if world.alive(name) and world.engine.inspect(peer.container, "{{.State.Paused}}") == "true":
+        if world.alive(name) and _paused(world, name):
             try:
                 world.engine.call("unpause", peer.container)
             except EngineError:
                 if world.engine.inspect(peer.container, "{{.State.Running}}") == "true":
                     raise  # else it has ended meanwhile
+
+
+def _paused(world: ContainerWorld, name: str) -> bool:
+    return world.engine.inspect(world.peers[name].container, "{{.State.Paused}}") == "true"
 
 
 def _kill(world: ContainerWorld, fault: faults.Kill) -> Iterable[str]:
@@ -80,12 +84,14 @@ def _kill_daemon(world: ContainerWorld, fault: faults.KillDaemon) -> Iterable[st
 
 def _pause(world: ContainerWorld, fault: faults.Pause) -> Iterable[str]:
     names = world.living(fault)
-    world.engine.call("pause", *(world.peers[name].container for name in names))
-    world.after(fault.seconds, lambda: world.inflict(faults.Resume(names)))
+    if fresh := [world.peers[name].container for name in names if not _paused(world, name)]:
+        world.engine.call("pause", *fresh)  # an engine refuses who is
+    world.lasting(world.pauses, names, fault.seconds, partial(resume, world))
     return names
 
 
 def _resume(world: ContainerWorld, fault: faults.Resume) -> Iterable[str]:
+    world.pauses.forget(fault.peers)
     resume(world, fault.peers)
     return fault.peers
 

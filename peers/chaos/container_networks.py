@@ -121,7 +121,7 @@ class Networks:
         """These are on that network no more; on none for ""."""
         for name in names:
             at = self._at[name]
-            for one in self._meant(name, network) - at.off:
+            for one in self.meant(name, network) - at.off:
                 self._engine.call("network", "disconnect", "--force", self.name(one), at.container)
                 at.off.add(one)
 
@@ -130,12 +130,13 @@ class Networks:
         back = list(names)
         for name in back:
             at = self._at[name]
-            for one in sorted(self._meant(name, network) & at.off):
+            for one in sorted(self.meant(name, network) & at.off):
                 self._engine.call("network", "connect", "--ip", at.addresses[one], self.name(one), at.container)
                 at.off.discard(one)
         self._apply(back)
 
-    def _meant(self, name: str, network: str) -> set[str]:
+    def meant(self, name: str, network: str) -> set[str]:
+        """Those of this peer's networks that are meant by that name: all of them by "". Raises CannotInflict."""
         known = set(self._at[name].addresses)
         if not network:
             return known

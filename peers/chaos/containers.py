@@ -102,7 +102,7 @@ class ContainerWorld(Company[Contained]):
                     try:
                         last()
                     except EngineError as problem:
-                        self.failed(str(problem))
+                        self._unkept.append(f"as the play was cleared away: {problem}")
         finally:
             self._remove()
 

@@ -7,20 +7,15 @@ what imports cost.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import shutil
-import socket
 import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from peers.chaos.means import pour
-from peers.launch import PRELOAD, wait_exit
+from peers.fork_client import ENTRY, PRELOAD, ForkClient, sweep_scratch, wait_exit
 from swarm.errors import StateError
 
 PRELOADED = (*PRELOAD, "peers.cli.app", "peers.node", "peers.join", "peers.new")
@@ -68,79 +63,66 @@ class Forks:
     The process they come from is :mod:`peers.fork_server`; it is started with the first of them."""
 
     def __init__(self, log: Path) -> None:
-        self._log = log
-        self._server: subprocess.Popen[bytes] | None = None
-        self._channel: socket.socket | None = None
-        self._scratch = ""
+        self._client = ForkClient(log, entry=ENTRY, preload=PRELOADED, own_session=True)
         self._peers: dict[str, Forked] = {}
         self._ready = threading.Event()
+        self._failed = ""
         self._reader: threading.Thread | None = None
 
     def begin(self, arguments: Sequence[str], output: Path) -> Forked:
         """``swarm`` with these arguments; what it says reaches the file through us: it can say that its disk
         is full. Returns when its process is there. Raises StateError when there will be none."""
-        channel = self._channel or self._open()
+        scratch = self._open()
         if not self._ready.wait(READY_S):
-            raise StateError(f"the process that peers are forked from was not ready within {READY_S:g} s: {self._log}")
+            raise self._unable(f"was not ready within {READY_S:g} s")
+        if self._failed:
+            raise self._unable(self._failed)
         output.parent.mkdir(parents=True, exist_ok=True)
         output.touch()
-        pipe, name, peer = f"{self._scratch}/{len(self._peers)}", str(len(self._peers)), Forked()
+        pipe, name, peer = f"{scratch}/{len(self._peers)}", str(len(self._peers)), Forked()
         os.mkfifo(pipe, 0o600)
         self._peers[name] = peer
         # Opened for both, it does not wait for the peer, which may die before it opens the pipe itself.
         ends = os.open(pipe, os.O_RDWR)
         source = open(pipe, "rb", buffering=0)  # noqa: SIM115 - the thread closes it
         threading.Thread(target=pour, args=(source, output), name="output", daemon=True).start()
-        with contextlib.suppress(OSError):  # it is gone: said below
-            channel.sendall(json.dumps({"start": name, "arguments": list(arguments), "output": pipe}).encode() + b"\n")
+        self._client.send({"start": name, "arguments": list(arguments), "output": pipe})
         there = peer.started.wait(STARTED_S)
         threading.Thread(target=_close_later, args=(peer, ends, pipe), name="pipe", daemon=True).start()
         if not there or not peer.pid:
-            raise StateError(f"the process that peers are forked from did not start one: see {self._log}")
+            peer.end(_KILLED)
+            raise self._unable(self._failed or "did not start one")
         return peer
 
     def close(self) -> None:
         """No peer is left when this returns. Idempotent."""
-        if self._server is None or self._channel is None or self._reader is None:
+        if self._reader is None:
             return
-        with contextlib.suppress(OSError):
-            self._channel.sendall(json.dumps({"stop": 0.0}).encode() + b"\n")
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._server.wait(_ENDED_S)
-        self._server.kill()
-        self._server.wait()
+        self._client.send({"stop": 0.0})
+        self._client.wait(_ENDED_S)
+        self._client.kill()
         self._reader.join()
-        self._channel.close()
-        self._channel = None
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._client.close()
 
-    def _open(self) -> socket.socket:
-        self._scratch = tempfile.mkdtemp(prefix="swarm-forks-")
-        ours, theirs = socket.socketpair()
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        arguments = (theirs.fileno(), os.getpid(), "peers.node:run_peer", ",".join(PRELOADED), self._scratch)
-        path = os.pathsep.join(entry for entry in sys.path if entry)
-        with theirs, self._log.open("ab") as log:
-            self._server = subprocess.Popen(
-                [sys.executable, "-P", "-m", "peers.fork_server", *map(str, arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=os.environ | {"PYTHONPATH": path},
-                pass_fds=(theirs.fileno(),),
-                start_new_session=True,  # Ctrl-C is for the play, which stops its peers in order
-            )
-        self._channel = ours
-        self._reader = threading.Thread(target=self._read, args=(ours,), name="forks", daemon=True)
-        self._reader.start()
-        return ours
+    def _open(self) -> Path:
+        if self._client.scratch is None:
+            sweep_scratch()
+            self._client.open()
+            self._reader = threading.Thread(target=self._read, name="forks", daemon=True)
+            self._reader.start()
+        assert self._client.scratch is not None  # noqa: S101 - it is opened
+        return self._client.scratch
 
-    def _read(self, channel: socket.socket) -> None:
-        with channel.makefile("rb") as lines:
-            for line in lines:
-                self._take(json.loads(line))
+    def _unable(self, why: str) -> StateError:
+        return StateError(f"the process that peers are forked from {why}: see {self._client.log}")
+
+    def _read(self) -> None:
+        while (told := self._client.receive(None)) is not None:
+            for message in told:
+                self._take(message)
+        self._failed = self._failed or self._client.end_words()
         self._ready.set()
-        for peer in self._peers.values():
+        for peer in list(self._peers.values()):
             if peer.returncode is None:
                 wait_exit(peer.pid, _ENDED_S)  # the kernel kills them with what they were forked from
                 peer.end(_KILLED)
@@ -152,6 +134,8 @@ class Forks:
                 self._peers[name].started.set()
             case {"exited": str(name), "code": int(code)}:
                 self._peers[name].end(code)
+            case {"failed": str(reason)}:
+                self._failed = f"could not be prepared ({reason})"
             case {"preloaded": _}:
                 self._ready.set()
 

@@ -30,14 +30,18 @@ class Networks:
     def disconnect(self, names: Iterable[str], network: str) -> None:
         """These are on that network no more; on none for ""."""
         for name in names:
-            self._off[name] |= {network} if network else self._on[name]
+            self._off[name] |= self.meant(name, network)
         self._apply()
 
     def reconnect(self, names: Iterable[str], network: str) -> None:
         """They are again; on all of theirs for ""."""
         for name in names:
-            self._off[name] -= {network} if network else set(self._on[name])
+            self._off[name] -= self.meant(name, network)
         self._apply()
+
+    def meant(self, name: str, network: str) -> set[str]:
+        """Those of this peer's networks that are meant by that name: all of them by ""."""
+        return {network} if network else set(self._on[name])
 
     def _apart(self) -> Iterator[tuple[str, str]]:
         there = {name: self._on[name] - self._off[name] for name in self._on}

@@ -69,14 +69,19 @@ def _pause(world: ProcessWorld, fault: faults.Pause) -> Iterable[str]:
     names = world.living(fault)
     for name in names:
         world.pause(world.peers[name])
-    world.after(fault.seconds, lambda: world.inflict(faults.Resume(names)))
+    world.lasting(world.pauses, names, fault.seconds, partial(_let_go, world))
     return names
 
 
 def _resume(world: ProcessWorld, fault: faults.Resume) -> Iterable[str]:
-    for name in fault.peers:
-        world.resume(world.peers[name])
+    world.pauses.forget(fault.peers)
+    _let_go(world, fault.peers)
     return fault.peers
+
+
+def _let_go(world: ProcessWorld, names: Iterable[str]) -> None:
+    for name in names:
+        world.resume(world.peers[name])
 
 
 def _stop(world: ProcessWorld, fault: faults.Stop) -> Iterable[str]:

@@ -103,6 +103,7 @@ def _play(
             play = Play(scenario, cast, world, strikes, drawn)
 
             def close() -> None:
+                play.outcome.problems += world.unkept()
                 (root / TIMELINE).write_text("\n".join(told) + "\n", encoding="utf-8")
                 judged.append(judge(scenario, name, world, _players(cast, world, play.outcome), play.outcome))
                 _write(judged[0], root, options, say)

@@ -68,6 +68,9 @@ class PlayWorld(World, Protocol):
     def problems(self) -> Sequence[str]:
         """What went wrong beside, after a fault had returned: an end of it that could not be done."""
 
+    def unkept(self) -> Sequence[str]:
+        """What of the peers' evidence was lost as the world ended: complete once it has."""
+
     def homes(self) -> Sequence[Path]:
         """Directories with the events and histories of all starts, those whose disk was lost too."""
 

@@ -36,9 +36,24 @@ def test_a_resume_that_fails_is_told_and_one_of_a_peer_that_has_ended_is_not(tmp
     (resume,) = timers.acts
     world.unless_over(resume)
     assert "refused: unpause" in world.problems()[0]
-    engine.end(world.peers["a"].container)
-    world.unless_over(resume)
-    assert len(world.problems()) == 1
+    ended, engine, timers = contained(tmp_path / "ended", "a")
+    engine.refused = {"unpause"}
+    ended.inflict(Pause(("a",), seconds=1.0))
+    engine.end(ended.peers["a"].container)
+    timers.ring()
+    assert ended.problems() == ()
+
+
+def test_what_could_not_be_kept_as_the_world_ended_is_told_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world, _, _ = contained(tmp_path, "a")
+    world._watcher.start()
+    monkeypatch.setattr(world, "_kill_all", _fail)
+    monkeypatch.setattr(world, "_remove", lambda: None)
+    world.__exit__(None, None, None)
+    assert world.unkept() == ("as the play was cleared away: the engine does not answer",)
+    assert world.problems() == ()
 
 
 def test_events_of_the_engine_that_end_are_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from peers.chaos.faults import Disconnect, Heal, Partition, Reconnect, SlowLinks
-from peers.chaos.networks import Networks
-from peers.chaos.process_faults import DOERS
+from peers.chaos.faults import Disconnect, Heal, Partition, Pause, Reconnect, Resume, SlowLinks
+from peers.chaos.processes import ProcessWorld
 from swarm.sim.links import LinkShape, Traffic
-from tests.unit.chaos.worlds import Timers, contained
+from tests.unit.chaos.worlds import Processes, Timers, contained
 
 LOSSY = LinkShape(loss=0.1)
 
 
-class _World(Timers):
+class _World(ProcessWorld):
     """Of processes, as far as links go."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.links: Any = _Now()
-        self.networks = Networks(self.links)
+    links: Any
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, _Now())  # type: ignore[arg-type]
+        self.timers = Timers()
         for name in "ab":
             self.networks.add(name, "")
 
-    def inflict(self, fault: Any) -> None:
-        """As a world does."""
-        DOERS[type(fault)](self, fault)
+    def after(self, seconds: float | None, act: Callable[[], object]) -> None:
+        self.timers.after(seconds, act)
 
     @property
     def cut(self) -> bool:
@@ -43,28 +43,28 @@ class _Now(Traffic):
         super().slow(source, target, shape, both=both, cause=cause)
 
 
-def test_the_end_of_slow_links_leaves_a_partition_of_the_same_pair() -> None:
-    world = _World()
+def test_the_end_of_slow_links_leaves_a_partition_of_the_same_pair(tmp_path: Path) -> None:
+    world = _World(tmp_path)
     world.inflict(SlowLinks(("a",), ("b",), LOSSY, seconds=1.0))
     world.inflict(Partition(("a",), ("b",)))
-    world.ring()
+    world.timers.ring()
     assert world.cut
     assert world.links.shape("a", "b") == LinkShape()
     world.inflict(Heal())
     assert not world.cut
 
 
-def test_the_timer_of_a_cut_that_was_healed_leaves_a_newer_one() -> None:
-    world = _World()
+def test_the_timer_of_a_cut_that_was_healed_leaves_a_newer_one(tmp_path: Path) -> None:
+    world = _World(tmp_path)
     world.inflict(Partition(("a",), ("b",), seconds=1.0))
     world.inflict(Heal())
     world.inflict(Partition(("a",), ("b",)))
-    world.ring()
+    world.timers.ring()
     assert world.cut
 
 
-def test_heal_and_reconnect_leave_what_the_other_mends() -> None:
-    world = _World()
+def test_heal_and_reconnect_leave_what_the_other_mends(tmp_path: Path) -> None:
+    world = _World(tmp_path)
     world.inflict(Disconnect(("a",)))
     world.inflict(Heal())
     assert world.cut
@@ -88,3 +88,43 @@ def test_the_end_of_slow_links_leaves_a_partition_of_containers(
     assert links.shapes.get(("a", "b")) is None
     world.inflict(Heal())
     assert not links.cut.items()
+
+
+def test_the_end_of_a_disconnection_leaves_another_that_lasts(tmp_path: Path) -> None:
+    world = _World(tmp_path)
+    world.inflict(Disconnect(("a",), seconds=1.0))
+    world.inflict(Disconnect(("a",), "wan"))
+    world.timers.ring()
+    assert world.cut
+    world.inflict(Reconnect(("a",)))
+    assert not world.cut
+    world.inflict(Disconnect(("a",), seconds=1.0))
+    world.timers.ring()
+    assert not world.cut
+
+
+def test_the_end_of_a_pause_leaves_another_that_lasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = Processes(tmp_path / "p", monkeypatch, "a")
+    world, engine, timers = contained(tmp_path / "c", "a")
+    for one in (processes.world, world):
+        one.inflict(Pause(("a",), seconds=1.0))
+        one.inflict(Pause(("a",), seconds=9.0))
+    first, _ = processes.timers.acts
+    first()
+    assert "a" in processes.world.paused
+    (until_one, until_nine) = timers.acts
+    until_one()
+    assert engine.paused
+    until_nine()
+    assert not engine.paused
+    processes.timers.ring()
+    assert not processes.world.paused
+
+
+def test_a_pause_that_was_ended_by_hand_does_not_end_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    processes = Processes(tmp_path, monkeypatch, "a")
+    processes.world.inflict(Pause(("a",), seconds=1.0))
+    processes.world.inflict(Resume(("a",)))
+    processes.world.inflict(Pause(("a",)))
+    processes.timers.ring()
+    assert "a" in processes.world.paused

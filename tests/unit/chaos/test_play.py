@@ -123,6 +123,9 @@ class MadeUpWorld:
     def problems(self) -> Sequence[str]:
         return self.failures
 
+    def unkept(self) -> Sequence[str]:
+        return ()
+
     def log(self, name: str) -> Path:
         path = self.root / f"{name}.log"
         path.write_text('{"kind": "x"}\n' + f"the last word of {name}\n")

@@ -42,12 +42,17 @@ class FakeEngine:
         self.labels = world.engine.labels
         self.calls: list[tuple[str, ...]] = []
         self.refused: set[str] = set()
+        self.paused: set[str] = set()
 
     def call(self, *arguments: str, timeout_s: float = 0.0) -> str:
         """Note it; what is killed or removed has ended."""
         self.calls.append(arguments)
         if self.refused & set(arguments):
             raise EngineError(f"refused: {' '.join(arguments)}")
+        if arguments[0] == "pause":
+            self.paused |= set(arguments[1:])
+        if arguments[0] == "unpause":
+            self.paused -= set(arguments[1:])
         if arguments[0] == "kill" and "TERM" not in arguments:
             self.end(*arguments[1:])
         return "true" if arguments[0] == "inspect" else ""
@@ -55,6 +60,8 @@ class FakeEngine:
     def inspect(self, name: str, what: str) -> str:
         """Every first process has this number."""
         self.call("inspect", name, what)
+        if "Paused" in what:
+            return str(name in self.paused).lower()
         return "4321" if "Pid" in what else "true"
 
     def end(self, *names: str, code: int = 137) -> None:

@@ -12,7 +12,8 @@ import psutil
 import pytest
 
 from peers import launch
-from peers.launch import PeerExit, PeerGroup, sweep_scratch
+from peers.fork_client import sweep_scratch
+from peers.launch import PeerExit, PeerGroup
 from peers.settings import PeerSettings
 from swarm.errors import StateError
 from tests.harness.expect import wait_until
@@ -127,7 +128,7 @@ group = PeerGroup(home / "server.log", entry=sys.argv[2], preload=sys.argv[3:])
 group.open()
 for name in ("obey", "stubborn"):
     group.start(PeerSettings(home=home / name, role="stage", name=name))
-(home / "opened").write_text(str(group._server.pid))
+(home / "opened").write_text(str(group._client.pid))
 threading.Event().wait(60)
 """
 
