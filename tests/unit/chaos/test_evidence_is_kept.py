@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from peers.chaos import theatre
 from peers.chaos.faults import Restart
 from peers.chaos.lives import Player
 from peers.chaos.play import Outcome
 from peers.chaos.scenario import parse_scenario
 from peers.chaos.verdict import Judged, judge
 from peers.places import KEPT_SESSIONS
+from swarm.clock import SystemClock
+from swarm.errors import EXIT_ERROR
 from tests.unit.chaos.test_play import MadeUpWorld
 from tests.unit.chaos.worlds import Processes, contained
 
@@ -102,3 +105,29 @@ def test_bar_of_whole_batches_is_the_manifests(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(verdict, "check", lambda evidence, limits: (seen.append(limits.target), check(evidence))[1])
     _judged(tmp_path, ())
     assert seen == [24]
+
+
+class _Torn(_Left):
+    """A world that could not keep everything, which is known once it has ended."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, steps=6)
+        self.lost: tuple[str, ...] = ()
+
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(None, None, None)
+        self.lost = ("as the play was cleared away: the disk of a could not be kept",)
+
+    def unkept(self) -> tuple[str, ...]:
+        return self.lost
+
+
+def test_what_was_lost_as_the_world_ended_breaks_the_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(theatre, "world_of", lambda *_: _Torn(tmp_path))
+    (tmp_path / "s.toml").write_text(
+        'name = "s"\nproves = "x"\nuntil = { steps = 6 }\nswarm = { stages = 1, replicas = 2, trainers = 1 }\n'
+    )
+    report = tmp_path / "report.json"
+    options = theatre.Options(scenario=tmp_path / "s.toml", on="processes", out=tmp_path / "out", report=report)
+    assert theatre.chaos(options, SystemClock()) == EXIT_ERROR
+    assert any("could not be kept" in problem for problem in json.loads(report.read_text())["problems"])
