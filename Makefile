@@ -13,7 +13,7 @@ NAME ?=
 # Test processes. Tests marked `process` share one of them, so they never run at the same time.
 WORKERS ?= 2
 
-.PHONY: help setup quickstart test nemesis lint format bench image swarm-up swarm-down clean
+.PHONY: help setup quickstart test test-long nemesis lint format bench image swarm-up swarm-down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -24,8 +24,11 @@ setup: ## make .venv with everything in it; does nothing when it is up to date
 quickstart: setup ## train a small model with a local swarm; ARGS="--steps 5 --peers 2"
 	@$(VENV)/bin/swarm quickstart $(ARGS)
 
-test: setup ## all tests that need neither root nor Docker; ARGS passed to pytest
+test: setup ## the tests that need neither root nor Docker, in under 15 minutes; ARGS passed to pytest
 	@$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+test-long: setup ## those that take longest; ARGS passed to pytest
+	@$(VENV)/bin/python -m pytest -m long -n $(WORKERS) --dist loadgroup $(ARGS)
 
 nemesis: setup ## the tests with faults that take minutes, in one process; ARGS passed to pytest
 	@$(VENV)/bin/python -m pytest -m nemesis -o faulthandler_timeout=0 $(ARGS)

@@ -361,6 +361,7 @@ def test_twin_stands_beside_the_first_with_its_identity(tmp_path: Path) -> None:
     assert first is not second
 
 
+@pytest.mark.long
 def test_joiners_of_a_storm_all_start(tmp_path: Path) -> None:
     swarm, plan = struck(tmp_path, Strike("storm", On(StepClosed, peer="host-0"), JoinerStorm(6)), run={"steps": 12})
     plan.assert_fired()

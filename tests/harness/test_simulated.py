@@ -43,6 +43,7 @@ def test_simulated_run_keeps_all_invariants(tmp_path: Path) -> None:
     assert report.steps == 3
 
 
+@pytest.mark.long
 def test_same_seed_gives_the_same_events_in_every_process(tmp_path: Path) -> None:
     hashes = {trained(tmp_path / "here")}
     for seed in ("1", "2"):

@@ -230,11 +230,13 @@ async def test_relay_killed_with_its_circuits_leaves_nothing(home: Path) -> None
             again.kill()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_daemon_killed_twenty_times_leaves_nothing_behind(home: Path) -> None:
     await cycle_daemon(home, cycles=20)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_peer_killed_twenty_times_leaves_nothing_behind(home: Path) -> None:
     await cycle_peer(home, cycles=20)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.harness.by_hand import Started, by_hand, found
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0")
 
 

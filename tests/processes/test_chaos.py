@@ -78,6 +78,7 @@ def test_a_scenario_is_played_judged_and_drawn(tmp_path: Path) -> None:
     assert not (tmp_path / "play" / "homes").exists(), "what was kept is not looked at"
 
 
+@pytest.mark.long
 def test_a_bar_that_is_missed_and_a_fault_that_does_not_happen_are_told_and_exit_with_1(tmp_path: Path) -> None:
     code, lines, report = _play(tmp_path, SCENARIO.format(replicas=1, rest=TOO_MUCH))
     assert (code, report["verdict"]) == (1, "broken")

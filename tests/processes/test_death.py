@@ -81,6 +81,7 @@ def test_bootstrap_killed_is_not_missed(tmp_path: Path) -> None:
         assert process.poll() is None
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("role", ["stage", "trainer"])
 def test_last_replica_killed_ends_the_run_and_is_named(tmp_path: Path, role: str) -> None:
     out = tmp_path / "out"
@@ -98,6 +99,7 @@ def test_last_replica_killed_ends_the_run_and_is_named(tmp_path: Path, role: str
     assert report["failed_peer"] == name
 
 
+@pytest.mark.long
 def test_daemon_killed_alone_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with quickstart(out) as process:

@@ -11,7 +11,7 @@ import pytest
 
 from tests.harness.by_hand import ByHand, by_hand, found
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0")
 STEPS = 12
 

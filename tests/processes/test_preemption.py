@@ -13,7 +13,7 @@ from tests.harness.by_hand import RUN, Started, by_hand
 from tests.harness.metadata_server import metadata_server
 from tests.harness.processes import assert_nothing_left, take_snapshot
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0")
 NOON = 1_767_268_800.0
 """2026-01-01T12:00:00Z."""

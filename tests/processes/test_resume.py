@@ -14,7 +14,7 @@ from swarm.state.checkpoint_files import held, steps
 from tests.harness.by_hand import RUN, ByHand, Started, by_hand
 from tests.harness.expect import wait_until
 
-pytestmark = pytest.mark.process
+pytestmark = [pytest.mark.process, pytest.mark.long]
 LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0")
 EVERY = 5
 

@@ -163,7 +163,7 @@ class Churn:
         on(peer, moment, lambda: self.swarm.kill(peer.settings.name))
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(more, marks=pytest.mark.long) for more in (2, 3))])
 async def test_run_goes_on_exactly_whoever_comes_goes_and_vanishes(tmp_path: Path, seed: int) -> None:
     steps, target = 40, 6
     swarm = LocalSwarm(tmp_path, hosts=4, trainers=2, run={"steps": steps})
@@ -381,6 +381,7 @@ async def test_peer_that_wishes_for_a_stage_that_is_not_is_told_so(tmp_path: Pat
     await train(swarm, story)
 
 
+@pytest.mark.long
 async def test_identity_that_was_killed_and_started_again_is_let_in_when_the_run_has_noticed(tmp_path: Path) -> None:
     """It comes back before anybody has missed it."""
     swarm = LocalSwarm(tmp_path, hosts=4, trainers=1, run={"steps": 120})
