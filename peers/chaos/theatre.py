@@ -23,7 +23,7 @@ from peers.chaos.schedule import Draw
 from peers.chaos.strikes import Planned, planned
 from peers.chaos.verdict import MANIFEST, Judged, document, judge, lines
 from peers.chaos.world import PlayWorld
-from peers.chaos.worlds import Images, WorldName, choose_world, world_of
+from peers.chaos.worlds import CannotPlay, Images, WorldName, choose_world, world_of
 from peers.interrupt import allow, defer, interruptible
 from swarm.clock import Clock
 from swarm.errors import EXIT_ERROR, EXIT_OK, ConfigError
@@ -64,7 +64,14 @@ def chaos(options: Options, clock: Clock) -> int:
         say(f"{scenario.name}: {scenario.proves}")
         say(f"played among {name} ({why}), in {root}")
         cast, strikes, drawn = _prepare(scenario, options.scenario.parent, root)
-        judged = _play(options, scenario, name, root, (cast, strikes, drawn), say)
+        parts = (cast, strikes, drawn)
+        try:
+            judged = _play(options, scenario, name, root, parts, say)
+        except CannotPlay as error:
+            if name == "processes" or options.on or scenario.needs:
+                raise
+            say(f"{error}\nplayed among processes instead")
+            judged = _play(options, scenario, "processes", root, parts, say)
         if judged.verdict == "kept" and not options.keep:
             _forget(root)
     return EXIT_OK if judged.verdict == "kept" else EXIT_ERROR
@@ -196,7 +203,7 @@ def _write(judged: Judged, root: Path, options: Options, say: Callable[[str], No
 
 @contextlib.contextmanager
 def _directory(out: Path | None, scenario: Scenario, clock: Clock) -> Iterator[Path]:
-    """A new directory for everything that the play makes."""
+    """A new directory for everything that the play makes; none is left of a play that could not begin."""
     stamp = datetime.fromtimestamp(clock.wall(), UTC).strftime("%Y-%m-%d-%H%M%S")
     root = (out or Path("out") / f"chaos-{scenario.name}-{stamp}").absolute()
     try:
@@ -204,7 +211,11 @@ def _directory(out: Path | None, scenario: Scenario, clock: Clock) -> Iterator[P
     except OSError as error:
         allowed = "a directory that does not exist yet, where one can be made"
         raise ConfigError("--out", str(root), allowed, f"{error.strerror}; choose another.") from error
-    yield root
+    try:
+        yield root
+    finally:
+        if not (root / REPORT).exists():  # it was never played
+            shutil.rmtree(root, ignore_errors=True)
 
 
 def _forget(root: Path) -> None:

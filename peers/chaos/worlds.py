@@ -24,6 +24,10 @@ WorldName = Literal["containers", "processes"]
 ANSWER_S = 10.0
 
 
+class CannotPlay(SwarmError):
+    """A world has no means for a fault of this scenario; known before anybody is started."""
+
+
 @dataclass(frozen=True, slots=True)
 class Images:
     """What containers are made of, and what they come back as from an upgrade; None: the same."""
@@ -76,8 +80,7 @@ def _check_links(scenario: Scenario) -> None:
 def world_of(
     name: WorldName, root: Path, scenario: Scenario, strikes: Iterable[Fault], images: Images
 ) -> Iterator[PlayWorld]:
-    """The world, entered. Raises what says why it cannot be had; SwarmError for a fault that it has no means for,
-    before anybody is started."""
+    """The world, entered. Raises what says why it cannot be had, CannotPlay for a fault that it has no means for."""
     struck = tuple(strikes)
     with contextlib.ExitStack() as stack:
         world: PlayWorld
@@ -91,7 +94,7 @@ def world_of(
             try:
                 world.check(fault)
             except CannotInflict as error:
-                raise SwarmError(f"{scenario.name} cannot be played among {name}: {error}") from error
+                raise CannotPlay(f"{scenario.name} cannot be played among {name}: {error}") from error
         yield world
 
 

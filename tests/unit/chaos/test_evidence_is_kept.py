@@ -7,18 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from peers.chaos import theatre
+from peers.chaos import theatre, worlds
 from peers.chaos.faults import Restart
 from peers.chaos.lives import Player
 from peers.chaos.play import Outcome
 from peers.chaos.scenario import parse_scenario
 from peers.chaos.verdict import Judged, judge
+from peers.chaos.worlds import CannotPlay
 from peers.places import KEPT_SESSIONS
 from swarm.clock import SystemClock
 from swarm.errors import EXIT_ERROR
 from tests.unit.chaos.test_play import MadeUpWorld
 from tests.unit.chaos.worlds import Processes, contained
 
+SMALL = 'name = "s"\nproves = "x"\nuntil = { steps = 6 }\nswarm = { stages = 1, replicas = 2, trainers = 1 }\n'
 SCENARIO = parse_scenario({"name": "a", "proves": "b", "until": {"minutes": 1}}, "a.toml")
 
 
@@ -124,10 +126,31 @@ class _Torn(_Left):
 
 def test_what_was_lost_as_the_world_ended_breaks_the_play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(theatre, "world_of", lambda *_: _Torn(tmp_path))
-    (tmp_path / "s.toml").write_text(
-        'name = "s"\nproves = "x"\nuntil = { steps = 6 }\nswarm = { stages = 1, replicas = 2, trainers = 1 }\n'
-    )
+    (tmp_path / "s.toml").write_text(SMALL)
     report = tmp_path / "report.json"
     options = theatre.Options(scenario=tmp_path / "s.toml", on="processes", out=tmp_path / "out", report=report)
     assert theatre.chaos(options, SystemClock()) == EXIT_ERROR
     assert any("could not be kept" in problem for problem in json.loads(report.read_text())["problems"])
+
+
+@pytest.mark.parametrize("on", [None, "containers"])
+def test_what_containers_have_no_means_for_is_played_among_processes_unless_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], on: str | None
+) -> None:
+    def world(name: str, *_: object) -> _Left:
+        if name == "containers":
+            raise CannotPlay("s cannot be played among containers: this kernel has no netem")
+        return _Left(tmp_path, steps=6)
+
+    monkeypatch.setattr(theatre, "world_of", world)
+    monkeypatch.setattr(worlds, "engine_answers", lambda: True)
+    (tmp_path / "s.toml").write_text(SMALL)
+    options = theatre.Options(scenario=tmp_path / "s.toml", on=on, out=tmp_path / "out")
+    if on:
+        with pytest.raises(CannotPlay, match="no netem"):
+            theatre.chaos(options, SystemClock())
+        assert not (tmp_path / "out").exists()
+    else:
+        theatre.chaos(options, SystemClock())
+        assert "played among processes instead" in capsys.readouterr().out
+        assert json.loads((tmp_path / "out" / "report.json").read_text())["world"] == "processes"

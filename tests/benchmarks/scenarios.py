@@ -1,0 +1,90 @@
+"""Scenarios that come with the project, played one after the other as people play them: what each came to.
+
+In containers where a Docker engine answers (``make image`` and ``docker/base-image.sh --nemesis`` first), else among
+processes. ``SCENARIOS="kill-storm nat"`` in the environment plays these only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.runner import ROOT, Result
+
+ROUNDS_IN_FULL = 3
+LEAVE_S = 120.0
+FIGURES = (
+    "faults", "steps", "seconds", "max_gap_s", "throughput_retained", "throughput_retained_raw", "participation",
+    "lost", "duplicated", "digest_mismatches",
+)  # fmt: skip
+COLUMNS = ("scenario", "on", "verdict", *FIGURES, "load", "what was wrong")
+
+
+async def run(full: bool) -> Result:
+    """Every scenario of docker/scenarios played with faults, its verdict and figures; --full: three times in a row."""
+    paths = sorted((ROOT / "docker" / "scenarios").glob("*.toml"))
+    only = os.environ.get("SCENARIOS", "").split()
+    chosen = [path for path in paths if not only or path.stem in only]
+    plays = []
+    with tempfile.TemporaryDirectory(prefix="swarm-scenarios-") as root:
+        for number in range(ROUNDS_IN_FULL if full else 1):
+            for path in chosen:
+                plays.append(await _play(path, Path(root) / f"{path.stem}-{number}"))
+                print(f"scenarios: {path.stem}: {plays[-1]['verdict']} {plays[-1]['problems']}", file=sys.stderr)
+    return to_result(plays)
+
+
+async def _play(path: Path, out: Path) -> dict[str, Any]:
+    """One play; its report. On cancel it ends in order first. Raises RuntimeError for one that left no report."""
+    load = round(os.getloadavg()[0], 1)
+    command = (sys.executable, "-m", "peers.cli", "chaos", str(path), "--json", "--out", str(out))
+    process = await asyncio.create_subprocess_exec(
+        *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        said, complained = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGINT)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(process.wait(), LEAVE_S)
+    lines = said.splitlines()
+    if not lines:
+        raise RuntimeError(f"{path.stem} could not be played: {complained.decode()[-2000:]}")
+    report: dict[str, Any] = json.loads(lines[-1])
+    return report | {"load": load}
+
+
+def to_result(plays: Sequence[dict[str, Any]]) -> Result:
+    """A row for each play; how many of each scenario were kept, and what was lost in all of them."""
+    rows = [
+        [play["scenario"], play["world"], play["verdict"], *(play[name] for name in FIGURES), play["load"],
+         "; ".join(play["problems"]).splitlines()[0][:200] if play["problems"] else ""]
+        for play in plays
+    ]  # fmt: skip
+    kept = Counter(play["scenario"] for play in plays if play["verdict"] == "kept")
+    played = Counter(play["scenario"] for play in plays)
+    summary: dict[str, Any] = {
+        "plays": len(plays),
+        "kept": sum(kept.values()),
+        "not_kept": {name: count - kept[name] for name, count in sorted(played.items()) if count > kept[name]},
+    }
+    for name in ("faults", "lost", "duplicated", "digest_mismatches"):
+        summary[name] = sum(play[name] or 0 for play in plays)
+    return Result(columns=COLUMNS, rows=rows, summary=summary, notes=NOTES)
+
+
+NOTES = (
+    "each scenario by `swarm chaos FILE --json`, one after the other; load: of the machine when the play began",
+    "throughput: committed tokens a second since the first fault ÷ before; divided by the share of capacity left but "
+    "for _raw",
+)
