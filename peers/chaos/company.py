@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
+from peers.chaos import faults
 from peers.chaos.faults import CannotInflict, Fault
 from peers.chaos.holds import Holds
 from peers.chaos.world import PeerSpec
@@ -47,6 +48,9 @@ class OnNetworks(Protocol):
         """They are again; on all of theirs for ""."""
 
 
+_ENDING = (faults.Kill, faults.Stop, faults.LimitMemory, faults.Upgrade, faults.Twin)
+"""After these a peer may end. Those of many peers are inflicted by way of these."""
+
 P = TypeVar("P", bound=Heard)
 T = TypeVar("T", bound=Hashable)
 Release = Callable[[list[T]], object]
@@ -71,6 +75,7 @@ class Company(ABC, Generic[P]):
         self._timers: list[threading.Timer] = []
         self.pauses: Holds[str] = Holds()
         self.absences: Holds[tuple[str, str]] = Holds()
+        self._struck: set[str] = set()
         self._problems: list[str] = []
         self._unkept: list[str] = []
 
@@ -84,6 +89,10 @@ class Company(ABC, Generic[P]):
 
     @abstractmethod
     def alive(self, name: str) -> bool:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+
+    @abstractmethod
+    def exit_code(self, name: str) -> int | None:
         """See :class:`~peers.chaos.world.PlayWorld`."""
 
     @abstractmethod
@@ -115,6 +124,7 @@ class Company(ABC, Generic[P]):
         somebody reads meanwhile."""
         with self._lock:
             self.pauses.forget((peer.name,))
+            self._struck.discard(peer.name)
             peer.starts.append(start)
             peer.read = 0
 
@@ -179,7 +189,18 @@ class Company(ABC, Generic[P]):
         with self._lock:
             if self.over.is_set():
                 raise CannotInflict(f"{fault.name}: the play is over")
-            return tuple(self._strike(fault))
+            if isinstance(fault, faults.Restart):
+                self._check_struck(fault.peer)
+            hit = tuple(self._strike(fault))
+            if isinstance(fault, _ENDING):
+                self._struck |= set(hit)
+            return hit
+
+    def _check_struck(self, name: str) -> None:
+        """Who is started again has ended by a strike, or not yet: a crash a moment before would be lost."""
+        if not self.alive(name) and name not in self._struck:
+            code = self.exit_code(name)
+            self.failed(f"{name} had ended with {code}, and nobody had struck it, when it was to be started again")
 
     def living(self, fault: Fault) -> tuple[str, ...]:
         """The victims of a fault that run now: the others it cannot hit. Raises CannotInflict when none does."""

@@ -12,7 +12,7 @@ import pytest
 
 from peers.chaos.containers import ContainerWorld
 from peers.chaos.engine import EngineError
-from peers.chaos.faults import Pause, Upgrade
+from peers.chaos.faults import Kill, Pause, Restart, Upgrade
 from tests.unit.chaos.worlds import Processes, contained
 
 
@@ -42,6 +42,19 @@ def test_a_resume_that_fails_is_told_and_one_of_a_peer_that_has_ended_is_not(tmp
     engine.end(ended.peers["a"].container)
     timers.ring()
     assert ended.problems() == ()
+
+
+def test_who_had_crashed_before_it_was_started_again_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = Processes(tmp_path, monkeypatch, "a", "b", "c")
+    processes.world.inflict(Kill(("a",)))
+    processes.end("b", 1)
+    for name in "abc":
+        processes.world.inflict(Restart(name))
+    assert processes.world.problems() == (
+        "b had ended with 1, and nobody had struck it, when it was to be started again",
+    )
 
 
 def test_what_could_not_be_kept_as_the_world_ended_is_told_after_it(
