@@ -20,6 +20,7 @@ from swarm.errors import Busy, PeerError
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer, Endpoint, Method, Request
 from swarm.pipeline.beats import Beat, Heard, Lost, Ping, Standing, Twin
+from swarm.pipeline.questions import Questions
 from swarm.schema import Empty
 
 WATCHED_PEERS = 3
@@ -30,7 +31,8 @@ MISSES_TO_LOSE = 3
 SHORTEST_LOSS_S = 1.5
 """Three misses in a row, over one and a half seconds at least, make a loss: a peer whose connections are refused is
 lost within some two seconds and a half, one that has fallen silent within about six. A daemon that is started anew,
-half a second, is forgiven, and so is a stall of four."""
+half a second, is forgiven, and so is a stall of four: an answer to the first question, which comes behind the tensors
+of a narrow link, is an answer to the third."""
 WITNESSES = 2
 """So many others who each found that out for themselves make one miss of ours enough: so all who must agree on a loss
 learn of it at about the same time, and none on hearsay alone."""
@@ -265,18 +267,24 @@ class Watch:
 
     async def _look(self, peer: PeerId) -> None:
         """Ask; after a miss quickly again, until it answers or is lost."""
+        questions = Questions(self._endpoint, peer, PING_TIMEOUT_S, MISSES_TO_LOSE * PING_TIMEOUT_S)
+        try:
+            await self._ask_until(peer, questions)
+        finally:
+            await questions.close()
+
+    async def _ask_until(self, peer: PeerId, questions: Questions) -> None:
         while True:
             began = self._clock.monotonic()
             try:
-                standing, _ = await self._endpoint.call(
-                    peer, "health/1/beat", Beat(incarnation=self.incarnation), Standing, timeout_s=PING_TIMEOUT_S
-                )
+                standing = await questions.ask(Beat(incarnation=self.incarnation))
             except PeerError as error:
                 verdict = self._health.missed(peer, f"{error.code}, {error.reason}", self._clock.monotonic())
                 if verdict is not None or peer in self._gone:
                     return await self._lose(peer, verdict or self._gone[peer])
             else:
-                return await self._heard(peer, standing)
+                if standing is not None:
+                    return await self._heard(peer, standing)
             await self._clock.sleep(max(0.0, PROBE_EVERY_S - (self._clock.monotonic() - began)))
 
     async def _heard(self, peer: PeerId, standing: Standing) -> None:

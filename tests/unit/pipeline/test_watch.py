@@ -23,6 +23,7 @@ from swarm.pipeline.health import (
     Watch,
     watched,
 )
+from swarm.pipeline.questions import LONGEST_TALK_S
 from swarm.schema import Empty
 from swarm.sim.network import SimEndpoint, SimNetwork
 from tests.unit.averaging.world import LoopClock, in_virtual_time
@@ -40,7 +41,7 @@ class Neighbour:
     """Answers beats unless ``silent``, counts them, and keeps what it is told."""
 
     def __init__(self, endpoint: SimEndpoint) -> None:
-        self.endpoint, self.silent = endpoint, False
+        self.endpoint, self.silent, self.late_s = endpoint, False, 0.0
         self.standing = Standing(step=0, member=True, incarnation=1)
         self.pings = 0
         self.told: list[Lost] = []
@@ -57,6 +58,8 @@ class Neighbour:
         self.pings += 1
         if self.silent:
             await asyncio.get_running_loop().create_future()
+        if self.late_s:
+            await asyncio.sleep(self.late_s)
         return Answer(self.standing)
 
     async def _lost(self, request: Request) -> Answer:
@@ -122,6 +125,44 @@ def test_watch_with_everybody_well_loses_nobody_and_asks_only_its_neighbours() -
         assert (ring.news, dict(ring.watch.gone)) == ([], {})
         assert all(ring.neighbours[peer].pings == pytest.approx(60 / PING_EVERY_S, abs=1) for peer in NEAR)
         assert all(ring.neighbours[peer].pings == 0 for peer in FAR)
+
+    play(story)
+
+
+@pytest.mark.parametrize("late_s", [PING_TIMEOUT_S + 0.5, 2 * PING_TIMEOUT_S + 0.5])
+def test_watch_keeps_a_neighbour_whose_every_answer_comes_late(late_s: float) -> None:
+    async def story(ring: Ring) -> None:
+        ring.neighbours[NEAR[0]].late_s = late_s
+        await ring.watch_for(60.0)
+        assert (ring.news, dict(ring.watch.gone)) == ([], {})
+        assert NEAR[0] not in ring.watch.doubted
+
+    play(story)
+
+
+def test_watch_loses_a_neighbour_whose_answers_come_later_than_three_misses() -> None:
+    async def story(ring: Ring) -> None:
+        ring.neighbours[NEAR[0]].late_s = MISSES_TO_LOSE * PING_TIMEOUT_S + 1.0
+        async with ring.watching():
+            await asyncio.sleep(SILENT_LOSS_S)
+            assert ring.news == [("lost", NEAR[0])]
+
+    play(story)
+
+
+def test_watch_keeps_a_silent_neighbour_while_it_sends_and_no_longer_than_a_while() -> None:
+    async def story(ring: Ring) -> None:
+        talker = ring.neighbours[NEAR[0]]
+        talker.silent = True
+        async with ring.watching():
+            for _ in range(int(LONGEST_TALK_S)):
+                await talker.tell(FAR[0], "it says")
+                await asyncio.sleep(1.0)
+            assert ("lost", NEAR[0]) not in ring.news
+            for _ in range(int(SILENT_LOSS_S)):
+                await talker.tell(FAR[0], "it says")
+                await asyncio.sleep(1.0)
+            assert ("lost", NEAR[0]) in ring.news
 
     play(story)
 
@@ -307,7 +348,8 @@ def test_watch_checks_at_once_and_returns_when_all_have_answered_or_are_gone() -
             assert asyncio.get_running_loop().time() == 0.0
             await ring.watch.check([well, dead, silent, ME, PeerId("stranger")], "a call failed")
             assert set(ring.watch.gone) == {dead, silent}
-            assert asyncio.get_running_loop().time() <= SILENT_LOSS_S
+            # That it takes the word of the other's loss is a sign of life: one question more.
+            assert asyncio.get_running_loop().time() <= SILENT_LOSS_S + PING_TIMEOUT_S
             before = asyncio.get_running_loop().time()
             await ring.watch.check([dead, silent], "again")
             await ring.watch.check([], "nobody")
