@@ -13,6 +13,7 @@ from swarm.averaging.allreduce import AllReduce
 from swarm.averaging.plan import RoundKey, RoundResult
 from swarm.averaging.round import RoundCall, average, plan_rounds
 from swarm.averaging.strategies.sites import strategy_at
+from swarm.events import SumTaken
 from swarm.ids import PartName
 from swarm.optimization.history import History
 from swarm.optimization.open_step import Round
@@ -42,6 +43,8 @@ class Rounds:
 
     async def __call__(self, wanted: Round, sums: torch.Tensor) -> RoundResult:
         """All rounds of our part's averaging. Raises RoundFailed."""
+        # Before anything is waited for: what is added from now on is written after it.
+        self._around.events.emit(SumTaken(step=wanted.step, part=wanted.part, attempt=wanted.attempt))
         manifest = self._around.manifest
         call = RoundCall(
             key=RoundKey(wanted.step, wanted.part, wanted.attempt),

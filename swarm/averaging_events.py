@@ -9,6 +9,16 @@ from swarm.ids import PartName, PeerId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SumTaken(Event):
+    """What this replica holds was copied for an attempt at its part's averaging: what it adds from now on is not in
+    it."""
+
+    step: int
+    part: PartName
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundVoid(Event):
     """A group's all-reduce failed here and gave nothing: all of the step's rounds are repeated as another attempt.
     ``culprit`` is the member on which it broke, None when that is not known."""

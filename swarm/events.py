@@ -11,6 +11,7 @@ from typing import Any
 
 from swarm.averaging_events import Participation as Participation
 from swarm.averaging_events import RoundVoid as RoundVoid
+from swarm.averaging_events import SumTaken as SumTaken
 from swarm.event import Event as Event
 from swarm.event import EventSink as EventSink
 from swarm.event import NullSink as NullSink

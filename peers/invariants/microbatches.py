@@ -145,11 +145,11 @@ def _last_cursors(evidence: Evidence) -> dict[Place, tuple[int, int]]:
 def _held(
     evidence: Evidence,
 ) -> tuple[dict[tuple[int, str, PeerId], set[MicrobatchId]], set[tuple[int, str, PeerId, MicrobatchId]]]:
-    """(what each replica's sum held when it was averaged, by (step, part, peer), and what it was given twice). A new
-    incarnation holds nothing of what the one before it had."""
-    averaged = {
-        (fact.step, str(fact.fields["part"]), fact.peer, fact.incarnation): fact.wall - float(fact.fields["seconds"])
-        for fact in evidence.of("RoundDone")
+    """(what each replica's sum held when it was taken to be averaged, by (step, part, peer), and what it was given
+    twice). A new incarnation holds nothing of what the one before it had."""
+    taken = {
+        (fact.step, str(fact.fields["part"]), fact.peer, fact.incarnation): fact.wall
+        for fact in evidence.of("SumTaken")  # by the newest attempt
     }
     held: dict[tuple[int, str, PeerId], set[MicrobatchId]] = defaultdict(set)
     owner: dict[tuple[int, str, PeerId], int] = {}
@@ -163,7 +163,7 @@ def _held(
             continue
         if fact.kind == "Accumulated" and fact.microbatch in held[key]:
             twice.add((*key, fact.microbatch))
-        if fact.wall > averaged.get((*key, fact.incarnation), fact.wall):
+        if fact.wall > taken.get((*key, fact.incarnation), fact.wall):
             continue
         held[key].add(fact.microbatch)
     return held, twice

@@ -28,6 +28,7 @@ from swarm.events import (
     RoundDone,
     StateDownloaded,
     StepClosed,
+    SumTaken,
 )
 from swarm.ids import ENDS, MicrobatchId, PeerId, stage_part
 from swarm.monitoring.reader import UNREADABLE, RawEvent, Recorded
@@ -105,6 +106,7 @@ class PretendRun:
             if peer in HOSTS:
                 part = stage_part(HOSTS[peer])
                 done = RoundDone(step=step, part=part, members=2, participating=1, bytes_sent=1, seconds=0.001)
+                self.say(peer, step, SumTaken(step=step, part=part, attempt=0))
                 self.say(peer, step, done)
             self.say(peer, step, closed(record))
         self.say("host0", step, Committed(step=step, microbatches=tuple(one.microbatch for one in contributions)))
@@ -370,9 +372,9 @@ def test_broken_run_fails_by_the_name_of_what_it_broke(spoil: Spoil) -> None:
 
 def test_microbatch_that_came_in_after_the_sum_was_taken_is_no_surplus() -> None:
     run = PretendRun()
-    done = next(one for one in run.events["host1"] if isinstance(one.event, RoundDone))
+    taken = next(one for one in run.events["host1"] if isinstance(one.event, SumTaken))
     late = Accumulated(step=1, microbatch=first(2), part=stage_part(0))
-    run.events["host1"].insert(run.events["host1"].index(done), Stamped(done.wall - 0.0005, late))
+    run.events["host1"].insert(run.events["host1"].index(taken) + 1, Stamped(taken.wall + 0.0005, late))
     assert run.report(target=TARGET) == {}
 
 
