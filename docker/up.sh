@@ -26,9 +26,13 @@ print('\n\n'.join(text for number, (_, text) in enumerate(sorted(topics.items())
   say "put text that comes with Python into docker/data/$who; your own: the same place, or SWARM_DATA_$((half + 1))"
 }
 
-# What the bootstrap has said is cheaper to read than an answer of its own is to get, on a machine that is busy starting.
-# (grep reads to the end: who writes into a closed pipe fails, and the line with it.)
-closed() { docker/compose.sh logs --no-color bootstrap 2>/dev/null | grep -E 'step [0-9]+/[0-9]+ +loss' >/dev/null; }
+# What the bootstrap has said since we began is cheaper to read than an answer of its own is to get, on a machine that is
+# busy starting. (grep reads to the end: who writes into a closed pipe fails, and the line with it.)
+since=$(date +%s)
+bootstrap() { docker/compose.sh ps --quiet --all bootstrap 2>/dev/null || docker/compose.sh ps --quiet bootstrap; }
+said() { docker logs --since "$since" "$(bootstrap)" 2>&1; }
+closed() { said | grep -E 'step [0-9]+/[0-9]+ +loss' >/dev/null; }
+ended() { [[ $(docker inspect --format '{{.State.Status}} {{.State.ExitCode}}' "$(bootstrap)") == "exited 0" ]]; }
 
 failed() {
   echo "swarm-up: error: $1" >&2
@@ -50,6 +54,11 @@ main() {
   up=$SECONDS
   docker/compose.sh up -d || failed "the containers could not be started"
   until closed; do
+    if ended; then
+      echo "swarm-up: error: this run has ended: $(said | tail -n 1)" >&2
+      echo "swarm-up:        Its model: docker/README.md says how to take it out. Another run: make swarm-down first" >&2
+      exit 1
+    fi
     ((SECONDS - up < patience_s)) || failed "no step was closed within $patience_s s"
     sleep 1
   done
@@ -60,9 +69,10 @@ main() {
   docker/compose.sh exec bootstrap swarm peers             the swarm, as one peer sees it
   docker/compose.sh logs -f stage-1-a                      what a peer says
   docker/compose.sh up -d more                             one more peer
-  docker/compose.sh --profile nat up -d behind-nat                       one that nobody can call (docker/base-image.sh --nemesis first)
+  docker/compose.sh --profile nat up -d behind-nat         one that nobody can call (docker/base-image.sh --nemesis first)
   .venv/bin/swarm join "\$(docker/compose.sh exec -T bootstrap swarm invite)"     one outside Docker (make setup first)
   docker/compose.sh kill stage-1-a                         kill one: nothing is lost; start has it back
+  .venv/bin/swarm ckpt pull --from "\$(docker/compose.sh exec -T bootstrap swarm invite)"   take the model out
   make swarm-down                                          remove it all, what was learned too
 TEXT
 }

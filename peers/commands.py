@@ -70,6 +70,9 @@ class NodeCommands:
             started=self._started,
             disk="" if situation is None else "; ".join(f"{w}: {why}" for w, why in situation.disk.items()),
             averaging=() if situation is None else situation.averaging,
+            averages="" if manifest is None else manifest.averaging.described,
+            mixed=0 if situation is None else situation.mixed,
+            mixed_alone=0 if situation is None else situation.mixed_alone,
         )
 
     async def _peers(self, request: Mapping[str, Any]) -> list[MemberStanding]:

@@ -93,6 +93,11 @@ class Holding:
         if self._role is not None:
             self._role.open_step(record.step + 1, record.members, record.cursors.get(self._around.endpoint.peer))
 
+    def rewound(self) -> None:
+        """A lineage was given up: nothing that was done in its steps counts."""
+        if self._role is not None:
+            self._role.service.rewound()
+
     async def settle(self, step: int, assigned: Mapping[MicrobatchId, tuple[PeerId, ...]]) -> None:
         """Hold exactly what is assigned: see :class:`swarm.optimization.open_step.Settle`."""
         if self._role is not None:

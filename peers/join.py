@@ -15,7 +15,7 @@ from peers.settings import exact_settings
 from peers.words import command_name, print_error
 from swarm import __version__
 from swarm.clock import SystemClock
-from swarm.errors import EXIT_UNREACHABLE
+from swarm.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from peers.invite import Contacts
@@ -29,7 +29,8 @@ MOST_KNOWN = 8
 
 
 def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_lines: bool) -> int:
-    """Run one peer until its run is over or it has left; returns its exit code. Blocking.
+    """Run one peer until its run is over or it has left; returns its exit code, 0 at once where the run has ended on
+    this machine before. Blocking.
 
     ``arguments`` are an invite or multiaddrs; without any, those of ``settings``, else the one in its invite file, when
     there is one. Raises ConfigError, Incompatible or
@@ -53,19 +54,19 @@ def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_
     if words_of_data:
         say("data", words_of_data)
     home = home_directory(settings.home)
-    # Looked for before the place is taken: what is known of its last peer goes with that.
-    over = "" if contacts.run is None else over_here(home, contacts.run)
     run = contacts.run or ""
+    # Before the place is taken: what is known of its last peer goes with that. Who is started again and again by a
+    # supervisor is to stop here: there is nobody left to call.
+    if run and (over := over_here(home, run)):
+        print_error(over, next_=f"{command_name()} sample, or {command_name()} new for another run", label="note")
+        return EXIT_OK
     with take_place(home, settings.place, clock=SystemClock(), run=run, role=role, data=data) as place:
         who = know_thyself(place, settings.name)
         say("identity", who.described())
         say("contact", f"dialling {', '.join(contacts.addresses)}")
         peer = _peer_settings(place, who, contacts, settings)
         place.trains_on(data)
-        code = live(place, peer.model_copy(update={"verbose": words, "json_lines": json_lines}))
-    if over and code == EXIT_UNREACHABLE:
-        print_error(over, next_=f"{command_name()} sample, or {command_name()} new for another run", label="note")
-    return code
+        return live(place, peer.model_copy(update={"verbose": words, "json_lines": json_lines}))
 
 
 def _awaited(file: Path, say: Callable[[str, str], None]) -> str:

@@ -96,7 +96,7 @@ class Membership:
         self._donor = StateDonor(around.clock, max_downloads=self._downloads())
         self._observers = ObserverDesk(founder, self._donor, self._snapshot, self.situation.awaited, around.clock)
         self._member = Member(self._member_context(founder))
-        self._apart = Apart(around, self._holding, lambda: self._member.roster)
+        self._apart = Apart(around, self._holding, self.situation, lambda: self._member.roster)
         self._desk = LeadDesk(
             self._rules,
             around.endpoint.peer,
@@ -240,12 +240,7 @@ class Membership:
 
     async def _found(self) -> None:
         founder = Founder(
-            self._around,
-            self._directory,
-            self._calls,
-            self._announcer.record,
-            self._donor,
-            self._keeper.beginning(),
+            self._around, self._directory, self._calls, self._announcer.record, self._donor, self._keeper.beginning()
         )
         try:
             await founder.found(self._settings.patience_s, self.situation.wait_for)
@@ -275,6 +270,9 @@ class Membership:
         around, reason = self._around, self._member.cut_off
         around.events.emit(CutOff(step=self._member.open_step, reason=reason))
         self._was_member, self._since = False, around.clock.monotonic()
+        if self._member.forking.given_up is not None:
+            self._holding.rewound()
+            self._leader.rewound()
         known, others = self._member.forking.helpers(self._member.head)
         if not others:
             raise RunEnded(f"the run went on without this peer, and there is nobody else: {reason}", EXIT_UNREACHABLE)

@@ -117,6 +117,7 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
                   f"context {model.context}, computed in {model.compute}"),
         ("stages", f"{manifest.split.stages}, sending {manifest.codecs.activations}; ends {manifest.split.ends}"),
         ("step", f"{manifest.step_microbatches} microbatches of {batch.microbatch_size} rows: {tokens:,} tokens"),
+        ("averaging", manifest.averaging.described),
         ("tokenizer", f"{manifest.tokenizer.digest[:16]}, from {founded.tokenizer_from}"),
         ("starts", f"when {count(start.stage_hosts, 'stage host')} and {count(start.trainers, 'trainer')} are here"),
         ("ends", f"after {count(run.steps, 'step')}"),

@@ -14,7 +14,8 @@ from swarm.optimization.records import CloseRecord
 class Situation:
     """One peer's own view of itself. ``loss`` and ``tokens_per_s`` are of the newest closed step, the latter unknown
     for one that was open before this peer took part; ``averaging`` says who was in the averaging of each of its parts;
-    ``disk`` is what the disk does not take, with the reason."""
+    ``disk`` is what the disk does not take, with the reason; ``mixed`` how often it mixed its weights with others, and
+    ``mixed_alone`` how often nobody was there to do so with."""
 
     events: EventSink
     phase: Phase = "starting"
@@ -27,6 +28,8 @@ class Situation:
     tokens_per_s: float | None = None
     averaging: tuple[PartTurnout, ...] = ()
     disk: dict[str, str] = field(default_factory=dict)
+    mixed: int = 0
+    mixed_alone: int = 0
 
     def wait_for(self, what: str) -> None:
         """Say what this peer waits for; nothing is said twice."""
@@ -67,6 +70,11 @@ class Situation:
     def ready(self) -> None:
         """A member that takes work."""
         self.phase, self.waiting_for = "ready", ""
+
+    def has_mixed(self, averaged: int) -> None:
+        """It trains apart, and mixed its weights with others: so many versions, its own counted, went into the mean."""
+        self.mixed += 1
+        self.mixed_alone += averaged < 2
 
     def drain(self, reason: str, *, again: bool = False) -> None:
         """It was asked to leave; ``again``: it was leaving already."""

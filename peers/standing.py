@@ -35,7 +35,9 @@ class Standing:
     ``copies`` are the other parts of which it keeps a copy. ``reachability`` is in words, and so is ``disk``: what this
     machine's disk does not take, empty when it takes all. ``loss`` and ``tokens_per_s`` are of the last closed step,
     None before the first, the latter also for a step that this peer did not see open; ``averaging`` is of that step,
-    each part's; ``started`` is seconds since the epoch.
+    each part's, ``averages`` says in words what the run averages when. Where replicas train apart this one has
+    ``mixed`` so often since it was started, ``mixed_alone`` of these with nobody. ``started`` is seconds since the
+    epoch.
     """
 
     schema: int = SCHEMA
@@ -60,6 +62,9 @@ class Standing:
     started: float
     disk: str = ""
     averaging: tuple[PartTurnout, ...] = ()
+    averages: str = ""
+    mixed: int = 0
+    mixed_alone: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

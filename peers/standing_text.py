@@ -43,7 +43,8 @@ def averaging_lines(seen: Sequence[Seen]) -> list[str]:
     lines = []
     for standing in newest.values():
         parts = sorted(standing.averaging, key=lambda one: _part_order(one.part))
-        lines += ["", f"averaging in {_run(standing.run_name, standing.run)}, step {parts[0].step}"]
+        what = f": {standing.averages}" if standing.averages else ""
+        lines += ["", f"averaging in {_run(standing.run_name, standing.run)}, step {parts[0].step}{what}"]
         lines += [f"  {row}" for row in table([(one.part, turnout_text(one)) for one in parts])]
     return lines
 
@@ -53,6 +54,15 @@ def turnout_text(turnout: PartTurnout) -> str:
     counts = f"{turnout.live} live / {turnout.participating} participating / {turnout.averaged} averaged"
     said = [*([ALONE] if turnout.alone else []), *(f"{name}: {why}" for name, why in turnout.why.items())]
     return f"{counts} ({'; '.join(said)})" if said else counts
+
+
+def mixing_text(standing: Standing) -> str:
+    """How often this peer mixed its weights with others, and how often in vain; "" where replicas do not train
+    apart."""
+    if not standing.mixed:
+        return ""
+    alone = f", {standing.mixed_alone} of them alone: the others were away, or too far behind"
+    return f"{count(standing.mixed, 'time')}{alone if standing.mixed_alone else ''}"
 
 
 def hidden_line(number: int) -> list[str]:
@@ -142,6 +152,7 @@ def _remarks(seen: Seen) -> list[str]:
         return []
     copies = ", ".join(standing.copies)
     facts = [("waiting", standing.waiting_for), ("the disk does not take", standing.disk), ("copies", copies)]
+    facts.append(("mixed", mixing_text(standing)))
     return [f"{label}: {one_line(text)}" for label, text in facts if text]
 
 
@@ -154,6 +165,8 @@ def _facts(standing: Standing) -> list[tuple[str, str]]:
         ("copies", ", ".join(standing.copies)),
         ("run", f"{_run(standing.run_name, standing.run)}, {count(standing.members, 'member')}"),
         ("step", _step(standing)),
+        ("averages", standing.averages),
+        ("mixed", mixing_text(standing)),
         *(("averaging", f"{one.part}: {turnout_text(one)}") for one in standing.averaging),
         ("loss", "" if standing.loss is None else f"{standing.loss:.3f}"),
         ("tokens/s", "" if standing.tokens_per_s is None else amount(standing.tokens_per_s)),

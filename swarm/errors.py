@@ -123,12 +123,13 @@ class RoundFailed(SwarmError):
     """An averaging round did not complete. Inputs are kept; nobody may apply any of its output.
 
     ``peer`` is the member it broke on as seen here; empty when nobody is to blame, or only by another's report.
-    ``aborted_by`` is who said that it is void, where it was not found out here.
+    ``aborted_by`` is who said that it is void, where it was not found out here. ``differs``: members hold different
+    results, and ``peer`` is who holds another than most; who reduced may have given it that.
     """
 
-    def __init__(self, reason: str, *, peer: str = "", aborted_by: str = "") -> None:
+    def __init__(self, reason: str, *, peer: str = "", aborted_by: str = "", differs: bool = False) -> None:
         super().__init__(f"{peer}: {reason}" if peer else reason)
-        self.reason, self.peer, self.aborted_by = reason, peer, aborted_by
+        self.reason, self.peer, self.aborted_by, self.differs = reason, peer, aborted_by, differs
 
 
 class OutOfSync(SwarmError):

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from peers.chaos.containers import Contained, ContainerWorld
 
 DAEMON = "p2pd"
-_PERIOD = 100_000
 _HOG_S = 20.0
 _HOG = """
 import os, sys
@@ -144,9 +143,9 @@ def _slow_device(world: ContainerWorld, fault: faults.SlowDevice) -> Iterable[st
 
 
 def _limit_cpu(world: ContainerWorld, fault: faults.LimitCpu) -> Iterable[str]:
-    quota = max(1000, int(fault.cpus * _PERIOD)) if fault.cpus > 0 else -1
+    quota = container_start.quota_us(fault.cpus) if fault.cpus > 0 else -1
     container = _running(world, fault.peer).container
-    world.engine.call("update", "--cpu-period", str(_PERIOD), "--cpu-quota", str(quota), container)
+    world.engine.call("update", "--cpu-period", str(container_start.PERIOD_US), "--cpu-quota", str(quota), container)
     return (fault.peer,)
 
 

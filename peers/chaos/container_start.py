@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 PORT = 4001
 HOME, LOGS, FILES, CLOCKS = "/data", "/logs", "/files", "/clocks"
-_PERIOD = 100_000
+PERIOD_US = 20_000
+"""A peer has its share of a processor in every such span: short ones are more like a slower processor."""
+LEAST_QUOTA_US = 1000
+"""Kernels take no less."""
 
 
 def prepare(world: ContainerWorld, peer: Contained) -> None:
@@ -126,10 +129,15 @@ def _command(world: ContainerWorld, peer: Contained) -> list[str]:
     return [*arguments, "--json", "--home", HOME, "--listen", f"/ip4/0.0.0.0/tcp/{PORT}"]
 
 
+def quota_us(cpus: float) -> int:
+    """What an engine is told for so many processors."""
+    return max(LEAST_QUOTA_US, int(cpus * PERIOD_US))
+
+
 def _limits(peer: Contained) -> list[str]:
     spec, found = peer.spec, []
     if spec.cpus is not None:
-        found += ["--cpu-period", str(_PERIOD), "--cpu-quota", str(int(spec.cpus * _PERIOD))]
+        found += ["--cpu-period", str(PERIOD_US), "--cpu-quota", str(quota_us(spec.cpus))]
     if spec.memory_mib is not None:
         found += ["--memory", f"{spec.memory_mib}m", "--memory-swap", f"{spec.memory_mib}m"]
     return found

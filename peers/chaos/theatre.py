@@ -123,10 +123,13 @@ def _play(
 
 
 def _prepare(scenario: Scenario, beside: Path, root: Path) -> tuple[Cast, tuple[Planned, ...], tuple[Draw, ...]]:
+    from peers.foundation import Foundation
+    from peers.founding_files import load_foundation
     from peers.manifest_file import render_tables
 
     manifest = root / MANIFEST
     manifest.write_text(render_tables(manifest_of(scenario, _preset(scenario))), encoding="utf-8")
+    load_foundation(Foundation(preset=None, file=manifest, changes={}, tokenizer=None))  # the founder would refuse it
     cast = cast_of(scenario, manifest, _texts(scenario, root / "data"))
     return cast, planned(scenario, cast), _draws(scenario, cast, beside)
 

@@ -54,6 +54,17 @@ class AveragingConfig(Section):
         return self.local.steps * self.local.sync_every if self.mode == "local" else 1
 
     @property
+    def described(self) -> str:
+        """What is averaged when, for people."""
+        if self.mode == "sync":
+            return f"the gradients of every step, {self.strategy}"
+        local = self.local
+        if local.sync_every == 1:
+            return f"weights, after every {local.steps} batches trained apart"
+        every = f"weights of replicas that train apart, mixed by {self.strategy} every {local.steps} batches"
+        return f"{every}; of all after every {local.sync_every} times"
+
+    @property
     def closing_strategy(self) -> str:
         """Who averages with whom when a step closes."""
         return "everyone" if self.mode == "local" and self.strategy not in BY_PLACE else self.strategy

@@ -193,12 +193,13 @@ class Inbox:
             raise self._disagreement()
 
     def _disagreement(self) -> RoundFailed:
-        """Names who differs from what more than half of the members hold, if they hold the same."""
+        """Names who differs from what more than half of the members hold, if they hold the same, and it is not we."""
         ((result, count),) = Counter(self.agreements.values()).most_common(1)
         others = [peer for peer in self.plan.members if self.agreements.get(peer, result) != result]
         told = ", ".join(f"{peer} {digest[:12]}" for peer, digest in sorted(self.agreements.items()))
         dissenter = others[0] if 2 * count > len(self.plan.members) else ""
-        return RoundFailed(f"members hold different results: {told}", peer=dissenter)
+        blamed = dissenter if dissenter != self.me else ""
+        return RoundFailed(f"members hold different results: {told}", peer=blamed, differs=True)
 
     async def wait_failure(self) -> None:
         """Until another member's message voids the round; then raises its RoundFailed."""
@@ -209,7 +210,8 @@ class Inbox:
         """Raise the round's failure, if it failed."""
         if self.failure is not None:
             failure = self.failure
-            raise RoundFailed(failure.reason, peer=failure.peer, aborted_by=failure.aborted_by)
+            told_by, differs = failure.aborted_by, failure.differs
+            raise RoundFailed(failure.reason, peer=failure.peer, aborted_by=told_by, differs=differs)
 
     def given_up_by(self, caller: PeerId, reason: str, now: float, culprit: PeerId | None = None) -> RoundFailed:
         """What the round ends with when another member says that it is void. Nobody is blamed for its word: only whom

@@ -6,7 +6,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints
 
-from swarm.averaging.plan import RoundKey, RoundPlan
+from swarm.averaging.plan import AFTER_CHARS, RoundKey, RoundPlan
 from swarm.ids import PartName
 from swarm.schema import Count, DigestField, Message, PartField, PeerIdField
 
@@ -28,12 +28,13 @@ class RoundMessage(Message):
     part: PartField
     attempt: Count
     round: Count
+    after: Annotated[str, StringConstraints(pattern=rf"^[0-9a-f]{{0,{AFTER_CHARS}}}$")] = ""
     plan: DigestField
 
     @property
     def key(self) -> RoundKey:
         """The round."""
-        return RoundKey(self.step, PartName(self.part), self.attempt, self.round)
+        return RoundKey(self.step, PartName(self.part), self.attempt, self.round, self.after)
 
     @classmethod
     def of(cls, plan: RoundPlan, **fields: object) -> Self:

@@ -25,6 +25,9 @@ from swarm.ids import PartName, PeerId
 
 Gives = Literal["mean", "sum"]
 
+AFTER_CHARS = 16
+"""How much of a record's hash a round's key has."""
+
 MIN_WINDOW, MAX_WINDOW = 2, 16
 """Chunks of a part in flight per pair of members. Two overlap one chunk's link time with the other's reduction; sixteen
 (4 MiB) fill a 300 Mbit/s link at 100 ms round trip."""
@@ -36,12 +39,14 @@ other reducers take at most as much again."""
 
 class RoundKey(NamedTuple):
     """What names a round within a run; ``attempt`` counts from 0 and grows when a round failed and all of the step's
-    are repeated; ``round`` counts those of one attempt."""
+    are repeated; ``round`` counts those of one attempt. ``after`` begins the hash of the record that the step follows:
+    who gives a lineage up comes to the same steps again, and these are other rounds."""
 
     step: int
     part: PartName
     attempt: int
     round: int = 0
+    after: str = ""
 
     def __str__(self) -> str:
         return f"{self.part}/{self.step}/{self.attempt}" + (f".{self.round}" if self.round else "")

@@ -18,8 +18,9 @@ PIECE_ELEMENTS = 1 << 16
 """How much is added at a time: what stays in a core's own cache."""
 
 
-MOST = 1e100
-"""Sums in float64 are not larger than this: then their squares, and sums of these, are finite too."""
+MOST = float(np.finfo(np.float32).max)
+"""Sums in float64 are not larger than this, so that their mean fits into float32, and who sends a larger one is known
+in the round in which it does."""
 
 
 class Reducer(Protocol):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from swarm.errors import Busy, OutOfSync, Refused, RunEnded, Violation
 from swarm.ids import PartName, PeerId
 from swarm.optimization.acceptor import Vote, has_majority
+from swarm.optimization.attempts import ATTEMPTS_PER_TERM
 from swarm.optimization.changes import ChangeRules, Moment
 from swarm.optimization.closing import totals
 from swarm.optimization.history import History
@@ -16,10 +17,6 @@ from swarm.optimization.records import CloseRecord, Decision, check_acceptances,
 from swarm.optimization.rescue import given_up
 from swarm.optimization.roster import Roster, lost_parts, needed, part_lost
 from swarm.optimization.rules import StepRules
-
-MAX_ATTEMPTS = 1 << 52
-"""Every term takes ``attempts.ATTEMPTS_PER_TERM`` of them: who made others leap, a disk's sync for each, to one that
-has no numbers left would be at it for years."""
 
 
 class AcceptanceRules:
@@ -36,7 +33,8 @@ class AcceptanceRules:
         if not set(body.live) <= set(roster.peers):
             raise Violation("it counts on a peer that does not take part")
         known = {*body.attempts, *body.plainly} <= set(roster.parts)
-        if not known or max(body.attempts.values(), default=0) > MAX_ATTEMPTS:
+        own = range(body.term * ATTEMPTS_PER_TERM, (body.term + 1) * ATTEMPTS_PER_TERM)
+        if not known or not all(number in own for number in body.attempts.values()):  # later terms need theirs
             raise Violation("attempts at rounds that there are not")
         self._rules.check_committed(roster, body.committed)
         for contribution in body.committed:

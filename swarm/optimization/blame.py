@@ -28,23 +28,30 @@ class Blame:
 
     def __init__(self) -> None:
         self.plainly: set[PartName] = set()
+        self._differing: defaultdict[PartName, dict[PeerId, list[set[PeerId]]]] = defaultdict(dict)
         self._void: defaultdict[PartName, deque[frozenset[Blamed]]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
 
     def void(self, part: PartName, answers: Mapping[PeerId, Averaged]) -> None:
         """A round of a part gave nothing; these are the answers of all that were in it."""
-        pairs = {
-            (peer, PeerId(answer.culprit))
-            for peer, answer in answers.items()
-            if answer.failure and answer.culprit is not None and answer.culprit in answers and answer.culprit != peer
-        }
+        pairs = _named(answers, differs=False)
         at_a_loss = not any(answer.culprit in answers for answer in answers.values() if answer.failure)
         if at_a_loss and part in self.plainly:
-            pairs = _aborted(answers)
+            pairs = _aborted(answers) | _unexplained(answers)
         self._void[part].append(frozenset(pairs))
+        if part in self.plainly:
+            before, named = self._differing[part], _named(answers, differs=True)
+            self._differing[part] = {
+                peer: [*before.get(peer, []), {one for one, other in named if other == peer}]
+                for peer in {other for _, other in named}
+            }
 
     def unfit(self, part: PartName, group: Sequence[PeerId]) -> tuple[PeerId, str] | None:
         """Which of a part's members is to be left out by now, and why. Where it is nobody after several void rounds,
         the part goes plainly from now on, and is judged by that alone."""
+        for peer, by_round in self._differing[part].items():
+            # In a turn of each in which that one reduced nothing: else a reducer could have it differ.
+            if peer in group and len(by_round) >= max(MOST_VOID, len(group)) and len(set().union(*by_round)) >= 2:
+                return peer, "it held another result than the others, whoever had reduced it"
         voids = [frozenset(pair for pair in void if set(pair) <= set(group)) for void in self._void[part]]
         found = self._judged(voids, group, alone=part in self.plainly or len(group) == 2)
         if found is not None or (len(voids) >= MOST_VOID and part not in self.plainly):
@@ -73,12 +80,30 @@ class Blame:
         return None
 
 
+def _named(answers: Mapping[PeerId, Averaged], *, differs: bool) -> set[Blamed]:
+    """Who names another as the one on whom it broke. That somebody ``differs`` is another matter: whoever reduced may
+    have given it other numbers."""
+    return {
+        (peer, PeerId(answer.culprit))
+        for peer, answer in answers.items()
+        if answer.failure and answer.differs is differs and answer.culprit is not None
+        if answer.culprit in answers and answer.culprit != peer
+    }
+
+
 def _aborted(answers: Mapping[PeerId, Averaged]) -> set[Blamed]:
     """Who of a plain round says that another gave it up, where nobody says on whom it broke: whoever gives up has to
-    know. Not held against who was told so itself."""
+    know. Not held against who was told so itself, unless by one that says the same of it."""
     told = {
         peer: PeerId(answer.aborted_by)
         for peer, answer in answers.items()
         if answer.aborted_by is not None and answer.aborted_by in answers and answer.aborted_by != peer
     }
-    return {(peer, by) for peer, by in told.items() if told.get(by, peer) == peer}
+    return {(peer, by) for peer, by in told.items() if by not in told or told[by] == peer or told.get(told[by]) == by}
+
+
+def _unexplained(answers: Mapping[PeerId, Averaged]) -> set[Blamed]:
+    """Whoever holds the result of a plain round has everybody's signature: held against those that say it is void and
+    not who told them."""
+    void = {peer for peer, answer in answers.items() if answer.failure and answer.aborted_by not in answers}
+    return {(peer, other) for peer, answer in answers.items() if not answer.failure for other in void}

@@ -203,6 +203,7 @@ class Leading:
             committed=counted,
             live=live,
             provisional=self.provisional,
+            within_s=self.closing.timeout_s(),
             attempts=self._attempts.numbers(counted, live),
             plainly=tuple(sorted(self._blame.plainly)),
             left_out=self._filling.left_out,
@@ -236,7 +237,7 @@ class Leading:
             return
         void = sorted({PartName(self._roster[peer].part or "") for peer in failed} & set(self._roster.parts))
         for peer, answer in failed.items():
-            if answer.culprit == peer:
+            if answer.culprit == peer and not answer.differs:
                 self._cannot_hold(peer, answer)
         reasons = "; ".join(f"{peer}: {answer.failure}" for peer, answer in sorted(failed.items()))
         await self.closing.liveness.check(self._roster.peers, reasons)

@@ -104,7 +104,8 @@ class Reconcile(Message):
     ``attempts`` says for each part which attempt at its round this is. It grows when a round was void, or anything that
     it depends on has changed: members whose part's attempt is the one they have done already keep its result.
     ``provisional``: its leader had no majority, so the term is not free for what it says. ``left_out`` says why others
-    of the roster are not in ``live``, for people.
+    of the roster are not in ``live``, for people. ``within_s`` is how long the leader waits: rounds end before, for
+    else nobody could say on whom they broke.
     """
 
     step: Count
@@ -112,6 +113,7 @@ class Reconcile(Message):
     committed: tuple[Contribution, ...]
     live: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000)]
     provisional: bool = False
+    within_s: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
     attempts: dict[PartField, Count]
     plainly: Annotated[tuple[PartField, ...], Field(max_length=1024)] = ()
     left_out: Annotated[
@@ -124,8 +126,8 @@ class Averaged(Message):
 
     With a ``failure`` there is no result: ``culprit`` is whom it broke on, as far as that is known (the member itself
     when it could not make its sum equal to what counts), ``missing`` the microbatches that it then lacked.
-    ``aborted_by`` is who told it that the round is void, where it did not find out itself. ``heard`` is what it
-    measured of the links to the others of its part.
+    ``aborted_by`` is who told it that the round is void, where it did not find out itself. ``differs``: the culprit
+    holds another result than most. ``heard`` is what it measured of the links to the others of its part.
     """
 
     digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
@@ -134,6 +136,7 @@ class Averaged(Message):
     failure: Annotated[str, StringConstraints(max_length=400)] = ""
     culprit: PeerIdField | None = None
     aborted_by: PeerIdField | None = None
+    differs: bool = False
     missing: tuple[MicrobatchId, ...] = ()
     heard: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=1024)] = {}
 

@@ -57,7 +57,7 @@ class Settle(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
     """One attempt at averaging a part: ``weights`` are the ledger's, by replica in rank order; ``members`` what the
-    roster says of each; ``plainly``: see :class:`~swarm.optimization.messages.Reconcile`."""
+    roster says of each; ``plainly`` and ``within_s``: see :class:`~swarm.optimization.messages.Reconcile`."""
 
     step: int
     part: PartName
@@ -65,6 +65,7 @@ class Round:
     weights: Mapping[PeerId, int]
     members: Mapping[PeerId, Member]
     plainly: bool = False
+    within_s: float | None = None
 
 
 class Average(Protocol):
@@ -209,11 +210,13 @@ class Attempt:
             weights=shares,
             members={peer: roster[peer] for peer in group},
             plainly=name in body.plainly,
+            within_s=body.within_s,
         )
         try:
             result = await self.average(wanted, sums)
         except RoundFailed as error:
-            return _failed(error.reason, culprit=error.peer or None, aborted_by=error.aborted_by or None)
+            culprit, told_by = error.peer or None, error.aborted_by or None
+            return _failed(error.reason, culprit=culprit, aborted_by=told_by, differs=error.differs)
         heard: dict[str, tuple[int, int]] = {
             peer: (each.latency_us, each.bytes_per_s) for peer, each in list(result.heard.items())[:MOST_HEARD]
         }

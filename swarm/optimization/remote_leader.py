@@ -58,6 +58,12 @@ class RemoteLeader:
         """See :class:`~swarm.network.protocols.Service`."""
         return [Method(name="feed/1/again", request=Feed, handle=self._on_again)]
 
+    def rewound(self) -> None:
+        """A lineage was given up: its steps come again, and nothing is leased or told in them yet."""
+        self._step = self._term = self._leased = 0
+        self._reports, self._aside = {}, {}
+        self._again.clear()
+
     async def lease(self, step: int, wanted: int) -> int:
         """See :class:`~swarm.pipeline.trainer.StepLeader`. Repeating it after a lost answer leases nothing twice.
 

@@ -61,6 +61,12 @@ class TrainerEnds:
         for index in [index for index in self._kept if index[0] < step]:
             self._retention.forget(self._kept.pop(index))
 
+    def rewound(self) -> None:
+        """What was retained belongs to steps that do not count."""
+        for kept in self._kept.values():
+            self._retention.forget(kept)
+        self._kept.clear()
+
     def _find(self, step: int, microbatch: MicrobatchId) -> Kept:
         """What is retained, or for once what can be read again: nobody can make us hold more by asking."""
         kept = self._kept.get((step, microbatch))

@@ -132,6 +132,12 @@ class Passages:
         if self.current(passage):
             del self._known[passage.index]
 
+    def clear(self) -> None:
+        """Forget everything, of steps to come as well. What is being computed of it ends without effect."""
+        for passage in list(self):
+            self.retention.forget(passage)
+            del self._known[passage.index]
+
     def drop_before(self, step: int) -> None:
         """Forget what belongs to closed steps. What is being computed of them ends without effect."""
         for passage in [passage for passage in self if passage.key.step < step]:

@@ -42,6 +42,11 @@ class WorkQueue(Generic[T]):
                 return heapq.heappop(heap)[2]
         return None
 
+    def clear(self) -> None:
+        """Forget everything."""
+        for heap in self._heaps.values():
+            heap.clear()
+
     def drop_before(self, step: int) -> list[T]:
         """Remove and return what belongs to steps before ``step``."""
         dropped: list[T] = []

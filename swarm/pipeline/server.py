@@ -107,6 +107,11 @@ class StageServer:
         self._passages.drop_before(step)
         self._worker.open_step(step)
 
+    def rewound(self) -> None:
+        """A lineage was given up: forget everything, for its steps come again, and others are meant."""
+        self._passages.clear()
+        self._worker.rewound()
+
     async def run(self) -> None:
         """Work until cancelled."""
         async with asyncio.TaskGroup() as group:

@@ -48,6 +48,10 @@ class Taken:
         left = [m for m, standing in taken.items() if standing != "set aside" and m not in committed]
         return min(((m.epoch, m.position) for m in left), default=None)
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._taken.clear()
+
     def drop_before(self, step: int) -> None:
         """Forget closed steps."""
         for closed in [known for known in self._taken if known < step]:

@@ -128,6 +128,15 @@ class Trainer:
         finally:
             self._ends.open_step(step)
 
+    def rewound(self) -> None:
+        """A lineage was given up: forget what was taken and what came of it, for its steps come again, and the record
+        says where our shard goes on."""
+        for task in self._tasks.values():
+            task.cancel()
+        self._outcomes = {}
+        self._taken.clear()
+        self._ends.rewound()
+
     def started(self, step: int) -> tuple[MicrobatchId, ...]:
         """The microbatches taken in the step, in that order, those set aside as well, but for those not kept."""
         return self._taken.started(step)

@@ -48,6 +48,10 @@ class Worker:
         self._queue.drop_before(step)
         self._wake.set()
 
+    def rewound(self) -> None:
+        """What waits belongs to steps that do not count."""
+        self._queue.clear()
+
     async def run(self) -> None:
         """Work until cancelled. Raises BugError, which ends the replica."""
         while True:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from swarm.averaging.strategies import STRATEGIES, Strategy
 from swarm.averaging.strategies.hierarchy import Hierarchy
+from swarm.averaging.strategies.plain import Plain
 from swarm.averaging.strategies.server import Server
 from swarm.ids import PeerId
 
@@ -21,6 +22,11 @@ class Site(Protocol):
     @property
     def outgoing(self) -> bool:
         """It calls others, and they shall not have to call it."""
+
+
+def plainest(turn: int, sites: Mapping[PeerId, Site]) -> Strategy:
+    """For rounds that break again and again: see :class:`~swarm.averaging.strategies.plain.Plain`."""
+    return Plain(turn, frozenset(peer for peer, site in sites.items() if site.outgoing))
 
 
 def strategy_at(name: str, sites: Mapping[PeerId, Site]) -> Strategy:

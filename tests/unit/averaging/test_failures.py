@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import torch
 from swarm.averaging.messages import ABORT, AGREE, CHUNK, ENTER, Abort, Agreement, ChunkRequest
 from swarm.averaging.plan import RoundPlan, RoundResult
 from swarm.averaging.schedules import SCHEDULES, ScheduleName
+from swarm.averaging.strategies.plain import Plain
 from swarm.errors import Busy, Refused, RoundFailed, Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer
@@ -535,3 +537,35 @@ def test_member_dead_after_it_took_all_signatures_and_gave_none_is_known_at_once
         assert len({type(outcome) for outcome in outcomes[:2]}) == 1, outcomes
 
     in_virtual_time(scene())
+
+
+@pytest.mark.parametrize("turn", range(4))
+def test_reducer_that_answers_one_with_other_bits_breaks_all_plain_rounds_but_its_idle_one(turn: int) -> None:
+    victim, *_, liar = names(4)
+
+    async def scene() -> list[Any]:
+        (group,) = Plain(turn).groups(names(4), 1, 0, 1)
+        plan = replace(make_plan([1] * 4, 64), shares=dict.fromkeys(group.reducers, 1))
+        network, sums = Network(seed=turn), whole_numbers(plan)
+        services = await serve_members(network, plan.members)
+        honest = network.endpoints[liar].handler(CHUNK)
+
+        async def forked(request: Any) -> Answer:
+            answer = await honest(request)
+            forged = bytearray(answer.payload)
+            if forged:
+                forged[0] ^= request.caller == victim
+            return Answer(Empty(), forged)
+
+        network.endpoints[liar].replace_handler(CHUNK, forked)
+        jobs = (services[peer].reduce(plan, sums[peer]) for peer in plan.members)
+        return await asyncio.gather(*jobs, return_exceptions=True)
+
+    outcomes = dict(zip(names(4), in_virtual_time(scene()), strict=True))
+    if turn == names(4).index(liar):
+        assert all(isinstance(outcome, RoundResult) for outcome in outcomes.values())
+        return
+    assert all(isinstance(outcome, RoundFailed) for outcome in outcomes.values())
+    assert any(outcome.differs for outcome in outcomes.values())
+    assert outcomes[victim].peer == ""  # never oneself
+    assert all(outcomes[peer].peer in ("", victim) for peer in names(4))

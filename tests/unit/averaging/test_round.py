@@ -258,3 +258,33 @@ def test_rate_that_one_round_measured_outlives_a_later_round_that_could_not() ->
     everywhere = results(run_all(Hierarchy(dict(zip(names(4), "aabb", strict=True))), sums, [1] * 4))
     for near, result in zip((1, 0, 3, 2), everywhere, strict=True):
         assert result.heard[names(4)[near]].bytes_per_s > 0
+
+
+def test_sum_that_fits_into_no_mean_is_held_against_who_sent_it_in_its_own_round() -> None:
+    sender, *others = names(4)
+
+    async def scene() -> list[object]:
+        services = await serve_members(Network(), names(4))
+        jobs = []
+        for peer in names(4):
+            call = RoundCall(
+                key=RoundKey(1, stage_part(0), 1),
+                replicas=names(4),
+                weights=dict.fromkeys(names(4), 1),
+                elements=1 << 17,
+                timeout_s=30.0,
+                dtype="float64",
+            )
+            sums = torch.full((1 << 17,), 1e50 if peer == sender else 1.0, dtype=torch.float64)
+            jobs.append(average(services[peer], plan_rounds(call, STRATEGIES["grid"], peer), sums, _Nobody()))
+        return list(await asyncio.gather(*jobs, return_exceptions=True))
+
+    outcomes = dict(zip(names(4), in_virtual_time(scene()), strict=True))
+    assert all(isinstance(outcome, RoundFailed) for outcome in outcomes.values())
+    named = {outcome.peer for peer, outcome in outcomes.items() if isinstance(outcome, RoundFailed) and peer in others}
+    assert named - {""} == {sender}
+
+
+class _Nobody:
+    def emit(self, event: Event) -> None:
+        """Nobody listens."""

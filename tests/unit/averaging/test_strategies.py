@@ -15,6 +15,7 @@ from swarm.averaging.strategies.everyone import Everyone
 from swarm.averaging.strategies.grid import Grid
 from swarm.averaging.strategies.groups import Group
 from swarm.averaging.strategies.hierarchy import Hierarchy
+from swarm.averaging.strategies.plain import Plain
 from swarm.averaging.strategies.push_sum import PushSum
 from swarm.averaging.strategies.random_groups import RandomGroups
 from swarm.averaging.strategies.server import Server
@@ -271,3 +272,26 @@ def test_push_sum_tends_to_the_mean_though_a_third_of_all_messages_is_lost() -> 
 
 def test_everyone_is_one_group_by_rank() -> None:
     assert Everyone().groups(peers(3)[::-1], 9, 9, 9) == (Group(tuple(peers(3))),)
+
+
+@pytest.mark.parametrize("count", [2, 3, 8])
+def test_plain_rounds_leave_another_without_anything_to_reduce_in_each_turn(count: int) -> None:
+    replicas = peers(count)
+    idle = list[PeerId]()
+    for turn in range(count):
+        (group,) = Plain(turn).groups(replicas, 3, 0, 1)
+        assert set(group.members) == set(replicas)
+        idle += set(replicas) - set(group.reducers)
+    assert sorted(idle) == sorted(replicas)
+
+
+def test_plain_rounds_are_never_reduced_by_who_can_only_call() -> None:
+    first, second, third = replicas = peers(3)
+    for turn in range(3):
+        (group,) = Plain(turn, outgoing={first}).groups(replicas, 3, 0, 1)
+        assert first not in group.reducers
+        assert (len(group.reducers), group.outgoing) == (1, {first})
+        (group,) = Plain(turn, outgoing={first, second}).groups(replicas, 3, 0, 1)
+        assert group.reducers == (third,)
+    with pytest.raises(RoundFailed, match="none of 3 replicas"):
+        Plain(0, outgoing=replicas).groups(replicas, 3, 0, 1)

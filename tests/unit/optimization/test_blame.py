@@ -92,3 +92,65 @@ def test_term_has_no_more_attempts_than_the_next_one_leaves_it() -> None:
         attempts.void(PART)
     with pytest.raises(Superseded, match="attempts"):
         attempts.numbers(COMMITTED, ROSTER.peers)
+
+
+HOLDS = Averaged(digest="a" * 64, sq_norm=1.0, cursor=None)
+
+
+def plain() -> Blame:
+    """Whose part goes plainly by now."""
+    blame = Blame()
+    for _ in range(MOST_VOID):
+        blame.void(PART, dict.fromkeys(ALL, said()))
+        assert blame.unfit(PART, ALL) is None
+    assert blame.plainly == {PART}
+    return blame
+
+
+def test_who_says_void_and_not_why_where_all_others_hold_the_result_is_left_out() -> None:
+    blame, found = plain(), None
+    for _ in range(MOST_VOID):
+        assert found is None
+        blame.void(PART, {A: HOLDS, B: HOLDS, C: HOLDS, D: said()})
+        found = blame.unfit(PART, ALL)
+    assert found is not None
+    assert found[0] == D
+
+
+def test_who_gives_up_and_says_that_one_of_those_it_told_did_is_left_out() -> None:
+    blame, found = plain(), None
+    for _ in range(MOST_VOID):
+        assert found is None
+        blame.void(PART, {A: said(aborted_by=D), B: said(aborted_by=D), C: said(aborted_by=D), D: said(aborted_by=A)})
+        found = blame.unfit(PART, ALL)
+    assert found is not None
+    assert found[0] == D
+
+
+def differs(culprit: PeerId) -> dict[PeerId, Averaged]:
+    return {peer: said(culprit if peer != culprit else None).model_copy(update={"differs": True}) for peer in ALL}
+
+
+def test_who_holds_another_result_whoever_reduced_it_is_left_out_after_a_turn_of_each() -> None:
+    blame = plain()
+    for _ in range(len(ALL)):
+        assert blame.unfit(PART, ALL) is None
+        blame.void(PART, differs(B))
+    found = blame.unfit(PART, ALL)
+    assert found is not None
+    assert found[0] == B
+
+
+def test_who_is_given_another_result_by_one_that_reduces_in_all_turns_but_one_is_not_left_out() -> None:
+    blame = plain()
+    for _ in range(5):
+        for _ in range(len(ALL) - 1):
+            blame.void(PART, differs(B))
+            assert blame.unfit(PART, ALL) is None
+        blame.void(
+            PART, {A: said(), B: said(), C: said(), D: said(A)}
+        )  # in its idle turn it breaks the round otherwise
+        found = blame.unfit(PART, ALL)
+        assert found is None or found[0] == D
+        if found is not None:
+            return

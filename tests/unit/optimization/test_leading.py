@@ -756,3 +756,25 @@ async def test_trainer_that_never_says_what_it_has_begun_is_left_out() -> None:
     await eventually(lambda: here.events.of(WorkWithdrawn), deadline_s=2 * STALLED_S)
     await here.feed([by(T, 0), by(T, 1)], term=1)
     assert (await running).absent == (U,)
+
+
+def five(*more: str) -> Roster:
+    hosts = [Member(peer=PeerId(peer), role="stage", name="n", part="stage-0", addresses=()) for peer in more]
+    return Roster([*ROSTER.members, *hosts])
+
+
+@virtual
+async def test_step_closes_without_a_member_that_alone_says_void_and_not_why() -> None:
+    here = await stage(roster=five("C", "D"))
+    here.puppets[PeerId("D")].instead[RECONCILE] = broken(None)  # the others hold the result, and say so
+    closed = await here.leading().run()
+    assert closed.absent == ("D",)
+
+
+@virtual
+async def test_leader_says_how_long_it_waits() -> None:
+    here = await stage()
+    await here.leading().run()
+    told = here.puppets[A].told(RECONCILE)
+    assert told
+    assert all(body.within_s == here.closing.timeout_s() for body in told)

@@ -11,6 +11,7 @@ import torch
 from swarm.averaging.plan import RoundResult
 from swarm.errors import Busy, PeerError, Refused, RunEnded, Superseded, Violation, WrongStep
 from swarm.ids import PeerId
+from swarm.optimization.attempts import ATTEMPTS_PER_TERM
 from swarm.optimization.changes import Changes
 from swarm.optimization.messages import Over, Propose
 from swarm.optimization.open_step import Round
@@ -540,3 +541,14 @@ async def test_member_that_votes_without_a_result_refuses_what_no_step_can_give(
     with pytest.raises((Refused, Violation), match=words):
         await bench.ask(Propose(record=closed, changes=ABSENT))
     await bench.ask(Propose(record=record(**LEFT_OUT), changes=ABSENT))
+
+
+async def test_attempts_beyond_a_leaders_own_term_are_refused() -> None:
+    bench = Bench()
+    huge = reconcile(term=0).model_copy(update={"attempts": {"ends": 1 << 52, "stage-0": 1 << 52}})
+    with pytest.raises(Violation, match="attempts at rounds"):
+        await bench.ask(huge)
+    for term in range(1, 4):
+        await bench.ask(prepare(term=term))
+        numbers = {part: term * ATTEMPTS_PER_TERM + 1 for part in ("ends", "stage-0")}
+        await bench.ask(reconcile(term=term).model_copy(update={"attempts": numbers}))

@@ -484,3 +484,14 @@ async def test_trainer_that_is_cancelled_while_it_asks_leaves_nothing_behind() -
         await completing
     (method,) = here.leader.methods()
     assert (await method.handle(Request(LEADER, Feed(step=1, term=0), memoryview(b""), 1e9))).body == Empty()
+
+
+@virtual
+async def test_trainer_that_rewinds_asks_for_what_it_wants_and_not_for_what_it_had() -> None:
+    here = await Desk().set()
+    leader = here.leader
+    leader._step, leader._term, leader._leased = 13, 0, 4  # of the lineage that is given up; step 1 is open now
+    leader.rewound()
+    here.instead(LEADER, LEASE, lambda body: Leased(total=min(4, body.total), reason=""))
+    got = await leader.lease(1, 4)
+    assert (got, [body.total for body in here.told(LEADER, LEASE)]) == (4, [4])

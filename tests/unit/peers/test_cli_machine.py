@@ -23,6 +23,7 @@ from peers.look import Seen, look_at_all, members_from, standing_from
 from peers.places import PlaceInfo, list_places, look_at_place, take_place
 from peers.standing import MemberStanding, PartTurnout, Standing
 from peers.standing_text import detail_lines, member_lines, status_lines
+from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.clock import SystemClock
 from tests.harness.standing_peer import INVITE, PEER, RUN, running, standing
 
@@ -280,6 +281,20 @@ def test_turnout_is_shown_once_for_each_run_as_the_newest_step_has_it() -> None:
     assert "averaging  stage-0: 3 live / 3 participating / 3 averaged" in detail_lines(Seen(place=place, standing=old))
     answer = json.loads(json.dumps(dataclasses.asdict(new)))
     assert standing_from(Standing, answer, "owl") == new
+
+
+def test_status_says_what_is_averaged_when_and_how_often_a_peer_mixed_alone() -> None:
+    place = PlaceInfo(name="1", path=Path("h/1"), live=True, state=None)
+    turnout = PartTurnout(part="ends", step=12, live=1, participating=1, averaged=1, why={}, alone=False)
+    apart = AveragingConfig(mode="local", strategy="grid", local=LocalConfig(steps=4, sync_every=3))
+    mixes = {"averages": apart.described, "mixed": 199, "mixed_alone": 68}
+    one = Seen(place=place, standing=dataclasses.replace(standing("owl"), averaging=(turnout,), **mixes))
+    words = "weights of replicas that train apart, mixed by grid every 4 batches; of all after every 3 times"
+    alone = "199 times, 68 of them alone: the others were away, or too far behind"
+    lines = status_lines([one])
+    assert f"averaging in tiny (9f2c41000000), step 12: {words}" in lines
+    assert f"    mixed: {alone}" in lines
+    assert f"mixed      {alone}" in detail_lines(one)
 
 
 @pytest.mark.parametrize("answer", [None, {}, [1], "x"])

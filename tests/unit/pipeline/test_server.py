@@ -576,3 +576,19 @@ async def test_server_says_once_a_step_that_a_trainer_cannot_be_told(
         await scene.there(position, step=2)
     await turns()
     assert caplog.text.count("cannot tell trainer") == 2
+
+
+async def test_replica_that_rewinds_computes_anew_what_it_knows_by_the_same_step() -> None:
+    scene = Scene()
+    await scene.open()
+    async with working(scene.replica):
+        scene.replica.open_step(13)
+        await scene.there(step=13, x=3.0)  # in the lineage that is given up: 2 * x
+        scene.replica.server.rewound()
+        scene.replica.open_step(3)
+        scene.replica.open_step(13)
+        await scene.forward(step=13, x=10.0, attempt=0)
+        await turns()
+        await scene.backward(step=13, x=1.0)
+        await eventually(lambda: scene.part.held)
+    assert scene.down.payloads("forward") == [6.0, 20.0]
