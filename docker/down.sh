@@ -17,4 +17,5 @@ if [[ -n $left ]]; then
   printf 'swarm-down: error: left behind: %s\n' $left >&2
   exit 1
 fi
-echo "swarm-down: nothing is left; the images are: docker image ls swarm-trainer"
+echo "swarm-down: no container, network or volume is left. To have the disk back, too:"
+echo "  docker image rm --force \$(docker image ls --quiet 'swarm-*'); docker image prune; rm -r docker/wheels docker/.cache"

@@ -55,8 +55,8 @@ main() {
   docker/compose.sh up -d || failed "the containers could not be started"
   until closed; do
     if ended; then
-      echo "swarm-up: error: this run has ended: $(said | tail -n 1)" >&2
-      echo "swarm-up:        Its model: docker/README.md says how to take it out. Another run: make swarm-down first" >&2
+      echo "swarm-up: error: $(said | grep -o 'this run ended.*' | tail -n 1 || echo 'this run has ended')" >&2
+      echo "swarm-up:        For another one: make swarm-down, which removes what it has learned, and make swarm-up" >&2
       exit 1
     fi
     ((SECONDS - up < patience_s)) || failed "no step was closed within $patience_s s"

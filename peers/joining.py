@@ -381,7 +381,7 @@ class Joining:
         signature = around.identity.sign(admission_bytes(around.manifest.run_id, step, head.hash(), member))
         body = Admission(step=step, member=member, signature=signature)
         self._leaving.admitted.set()
-        self._situation.wait_for(f"step {step} to close, to be let in: it takes part from step {step + 1} on")
+        self._situation.wait_for("a step to close, to be let in with it")
         others = [peer for peer in head.members.succession(step) if peer != me]  # an earlier life of ours may be in it
         for leader in others[:MAX_LEADERS]:
             try:

@@ -105,6 +105,14 @@ def check_shape(shape: RunShape) -> None:
             f"Ask for more peers (--peers {shape.stages}) or fewer stages (--stages {shape.peers}).",
             why="every stage needs a replica",
         )
+    if shape.reproducible and shape.local_steps > 1:
+        raise ConfigError(
+            "--reproducible",
+            f"with --local-steps {shape.local_steps}",
+            "one of the two",
+            "Leave one of them out.",
+            why="of replicas that train apart it shows in the weights which of them computed what",
+        )
     layers = ModelConfig().layers
     if shape.stages > layers:
         raise ConfigError("--stages", shape.stages, f"at most {layers}, the model's layers", "Ask for fewer stages.")

@@ -262,11 +262,23 @@ class _Quickstart:
     def _tell_done(self, outcome: Outcome) -> None:
         say, root = self._progress.say, self._directory.root
         say(f"done: {outcome.message}", "bold green", indent=6)
+        if copies := self._copies():
+            say(copies, indent=8)
         say(f"sample: {one_line(SAMPLE_PROMPT + (self._evaluation.sample or ''))}", indent=8)
         say(f"left in {root}: run.toml, tokenizer.json, shards, checkpoints, loss.svg, report.json", indent=8)
         say("next (with a text of your own: --text FILE):")
         for line in next_commands(root):
             self._progress.command(line)
+
+    def _copies(self) -> str:
+        """Whether the replicas of each part agreed; "" where there is one of each."""
+        if self._shape.peers == self._shape.stages and self._shape.trainers == 1:
+            return ""
+        unlike = len(self._view.digests.mismatches())
+        if unlike:
+            return f"replicas disagreed {count(unlike, 'time')}: see report.json"
+        hosts, trainers = count(self._shape.peers, "stage host"), count(self._shape.trainers, "trainer")
+        return f"averaged: {hosts} and {trainers}; replicas of a part had the same bits after every step"
 
     def _interrupted(self, interrupt: Interrupted) -> Outcome:
         steps = f"{self._view.steps.last} of {self._shape.closes} steps closed"
@@ -286,7 +298,10 @@ class _Quickstart:
     def _summary(self) -> str:
         rows = self._view.steps.rows()
         trained = [f"{row.loss:.2f}" for row in rows if not row.given_up]
+        apart = self._shape.local_steps
         parts = [count(len(rows), "step")]
+        if apart > 1:  # rounded up to whole ones: a run ends with a close
+            parts = [f"{count(apart * len(rows), 'optimizer step')}, averaged after every {apart}"]
         if len(trained) < len(rows):
             parts.append(f"{len(rows) - len(trained)} of them given up")
         if trained:

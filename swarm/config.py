@@ -6,6 +6,7 @@ id, which is part of every protocol name and every DHT key, so peers with differ
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import secrets
@@ -13,7 +14,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, StringConstraints, ValidationError
+from pydantic import BaseModel, Field, StringConstraints, ValidationError
 
 from swarm import WIRE_VERSION
 from swarm.averaging.checks import check_averaging
@@ -196,11 +197,26 @@ def _tuples(value: Any) -> Any:
     return value
 
 
+def _keys_of(path: tuple[int | str, ...]) -> list[str]:
+    """Those that the table at this path may have."""
+    section: type[BaseModel] = Manifest
+    for name in path:
+        field = section.model_fields.get(str(name))
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            break
+        section = field.annotation
+    return list(section.model_fields)
+
+
 def _explain(error: ValidationError, origin: str) -> ConfigError:
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        return ConfigError(key, first["input"], "no such key", f"Remove it from {origin}, or look for a misspelling.")
+        known = _keys_of(first["loc"][:-1])
+        close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
+        meant = f"Did you mean {close[0]}? If not, remove" if close else "Remove"
+        value = "[…]" if isinstance(first["input"], dict) else first["input"]
+        return ConfigError(key, value, f"one of {', '.join(known)}", f"{meant} it from {origin}.")
     if first["type"] == "missing":
         return ConfigError(key, None, "a value: it has no default", f"Add it to {origin}.")
     return ConfigError(key, first["input"], in_words(first, _PATTERNS), f"Correct it in {origin}.")

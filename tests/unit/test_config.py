@@ -74,3 +74,20 @@ def test_replicas_that_train_apart_are_no_more_than_the_microbatches_they_share(
         parse_manifest(few, "a test")
     few["averaging"] = {"mode": "sync"}
     parse_manifest(few, "a test")
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "meant"),
+    [
+        ({"averaging": {"stratgy": "grid"}}, "averaging.stratgy", "Did you mean strategy?"),
+        ({"averaging": {"local": {"step": 4}}}, "averaging.local.step", "Did you mean steps?"),
+        ({"averagin": {"mode": "local"}}, "averagin", "Did you mean averaging?"),
+        ({"run": {"zzz": 1}}, "run.zzz", "Remove it from a.toml."),
+    ],
+)
+def test_key_that_there_is_not_names_those_that_there_are(given: dict[str, Any], key: str, meant: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_manifest(document(**given), "a.toml")
+    assert str(caught.value).startswith(f"{key} = ")
+    assert "expected one of " in str(caught.value)
+    assert caught.value.remedy.startswith(meant)

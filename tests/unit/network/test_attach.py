@@ -6,7 +6,7 @@ import pytest
 
 from swarm.errors import Unreachable
 from swarm.ids import PeerId
-from swarm.network.attach import peer_bytes
+from swarm.network.attach import _plain, peer_bytes
 
 
 @pytest.mark.parametrize("peer", ["0", "000", "not base58"])
@@ -14,3 +14,21 @@ def test_attach_a_name_that_is_no_peer_id_is_unreachable(peer: str) -> None:
     """Routes and rosters name peers, and other peers write them."""
     with pytest.raises(Unreachable):
         peer_bytes(PeerId(peer))
+
+
+PEER = "12D3KooW" + "A" * 38 + "KXSrAo"
+DIALS = (
+    f"failed to dial {PEER}: all dials failed "
+    "* [/ip4/127.0.0.1/tcp/4001] dial to self attempted "
+    "* [/ip4/10.1.2.3/tcp/4001] dial tcp4 0.0.0.0:4001->10.1.2.3:4001: i/o timeout "
+    "* [/ip4/10.1.2.4/tcp/4001] dial tcp4 10.1.2.4:4001: connect: connection refused "
+    "* [/ip4/10.1.2.5/tcp/4001] dial tcp4 10.1.2.5:4001: connect: connection refused"
+)
+
+
+def test_of_dials_that_failed_each_reason_is_told_once() -> None:
+    assert _plain(DIALS) == "dial to self attempted; i/o timeout; connection refused"
+
+
+def test_other_words_of_the_daemon_stay_as_they_are_with_short_ids() -> None:
+    assert _plain(f"failed to dial: {PEER}:\n  gone") == "…KXSrAo: gone"

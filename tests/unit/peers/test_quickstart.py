@@ -245,6 +245,7 @@ def test_quickstart_json_prints_the_report_and_nothing_else(tmp_path: Path) -> N
     [
         (("--peers", "1"), "--peers"),
         (("--stages", "9", "--peers", "9"), "--stages"),
+        (("--reproducible", "--local-steps", "4"), "--reproducible"),
         (("--trainers", "0"), "--trainers"),
         (("--text", "missing.txt"), "missing.txt"),
         (("--text", "short.txt", "--text", "short.txt"), "documents"),
