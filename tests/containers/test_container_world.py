@@ -189,7 +189,7 @@ def test_slow_links_are_narrow_and_lossy_and_late_only_where_the_kernel_can(
 def test_limits_hold_and_too_little_memory_kills(world: ContainerWorld, heard: Heard) -> None:
     name = world.peers["b"].container
     world.inflict(faults.LimitCpu("b", 0.25))
-    assert docker("inspect", "-f", "{{.HostConfig.CpuQuota}}", name) == "25000"
+    assert docker("inspect", "-f", "{{.HostConfig.CpuQuota}} of {{.HostConfig.CpuPeriod}}", name) == "5000 of 20000"
     world.inflict(faults.LimitCpu("b", 0.0))
     assert docker("inspect", "-f", "{{.HostConfig.CpuQuota}}", name) == "-1"
     world.inflict(faults.LimitMemory("b", 32))
