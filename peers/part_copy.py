@@ -82,6 +82,7 @@ class PartCopy:
             verify=verify,
             observe=self._observe,
             known=context.records.at,
+            newest=lambda: context.records.newest,
         )
         self._observer: Observer | None = None
         self._state: PartState | None = None

@@ -28,6 +28,11 @@ class RecentRecords:
         return self._records[-1]
 
     @property
+    def newest(self) -> int:
+        """The newest one's step, -1 before the first."""
+        return self._records[-1].step if self._records else -1
+
+    @property
     def step_s(self) -> float | None:
         """Seconds from one record to the next lately; None when there is one only."""
         return (self._came[-1] - self._came[0]) / (len(self._came) - 1) if len(self._came) > 1 else None

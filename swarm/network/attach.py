@@ -226,9 +226,10 @@ def _plain(told: str) -> str:
     """The daemon's words on one line, with peer ids cut to their ends: it repeats them at every level. Of dials that
     failed, to each address of a peer, the reasons alone, each once."""
     line = " ".join(told.split())
-    dials = re.findall(r"\* \[[^\]]*\] (.*?)(?= \* \[|$)", line)
+    dials = re.findall(r"\* \[([^\]]*)\] (.*?)(?= \* \[|$)", line)
     if "all dials failed" in line and dials:
-        return "; ".join(dict.fromkeys(dial.rpartition(": ")[2] for dial in dials))[:_MAX_REASON]
+        reasons = (why.rpartition(": ")[2] + " by a relay" * ("p2p-circuit" in at) for at, why in dials)
+        return "; ".join(dict.fromkeys(reasons))[:_MAX_REASON]
     return re.sub(r"12D3KooW\w{38}(\w{6})", r"…\1", line).replace("failed to dial: ", "")[:_MAX_REASON]
 
 

@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from swarm.errors import DeadlineMissed, OutOfSync, PeerError, Refused, StateError, Violation
+from swarm.errors import DeadlineMissed, OutOfSync, PeerError, Refused, StateError, Violation, WrongStep
 from swarm.ids import PartName, PeerId, RunId
 from swarm.network.protocols import Endpoint
 from swarm.optimization.changes import Verify
@@ -36,6 +36,7 @@ from swarm.optimization.observation import (
 from swarm.optimization.part_state import PartState
 from swarm.optimization.records import CloseRecord, Decision, check_acceptances
 from swarm.optimization.starting import Start, begin
+from swarm.optimization.updates import KEPT_UPDATES
 from swarm.schema import Empty
 
 PATIENCE_S = 10.0
@@ -70,7 +71,8 @@ def _knows_none(step: int) -> None:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverContext:
     """``observe`` is told of every verified decision, with its update, when our part is brought to it
-    (``Member.observe``). ``known`` are records that this peer verified itself, by step: no other is believed.
+    (``Member.observe``). ``known`` are records that this peer verified itself, by step: no other is believed;
+    ``newest`` is the newest step of which it knows by itself that it was decided, -1 for none.
     ``spare``: let those who join go first (see :class:`~swarm.optimization.observation.StartRequest`)."""
 
     run: RunId
@@ -79,6 +81,7 @@ class ObserverContext:
     verify: Verify
     observe: Observe
     known: Known = _knows_none
+    newest: Callable[[], int] = lambda: -1
     spare: bool = False
 
 
@@ -91,6 +94,7 @@ class Observer:
         self._part: PartState | None = None
         self._head: CloseRecord | None = None
         self._patience_s = PATIENCE_S
+        self._behind: tuple[PeerId, int] | None = None
 
     @property
     def head(self) -> CloseRecord:
@@ -246,11 +250,19 @@ class Observer:
 
     async def _check_alive(self, guide: PeerId, step: int) -> None:
         """After a question without an answer: the step is still open, or its update needs more time. Raises
-        DeadlineMissed for a donor that has fallen silent."""
+        DeadlineMissed for a donor that has fallen silent, WrongStep for one that cannot have the update any more, or
+        does not go on though the step was decided. Two that follow each other would else wait for ever."""
         call = self._context.endpoint.call
         standing, _ = await call(guide, STANDING, StandingRequest(), RunStanding, timeout_s=ALIVE_S)
-        if standing.closed is not None and standing.closed >= step:
+        closed = -1 if standing.closed is None else standing.closed
+        if closed >= step + KEPT_UPDATES:
+            raise WrongStep(f"it closed step {closed}, and gives no update of step {step}", peer=guide)
+        if closed >= step:
             self._patience_s *= 2
+        elif self._context.newest() >= step:
+            if self._behind == (guide, step):
+                raise WrongStep(f"it has not closed step {step}, which is decided", peer=guide)
+            self._behind = guide, step
 
 
 def take_update(part: PartState, record: CloseRecord, mean: torch.Tensor | None, guide: str = "") -> None:

@@ -21,13 +21,14 @@ DIALS = (
     f"failed to dial {PEER}: all dials failed "
     "* [/ip4/127.0.0.1/tcp/4001] dial to self attempted "
     "* [/ip4/10.1.2.3/tcp/4001] dial tcp4 0.0.0.0:4001->10.1.2.3:4001: i/o timeout "
+    "* [/ip4/10.1.2.6/tcp/4001/p2p/x/p2p-circuit] error opening relay circuit: NO_RESERVATION (204) "
     "* [/ip4/10.1.2.4/tcp/4001] dial tcp4 10.1.2.4:4001: connect: connection refused "
     "* [/ip4/10.1.2.5/tcp/4001] dial tcp4 10.1.2.5:4001: connect: connection refused"
 )
 
 
 def test_of_dials_that_failed_each_reason_is_told_once() -> None:
-    assert _plain(DIALS) == "dial to self attempted; i/o timeout; connection refused"
+    assert _plain(DIALS) == "dial to self attempted; i/o timeout; NO_RESERVATION (204) by a relay; connection refused"
 
 
 def test_other_words_of_the_daemon_stay_as_they_are_with_short_ids() -> None:

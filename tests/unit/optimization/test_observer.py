@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 
 from swarm.errors import DeadlineMissed, PeerError, StateError, Unreachable, Violation, WrongStep
 from swarm.network.protocols import Answer
-from swarm.optimization.observation import NEXT, START, Decided
+from swarm.optimization.observation import NEXT, STANDING, START, Decided
+from swarm.optimization.observer import PATIENCE_S
 from swarm.optimization.observing import KEPT_UPDATES
 from swarm.optimization.records import CloseRecord, Decision
 from swarm.optimization.roster import Roster
@@ -304,6 +306,36 @@ async def test_observer_whose_donor_falls_silent_goes_elsewhere() -> None:
         await bench.clock.advance(31.0)
     assert waiting.done()
     assert isinstance(waiting.exception(), DeadlineMissed)
+
+
+async def test_observer_leaves_a_donor_that_closed_so_many_steps_without_the_update_of_one() -> None:
+    bench, observer, part = await following()
+    size = 4 * part.layout.elements
+    bench.network.delay = lambda source, target, sent: 1e6 if sent > size else 0.0
+    await bench.close()
+    waiting = asyncio.create_task(observer.follow())
+    await turns()
+    bench.twists[STANDING] = lambda body, answer: _closed(answer, 3 + KEPT_UPDATES)
+    await bench.clock.advance(PATIENCE_S + 1)
+    await turns()
+    assert isinstance(waiting.exception(), WrongStep)
+
+
+async def test_observer_leaves_a_donor_that_stands_still_while_the_run_is_known_to_go_on() -> None:
+    bench, observer, _ = await following()
+    observer._context = replace(observer._context, newest=lambda: 3)
+    waiting = asyncio.create_task(observer.follow())
+    await turns()
+    await bench.clock.advance(PATIENCE_S + 1)
+    await turns()
+    assert not waiting.done()  # it may be about to hear of it
+    await bench.clock.advance(PATIENCE_S + 1)
+    await turns()
+    assert isinstance(waiting.exception(), WrongStep)
+
+
+def _closed(answer: Answer, step: int) -> Answer:
+    return Answer(answer.body.model_copy(update={"closed": step}))
 
 
 async def test_observer_on_a_thin_link_gives_a_large_update_the_time_it_takes() -> None:
