@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from types import FrameType
 
 
@@ -32,6 +33,7 @@ class Interrupted(BaseException):
 class _Received:
     number: int | None = None
     kept_back: bool = False
+    unraisable: Callable[[sys.UnraisableHookArgs], object] = sys.__unraisablehook__
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -43,6 +45,8 @@ def install() -> None:
     Later ones are ignored because clearing up has begun and is bounded in time.
     """
     _Received.number, _Received.kept_back = None, False
+    if sys.unraisablehook is not _on_unraisable:
+        _Received.unraisable, sys.unraisablehook = sys.unraisablehook, _on_unraisable
     for number in SIGNALS:
         signal.signal(number, _on_signal)
 
@@ -86,6 +90,13 @@ def check() -> None:
     interrupt = received()
     if interrupt is not None:
         raise interrupt
+
+
+def _on_unraisable(lost: sys.UnraisableHookArgs) -> None:
+    """An interrupt that came inside a destructor or a library's callback is remembered (:func:`received`): a traceback
+    of it would only frighten."""
+    if not isinstance(lost.exc_value, Interrupted):
+        _Received.unraisable(lost)
 
 
 def _on_signal(number: int, frame: FrameType | None) -> None:

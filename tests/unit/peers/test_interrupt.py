@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -12,9 +13,11 @@ from peers.interrupt import SIGNALS, Interrupted, allow, check, defer, install, 
 @pytest.fixture(autouse=True)
 def _installed() -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in SIGNALS}
+    hook = sys.unraisablehook
     install()
     yield
     install()
+    sys.unraisablehook = hook
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -46,3 +49,15 @@ def test_interrupt_deferred_and_none_came_goes_on_as_before() -> None:
     check()
     with pytest.raises(Interrupted):
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_interrupt_in_a_destructor_is_remembered_and_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    class Slow:
+        def __del__(self) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    slow = Slow()
+    del slow
+    assert capsys.readouterr().err == ""
+    with pytest.raises(Interrupted):
+        check()
