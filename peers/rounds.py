@@ -57,7 +57,7 @@ class Rounds:
             dtype="float64" if manifest.run.reproducible else "float32",
             codec=manifest.averaging.codec,
             seed=manifest.run.seed,
-            schedule="direct" if wanted.plainly else manifest.averaging.schedule,
+            schedule=manifest.averaging.schedule,
             turn=wanted.attempt if wanted.plainly else 0,
             links=links_of(self._history.head),
             dial_only=dial_only(self._history.head),

@@ -44,9 +44,9 @@ class Questions:
             for question in done:
                 if question.exception() is None:
                     return question.result()
-            if not done and self._heard() > heard and loop.time() - self._began < LONGEST_TALK_S:
-                return None
             if not done:
+                if self._heard() > heard and loop.time() - self._began < LONGEST_TALK_S:
+                    return None
                 raise DeadlineMissed(f"no answer to health/1/beat in {self._patience_s:g} s", peer=self._peer)
         return newest.result()
 

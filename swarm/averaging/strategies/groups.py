@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from math import sqrt
 
 import numpy as np
 
-from swarm.errors import BugError
+from swarm.errors import BugError, RoundFailed
 from swarm.ids import PeerId
 
 
@@ -33,6 +33,14 @@ def ranked(replicas: Sequence[PeerId]) -> tuple[PeerId, ...]:
     if len(set(replicas)) != len(replicas):
         raise BugError(f"a replica is listed twice: {sorted(replicas)}")
     return tuple(sorted(replicas))
+
+
+def able_to_reduce(members: Sequence[PeerId], outgoing: Collection[PeerId]) -> tuple[PeerId, ...]:
+    """Those that others can call, and one that is alone. Raises RoundFailed where there is none."""
+    able = tuple(peer for peer in members if peer not in outgoing or len(members) == 1)
+    if members and not able:
+        raise RoundFailed(f"none of {len(members)} replicas can be called: there is nobody to reduce for the others")
+    return able
 
 
 def shuffled(replicas: Sequence[PeerId], *moment: object) -> tuple[PeerId, ...]:

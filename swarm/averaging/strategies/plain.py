@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from swarm.averaging.strategies.groups import Group, ranked
-from swarm.errors import RoundFailed
+from swarm.averaging.strategies.groups import Group, able_to_reduce, ranked
 from swarm.ids import PeerId
 
 
@@ -30,11 +29,9 @@ class Plain:
         members = ranked(replicas)
         if not members:
             return ()
-        able = [peer for peer in members if peer not in self.outgoing or len(members) == 1]
-        if not able:
-            raise RoundFailed(f"none of {len(members)} replicas can be called: nobody can reduce for the others")
+        able = able_to_reduce(members, self.outgoing)
         idle = able[self.turn % len(able)]
-        reducers = tuple(peer for peer in able if peer != idle) or tuple(able)
+        reducers = tuple(peer for peer in able if peer != idle) or able
         return (Group(members, reducers=reducers, outgoing=frozenset(members) - frozenset(able)),)
 
     def exact_after(self, replicas: int) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from swarm.averaging.strategies.groups import Group, ranked
-from swarm.errors import RoundFailed
+from swarm.averaging.strategies.groups import Group, able_to_reduce, ranked
 from swarm.ids import PeerId
 
 
@@ -31,11 +30,7 @@ class Server:
         members = ranked(replicas)
         if not members:
             return ()
-        able = [peer for peer in members if peer not in self.outgoing or len(members) == 1]
-        if not able:
-            raise RoundFailed(
-                f"none of {len(members)} replicas can be called: there is nobody to reduce for the others"
-            )
+        able = able_to_reduce(members, self.outgoing)
         only_call = frozenset(members) - frozenset(able)
         return (Group(members, reducers=(able[(seed + step) % len(able)],), outgoing=only_call),)
 
