@@ -29,10 +29,9 @@ print('\n\n'.join(text for number, (_, text) in enumerate(sorted(topics.items())
 # What the bootstrap has said since we began is cheaper to read than an answer of its own is to get, on a machine that is
 # busy starting. (grep reads to the end: who writes into a closed pipe fails, and the line with it.)
 since=$(date +%s)
-bootstrap() { docker/compose.sh ps --quiet --all bootstrap 2>/dev/null || docker/compose.sh ps --quiet bootstrap; }
-said() { docker logs --since "$since" "$(bootstrap)" 2>&1; }
+said() { docker logs --since "$since" "$bootstrap" 2>&1; }
 closed() { said | grep -E 'step [0-9]+/[0-9]+ +loss' >/dev/null; }
-ended() { [[ $(docker inspect --format '{{.State.Status}} {{.State.ExitCode}}' "$(bootstrap)") == "exited 0" ]]; }
+ended() { [[ $(docker inspect --format '{{.State.Status}} {{.State.ExitCode}}' "$bootstrap") == "exited 0" ]]; }
 
 failed() {
   echo "swarm-up: error: $1" >&2
@@ -53,6 +52,7 @@ main() {
   say "starting nine peers, $SECONDS s after the beginning"
   up=$SECONDS
   docker/compose.sh up -d || failed "the containers could not be started"
+  bootstrap=$(docker/compose.sh ps --quiet --all bootstrap 2>/dev/null || docker/compose.sh ps --quiet bootstrap)
   until closed; do
     if ended; then
       echo "swarm-up: error: $(said | grep -o 'this run ended.*' | tail -n 1 || echo 'this run has ended')" >&2
