@@ -1,7 +1,8 @@
 """Scenarios that come with the project, played one after the other as people play them: what each came to.
 
 In containers where a Docker engine answers (``make image`` and ``docker/base-image.sh --nemesis`` first), else among
-processes. ``SCENARIOS="kill-storm nat"`` in the environment plays these only.
+processes. ``SCENARIOS="kill-storm nat"`` in the environment plays these only, ``ROUNDS=20`` so many times. What each
+play left lies in ``out/scenarios-TIME/NAME-ROUND``; Ctrl-C ends the play and tells what there was before it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import json
 import os
 import signal
 import sys
-import tempfile
+import time
 from collections import Counter
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ FIGURES = (
     "faults", "steps", "seconds", "max_gap_s", "throughput_retained", "throughput_retained_raw", "participation",
     "lost", "duplicated", "digest_mismatches",
 )  # fmt: skip
-COLUMNS = ("scenario", "on", "verdict", *FIGURES, "load", "what was wrong")
+COLUMNS = ("scenario", "on", "verdict", *FIGURES, "load", "whole_s", "what was wrong")
 
 
 async def run(full: bool) -> Result:
@@ -34,18 +36,22 @@ async def run(full: bool) -> Result:
     paths = sorted((ROOT / "docker" / "scenarios").glob("*.toml"))
     only = os.environ.get("SCENARIOS", "").split()
     chosen = [path for path in paths if not only or path.stem in only]
-    plays = []
-    with tempfile.TemporaryDirectory(prefix="swarm-scenarios-") as root:
-        for number in range(ROUNDS_IN_FULL if full else 1):
+    rounds = int(os.environ.get("ROUNDS", ROUNDS_IN_FULL if full else 1))
+    root = ROOT / "out" / f"scenarios-{datetime.now(UTC):%Y-%m-%d-%H%M%S}"
+    plays: list[dict[str, Any]] = []
+    with contextlib.suppress(asyncio.CancelledError):  # what was played counts
+        for number in range(1, rounds + 1):
             for path in chosen:
-                plays.append(await _play(path, Path(root) / f"{path.stem}-{number}"))
-                print(f"scenarios: {path.stem}: {plays[-1]['verdict']} {plays[-1]['problems']}", file=sys.stderr)
+                plays.append(await _play(path, root / f"{path.stem}-{number}"))
+                print(
+                    f"scenarios: {path.stem} {number}: {plays[-1]['verdict']} {plays[-1]['problems']}", file=sys.stderr
+                )
     return to_result(plays)
 
 
 async def _play(path: Path, out: Path) -> dict[str, Any]:
     """One play; its report. On cancel it ends in order first. Raises RuntimeError for one that left no report."""
-    load = round(os.getloadavg()[0], 1)
+    load, began = round(os.getloadavg()[0], 1), time.monotonic()
     command = (sys.executable, "-m", "peers.cli", "chaos", str(path), "--json", "--out", str(out))
     process = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
@@ -61,13 +67,14 @@ async def _play(path: Path, out: Path) -> dict[str, Any]:
     if not lines:
         raise RuntimeError(f"{path.stem} could not be played: {complained.decode()[-2000:]}")
     report: dict[str, Any] = json.loads(lines[-1])
-    return report | {"load": load}
+    return report | {"load": load, "whole_s": round(time.monotonic() - began, 1)}
 
 
 def to_result(plays: Sequence[dict[str, Any]]) -> Result:
     """A row for each play; how many of each scenario were kept, and what was lost in all of them."""
     rows = [
-        [play["scenario"], play["world"], play["verdict"], *(play[name] for name in FIGURES), play["load"],
+        [play["scenario"], play["world"], play["verdict"], *(play[name] for name in FIGURES),
+         play["load"], play["whole_s"],
          "; ".join(play["problems"]).splitlines()[0][:200] if play["problems"] else ""]
         for play in plays
     ]  # fmt: skip
@@ -84,7 +91,8 @@ def to_result(plays: Sequence[dict[str, Any]]) -> Result:
 
 
 NOTES = (
-    "each scenario by `swarm chaos FILE --json`, one after the other; load: of the machine when the play began",
+    "each scenario by `swarm chaos FILE --json`, one after the other; load: of the machine when the play began; "
+    "whole_s: with start and end",
     "throughput: committed tokens a second since the first fault ÷ before; divided by the share of capacity left but "
     "for _raw",
 )
