@@ -110,7 +110,7 @@ class Play:
             self.outcome.problems.append(f"the play itself broke: {error!r}")
             raise
         finally:
-            timeline.tell(self._world.wall(), "everybody is told to leave")
+            timeline.leaving(self._world.wall())
             self._end()
             self._world.stop([name for name in self._up if self._world.alive(name)], GRACE_S)
         return self.outcome

@@ -227,13 +227,16 @@ def _forget(root: Path) -> None:
         shutil.rmtree(root / name, ignore_errors=True)
 
 
-def scenarios(root: Path = SCENARIOS) -> list[tuple[str, str]]:
-    """(name, what it proves) of those that come with the project, where they are here."""
+def scenarios(root: Path = SCENARIOS) -> list[tuple[str, str, str]]:
+    """(file, how long it plays once the first step is closed, what it proves) of those that come with the project,
+    where they are here."""
     found = []
     for path in sorted(root.glob("*.toml")):
         scenario = load_scenario(path)
         needs = f" (needs {scenario.needs})" if scenario.needs else ""
-        found.append((str(path), scenario.proves + needs))
+        until = scenario.until
+        long = f"{until.minutes:g} min" if until.minutes else f"{until.steps} steps"
+        found.append((str(path), long, scenario.proves + needs))
     return found
 
 

@@ -36,6 +36,7 @@ class Timeline:
         self._step = 0
         self._counts: Counter[str] = Counter()
         self._seen: set[tuple[str, ...]] = set()
+        self._leaving = False
         self.lines: list[str] = []
 
     def tell(self, wall: float, text: str) -> None:
@@ -49,10 +50,20 @@ class Timeline:
             self._seen.clear()
             self._tell(wall, f"▲ {text}")
 
+    def leaving(self, wall: float) -> None:
+        """All are told to leave: from here on only that they end. What a swarm that dissolves says of its peers (who is
+        missed, who leads) reads like faults, and is none."""
+        with self._lock:
+            self._tell(wall, "everybody is told to leave, and again when that takes long")
+            self._leaving = True
+
     def heard(self, wall: float, name: str, kind: str, fields: Mapping[str, Any]) -> None:
         """An event of a peer."""
         with self._lock:
-            if kind == "StepClosed":
+            if self._leaving:
+                if kind == "PeerStopped":
+                    self._tell(wall, f"  {name} has ended")
+            elif kind == "StepClosed":
                 self._closed(wall, fields)
             elif kind in COUNTED:
                 self._counts[kind] += 1

@@ -15,7 +15,7 @@ from peers.chaos.lives import Life, Player, Struck, lives
 from peers.chaos.play import End, Outcome
 from peers.chaos.scenario import Scenario
 from peers.chaos.world import PlayWorld
-from peers.invariants.check import CHECKERS, USUAL, Report, check
+from peers.invariants.check import CHECKERS, USUAL, Report, check, meaning
 from peers.invariants.evidence import Evidence, Heard, gather
 from peers.invariants.findings import Limits
 
@@ -24,6 +24,7 @@ FAULTS, MANIFEST = "faults.jsonl", "run.toml"
 MOST_FAILURES = 5
 """Of each invariant in the report."""
 _PEER_ID = re.compile(r"\b12D3Koo\w{45}\b")
+_INVARIANT = re.compile(r"^I\d+\b", re.MULTILINE)
 _SHOWN = (
     "steps",
     "seconds",
@@ -185,6 +186,8 @@ def lines(judged: Judged) -> list[str]:
             f"{'invariants':<24} {len(looked) - len(failed)} of {len(looked)} that had something to look at hold"
         )
     told += [f"BROKEN: {problem}" for problem in judged.problems]
+    named = dict.fromkeys(_INVARIANT.findall("\n".join(judged.problems)))
+    told += [f"{name}: {meaning(name)}" for name in named if name in CHECKERS]
     return [*told, f"{judged.scenario.name}: {judged.verdict}"]
 
 

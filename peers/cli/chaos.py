@@ -80,8 +80,10 @@ def _list() -> None:
     from peers.chaos.theatre import scenarios
 
     found = scenarios()
-    width = max((len(path) for path, _ in found), default=0)
-    for path, proves in found:
-        typer.echo(f"{path:<{width}}  {proves}")
+    width = max((len(path) for path, _, _ in found), default=0)
+    for path, long, proves in found:
+        typer.echo(f"{path:<{width}}  {long:>8}  {proves}")
+    if found:
+        typer.echo("Minutes from the first closed step on; a start takes one more, or two.")
     if not found:
         typer.echo("none here: docker/scenarios is part of the project's directory")

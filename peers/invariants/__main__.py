@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from peers.invariants.check import CHECKERS, Report, check_run
+from peers.invariants.check import CHECKERS, Report, check_run, meaning
 from peers.invariants.findings import Limits
 
 
@@ -33,10 +33,9 @@ def main(arguments: Sequence[str]) -> int:
 def lines(report: Report) -> list[str]:
     """One for each invariant, each failure, and the sum."""
     told = []
-    for name, checker in CHECKERS.items():
+    for name in CHECKERS:
         verdict = "FAILED" if report.of(name) else "holds" if report.looked[name] else "nothing to look at"
-        about = str(checker.__doc__).split(":", 1)[1].split("\n\n")[0]
-        told.append(f"{name:4} {verdict:18} {report.looked[name]:8} looked at: {' '.join(about.split())}")
+        told.append(f"{name:4} {verdict:18} {report.looked[name]:8} looked at: {meaning(name)}")
     return [*told, *map(str, report.failures), f"{report.steps} steps, {len(report.failures)} failures"]
 
 

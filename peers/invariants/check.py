@@ -61,6 +61,11 @@ class Report:
             raise AssertionError("\n  ".join(["the run did not keep its invariants:", *told]))
 
 
+def meaning(invariant: str) -> str:
+    """What it says must be so, in one sentence."""
+    return " ".join(str(CHECKERS[invariant].__doc__).split(":", 1)[1].split("\n\n")[0].split())
+
+
 def check(evidence: Evidence, limits: Limits | None = None) -> Report:
     """Every checker over the evidence. Cost: a few passes over all events."""
     found = [Findings(name) for name in CHECKERS]

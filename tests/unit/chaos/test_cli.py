@@ -52,7 +52,7 @@ def test_list_names_what_is_there(
     (tmp_path / "docker" / "scenarios").mkdir(parents=True)
     (tmp_path / "docker" / "scenarios" / "a.toml").write_text('name = "a"\nproves = "that b"\nuntil = { steps = 5 }\n')
     assert run(["chaos", "--list"]) == 0
-    assert "docker/scenarios/a.toml  that b" in capsys.readouterr().out
+    assert "docker/scenarios/a.toml   5 steps  that b" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("answers", "chosen"), [(True, "containers"), (False, "processes")])

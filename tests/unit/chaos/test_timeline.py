@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+from typing import Any
+
+from peers.chaos.timeline import Timeline
+
+
+def test_what_a_swarm_says_as_it_dissolves_is_not_told_as_if_something_had_struck() -> None:
+    told: list[str] = []
+    timeline = Timeline(told.append, str)
+    lost: dict[str, Any] = {"peer": "b", "reason": "was stopped by SIGTERM, twice"}
+    timeline.heard(1.0, "a", "PeerLost", lost)
+    timeline.leaving(2.0)
+    timeline.heard(3.0, "c", "PeerLost", lost)
+    timeline.heard(3.0, "c", "QuorumLost", {"there": 1, "voters": 3})
+    timeline.heard(4.0, "c", "PeerStopped", {"reason": "c was stopped by SIGTERM, twice"})
+    assert [line.split("step 0", 1)[1].strip() for line in told] == [
+        "b is missed: was stopped by SIGTERM, twice",
+        "everybody is told to leave, and again when that takes long",
+        "c has ended",
+    ]
