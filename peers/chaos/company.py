@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from peers.chaos import faults
 from peers.chaos.faults import CannotInflict, Fault
 from peers.chaos.holds import Holds
+from peers.chaos.stamps import Stamps
 from peers.chaos.world import PeerSpec
 from swarm.clock import SystemClock
 from swarm.errors import EXIT_DRAINED
@@ -65,6 +66,7 @@ class Company(ABC, Generic[P]):
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.stamps = Stamps(self.wall)
         self.peers: dict[str, P] = {}
         self.expected: dict[str, PeerSpec] = {}
         self.joiner: PeerSpec | None = None
@@ -121,8 +123,9 @@ class Company(ABC, Generic[P]):
 
     def began(self, peer: P, start: Any) -> None:
         """Another start of a peer is the newest, and what it prints is read from its beginning; one with the other, for
-        somebody reads meanwhile."""
+        somebody reads meanwhile. What the one before had said last is told first."""
         with self._lock:
+            self._look(peer)
             self.pauses.forget((peer.name,))
             self._struck.discard(peer.name)
             peer.starts.append(start)
@@ -249,6 +252,7 @@ class Company(ABC, Generic[P]):
 
     def _tell(self, peer: P, recorded: Recorded) -> None:
         peer.identity = recorded.peer or peer.identity
+        self.stamps.tell(recorded.monotonic)
         event = recorded.event
         fields = event.fields if isinstance(event, RawEvent) else event.fields()
         for hear in self._hear:

@@ -25,5 +25,6 @@ FIGURES: Mapping[str, str] = {
     "rewinds": "times that a peer gave up what it had closed without a majority",
     "steps_given_up": "steps that closed without microbatches because a part was lost",
     "relayed": "peers that were reached through others",
-    "unexpected_deaths": "peers that ended and that no strike had hit",
+    "forced_leaves": "peers that were told to leave and were killed, for their time was up before they had",
+    "unexpected_deaths": "peers that ended, or with a code, as no strike explains",
 }

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from peers.chaos import capacity
 from peers.chaos.lives import MARKS, Life, Struck
 from peers.invariants.check import Report
-from peers.invariants.evidence import Evidence, Heard, closed_at
+from peers.invariants.evidence import Evidence
 
 Number = float | int | None
 
@@ -27,9 +27,9 @@ class Closing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Played:
-    """All there is to look at. ``stages`` of the model; ``deaths`` of peers that nobody had struck. What was closed
-    after ``ended``, when everybody was told to leave, is not measured; a play that ended ``by_clock`` waited for more
-    steps until then. ``closed`` says when steps were told by one clock, where somebody listened."""
+    """All there is to look at. ``stages`` of the model; ``deaths`` of peers that no strike explains, ``forced`` ends of
+    those that were told to leave and had not when their time was up. What was closed after ``ended``, when everybody
+    was told to leave, is not measured; a play that ended ``by_clock`` waited for more steps until then."""
 
     evidence: Evidence
     report: Report
@@ -37,24 +37,24 @@ class Played:
     lives: Sequence[Life]
     stages: int
     deaths: int = 0
+    forced: int = 0
     ended: float = math.inf
     by_clock: bool = False
-    closed: Heard = field(default_factory=dict)
 
 
-def closings(evidence: Evidence, heard: Heard | None = None) -> tuple[Closing, ...]:
-    """Every step in order, at the time when the first peer was heard to tell it."""
+def closings(evidence: Evidence) -> tuple[Closing, ...]:
+    """Every step in order, at the time when the first peer told it."""
     first: dict[int, Closing] = {}
     for fact in evidence.of("StepClosed"):
-        known, wall = first.get(fact.step), closed_at(fact, heard or {})
-        if wall is not None and (known is None or wall < known.wall):
-            first[fact.step] = Closing(fact.step, wall, int(fact.fields["tokens"]), float(fact.fields["loss"]))
+        known = first.get(fact.step)
+        if known is None or fact.wall < known.wall:
+            first[fact.step] = Closing(fact.step, fact.wall, int(fact.fields["tokens"]), float(fact.fields["loss"]))
     return tuple(first[step] for step in sorted(first))
 
 
 def figures(played: Played) -> dict[str, Number]:
     """All figures; None where there was nothing to measure one by."""
-    closed = [one for one in closings(played.evidence, played.closed) if one.wall <= played.ended]
+    closed = [one for one in closings(played.evidence) if one.wall <= played.ended]
     struck = [strike for strike in played.strikes if counts(strike)]
     moments = [one.wall for one in closed] + ([played.ended] if played.by_clock and closed else [])
     gaps = [after - before for before, after in zip(moments, moments[1:], strict=False)]
@@ -73,6 +73,7 @@ def figures(played: Played) -> dict[str, Number]:
         "rewinds": sum(fact.wall <= played.ended for fact in played.evidence.of("LineageGivenUp")),
         "steps_given_up": len({fact.step for fact in played.evidence.of("StepGivenUp")} & {one.step for one in closed}),
         "relayed": len({fact.peer for fact in played.evidence.of("Reachability") if fact.fields["how"] == "relayed"}),
+        "forced_leaves": played.forced,
         "unexpected_deaths": played.deaths,
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from peers.chaos.faults import CannotInflict
 from peers.chaos.shaping import ShapedLinks
 
 WAN = "wan"
@@ -40,7 +41,10 @@ class Networks:
         self._apply()
 
     def meant(self, name: str, network: str) -> set[str]:
-        """Those of this peer's networks that are meant by that name: all of them by ""."""
+        """Those of this peer's networks that are meant by that name: all of them by "". Raises CannotInflict for one
+        that it is not on."""
+        if network and network not in self._on[name]:
+            raise CannotInflict(f"{name} is on no network {network!r}: {', '.join(sorted(self._on[name]))}")
         return {network} if network else set(self._on[name])
 
     def _apart(self) -> Iterator[tuple[str, str]]:

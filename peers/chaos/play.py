@@ -23,7 +23,7 @@ from peers.chaos.strikes import Planned
 from peers.chaos.timeline import Timeline
 from peers.chaos.watch import Watch
 from peers.chaos.world import PlayWorld
-from peers.interrupt import Interrupted
+from peers.interrupt import Interrupted, check
 from swarm.errors import SwarmError
 
 LOOK_S, LOOK_AT_PEERS_S = 0.05, 0.5
@@ -42,30 +42,30 @@ TAIL_LINES = 15
 
 
 class PlayFailed(SwarmError):
-    """A play did not get where it should within its time, or lost a peer that nobody had struck."""
+    """A play did not get where it should within its time, or a peer ended as no strike explains."""
 
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A peer's process or container ended: when, how, and whether a strike is to blame."""
+    """A peer's process or container ended: when, how, and whether a strike is to blame; ``forced``: it was told to
+    leave, and killed when its time was up."""
 
     wall: float
     name: str
     code: int | None
     struck: bool
+    forced: bool = False
 
 
 @dataclass(slots=True)
 class Outcome:
     """What a play leaves for its report: everybody that was ``started``, who ended when, how often events ``happened``
-    (those that a full disk did not take, too), when each peer told that a step was ``closed`` by the play's own clock,
-    and as ``problems`` why it did not go as it should. Farewells do not count: it ``ended`` when all began to leave, at
-    the end of the run or, ``by_clock``, because its time was up."""
+    (those that a full disk did not take, too), and as ``problems`` why it did not go as it should. Farewells do not
+    count: it ``ended`` when all began to leave, at the end of the run or, ``by_clock``, because its time was up."""
 
     began: float = 0.0
     ended: float = 0.0
     by_clock: bool = False
-    closed: dict[tuple[str, int], float] = field(default_factory=dict)
     started: set[str] = field(default_factory=set)
     ends: list[End] = field(default_factory=list)
     happened: Counter[str] = field(default_factory=Counter)
@@ -81,7 +81,7 @@ class Play:
     ) -> None:
         self._scenario, self._cast, self._world = scenario, cast, world
         self._planned, self._draws = planned, draws
-        self.watch = Watch(world.wall)
+        self.watch = Watch(world.stamps)
         self.outcome = Outcome()
         self._up: set[str] = set()
         self._suspects: set[str] = set()
@@ -178,7 +178,7 @@ class Play:
 
     def _has_happened(self) -> bool:
         """Whether what the scenario expects has: on a busy machine it takes its time."""
-        happened, _ = self.watch.so_far()
+        happened = self.watch.so_far()
         return all(happened[kind] >= times for kind, times in self._scenario.expect.happened.items())
 
     def _look(self, striker: Striker) -> None:
@@ -196,10 +196,11 @@ class Play:
                 continue
             self._up.discard(name)
             self._suspects.discard(name)
+            forced = striker.forced(name, code)
             striker.ended(name, self._world.wall(), code)
-            self.outcome.ends.append(End(self._world.wall(), name, code, struck))
+            self.outcome.ends.append(End(self._world.wall(), name, code, struck, forced))
             if not struck and not self._over():
-                raise PlayFailed(f"{name} ended, and nobody had struck it:\n{self._tail(name)}")
+                raise PlayFailed(f"{name} ended with {code}, which no strike explains:\n{self._tail(name)}")
 
     def _over(self) -> bool:
         return bool(self._scenario.until.steps and self.watch.step >= self._scenario.until.steps)
@@ -223,10 +224,11 @@ class Play:
         if not self.outcome.ended:
             self.outcome.ended = self._world.wall()
             self.outcome.problems += self._world.problems()
-            self.outcome.happened, self.outcome.closed = self.watch.so_far()
+            self.outcome.happened = self.watch.so_far()
 
     def _wait(self) -> None:
         self._never.wait(LOOK_S)
+        check()  # it may have come inside a destructor, where it is only remembered
 
     # --- words ---------------------------------------------------------------------------------------------------
 

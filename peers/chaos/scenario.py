@@ -150,6 +150,9 @@ class FaultEntry(Section):
             raise ValueError("one of on and at_s")
         if problem := problem_of(self.do, self.model_fields_set):
             raise ValueError(problem)
+        for key in ("peers", "others"):
+            if key in self.model_fields_set and not getattr(self, key):
+                raise ValueError(f"{key}: at least one name or pattern")
         return self
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from peers.chaos import faults
@@ -15,13 +15,22 @@ from peers.chaos.strikes import NEVER, Planned
 from peers.chaos.timeline import Timeline
 from peers.chaos.watch import Watch
 from peers.chaos.world import PlayWorld
+from swarm.errors import EXIT_DRAINED
 
 BACK, DRAWN = "back:", "drawn:"
 """Begin the labels of what brings a peer back, and of what was drawn; a label of a scenario has no colon."""
-MORTAL = (faults.Kill, faults.BulkKill, faults.Stop, faults.Restart, faults.Upgrade)
-"""After these a peer may end, in whatever way."""
 KILLED = (-9, 137)
 """How a process ends, or a container, that the kernel has killed."""
+LEFT = (EXIT_DRAINED, -15, 143)
+"""How one does that was told to leave: once it took part, or before it was asked who it is."""
+MORTAL: Mapping[type[Fault], tuple[int, ...]] = {
+    faults.Kill: KILLED,
+    faults.BulkKill: KILLED,
+    faults.Restart: KILLED,
+    faults.Stop: (*LEFT, *KILLED),
+    faults.Upgrade: (*LEFT, *KILLED),  # the world says what is wrong with the others
+}
+"""After these a peer may end, with these codes: any other is a crash that nobody has struck."""
 STARTING = (faults.Restart, faults.Start, faults.JoinerStorm, faults.Upgrade)
 """After these peers must get ready."""
 TRACE_GRACE_S = 30.0
@@ -48,7 +57,9 @@ class Striker:
         self._draws: list[Draw] = []
         self._begin_s: float | None = None
         self._known: set[str] = set()
-        self._excused: set[str] = set()
+        self._excused: dict[str, set[int]] = {}
+        self._leaving: set[str] = set()
+        self._now = 0.0
         self._awaited: set[str] = set()
         self._forgiven: set[str] = set()
         self.started: set[str] = set()
@@ -66,6 +77,7 @@ class Striker:
 
     def look(self, wall: float) -> None:
         """Strike what is due, note what has struck."""
+        self._now = wall
         for timed in [timed for timed in self._timed if timed.wall <= wall]:
             self._timed.remove(timed)
             self._plan.strike(timed.strike)
@@ -74,14 +86,21 @@ class Striker:
             self._known.add(label)
             self._fired(self._plan.fired[label])
         self._awaited -= self._watch.ever_ready
-        self._excused -= self._watch.ever_ready & set(self._watch.holding)
+        for name in self._watch.ever_ready & set(self._watch.holding) - self._leaving:
+            self._excused.pop(name, None)
 
     def excuses(self, name: str, code: int | None) -> bool:
         """Whether a strike is to blame that this peer ended with this code."""
-        return name in self._excused | self._forgiven or (name in self._to_end and code in KILLED)
+        allowed = self._excused.get(name, set()) | (set(KILLED) if name in self._to_end else set())
+        return name in self._forgiven or code in allowed
+
+    def forced(self, name: str, code: int | None) -> bool:
+        """Whether it was told to leave, and killed because its time was up."""
+        return name in self._leaving and code in KILLED
 
     def ended(self, name: str, wall: float, code: int | None) -> None:
         """A peer was seen to have ended: who was killed for its memory is brought back from then on."""
+        self._leaving.discard(name)
         if name not in self._to_end or code not in KILLED:
             return
         one = self._to_end.pop(name)
@@ -104,6 +123,8 @@ class Striker:
         told += [f"{label} to strike" for label in self._planned if label not in known]
         told += [f"{len(self._draws)} more draws"] if self._draws else []
         told += [f"{name} to be killed for its memory" for name in sorted(self._to_end)]
+        told += [f"{name} to leave" for name in sorted(self._leaving)]
+        told += [f"what struck {name} to be over" for name, until in sorted(self._away.items()) if until > self._now]
         told += [f"{name} to be ready" for name in sorted(self._awaited)]
         return ", ".join(dict.fromkeys(told))
 
@@ -177,17 +198,21 @@ class Striker:
         for name in victims:
             if lasts:
                 self._away[name] = fired.wall + lasts + 2.0
-            if isinstance(fault, MORTAL):
-                self._excused.add(name)
+            if type(fault) in MORTAL:
+                self._excused.setdefault(name, set()).update(MORTAL[type(fault)])
                 self._watch.gone(name)
+            if isinstance(fault, faults.Stop):
+                self._leaving.add(name)
             if isinstance(fault, faults.Twin):  # which of the two goes on is theirs to say
                 self._forgiven |= {name, f"{name}-twin"}
                 self.started.add(f"{name}-twin")
         if isinstance(fault, STARTING):
             self.started |= set(fired.peers)
             self._awaited |= set(fired.peers)
+            self._leaving -= set(fired.peers)
             if not isinstance(fault, faults.Upgrade):
-                self._excused -= set(fired.peers)
+                for name in fired.peers:
+                    self._excused.pop(name, None)
         self._bring_back(fired, label, victims)
 
     def _bring_back(self, fired: Fired, label: str, victims: Sequence[str]) -> None:

@@ -53,6 +53,8 @@ def problem_of(do: str, given: Collection[str]) -> str:
     missing = [key for key in takes.needs if key not in given]
     if missing:
         return f"{', '.join(missing)} for do = {do!r}"
+    if do == "slow_links" and not set(_SHAPE) & set(given):
+        return f"one of {', '.join(_SHAPE)} for do = {do!r}"
     surplus = sorted(set(given) - _COMMON - set(takes.needs) - set(takes.may))
     if surplus:
         allowed = ", ".join((*takes.needs, *takes.may)) or "no keys"

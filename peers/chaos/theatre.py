@@ -217,7 +217,7 @@ def _directory(out: Path | None, scenario: Scenario, clock: Clock) -> Iterator[P
     try:
         yield root
     finally:
-        if not (root / REPORT).exists():  # it was never played
+        if not (root / TIMELINE).exists():  # it was never played; one that cannot be judged is evidence
             shutil.rmtree(root, ignore_errors=True)
 
 

@@ -16,7 +16,7 @@ from peers.chaos.play import End, Outcome
 from peers.chaos.scenario import Scenario
 from peers.chaos.world import PlayWorld
 from peers.invariants.check import CHECKERS, USUAL, Report, check, meaning
-from peers.invariants.evidence import Evidence, Heard, gather
+from peers.invariants.evidence import Evidence, gather
 from peers.invariants.findings import Limits
 
 SCHEMA = 1
@@ -67,9 +67,7 @@ def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequen
     """Read what the play left, and judge it. Never raises for evidence that is not there: that is a problem too."""
     strikes = read_strikes(world.root / FAULTS)
     evidence = _evidence(world)
-    names = {player.name: player.identity for player in players}
-    heard = {(names.get(name, ""), step): wall for (name, step), wall in outcome.closed.items()}
-    report = None if evidence is None else check(evidence, _limits(scenario, outcome, heard, world.root))
+    report = None if evidence is None else check(evidence, _limits(scenario, outcome, world.root))
     ends: dict[str, list[float]] = {}
     for end in outcome.ends:
         ends.setdefault(end.name, []).append(end.wall)
@@ -78,16 +76,17 @@ def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequen
     told: dict[str, Number] = {}
     if report is not None:
         deaths = sum(not end.struck for end in outcome.ends)
+        forced = sum(end.forced for end in outcome.ends)
         told = figures(Played(evidence=there, report=report, strikes=strikes, lives=life,
-                              stages=scenario.swarm.stages, deaths=deaths, ended=outcome.ended,
-                              by_clock=outcome.by_clock, closed=heard))  # fmt: skip
+                              stages=scenario.swarm.stages, deaths=deaths, forced=forced, ended=outcome.ended,
+                              by_clock=outcome.by_clock))  # fmt: skip
     problems = [*outcome.problems, *_problems(scenario, report, told, outcome.happened)]
     if report is not None and not outcome.interrupted:
         silent = [one.name for one in players if one.name in outcome.started and one.identity not in there.peers]
         problems += [f"{name} was started and left no event: nobody knows what it did" for name in silent]
     called = {player.identity: player.name for player in players if player.identity}
     problems = [_PEER_ID.sub(lambda found: called.get(found[0], found[0]), problem) for problem in problems]
-    closed = tuple(one for one in closings(there, heard) if one.wall <= outcome.ended)
+    closed = tuple(one for one in closings(there) if one.wall <= outcome.ended)
     ends_seen = tuple(outcome.ends)
     return Judged(
         scenario, world_name, told, report, strikes, life, closed, tuple(problems), outcome.interrupted, ends_seen
@@ -113,14 +112,13 @@ def _problems(
     return problems
 
 
-def _limits(scenario: Scenario, outcome: Outcome, heard: Heard, root: Path) -> Limits:
+def _limits(scenario: Scenario, outcome: Outcome, root: Path) -> Limits:
     expect = scenario.expect
     return Limits(
         target=_target(root / MANIFEST),
         gap_s=expect.gap_s,
         kill_detection_s=expect.detection_s,
         pause_detection_s=max(5.0, expect.detection_s),
-        closed=heard,
         waited_until=outcome.ended if outcome.by_clock else None,
     )
 
@@ -137,7 +135,7 @@ def _target(manifest: Path) -> int | None:
 def _evidence(world: PlayWorld) -> Evidence | None:
     homes = [home for home in world.homes() if not home.is_relative_to(world.root)]
     try:
-        return gather([world.root, *homes])
+        return gather([world.root, *homes], offset=world.stamps.offset)
     except FileNotFoundError:
         return None
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from peers.chaos.stamps import Stamps
+
 LEAVING = ("CutOff", "Draining", "PeerStopped")
 
 Heard = Callable[[float, str, str, Mapping[str, Any]], None]
@@ -15,15 +17,13 @@ Heard = Callable[[float, str, str, Mapping[str, Any]], None]
 
 @dataclass
 class Watch:
-    """``closed`` says when each step was first told closed, ``told`` when each peer last told one (by name and step),
-    ``holding`` which part each ready peer holds (a trainer: ``ends``), ``happened`` how often each kind of event was
-    heard. ``on_heard`` is told everything afterwards."""
+    """``closed`` says when each step was first closed, ``holding`` which part each ready peer holds (a trainer:
+    ``ends``), ``happened`` how often each kind of event was heard. ``on_heard`` is told everything afterwards."""
 
-    wall: Callable[[], float]
+    stamps: Stamps
     on_heard: list[Heard] = field(default_factory=list)
     invite: str = ""
     closed: dict[int, float] = field(default_factory=dict)
-    told: dict[tuple[str, int], float] = field(default_factory=dict)
     holding: dict[str, str] = field(default_factory=dict)
     ever_ready: set[str] = field(default_factory=set)
     happened: Counter[str] = field(default_factory=Counter)
@@ -41,17 +41,17 @@ class Watch:
 
     def hear(self, name: str, kind: str, fields: Mapping[str, Any]) -> None:
         """An event of a peer, as :meth:`peers.chaos.plan.World.listen` tells them."""
-        wall = self.wall()
+        wall = self.stamps.told_at
         with self._lock:
             self.happened[kind] += 1
             self._fold(name, kind, fields, wall)
         for heard in self.on_heard:
             heard(wall, name, kind, fields)
 
-    def so_far(self) -> tuple[Counter[str], dict[tuple[str, int], float]]:
-        """``happened`` and ``told`` as they are now."""
+    def so_far(self) -> Counter[str]:
+        """``happened`` as it is now."""
         with self._lock:
-            return Counter(self.happened), dict(self.told)
+            return Counter(self.happened)
 
     def gone(self, name: str) -> None:
         """A peer was struck so that it is not ready any more."""
@@ -68,8 +68,8 @@ class Watch:
         if kind == "Invited":
             self.invite = str(fields["invite"])
         elif kind == "StepClosed":
-            self.closed.setdefault(int(fields["step"]), wall)
-            self.told[name, int(fields["step"])] = wall  # the last: what was given up is closed again
+            step = int(fields["step"])
+            self.closed[step] = min(wall, self.closed.get(step, wall))
         elif kind == "PeerReady":
             self.holding[name] = str(fields.get("part") or "nothing")
             self.ever_ready.add(name)

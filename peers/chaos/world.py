@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Literal, Protocol, Self
 
 from peers.chaos.plan import World
+from peers.chaos.stamps import Stamps
 
 Role = Literal["bootstrap", "stage", "trainer"]
 
@@ -41,7 +42,10 @@ class PeerSpec:
 
 class PlayWorld(World, Protocol):
     """A world that peers are started in. A context manager: whatever was started in it is gone after it, whatever
-    happened; entering it raises what says that it cannot be had (no engine, no image), with the command that helps."""
+    happened; entering it raises what says that it cannot be had (no engine, no image), with the command that helps.
+    ``stamps`` say when the event was written that listeners are told now."""
+
+    stamps: Stamps
 
     def __enter__(self) -> Self: ...
 

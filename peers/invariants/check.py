@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers.invariants import microbatches, steps
+from peers.invariants import detection, microbatches, steps
 from peers.invariants.evidence import Evidence, gather
 from peers.invariants.findings import Checker, Failure, Findings, Limits
 
@@ -24,8 +24,8 @@ CHECKERS: Mapping[str, Checker] = {
     "I8": steps.whole_batches,
     "I10": microbatches.cursors_are_prefixes,
     "I13": steps.steps_keep_coming,
-    "I14": steps.faults_are_noticed,
-    "I15": steps.the_slow_are_not_evicted,
+    "I14": detection.faults_are_noticed,
+    "I15": detection.the_slow_are_not_evicted,
     "I17": steps.downloads_are_decided,
     "I20": steps.one_history,
     "I21": steps.stale_starts_are_fenced,

@@ -28,7 +28,8 @@ EVENTS, HISTORY = "events.jsonl", "history.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One event: who wrote it in which incarnation (numbered over the whole run), when by its wall clock, and what."""
+    """One event: who wrote it in which incarnation (numbered over the whole run), when, and what. ``wall`` is by its
+    writer's wall clock, which may be wrong, or by one clock for all (see :func:`gather`)."""
 
     peer: PeerId
     incarnation: int
@@ -45,16 +46,6 @@ class Fact:
     def microbatch(self) -> MicrobatchId:
         """The event's microbatch. Raises KeyError for an event without one."""
         return MicrobatchId(*self.fields["microbatch"])
-
-
-Heard = Mapping[tuple[str, int], float]
-"""When a peer, by its id, was heard to tell that a step is closed: by the one clock of who listened."""
-
-
-def closed_at(fact: Fact, heard: Heard) -> float | None:
-    """When a peer told that a step is closed, None when nobody listened any more; by its own clock, which may have been
-    set on purpose, only where nobody listened at all."""
-    return heard.get((fact.peer, fact.step)) if heard else fact.wall
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +127,14 @@ class Evidence:
 
 @dataclass(slots=True)
 class Gatherer:
-    """Collects a run's evidence piece by piece; each list of events added is a start (an incarnation) of its own."""
+    """Collects a run's evidence piece by piece; each list of events added is a start (an incarnation) of its own.
+    ``offset`` as in :func:`gather`."""
 
     facts: list[Fact] = field(default_factory=list)
     chains: list[Chain] = field(default_factory=list)
     faults: list[FaultFact] = field(default_factory=list)
     unreadable: list[str] = field(default_factory=list)
+    offset: float | None = None
     _incarnations: int = 0
 
     def recorded(self, events: Iterable[Recorded], source: str = "") -> str:
@@ -162,12 +155,12 @@ class Gatherer:
                 began = True
             peer = entry.peer
             if entry.dropped:
-                gap = Fact(peer, self._incarnations, entry.wall, DROPPED, {"events": entry.dropped})
+                gap = Fact(peer, self._incarnations, _at(entry, self.offset), DROPPED, {"events": entry.dropped})
                 self.facts.append(gap)
             if entry.event.kind == "LineageGivenUp":
                 self._forget(int(_fields(entry.event)["step"]))
             self.facts.append(
-                Fact(peer, self._incarnations, entry.wall, entry.event.kind, _fields(entry.event)),
+                Fact(peer, self._incarnations, _at(entry, self.offset), entry.event.kind, _fields(entry.event)),
             )
         if torn:
             self.unreadable.append(torn)
@@ -204,14 +197,18 @@ class Gatherer:
         return Evidence(tuple(self.facts), chains, tuple(self.faults), tuple(self.unreadable))
 
 
-def gather(directories: Iterable[Path]) -> Evidence:
-    """The evidence below these directories. Raises FileNotFoundError naming one that holds no home."""
-    gatherer = Gatherer()
+def gather(directories: Iterable[Path], offset: float | None = None) -> Evidence:
+    """The evidence below these directories. Raises FileNotFoundError naming one that holds no home.
+
+    ``offset`` is for peers of one machine: what its monotonic clock lies behind the wall clock that faults are stamped
+    with. Events are then stamped by that clock too, whatever their writers' wall clocks said."""
+    gatherer = Gatherer(offset=offset)
     for directory in directories:
         homes = sorted({path.parent for name in (EVENTS, HISTORY) for path in directory.rglob(name)})
         if not homes:
             raise FileNotFoundError(f"{directory}: neither {EVENTS} nor {HISTORY} in it or below")
-        for home in sorted(homes, key=_began):  # of a peer that lost its disk the earlier one first
+        # Of a peer that lost its disk the earlier one first.
+        for home in sorted(homes, key=lambda home: _began(home, offset)):
             gatherer.home(home)
         for path in sorted(directory.rglob("faults.jsonl")):
             gatherer.faults += map(_fault, _whole_lines(path.read_bytes()))
@@ -243,11 +240,15 @@ def _common(records: Iterable[CloseRecord]) -> dict[int, CloseRecord]:
     return {step: known[max(sorted(counts), key=counts.__getitem__)] for step, counts in sorted(votes.items())}
 
 
-def _began(home: Path) -> float:
+def _at(entry: Recorded, offset: float | None) -> float:
+    return entry.wall if offset is None else entry.monotonic + offset
+
+
+def _began(home: Path, offset: float | None) -> float:
     """When the first event of a home was written; 0 where there is none."""
     try:
         with (home / EVENTS).open("rb") as file:
-            return decode_line(file.readline()).wall
+            return _at(decode_line(file.readline()), offset)
     except FileNotFoundError:
         return 0.0
 

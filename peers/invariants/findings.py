@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from peers.invariants.evidence import Evidence, Heard
+from peers.invariants.evidence import Evidence
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,13 @@ class Failure:
 class Limits:
     """The bars, in seconds of the run's clock. ``target`` microbatches make a step, None when it is not known: then all
     steps must have as many. ``detection_s`` are for what the faults of a kind may take until nothing new is sent there.
-    Where somebody listened, ``closed`` says when steps were told by one clock; ``waited_until`` until when for more.
+    ``waited_until`` says until when more steps were waited for, where somebody did.
     """
 
     target: int | None = None
     gap_s: float = 60.0
     kill_detection_s: float = 2.0
     pause_detection_s: float = 5.0
-    closed: Heard = field(default_factory=dict)
     waited_until: float | None = None
 
 

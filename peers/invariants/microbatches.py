@@ -145,28 +145,27 @@ def _last_cursors(evidence: Evidence) -> dict[Place, tuple[int, int]]:
 def _held(
     evidence: Evidence,
 ) -> tuple[dict[tuple[int, str, PeerId], set[MicrobatchId]], set[tuple[int, str, PeerId, MicrobatchId]]]:
-    """(what each replica's sum held when it was taken to be averaged, by (step, part, peer), and what it was given
-    twice). A new incarnation holds nothing of what the one before it had."""
-    taken = {
-        (fact.step, str(fact.fields["part"]), fact.peer, fact.incarnation): fact.wall
-        for fact in evidence.of("SumTaken")  # by the newest attempt
-    }
+    """(what each replica's newest sum held when it was taken to be averaged, else what its step held last, by (step,
+    part, peer), and what it was given twice). A new incarnation holds nothing of what the one before it had. What
+    counts is the order of writing: a sum is told before anything is waited for."""
     held: dict[tuple[int, str, PeerId], set[MicrobatchId]] = defaultdict(set)
+    sums: dict[tuple[int, str, PeerId], set[MicrobatchId]] = {}
     owner: dict[tuple[int, str, PeerId], int] = {}
     twice = set()
-    for fact in _in_order(evidence.of(*HOLDING)):
+    for fact in _in_order(evidence.of(*HOLDING, "SumTaken")):
         key = (fact.step, str(fact.fields["part"]), fact.peer)
         if owner.setdefault(key, fact.incarnation) != fact.incarnation:
             held[key], owner[key] = set(), fact.incarnation
-        if fact.kind == "ContributionReversed":
+            sums.pop(key, None)
+        if fact.kind == "SumTaken":
+            sums[key] = set(held[key])
+        elif fact.kind == "ContributionReversed":
             held[key].discard(fact.microbatch)
-            continue
-        if fact.kind == "Accumulated" and fact.microbatch in held[key]:
-            twice.add((*key, fact.microbatch))
-        if fact.wall > taken.get((*key, fact.incarnation), fact.wall):
-            continue
-        held[key].add(fact.microbatch)
-    return held, twice
+        else:
+            if fact.kind == "Accumulated" and fact.microbatch in held[key]:
+                twice.add((*key, fact.microbatch))
+            held[key].add(fact.microbatch)
+    return held | sums, twice
 
 
 def _half_told(evidence: Evidence) -> set[tuple[int, PeerId]]:

@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping
 
-from peers.invariants.evidence import DROPPED, Chain, Evidence, Fact, FaultFact, closed_at
+from peers.invariants.evidence import DROPPED, Chain, Evidence, Fact
 from peers.invariants.findings import Findings, Limits
 from swarm.optimization.records import NO_RECORD, CloseRecord
 
@@ -81,8 +81,7 @@ def steps_keep_coming(evidence: Evidence, limits: Limits, found: Findings) -> No
     last one, while more were waited for."""
     closed: dict[int, float] = {}
     for fact in evidence.of("StepClosed"):
-        if (told := closed_at(fact, limits.closed)) is not None:
-            closed[fact.step] = min(told, closed.get(fact.step, math.inf))
+        closed[fact.step] = min(fact.wall, closed.get(fact.step, math.inf))
     moments = sorted(closed.items())
     for (_, before), (step, at) in zip(moments, moments[1:], strict=False):
         found.expect(at - before <= limits.gap_s, f"{at - before:.2f} s after the one before", step=step)
@@ -144,53 +143,6 @@ def all_finite(evidence: Evidence, limits: Limits, found: Findings) -> None:
     for step, record in evidence.records.items():
         numbers = (record.loss_sum, record.grad_norm, record.clip, record.lr)
         found.expect(all(map(math.isfinite, numbers)), f"loss, norm, clip, rate {numbers}", step=step)
-
-
-def faults_are_noticed(evidence: Evidence, limits: Limits, found: Findings) -> None:
-    """I14: some time after a kill or a pause no new journey is sent through the victim, until it is ready again."""
-    bounds = {"kill": limits.kill_detection_s, "pause": limits.pause_detection_s}
-    for fault in evidence.faults:
-        if fault.kind not in bounds:
-            continue
-        for victim in fault.peers:
-            until = _until_back(evidence, fault, victim)
-            sent = [(f.wall, f.fields["route"]) for f in evidence.of("JourneyStarted")]
-            sent += [(f.wall, (f.fields["new"],)) for f in evidence.of("HopMoved")]
-            used = [wall - fault.wall for wall, route in sent if victim in route and fault.wall < wall < until]
-            late = max(used, default=0.0)
-            text = f"journeys still went through it {late:.2f} s after the {fault.kind}"
-            found.expect(late <= bounds[fault.kind], text, peer=victim)
-
-
-def the_slow_are_not_evicted(evidence: Evidence, limits: Limits, found: Findings) -> None:
-    """I15: where faults are listed, nobody is called lost whom no fault but slowness hit: that of its links, of its
-    device, or of all its processors (``limit_cpu``), which among processes is the same."""
-    if not evidence.faults:
-        return
-    hit = {peer for fault in evidence.faults if not fault.kind.startswith(_SLOW) for peer in fault.peers}
-    last: dict[str, float] = {}
-    for fact in evidence.facts:
-        last[fact.peer] = max(fact.wall, last.get(fact.peer, 0.0))
-    goodbyes = {(fact.peer, str(fact.fields["reason"])) for fact in evidence.of("PeerStopped")}
-    for fact in evidence.of("PeerLost"):
-        lost, reason = str(fact.fields["peer"]), str(fact.fields["reason"])
-        over = last.get(lost, 0.0) < fact.wall  # it had ended, as all do after the last step
-        over |= any(peer == lost and word.endswith(reason) for peer, word in goodbyes)  # or was just saying so
-        found.expect(lost in hit or over, f"called {lost} lost, which no fault had hit", peer=fact.peer)
-
-
-_SLOW = ("slow", "limit_cpu")
-
-
-def _until_back(evidence: Evidence, fault: FaultFact, victim: str) -> float:
-    """When a victim may be used again: it is ready anew, or was let go on. Others may know of its being let in again
-    before it does."""
-    ends = [fact.wall for fact in evidence.of("PeerReady") if fact.peer == victim]
-    for fact in evidence.of("RosterChanged"):
-        ends += [fact.wall for joined in fact.fields["joined"] if joined["peer"] == victim]
-    ends += [other.wall for other in evidence.faults if other.kind == "resume" and victim in other.peers]
-    ends += [] if fault.seconds is None else [fault.wall + fault.seconds]
-    return min((end for end in ends if end > fault.wall), default=math.inf)
 
 
 def _founding(record: CloseRecord) -> bool:

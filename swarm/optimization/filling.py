@@ -64,6 +64,15 @@ class Filling:
         told = [(peer, why) for peer, why in sorted(self.out.items()) if peer in self._roster]
         return {peer: why[:REASON_CHARS] for peer, why in told[:MOST_TOLD]}
 
+    def forgive(self) -> tuple[PeerId, ...]:
+        """Those left out without whom a part is lost are not any more: what kept them from answering may have passed,
+        and without them the step is never closed."""
+        lost = lost_parts(self._roster, self.out)
+        spared = tuple(peer for peer in self._unfit if peer in self._roster and self._roster[peer].part in lost)
+        for peer in spared:
+            del self._unfit[peer]
+        return spared
+
     def quota_again(self) -> None:
         """Every trainer must hear that there is quota again."""
         self._untold |= set(self._roster.trainers)

@@ -14,7 +14,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from swarm.errors import Busy, OutOfSync, PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
+from swarm.errors import (
+    Busy,
+    DeadlineMissed,
+    OutOfSync,
+    PeerError,
+    Refused,
+    Superseded,
+    Unreachable,
+    Violation,
+    WrongStep,
+)
 from swarm.events import AttemptFailed, Committed, DigestMismatch, TermBegan, WorkExcluded
 from swarm.ids import PartName, PeerId
 from swarm.optimization.acceptor import Promised, Vote, majority, must_propose
@@ -157,6 +167,8 @@ class Leading:
             except PartsLost:
                 proposal = await self._rescuing.run()
                 if proposal is None:
+                    for peer in self._filling.forgive():
+                        del self._failures[peer]
                     continue
                 return proposal
             try:
@@ -287,15 +299,20 @@ class Leading:
 
     async def _find_out(self, failed: Mapping[PeerId, PeerError]) -> None:
         """Raises _Retry: who does not answer a ping is gone; who does, and says no or fails again, is unfit for this
-        step."""
+        step. Who is the last of a part may be late some times: without it nothing can be closed."""
         reasons = "; ".join(str(error) for error in failed.values())
         await self.closing.liveness.check(tuple(failed), reasons)
         for peer, error in failed.items():
             self._failures[peer] += 1
-            may_pass = isinstance(error, (Unreachable, Busy)) and self._failures[peer] < MOST_FAILURES
+            late = isinstance(error, DeadlineMissed) and self._is_last(peer)
+            may_pass = (late or isinstance(error, (Unreachable, Busy))) and self._failures[peer] < MOST_FAILURES
             if peer not in self.closing.liveness.gone and not may_pass:
                 self._unfit[peer] = str(error)
         raise _Retry(reasons)
+
+    def _is_last(self, peer: PeerId) -> bool:
+        part, out = self._roster[peer].part, self._filling.out
+        return part is not None and all(one in out for one in self._roster.replicas(PartName(part)) if one != peer)
 
     # --- the record ----------------------------------------------------------------------------------------------
 

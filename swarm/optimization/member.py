@@ -210,12 +210,16 @@ class Member:
                 self._accepts.check_reconcile(self._roster, body)
                 if not body.provisional:
                     state.ballot.begun_free(body.term)
-                await state.begin(body, name, lambda: self._attempt(body, name))
+                await state.begin(body, name, lambda: self._attempt(state, body, name))
         return Answer((await state.wait_mean()).answer)
 
-    async def _attempt(self, body: Reconcile, name: PartName | None) -> Mean:
+    async def _attempt(self, state: OpenStep, body: Reconcile, name: PartName | None) -> Mean:
         held = None if self.part is None or name is None else (name, self.part)
-        return await self._context.attempt.run(body, self._roster, held)
+
+        def enter() -> None:
+            state.in_round = True
+
+        return await self._context.attempt.run(body, self._roster, held, enter)
 
     async def _on_apply(self, request: Request) -> Answer:
         body: Apply = request.body

@@ -86,12 +86,14 @@ class Mean:
 
 @dataclass(slots=True)
 class OpenStep:
-    """What this member has done for the open step so far. ``busy`` is held while a question is checked."""
+    """What this member has done for the open step so far. ``busy`` is held while a question is checked; ``in_round``
+    says that the attempt under way holds what it was told to, and averages."""
 
     ballot: Ballot
     candidate: Vote | None = None
     reconciled: Reconcile | None = None
     averaging: asyncio.Task[Mean] | None = None
+    in_round: bool = False
     applied: Apply | None = None
     digest: str | None = None
     closing: asyncio.Task[None] | None = None
@@ -125,7 +127,8 @@ class OpenStep:
     async def begin(
         self, body: Reconcile, part: PartName | None, attempt: Callable[[], Coroutine[None, None, Mean]]
     ) -> None:
-        """Start the attempt that ``body`` asks for, unless our part's is the one under way or done. What was prepared
+        """Start the attempt that ``body`` asks for, unless our part's is the one under way or done. One that still
+        fetches what it lacks begins anew where the routes are others: those whom it asks may be gone. What was prepared
         from another mean is forgotten. Raises Superseded for an older attempt, whose question was late. Cancelled, it
         may be asked for again."""
         before = self.reconciled
@@ -134,13 +137,14 @@ class OpenStep:
         if before is None or self.averaging is None or self._anew(before, body, part):
             await self.stop_averaging()
             self.applied = self.digest = None
+            self.in_round = False
             self.averaging = asyncio.create_task(attempt())
         self.reconciled = body
 
     def _anew(self, before: Reconcile, body: Reconcile, part: PartName | None) -> bool:
-        if part is None:
-            return before.committed != body.committed  # our cursor may be another
-        return before.attempts.get(part) != body.attempts.get(part)
+        if before.committed != body.committed and (part is None or not self.in_round):
+            return True  # without a part our cursor may be another
+        return part is not None and before.attempts.get(part) != body.attempts.get(part)
 
     async def wait_mean(self) -> Mean:
         """The running attempt's outcome; it goes on when the caller is cancelled. Raises Superseded when a newer one
@@ -185,9 +189,15 @@ class Attempt:
     cursor: Callable[[int, Collection[MicrobatchId]], tuple[int, int] | None]
     left_out: Callable[[int, Mapping[str, str]], None] = lambda step, why: None
 
-    async def run(self, body: Reconcile, roster: Roster, held: tuple[PartName, HeldPart] | None) -> Mean:
+    async def run(
+        self,
+        body: Reconcile,
+        roster: Roster,
+        held: tuple[PartName, HeldPart] | None,
+        enter: Callable[[], None] = lambda: None,
+    ) -> Mean:
         """Make our sum equal to what counts, and average it with those replicas of our part in ``roster`` that are
-        there. A failure is an answer, with its culprit."""
+        there; ``enter`` is called in between. A failure is an answer, with its culprit."""
         self.left_out(body.step, body.left_out)
         cursor = self.cursor(body.step, {one.microbatch for one in body.committed})
         if held is None:
@@ -212,6 +222,7 @@ class Attempt:
             plainly=name in body.plainly,
             within_s=body.within_s,
         )
+        enter()
         try:
             result = await self.average(wanted, sums)
         except RoundFailed as error:

@@ -12,7 +12,6 @@ from peers.chaos.figure_names import FIGURES
 from peers.chaos.figures import Played, by_kind, closed_by_minority, closings, figures, missed
 from peers.chaos.lives import Life, Player, Struck, lives
 from peers.chaos.picture import picture_svg
-from peers.chaos.watch import Watch
 from peers.invariants.check import Report, check
 from peers.invariants.evidence import Evidence, Fact
 from peers.invariants.findings import Limits
@@ -140,27 +139,6 @@ def test_a_standstill_before_the_end_by_time_is_a_gap_and_takes_its_part_of_the_
     none = figures(replace(by_clock, strikes=(replace(KILL, wall=18.5),)))
     assert none["throughput_retained_raw"] == 0.0
     assert figures(replace(by_clock, by_clock=False))["max_gap_s"] == 2.0
-
-
-def test_a_peer_whose_clock_is_set_changes_no_figure() -> None:
-    skewed = (*FACTS, *(_closed("B", step, 2.0 + 2 * step - 3600) for step in range(6, 10)))
-    heard = {(peer, step): 2.0 + 2 * step + late for step in range(1, 9) for peer, late in (("A", 0.0), ("B", 0.5))}
-    evidence = Evidence(skewed, ())
-    report = check(evidence, Limits(gap_s=5.0, closed=heard))
-    assert not report.of("I13")
-    played = Played(evidence=evidence, report=report, strikes=(KILL, BACK), lives=_lives(), stages=1, closed=heard)
-    assert figures(played) == _figures()
-
-
-def test_a_step_that_was_given_up_is_timed_when_it_is_closed_again() -> None:
-    watch = Watch(wall=iter((4.0, 5.0, 30.0)).__next__)
-    for step, name in ((1, "host-0-0"), (2, "host-0-1"), (2, "host-0-0")):  # the second peer takes its word back
-        watch.hear(name, "StepClosed", {"step": step})
-    names = {player.name: player.identity for player in PLAYERS}
-    heard = {(names[name], step): wall for (name, step), wall in watch.so_far()[1].items()}
-    evidence = Evidence((_closed("A", 1, 4.0), _closed("A", 2, 30.0)), ())
-    assert [one.wall for one in closings(evidence, heard)] == [4.0, 30.0]
-    assert len(check(evidence, Limits(gap_s=5.0, closed=heard)).of("I13")) == 1
 
 
 def test_what_is_given_up_while_all_leave_does_not_count() -> None:

@@ -10,10 +10,11 @@ from typing import Any, Self
 import pytest
 
 from peers.chaos.cast import cast_of
-from peers.chaos.faults import CannotInflict, Fault, Kill, LimitMemory, Restart
+from peers.chaos.faults import CannotInflict, Fault, Kill, LimitMemory, Pause, Restart, Stop
 from peers.chaos.play import Outcome, Play
 from peers.chaos.scenario import Scenario, parse_scenario
 from peers.chaos.schedule import Draw
+from peers.chaos.stamps import Stamps
 from peers.chaos.strikes import planned
 from peers.chaos.world import PeerSpec
 from peers.interrupt import Interrupted
@@ -37,6 +38,7 @@ class MadeUpWorld:
         self, root: Path, happens: Mapping[int, Callable[[MadeUpWorld], None]] | None = None, *, steps: int = 40
     ) -> None:
         self.root = root
+        self.stamps = Stamps(lambda: self._wall)
         self.living: set[str] = set()
         self.done: list[tuple[int, Fault]] = []
         self.stopped: list[str] = []
@@ -59,6 +61,7 @@ class MadeUpWorld:
 
     def say(self, name: str, kind: str, **fields: Any) -> None:
         telling, self._telling = self._telling, True
+        self.stamps.tell(self._wall)
         for hear in self._hear:
             hear(name, kind, fields)
         self._telling = telling
@@ -135,7 +138,7 @@ class MadeUpWorld:
         self._hear.append(hear)
 
     def check(self, fault: Fault) -> None:
-        if not isinstance(fault, Kill | LimitMemory | Restart):
+        if not isinstance(fault, Kill | LimitMemory | Pause | Restart | Stop):
             raise CannotInflict(f"a made-up world has no means for {fault.name}")
 
     def inflict(self, fault: Fault) -> Iterable[str]:
@@ -183,7 +186,7 @@ def test_a_fault_that_does_not_happen_is_a_problem(tmp_path: Path) -> None:
 def test_a_peer_that_ends_and_that_nobody_struck_is_a_problem_with_its_last_words(tmp_path: Path) -> None:
     world = MadeUpWorld(tmp_path, {4: lambda world: world.living.discard("host-0-0")}, steps=0)
     outcome, _ = _play(world, _scenario(until={"minutes": 60}))
-    assert "host-0-0 ended, and nobody had struck it" in outcome.problems[0]
+    assert "host-0-0 ended with -9, which no strike explains" in outcome.problems[0]
     assert "the last word of host-0-0" in outcome.problems[0]
     assert [(end.name, end.struck) for end in outcome.ends] == [("host-0-0", False)]
 
@@ -240,7 +243,7 @@ def test_who_crashes_just_before_a_strike_on_it_is_not_excused(tmp_path: Path) -
     kill = {**KILL, "on": {"event": "StepClosed", "where": {"step": 4}}}
     outcome, _ = _play(world, _scenario(fault=[kill], until={"minutes": 60}))
     assert [(end.name, end.struck) for end in outcome.ends] == [("host-0-1", False)]
-    assert any("nobody had struck it" in problem for problem in outcome.problems)
+    assert any("which no strike explains" in problem for problem in outcome.problems)
 
 
 def test_a_drawn_strike_never_stands_for_a_planned_one(tmp_path: Path) -> None:
@@ -347,9 +350,28 @@ def test_who_has_too_little_memory_is_brought_back_once_it_was_killed(tmp_path: 
     assert outcome.problems == ["host-0-1 was not killed for its memory"]
 
 
+@pytest.mark.parametrize(("code", "kept", "forced"), [(75, True, False), (-9, True, True), (1, False, False)])
+def test_who_is_told_to_leave_may_leave_or_be_too_late_and_not_crash(
+    tmp_path: Path, code: int, kept: bool, forced: bool
+) -> None:
+    stop = {**KILL, "do": "stop"}
+    world = MadeUpWorld(tmp_path, {30: lambda world: world.end("host-0-1", code)}, steps=0)
+    outcome, _ = _play(world, _scenario(fault=[stop], until={"minutes": 0.01}))
+    assert (outcome.problems == []) is kept
+    assert [(end.struck, end.forced) for end in outcome.ends] == [(kept, forced)]
+
+
+def test_a_play_does_not_end_before_what_lasts_is_over(tmp_path: Path) -> None:
+    pause = {**KILL, "do": "pause", "seconds": 6.0}
+    world = MadeUpWorld(tmp_path, steps=0)
+    outcome, _ = _play(world, _scenario(fault=[pause], until={"minutes": 0.01}))
+    assert outcome.problems == []
+    assert world.step >= 5 + 60, "the pause and the steps after it, of 0.1 s each"
+
+
 def test_who_has_too_little_memory_and_ends_in_another_way_is_not_excused(tmp_path: Path) -> None:
     limit = {**KILL, "do": "limit_memory", "mib": 8, "back_s": 0.3}
     world = MadeUpWorld(tmp_path, {30: lambda world: world.end("host-0-1", 1)}, steps=0)
     outcome, _ = _play(world, _scenario(fault=[limit], until={"minutes": 0.01}))
-    assert "host-0-1 ended, and nobody had struck it" in outcome.problems[0]
+    assert "host-0-1 ended with 1, which no strike explains" in outcome.problems[0]
     assert [(end.code, end.struck) for end in outcome.ends] == [(1, False)]

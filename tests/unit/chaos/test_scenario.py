@@ -54,7 +54,7 @@ def test_scenarios_of_the_project_can_be_cast_and_planned(path: Path) -> None:
 
 
 def test_list_says_what_each_proves_and_needs() -> None:
-    told = dict(scenarios(ROOT / "docker" / "scenarios"))
+    told = {path: proves for path, _, proves in scenarios(ROOT / "docker" / "scenarios")}
     assert len(told) >= 11
     assert any("needs containers" in proves for proves in told.values())
 
@@ -118,7 +118,8 @@ def test_each_kind_of_fault_can_be_planned() -> None:
         "peers": ["host-0-0"], "others": ["host-1-0"], "cpus": 0.5, "mib": 64, "factor": 2, "offset_s": -60, "count": 2,
     }  # fmt: skip
     for do, takes in KINDS.items():
-        scenario = _with(fault=[{"do": do, "on": CLOSED, **{key: keys[key] for key in takes.needs}}])
+        more = {"loss": 0.1} if do == "slow_links" else {}
+        scenario = _with(fault=[{"do": do, "on": CLOSED, **{key: keys[key] for key in takes.needs}, **more}])
         (one,) = planned(scenario, _cast(scenario))
         assert one.strike.fault.name == do
 
@@ -126,6 +127,8 @@ def test_each_kind_of_fault_can_be_planned() -> None:
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
+        ({"fault": [{"do": "kill", "on": CLOSED, "peers": []}]}, "at least one"),
+        ({"fault": [{"do": "slow_links", "on": CLOSED, "peers": ["a"], "others": ["b"]}]}, "latency_ms"),
         ({"untill": {}}, "untill"),
         ({"until": {}}, "steps, minutes, or both"),
         ({"until": {"steps": "ten"}}, "until.steps"),

@@ -544,6 +544,17 @@ async def test_part_that_comes_back_in_time_is_waited_for() -> None:
 
 
 @virtual
+async def test_last_replica_of_a_part_that_is_late_is_asked_again_until_it_answers() -> None:
+    here = await stage()
+    here.liveness.lose(OTHER, "cut off")
+    late = DeadlineMissed("no answer in 20 s", peer=LEADER)
+    here.puppets[LEADER].instead[RECONCILE] = no(late, times=2 * MOST_FAILURES + 1)
+    closed = await here.leading().run()
+    assert (closed.absent, len(closed.committed)) == ((OTHER,), 2)
+    assert len(here.events.of(AttemptFailed)) == 2 * MOST_FAILURES + 1
+
+
+@virtual
 async def test_part_whose_replicas_are_all_unfit_ends_the_run_at_once() -> None:
     here = await stage()
     here.puppets[T].instead[RECONCILE] = no(Refused("not with me"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from swarm.errors import Refused, RoundFailed, RunEnded, StateError, Violation, WrongStep
+from swarm.errors import Refused, RoundFailed, RunEnded, StateError, Superseded, Violation, WrongStep
 from swarm.ids import PeerId
 from swarm.optimization.messages import Propose
 from swarm.optimization.open_step import SETTLE_ROUNDS
@@ -259,6 +259,27 @@ async def test_member_whose_leader_hangs_up_while_averaging_answers_the_repetiti
     bench.average.gate.set()
     assert (await again).sq_norm == 4.0
     assert (len(bench.average.begun), bench.average.cancelled) == (1, 0)
+
+
+async def test_member_that_fetches_what_it_lacks_begins_anew_with_other_routes_and_once_it_averages_does_not() -> None:
+    bench = Bench()
+    bench.part.microbatches, bench.slow_settling = frozenset(), asyncio.Event()
+    elsewhere = tuple(one.model_copy(update={"route": (A,)}) for one in COMMITTED)
+    asked = [asyncio.create_task(bench.ask(reconcile()))]
+    await eventually(lambda: len(bench.settled) == 1)
+    asked.append(asyncio.create_task(bench.ask(reconcile(committed=elsewhere))))
+    await eventually(lambda: len(bench.settled) == 2)
+    assert bench.settled == [{microbatch(0): (A,)}, {microbatch(0): (A,), microbatch(1): (A,)}]
+    bench.average.gate = asyncio.Event()
+    bench.slow_settling.set()
+    await eventually(lambda: bench.average.begun)
+    late = asyncio.create_task(bench.ask(reconcile()))
+    bench.average.gate.set()
+    assert (await late).failure == ""
+    assert (len(bench.average.begun), bench.average.cancelled) == (1, 0)
+    with pytest.raises(Superseded):
+        await asked[0]
+    assert (await asked[1]).failure == ""
 
 
 async def test_member_whose_round_failed_gives_the_reason_every_time() -> None:

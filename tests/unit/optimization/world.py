@@ -225,6 +225,7 @@ class Bench:
         self.average, self.device, self.history = FakeAverage(), InlineDevice(), History()
         self.settled: list[Mapping[MicrobatchId, tuple[PeerId, ...]]] = []
         self.lacks: Exception | None = None
+        self.slow_settling: asyncio.Event | None = None
         self.gone: dict[PeerId, str] = {}
         if self.founded:
             self.history.append(self.genesis)
@@ -251,8 +252,10 @@ class Bench:
         self.member.part = self.part
 
     async def _settle(self, step: int, assigned: Mapping[MicrobatchId, tuple[PeerId, ...]]) -> None:
-        """Everything can be replayed, unless it ``lacks`` something."""
+        """Everything can be replayed, unless it ``lacks`` something; ``slow_settling`` says when."""
         self.settled.append(dict(assigned))
+        if self.slow_settling is not None:
+            await self.slow_settling.wait()
         if self.lacks is not None:
             raise self.lacks
         self.part.microbatches = frozenset(assigned)

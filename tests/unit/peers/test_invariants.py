@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from peers.invariants.__main__ import main
-from peers.invariants.check import CHECKERS, check, check_run
+from peers.invariants.check import CHECKERS, Report, check, check_run
 from peers.invariants.evidence import FaultFact, Gatherer, event_hash, gather
 from peers.invariants.findings import Limits
 from peers.invariants.microbatches import prefix_problem
@@ -139,14 +139,18 @@ class PretendRun:
 
     def report(self, **limits: Any) -> dict[str, int]:
         """The failures by invariant, with how many each."""
+        report = self.checked(**limits)
+        return {name: len(report.of(name)) for name in ("files", *CHECKERS) if report.of(name)}
+
+    def checked(self, **limits: Any) -> Report:
+        """What the checkers say."""
         gatherer = Gatherer()
         for peer, events in [*self.events.items(), *self.later]:
             gatherer.recorded(Recorded(one.wall, one.wall, PeerId(peer), one.event, one.dropped) for one in events)
         for peer, records in self.chains.items():
             gatherer.history(peer, [record.model_dump_json().encode() for record in records])
         gatherer.faults = self.faults
-        report = check(gatherer.evidence(), Limits(**limits))
-        return {name: len(report.of(name)) for name in ("files", *CHECKERS) if report.of(name)}
+        return check(gatherer.evidence(), Limits(**limits))
 
     def write(self, root: Path) -> None:
         """All of it as the files of a run."""
@@ -370,12 +374,49 @@ def test_broken_run_fails_by_the_name_of_what_it_broke(spoil: Spoil) -> None:
     assert run.report(target=TARGET) == BROKEN[spoil]
 
 
+@pytest.mark.parametrize(
+    ("faults", "failures"),
+    [
+        ((FaultFact(10.0, "pause", ("host1",), 2.0),), 1),  # long ago
+        ((FaultFact(25.0, "pause", ("host1",), 2.0),), 0),
+        ((FaultFact(25.0, "disconnect", ("host0",)),), 0),  # who is cut off itself misses all others
+        ((FaultFact(1.0, "partition", ("host1",)), FaultFact(5.0, "heal", ())), 1),
+        ((FaultFact(1.0, "partition", ("host1",)),), 0),
+        ((FaultFact(1.0, "kill", ("host1",)),), 0),  # it never came back
+    ],
+)
+def test_a_fault_excuses_whom_it_hit_while_it_lasts(faults: tuple[FaultFact, ...], failures: int) -> None:
+    run = PretendRun()
+    evict_the_slow(run)
+    run.faults = list(faults)
+    report = run.report(target=TARGET)
+    assert report.get("I15", 0) == failures
+
+
+def test_a_pause_that_is_over_before_it_must_be_noticed_is_nothing_to_look_at() -> None:
+    run = PretendRun()
+    run.faults = [FaultFact(15.0, "pause", ("host1",), 4.0)]
+    assert not run.checked().looked["I14"]
+    run.faults = [FaultFact(15.0, "pause", ("host1",), 400.0)]
+    assert run.checked().looked["I14"] == 1
+
+
 def test_microbatch_that_came_in_after_the_sum_was_taken_is_no_surplus() -> None:
     run = PretendRun()
     taken = next(one for one in run.events["host1"] if isinstance(one.event, SumTaken))
     late = Accumulated(step=1, microbatch=first(2), part=stage_part(0))
     run.events["host1"].insert(run.events["host1"].index(taken) + 1, Stamped(taken.wall + 0.0005, late))
     assert run.report(target=TARGET) == {}
+
+
+def test_what_is_reversed_after_the_sum_was_taken_was_in_it() -> None:
+    run = PretendRun()
+    events = run.events["host1"]
+    taken = next(one for one in events if isinstance(one.event, SumTaken))
+    surplus = Accumulated(step=1, microbatch=first(2), part=stage_part(0))
+    events.insert(events.index(taken), Stamped(taken.wall, surplus))
+    events.insert(events.index(taken) + 1, Stamped(taken.wall, _reversed(first(2))))
+    assert run.report(target=TARGET) == {"I3": 1}
 
 
 def test_microbatch_that_is_redone_in_a_later_step_is_not_lost() -> None:
