@@ -29,6 +29,8 @@ from swarm.network.protocols import Endpoint
 from swarm.optimization.observation import STANDING, RunStanding, StandingRequest
 
 CONTACT_TIMEOUT_S = 10.0
+CONTACT_TRIES, CONTACT_PAUSE_S = 3, 1.0
+"""A machine that has just come up may have no network yet, and a busy one misses its own deadlines."""
 NO_CONTACT = "failed to connect to bootstrap peers"
 """What the libp2p daemon says of contacts that do not answer while it starts."""
 STANDING_TRIES, STANDING_PAUSE_S = 50, 0.2

@@ -21,7 +21,7 @@ import uvloop
 from data_shards.source import ShardSource
 from peers.checkpoints import keep_run, run_directory_of
 from peers.commands import NodeCommands
-from peers.contact import NO_CONTACT, ask_standing, cannot_reach, find_run
+from peers.contact import CONTACT_PAUSE_S, CONTACT_TRIES, NO_CONTACT, ask_standing, cannot_reach, find_run
 from peers.control import ControlServer
 from peers.data import shard_for
 from peers.membership import Membership
@@ -47,7 +47,7 @@ from swarm.errors import (
     SwarmError,
     Unreachable,
 )
-from swarm.events import EventSink, PeerStarted, PeerStopped, RunFound
+from swarm.events import EventSink, PeerStarted, PeerStopped, RunFound, Waiting
 from swarm.ids import PeerId, RunId
 from swarm.monitoring.lag import LoopLagProbe
 from swarm.monitoring.recorder import Recorder
@@ -172,13 +172,19 @@ class Node:
             bootstrap=tuple(parse_address(text, key="bootstrap") for text in settings.bootstrap),
             relay=settings.relay,
         )
-        try:
-            return await LibP2PEndpoint.open(config, self._identity, self._clock, self._events)
-        except Unreachable as error:
-            # The daemon dials them itself at its start, and gives up when none answers.
-            if NO_CONTACT in error.reason:
-                raise cannot_reach(settings.bootstrap) from error
-            raise
+        for left in reversed(range(CONTACT_TRIES)):
+            try:
+                return await LibP2PEndpoint.open(config, self._identity, self._clock, self._events)
+            except Unreachable as error:
+                # The daemon dials them itself at its start, and gives up when none answers.
+                if NO_CONTACT not in error.reason:
+                    raise
+                logger.info("no contact answers: %s", error)
+                if not left:
+                    raise cannot_reach(settings.bootstrap) from error
+            self._events.emit(Waiting(what="one of the peers that it knows to answer"))
+            await self._clock.sleep(CONTACT_PAUSE_S)
+        raise AssertionError("unreachable")
 
     async def _until_over(self, endpoint: LibP2PEndpoint, device: DeviceThread) -> tuple[str, int]:
         """Everything that runs beside each other; the first to fail ends the rest."""

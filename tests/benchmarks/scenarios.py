@@ -2,7 +2,7 @@
 
 In containers where a Docker engine answers (``make image`` and ``docker/base-image.sh --nemesis`` first), else among
 processes. ``SCENARIOS="kill-storm nat"`` in the environment plays these only, ``ROUNDS=20`` so many times. What each
-play left lies in ``out/scenarios-TIME/NAME-ROUND``; Ctrl-C ends the play and tells what there was before it.
+play left lies in ``out/scenarios-TIME/NAME-ROUND``; Ctrl-C or SIGTERM ends the play and tells what was before it.
 """
 
 from __future__ import annotations
@@ -39,6 +39,9 @@ async def run(full: bool) -> Result:
     rounds = int(os.environ.get("ROUNDS", ROUNDS_IN_FULL if full else 1))
     root = ROOT / "out" / f"scenarios-{datetime.now(UTC):%Y-%m-%d-%H%M%S}"
     plays: list[dict[str, Any]] = []
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, task.cancel if task is not None else loop.stop)
     with contextlib.suppress(asyncio.CancelledError):  # what was played counts
         for number in range(1, rounds + 1):
             for path in chosen:

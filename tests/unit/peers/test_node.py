@@ -7,11 +7,13 @@ from typing import cast
 
 import pytest
 
+from peers import node
+from peers.contact import CONTACT_TRIES, NO_CONTACT
 from peers.node import Node
 from peers.orders import Orders
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
-from swarm.errors import EXIT_UNREACHABLE, RunEnded
+from swarm.errors import EXIT_UNREACHABLE, RunEnded, Unreachable
 from swarm.events import NullSink
 from swarm.network.endpoint import LibP2PEndpoint
 from swarm.network.identity import load_or_create
@@ -41,6 +43,28 @@ async def test_node_whose_daemon_is_not_replaced_ends_saying_what_to_check_and_d
     assert ended.value.exit_code == EXIT_UNREACHABLE
     assert "p2pd" in ended.value.check
     assert ended.value.remedy
+
+
+@pytest.mark.parametrize("late", [0, CONTACT_TRIES - 1, CONTACT_TRIES])
+async def test_node_whose_contacts_do_not_answer_tries_some_more_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int
+) -> None:
+    tried: list[object] = []
+
+    async def come_up(*args: object) -> str:
+        tried.append(args)
+        if len(tried) <= late:
+            raise Unreachable(f"p2pd ended with exit code 1; it said: {NO_CONTACT}")
+        return "up"
+
+    monkeypatch.setattr(LibP2PEndpoint, "open", come_up)
+    monkeypatch.setattr(node, "CONTACT_PAUSE_S", 0.0)
+    if late < CONTACT_TRIES:
+        assert await _node(tmp_path)._open_endpoint() == "up"
+    else:
+        with pytest.raises(RunEnded, match="cannot reach"):
+            await _node(tmp_path)._open_endpoint()
+    assert len(tried) == min(late + 1, CONTACT_TRIES)
 
 
 async def test_node_whose_endpoint_was_closed_has_nothing_to_say(tmp_path: Path) -> None:
