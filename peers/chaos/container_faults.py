@@ -183,18 +183,15 @@ def _fill_disk(world: ContainerWorld, fault: faults.FillDisk) -> Iterable[str]:
     peer = _running(world, fault.peer)
     if peer.spec.disk_mib is None:
         raise CannotInflict(f"fill_disk: {fault.peer} has the machine's disk; give it one with a limit of disk_mib")
-    home = container_start.HOME
-    world.engine.call("exec", _disk(world, peer), "sh", "-c", f"cat /dev/zero >{home}/.full 2>/dev/null || true")
+    fill = f"cat /dev/zero >{container_start.HOME}/{container_start.FILLER} 2>/dev/null || true"
+    world.engine.call("exec", container_start.holder(world, peer), "sh", "-c", fill)
     return (fault.peer,)
 
 
 def _free_disk(world: ContainerWorld, fault: faults.FreeDisk) -> Iterable[str]:
-    world.engine.call("exec", _disk(world, world.peers[fault.peer]), "rm", "-f", f"{container_start.HOME}/.full")
+    filler = f"{container_start.HOME}/{container_start.FILLER}"
+    world.engine.call("exec", container_start.holder(world, world.peers[fault.peer]), "rm", "-f", filler)
     return (fault.peer,)
-
-
-def _disk(world: ContainerWorld, peer: Contained) -> str:
-    return f"swarm-{world.engine.play}-{peer.name}-disk"
 
 
 def _skew_clock(world: ContainerWorld, fault: faults.SkewClock) -> Iterable[str]:

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 
 PORT = 4001
 HOME, LOGS, FILES, CLOCKS = "/data", "/logs", "/files", "/clocks"
+HOMES = "/homes"
+"""Where who holds a disk of limited size finds the homes of this machine."""
+FILLER = ".full"
+"""What takes the room on a disk that is full; nothing of a peer's."""
 PERIOD_US = 20_000
 """A peer has its share of a processor in every such span: short ones are more like a slower processor."""
 LEAST_QUOTA_US = 1000
@@ -76,13 +80,13 @@ def _begin(world: ContainerWorld, peer: Contained, image: str, called: tuple[str
 
 
 def lose_disk(world: ContainerWorld, peer: Contained) -> None:
-    """Move a peer's home aside, as evidence of what it did, and leave it an empty one with its key."""
+    """Move a peer's home aside, as evidence of what it did, and leave it an empty one with its key: one that was full
+    has room again."""
     aside = world.root / "lost" / f"{peer.name}-{len(peer.starts)}"
     if peer.spec.disk_mib is not None:
         keep_disk(world, peer)
-        holder = f"swarm-{world.engine.play}-{peer.name}-disk"
         keys = f"cd {HOME} && find . -mindepth 1 ! -type d ! -name {KEY_FILE} -delete"
-        world.engine.call("exec", holder, "sh", "-c", keys)
+        world.engine.call("exec", holder(world, peer), "sh", "-c", keys)
     means.lose_disk(peer.home, aside)
     for path in (peer.home, *peer.home.rglob("*")):
         give(world, path)
@@ -104,11 +108,15 @@ def keep_disks(world: ContainerWorld) -> None:
 
 
 def keep_disk(world: ContainerWorld, peer: Contained) -> None:
-    """The same for one of them."""
-    holder = f"swarm-{world.engine.play}-{peer.name}-disk"
-    # Sockets cannot be copied; the filler is nothing to keep.
-    world.engine.call("exec", holder, "sh", "-c", f"find {HOME} -type s -delete; rm -f {HOME}/.full")
-    world.engine.call("cp", f"{holder}:{HOME}/.", str(peer.home))
+    """The same for one of them. The disk stays as it is: one that is full is full at the next start too."""
+    # tar passes over sockets, and ends with 1 when a file changes while it reads it.
+    copy = f"tar -C {HOME} -c --exclude ./{FILLER} . | tar -C {HOMES}/{peer.name} -x || [ $? -eq 1 ]"
+    world.engine.call("exec", holder(world, peer), "bash", "-o", "pipefail", "-c", copy)
+
+
+def holder(world: ContainerWorld, peer: Contained) -> str:
+    """The container that holds the disk of a peer whose size is limited."""
+    return f"{_volume(world, peer)}-disk"
 
 
 def give(world: ContainerWorld, path: Path) -> None:
@@ -171,8 +179,9 @@ def _make_disk(world: ContainerWorld, peer: Contained) -> None:
     world.engine.call("volume", "create", *world.engine.labels, "--opt", "type=tmpfs", "--opt", "device=tmpfs", "--opt",
                       options, volume)  # fmt: skip
     world.engine.call(
-        "run", "--detach", "--init", "--name", f"{volume}-disk", *world.engine.labels, "--network", "none", "--volume",
-        f"{volume}:{HOME}", "--stop-signal", "KILL", world.nemesis.image, "sleep", "infinity",
+        "run", "--detach", "--init", "--name", holder(world, peer), *world.engine.labels, "--network", "none",
+        "--volume", f"{volume}:{HOME}", "--volume", f"{world.root / 'homes'}:{HOMES}", "--stop-signal", "KILL",
+        world.nemesis.image, "sleep", "infinity",
     )  # fmt: skip
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -158,6 +159,18 @@ def _inode(port: int) -> str:
             if int(fields[1].rpartition(":")[2], 16) == port and fields[9] != "0":
                 return fields[9]
     return ""
+
+
+def growth_of_files(pid: int) -> tuple[int, int]:
+    """To how many bytes a process may let a file grow, and to how many it may set that itself. Raises
+    ProcessLookupError when it is gone."""
+    return resource.prlimit(pid, resource.RLIMIT_FSIZE)
+
+
+def let_files_grow(pid: int, limit: tuple[int, int]) -> None:
+    """Set that of a process; one that is gone is passed over."""
+    with contextlib.suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
 
 
 def lose_disk(home: Path, aside: Path) -> None:
