@@ -35,7 +35,9 @@ def prepare(world: ContainerWorld, peer: Contained) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         give(world, directory)
     for name, source in peer.spec.files.items():
-        _copy(source, _copied(world, peer, name, source))
+        _copy(source, _files(world, peer) / name)
+    if peer.spec.files:
+        means.show(_files(world, peer))
     if peer.spec.disk_mib is not None:
         _make_disk(world, peer)
     if peer.name in world.skewed:
@@ -155,7 +157,7 @@ def _mounts(world: ContainerWorld, peer: Contained) -> list[str]:
     home = str(peer.home) if peer.spec.disk_mib is None else _volume(world, peer)
     found = ["--volume", f"{home}:{HOME}", "--volume", f"{world.root / 'logs'}:{LOGS}"]
     if peer.spec.files:
-        found += ["--volume", f"{world.root / 'files' / peer.name}:{FILES}:ro"]
+        found += ["--volume", f"{_files(world, peer)}:{FILES}:ro"]
     if peer.name in world.skewed:
         found += ["--volume", f"{world.root / 'clocks'}:{CLOCKS}:ro"]
         for variable in (
@@ -191,18 +193,16 @@ def _clock(world: ContainerWorld, name: str) -> None:
     if not (clocks / "libfaketime.so").exists():
         world.engine.call("cp", f"{world.nemesis.name}:{FAKETIME}", str(clocks / "libfaketime.so"))
     (clocks / name).write_text("+0\n")
+    means.show(clocks)
 
 
-def _copied(world: ContainerWorld, peer: Contained, name: str, source: Path) -> Path:
-    return world.root / "files" / peer.name / name / source.name
+def _files(world: ContainerWorld, peer: Contained) -> Path:
+    return world.root / "files" / peer.name
 
 
-def _copy(source: Path, target: Path) -> None:
-    """Readable for everybody: who reads it is somebody else."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+def _copy(source: Path, place: Path) -> None:
+    place.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
-        shutil.copytree(source, target, dirs_exist_ok=True)
+        shutil.copytree(source, place / source.name, dirs_exist_ok=True)
     else:
-        shutil.copy(source, target)
-    for path in (target, *target.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
+        shutil.copy(source, place)
