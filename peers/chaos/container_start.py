@@ -8,17 +8,16 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peers.chaos import means
+from peers.chaos import container_clocks, means
 from peers.chaos.company import filled
 from peers.chaos.engine import EngineError
-from peers.chaos.nemesis import FAKETIME
 from peers.places import KEY_FILE
 
 if TYPE_CHECKING:
     from peers.chaos.containers import Contained, ContainerWorld
 
 PORT = 4001
-HOME, LOGS, FILES, CLOCKS = "/data", "/logs", "/files", "/clocks"
+HOME, LOGS, FILES = "/data", "/logs", "/files"
 HOMES = "/homes"
 """Where who holds a disk of limited size finds the homes of this machine."""
 FILLER = ".full"
@@ -41,7 +40,7 @@ def prepare(world: ContainerWorld, peer: Contained) -> None:
     if peer.spec.disk_mib is not None:
         _make_disk(world, peer)
     if peer.name in world.skewed:
-        _clock(world, peer.name)
+        container_clocks.prepare(world, peer.name)
 
 
 def begin(world: ContainerWorld, peer: Contained, image: str) -> None:
@@ -159,14 +158,7 @@ def _mounts(world: ContainerWorld, peer: Contained) -> list[str]:
     if peer.spec.files:
         found += ["--volume", f"{_files(world, peer)}:{FILES}:ro"]
     if peer.name in world.skewed:
-        found += ["--volume", f"{world.root / 'clocks'}:{CLOCKS}:ro"]
-        for variable in (
-            f"LD_PRELOAD={CLOCKS}/libfaketime.so",
-            f"FAKETIME_TIMESTAMP_FILE={CLOCKS}/{peer.name}",
-            "FAKETIME_NO_CACHE=1",
-            "DONT_FAKE_MONOTONIC=1",
-        ):
-            found += ["--env", variable]
+        found += container_clocks.options(world, peer.name)
     return found
 
 
@@ -185,15 +177,6 @@ def _make_disk(world: ContainerWorld, peer: Contained) -> None:
         "--volume", f"{volume}:{HOME}", "--volume", f"{world.root / 'homes'}:{HOMES}", "--stop-signal", "KILL",
         world.nemesis.image, "sleep", "infinity",
     )  # fmt: skip
-
-
-def _clock(world: ContainerWorld, name: str) -> None:
-    clocks = world.root / "clocks"
-    clocks.mkdir(exist_ok=True)
-    if not (clocks / "libfaketime.so").exists():
-        world.engine.call("cp", f"{world.nemesis.name}:{FAKETIME}", str(clocks / "libfaketime.so"))
-    (clocks / name).write_text("+0\n")
-    means.show(clocks)
 
 
 def _files(world: ContainerWorld, peer: Contained) -> Path:

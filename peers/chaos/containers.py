@@ -145,6 +145,10 @@ class ContainerWorld(Company[Contained]):
     def _runs(self, name: str) -> bool:
         return name in self.peers and bool(self.peers[name].starts) and self._died(name) is None
 
+    def paused(self, name: str) -> bool:
+        """Whether its newest start is held. Raises EngineError."""
+        return self.engine.inspect(self.peers[name].container, "{{.State.Paused}}") == "true"
+
     def exit_code(self, name: str) -> int | None:
         """See :class:`~peers.chaos.world.PlayWorld`."""
         return self._died(name)
