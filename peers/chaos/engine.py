@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,8 @@ PLAY, OWNER = "swarm.play", "swarm.owner"
 CALL_S = 60.0
 """An engine on a busy machine takes seconds for a container; one that takes this long hangs."""
 _TRIES = 3
+_LIMITS = ("--cpu-period", "--cpu-quota", "--memory", "--memory-swap")
+_UNHEEDED = re.compile(r"\b(discarded|ignored)\b", re.IGNORECASE)
 
 
 class EngineError(SwarmError):
@@ -44,7 +47,8 @@ class Engine:
         self.labels = ("--label", f"{PLAY}={play}", "--label", f"{OWNER}={owner()}")
 
     def call(self, *arguments: str, timeout_s: float = CALL_S) -> str:
-        """What the client prints. Raises EngineError. Blocks."""
+        """What the client prints. Raises EngineError, also where a limit was not set: engines do without the limits
+        that they have no means for, and warn. One without the means to limit swap limits memory alone. Blocks."""
         try:
             done = subprocess.run(
                 [self._client, *arguments],
@@ -61,6 +65,8 @@ class Engine:
             raise EngineError(f"the engine did not do this within {timeout_s:g} s: {' '.join(arguments)}") from error
         if done.returncode:
             raise EngineError(f"{self._client} {' '.join(arguments[:2])}: {done.stderr.strip() or done.returncode}")
+        if unheeded := unheeded_limits(arguments, done.stdout + done.stderr):
+            raise EngineError(unheeded)
         return done.stdout.strip()
 
     def inspect(self, name: str, what: str) -> str:
@@ -214,3 +220,15 @@ def _labelled(engine: Engine) -> Iterator[tuple[str, str]]:
         for line in engine.call(*command, *by).splitlines():
             play, _, who = line.partition(" ")
             yield play, who
+
+
+def unheeded_limits(arguments: Sequence[str], said: str) -> str:
+    """Which of the limits in a call the engine has not set, by what it said, and what helps; "" when it has. Pure."""
+    limits = [f"{name} {value}" for name, value in zip(arguments, arguments[1:], strict=False) if name in _LIMITS]
+    warned = [line.strip() for line in said.splitlines() if _UNHEEDED.search(line)]
+    if not limits or not warned:
+        return ""
+    return (
+        f"this engine does without a limit ({', '.join(limits)}): {' '.join(warned)}. docker info says which it has no "
+        "means for; swarm chaos --on processes plays without an engine"
+    )

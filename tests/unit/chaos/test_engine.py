@@ -11,6 +11,8 @@ import pytest
 from peers.chaos.engine import Engine, EngineError, is_dead, owner
 from peers.chaos.nemesis import Nemesis
 
+CFS = "WARNING: Your kernel does not support CPU CFS scheduler. CPU period/quota discarded."
+SWAP = "WARNING: Your kernel does not support swap limit capabilities. Memory limited without swap."
 # Things lie in files named after their kind; removing obeys what lies in "refuse".
 CLIENT = """#!/bin/sh
 cd "$(dirname "$0")"
@@ -42,6 +44,13 @@ def engine_of(root: Path, refuse: str = "", **things: str) -> Engine:
     return Engine("play", str(client))
 
 
+def saying(root: Path, script: str) -> Engine:
+    client = root / "client"
+    client.write_text(f"#!/bin/sh\n{script}\n")
+    client.chmod(0o755)
+    return Engine("play", str(client))
+
+
 def left(root: Path) -> list[str]:
     return [kind for kind in ("ps", "network", "volume") if (root / kind).read_text()]
 
@@ -68,6 +77,19 @@ def test_owner_is_dead_once_its_process_is_gone_and_nowhere_else() -> None:
     where, _, process = gone.partition("-")
     assert not is_dead(f"{'0' * len(where)}-{process}")
     assert not is_dead("")
+
+
+@pytest.mark.parametrize("stream", [1, 2])
+def test_limit_that_is_not_set_is_an_error(tmp_path: Path, stream: int) -> None:
+    engine = saying(tmp_path, f"echo '{CFS}' >&{stream}")
+    with pytest.raises(EngineError, match=r"--cpu-quota 5000\).*quota discarded.*docker info"):
+        engine.call("update", "--cpu-period", "20000", "--cpu-quota", "5000", "a")
+    assert CFS in engine.call("create", "a") + CFS, "nobody asked for a limit"
+
+
+def test_warnings_of_other_things_are_none(tmp_path: Path) -> None:
+    engine = saying(tmp_path, f"echo id; echo '{SWAP}' >&2")
+    assert engine.call("create", "--memory", "64m", "--memory-swap", "64m", "a") == "id"
 
 
 def test_command_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
