@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,7 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from peers.chaos import container_faults, container_start
+from peers.chaos import container_faults, container_start, leftovers
 from peers.chaos.company import Company
 from peers.chaos.container_networks import Networks
 from peers.chaos.engine import Engine, EngineError, Watcher
@@ -82,7 +83,8 @@ class ContainerWorld(Company[Contained]):
             self.engine.call("image", "inspect", "--format", "{{.Id}}", self.image)
         except EngineError as error:
             raise EngineError(f"{self.image} is not here: make image builds it") from error
-        self.engine.sweep()
+        for stays in leftovers.sweep(self.engine):
+            sys.stderr.write(f"left by a play that is over: {stays}\n")
         try:
             self.nemesis.start()
             self.watcher.start()
@@ -115,7 +117,7 @@ class ContainerWorld(Company[Contained]):
             self.pool.shutdown()
         finally:
             try:
-                self.engine.remove_all()
+                leftovers.remove_all(self.engine)
             finally:
                 self.watcher.close()
 

@@ -1,27 +1,24 @@
 """The Docker engine as its command-line client shows it: one call, one subprocess; and who ended, as it happens.
 
-Everything that a play makes carries two labels: the play's id and who owns it. What an owner that is dead has left, the
-next play removes.
+Everything that a play makes carries two labels, the play's id and who owns it: see :mod:`peers.chaos.leftovers`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from peers.chaos.owners import owner
 from swarm.errors import EXIT_UNREACHABLE, SwarmError
 
 PLAY, OWNER = "swarm.play", "swarm.owner"
 CALL_S = 60.0
 """An engine on a busy machine takes seconds for a container; one that takes this long hangs."""
-_TRIES = 3
 _LIMITS = ("--cpu-period", "--cpu-quota", "--memory", "--memory-swap")
 _UNHEEDED = re.compile(r"\b(discarded|ignored)\b", re.IGNORECASE)
 
@@ -85,15 +82,6 @@ class Engine:
             process_group=0,
         )
 
-    def remove_all(self) -> None:
-        """Containers, networks and volumes of this play, in whatever state they are. Idempotent."""
-        remove(self, {self.play})
-
-    def sweep(self) -> None:
-        """Remove what plays have left whose owner is dead."""
-        listed = _labelled(self)
-        remove(self, {play for play, who in listed if is_dead(who)})
-
 
 class Watcher:
     """Who has ended, by name, as the engine tells; a thread of its own between :meth:`start` and :meth:`close`. It is
@@ -154,72 +142,6 @@ class Watcher:
             if action == "die":
                 self._died[name] = Died(int(about.get("exitCode", -1)))
             self._news.notify_all()
-
-
-def owner() -> str:
-    """This process, so that no other is ever taken for it: where its number counts, its number, when it began."""
-    return f"{_where()}-{os.getpid()}-{_began(os.getpid())}"
-
-
-def is_dead(who: str) -> bool:
-    """Whether the process that :func:`owner` named so is known to be gone. One of another machine, container or boot
-    of this engine is not ours to judge."""
-    where, _, process = who.partition("-")
-    number, _, began = process.partition("-")
-    return where == _where() and number.isdigit() and began != _began(int(number))
-
-
-def _where() -> str:
-    """This boot, and the namespace that numbers our processes."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
-    return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
-
-
-def _began(pid: int) -> str:
-    """When a process began, in the kernel's ticks since boot, which no clock step moves; "" for none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
-
-
-_KINDS = (
-    (("ps", "--all", "--quiet"), ("rm", "--force", "--volumes")),
-    (("network", "ls", "--quiet"), ("network", "rm")),
-    (("volume", "ls", "--quiet"), ("volume", "rm", "--force")),
-)
-
-
-def remove(engine: Engine, plays: Iterable[str]) -> None:
-    """Everything with the labels of these plays. Somebody else may be removing the same: what counts is that nothing
-    stays, and EngineError says what does."""
-    said: list[str] = []
-    for play in plays:
-        by = ("--filter", f"label={PLAY}={play}")
-        for _ in range(_TRIES):
-            said = [word for listing, removal in _KINDS for word in _removed(engine, (*listing, *by), removal)]
-            if not said:
-                break
-        else:
-            raise EngineError(f"some of play {play} could not be removed: {'; '.join(said)}")
-
-
-def _removed(engine: Engine, listing: tuple[str, ...], removal: tuple[str, ...]) -> list[str]:
-    """What the engine said against it."""
-    try:
-        if names := engine.call(*listing).split():
-            engine.call(*removal, *names, timeout_s=2 * CALL_S)
-    except EngineError as error:
-        return [str(error)]
-    return []
-
-
-def _labelled(engine: Engine) -> Iterator[tuple[str, str]]:
-    by = ("--filter", f"label={PLAY}", "--format", f'{{{{.Label "{PLAY}"}}}} {{{{.Label "{OWNER}"}}}}')
-    for command in (("ps", "--all"), ("network", "ls"), ("volume", "ls")):
-        for line in engine.call(*command, *by).splitlines():
-            play, _, who = line.partition(" ")
-            yield play, who
 
 
 def unheeded_limits(arguments: Sequence[str], said: str) -> str:

@@ -15,8 +15,9 @@ import pytest
 from peers.chaos import faults
 from peers.chaos.container_networks import NO_DELAY
 from peers.chaos.containers import ContainerWorld
-from peers.chaos.engine import OWNER, PLAY, owner
+from peers.chaos.engine import OWNER, PLAY
 from peers.chaos.faults import CannotInflict
+from peers.chaos.owners import owner
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.chaos.world import PeerSpec
 from swarm.clock import SystemClock
