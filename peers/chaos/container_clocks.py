@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from peers.chaos import faults, means
+from peers.chaos.engine import bind
 from peers.chaos.faults import CannotInflict
 from peers.chaos.nemesis import FAKETIME
 
@@ -27,7 +28,7 @@ def prepare(world: ContainerWorld, name: str) -> None:
 
 def options(world: ContainerWorld, name: str) -> list[str]:
     """What a container of this peer is made with."""
-    found = ["--volume", f"{world.root / 'clocks'}:{CLOCKS}:ro"]
+    found = list(bind(world.root / "clocks", CLOCKS, "readonly"))
     for variable in (
         f"LD_PRELOAD={CLOCKS}/{_LIBRARY}",
         f"FAKETIME_TIMESTAMP_FILE={CLOCKS}/{name}",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from peers.chaos import container_clocks, means
 from peers.chaos.company import filled
-from peers.chaos.engine import EngineError
+from peers.chaos.engine import EngineError, bind
 from peers.places import KEY_FILE
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ HOMES = "/homes"
 """Where who holds a disk of limited size finds the homes of this machine."""
 FILLER = ".full"
 """What takes the room on a disk that is full; nothing of a peer's."""
+UNLABELLED = ("--security-opt", "label=disable")
+"""Under SELinux a container sees no files of its machine but those labelled for it; elsewhere this says nothing."""
 PERIOD_US = 20_000
 """A peer has its share of a processor in every such span: short ones are more like a slower processor."""
 LEAST_QUOTA_US = 1000
@@ -69,7 +71,7 @@ def _begin(world: ContainerWorld, peer: Contained, image: str, called: tuple[str
     uid, gid = _user()
     world.engine.call(
         "create", "--name", name, "--hostname", peer.name, *world.engine.labels, "--init", "--no-healthcheck",
-        "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+        "--cap-drop", "ALL", "--security-opt", "no-new-privileges", *UNLABELLED,
         "--user", f"{uid}:{gid}", "--env", "HOME=/tmp", *_limits(peer), *_mounts(world, peer),
         *world.networks.options(peer.spec), "--entrypoint", "sh", image, "-c", line, "sh", *command,
     )  # fmt: skip
@@ -153,10 +155,13 @@ def _limits(peer: Contained) -> list[str]:
 
 
 def _mounts(world: ContainerWorld, peer: Contained) -> list[str]:
-    home = str(peer.home) if peer.spec.disk_mib is None else _volume(world, peer)
-    found = ["--volume", f"{home}:{HOME}", "--volume", f"{world.root / 'logs'}:{LOGS}"]
+    found = list(bind(world.root / "logs", LOGS))
+    if peer.spec.disk_mib is None:
+        found += bind(peer.home, HOME)
+    else:
+        found += ["--volume", f"{_volume(world, peer)}:{HOME}"]
     if peer.spec.files:
-        found += ["--volume", f"{_files(world, peer)}:{FILES}:ro"]
+        found += bind(_files(world, peer), FILES, "readonly")
     if peer.name in world.skewed:
         found += container_clocks.options(world, peer.name)
     return found
@@ -174,7 +179,7 @@ def _make_disk(world: ContainerWorld, peer: Contained) -> None:
                       options, volume)  # fmt: skip
     world.engine.call(
         "run", "--detach", "--init", "--name", holder(world, peer), *world.engine.labels, "--network", "none",
-        "--volume", f"{volume}:{HOME}", "--volume", f"{world.root / 'homes'}:{HOMES}", "--stop-signal", "KILL",
+        "--volume", f"{volume}:{HOME}", *bind(world.root / "homes", HOMES), *UNLABELLED, "--stop-signal", "KILL",
         world.nemesis.image, "sleep", "infinity",
     )  # fmt: skip
 

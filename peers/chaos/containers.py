@@ -7,7 +7,8 @@
 Below ``root``: ``homes/NAME`` (a peer's home), ``logs/NAME-N.log`` (what its Nth start printed), ``lost/NAME-N`` (a
 disk that it lost), ``files/``, ``faults.jsonl``. A watcher thread reads what the peers write. Each start is a container
 of its own with the address of the one before. Containers, networks and volumes carry the play's label: they are removed
-at the end, and those of a play that was killed by the next one. Several plays at once do not see each other.
+at the end, and those of a play that was killed by the next one. Several plays at once do not see each other. Entering
+it raises EngineError, Unfit for an engine that no play can rest on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from peers.chaos import container_faults, container_start, leftovers
+from peers.chaos import container_faults, container_start, engine_fit, leftovers
 from peers.chaos.company import Company
 from peers.chaos.container_networks import Networks
 from peers.chaos.engine import Engine, EngineError, Watcher
@@ -83,11 +84,15 @@ class ContainerWorld(Company[Contained]):
             self.engine.call("image", "inspect", "--format", "{{.Id}}", self.image)
         except EngineError as error:
             raise EngineError(f"{self.image} is not here: make image builds it") from error
+        engine_fit.check_kind(self.engine)
+        self.root.mkdir(parents=True, exist_ok=True)
         for stays in leftovers.sweep(self.engine):
             sys.stderr.write(f"left by a play that is over: {stays}\n")
         try:
-            self.nemesis.start()
             self.watcher.start()
+            self.nemesis.start(self.root)
+            engine_fit.check_files(self.nemesis, self.root)
+            engine_fit.check_events(self.watcher, self.nemesis)
         except BaseException:
             self._remove()
             raise

@@ -11,14 +11,18 @@ import subprocess
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from peers.chaos.owners import owner
+from swarm.clock import SystemClock
 from swarm.errors import EXIT_UNREACHABLE, SwarmError
 
 PLAY, OWNER = "swarm.play", "swarm.owner"
 CALL_S = 60.0
 """An engine on a busy machine takes seconds for a container; one that takes this long hangs."""
+_BEFORE_S = 60.0
+"""The engine's clock may be so far behind ours. Nobody but this play has its label: all that is told is its own."""
 _LIMITS = ("--cpu-period", "--cpu-quota", "--memory", "--memory-swap")
 _UNHEEDED = re.compile(r"\b(discarded|ignored)\b", re.IGNORECASE)
 
@@ -27,6 +31,10 @@ class EngineError(SwarmError):
     """The engine does not answer, or has refused; with its own words."""
 
     exit_code = EXIT_UNREACHABLE
+
+
+class Unfit(EngineError):
+    """The engine answers, and no play can rest on it; says why, and what to do instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,22 +92,25 @@ class Engine:
 
 
 class Watcher:
-    """Who has ended, by name, as the engine tells; a thread of its own between :meth:`start` and :meth:`close`. It is
-    ``deaf`` when the engine stopped telling before that: nobody ends any more, as far as it knows."""
+    """Who was started and who has ended, by name, as the engine tells; a thread of its own between :meth:`start` and
+    :meth:`close`. It is ``deaf`` when the engine stopped telling before that: nobody ends any more, for all it knows.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.deaf, self._closing = False, False
         self._died: dict[str, Died] = {}
+        self._started: set[str] = set()
         self._news = threading.Condition()
         self._stream: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._read, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Listen from now on."""
+        """Listen from now on: what happens before the client has reached the engine is told too."""
+        since = f"{SystemClock().wall() - _BEFORE_S:.0f}"
         self._stream = self._engine.open(
-            "events", "--filter", f"label={PLAY}={self._engine.play}", "--filter", "type=container", "--format",
-            "{{json .}}",
+            "events", "--since", since, "--filter", f"label={PLAY}={self._engine.play}", "--filter", "type=container",
+            "--format", "{{json .}}",
         )  # fmt: skip
         self._thread.start()
 
@@ -120,6 +131,12 @@ class Watcher:
         with self._news:
             return self._died.get(name)
 
+    def has_started(self, name: str, seconds: float) -> bool:
+        """Whether the engine tells within so many seconds that a container was started. Blocks."""
+        with self._news:
+            self._news.wait_for(lambda: name in self._started or self.deaf, seconds)
+            return name in self._started
+
     def wait(self, names: Iterable[str], seconds: float) -> set[str]:
         """Those of them that have not ended after at most so many seconds."""
         wanted = set(names)
@@ -134,14 +151,25 @@ class Watcher:
             except ValueError:
                 continue
             self._take(str(event.get("Action", "")), event.get("Actor", {}).get("Attributes", {}))
-        self.deaf = not self._closing
+        with self._news:
+            self.deaf = not self._closing
+            self._news.notify_all()
 
     def _take(self, action: str, about: Mapping[str, Any]) -> None:
         name = str(about.get("name", ""))
         with self._news:
+            if action == "start":
+                self._started.add(name)
             if action == "die":
                 self._died[name] = Died(int(about.get("exitCode", -1)))
             self._news.notify_all()
+
+
+def bind(source: Path, target: str, *options: str) -> tuple[str, str]:
+    """What has a container see a file or directory of this machine, which must be there, whatever is in its name.
+    Pure."""
+    quoted = f"source={source}".replace('"', '""')
+    return "--mount", ",".join(("type=bind", f'"{quoted}"', f"target={target}", *options))
 
 
 def unheeded_limits(arguments: Sequence[str], said: str) -> str:

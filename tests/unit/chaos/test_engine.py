@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import csv
+import json
 from pathlib import Path
 
 import pytest
 
-from peers.chaos.engine import Engine, EngineError
+from peers.chaos.engine import Engine, EngineError, Watcher, bind
 from peers.chaos.nemesis import Nemesis
 
 CFS = "WARNING: Your kernel does not support CPU CFS scheduler. CPU period/quota discarded."
@@ -33,10 +35,30 @@ def test_warnings_of_other_things_are_none(tmp_path: Path) -> None:
     assert engine.call("create", "--memory", "64m", "--memory-swap", "64m", "a") == "id"
 
 
+def test_watcher_hears_of_what_happened_before_it_was_connected(tmp_path: Path) -> None:
+    started = {"Action": "start", "Actor": {"Attributes": {"name": "early"}}}
+    died = {"Action": "die", "Actor": {"Attributes": {"name": "early", "exitCode": "3"}}}
+    told = "\n".join(json.dumps(one) for one in (started, died))
+    script = f"""case "$*" in *--since*) cat <<'END'\n{told}\nEND\nesac\nexec sleep 1000"""
+    watcher = Watcher(engine_of(tmp_path, script))
+    watcher.start()
+    try:
+        assert watcher.has_started("early", 60.0)
+        assert watcher.wait(["early"], 60.0) == set()
+    finally:
+        watcher.close()
+
+
+def test_directories_of_any_name_can_be_mounted() -> None:
+    option, value = bind(Path('/a:b/c,d"e'), "/data", "readonly")
+    assert option == "--mount"
+    assert next(csv.reader([value])) == ["type=bind", 'source=/a:b/c,d"e', "target=/data", "readonly"]
+
+
 def test_command_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("peers.chaos.nemesis.RUN_S", 0.2)
     nemesis = Nemesis(engine_of(tmp_path, 'case "$1" in exec) exec sh ;; esac'))
-    nemesis.start()
+    nemesis.start(tmp_path)
     try:
         assert nemesis.run(["echo there"]) == "there"
         with pytest.raises(EngineError, match="took 0.2 s"):
