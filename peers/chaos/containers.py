@@ -87,7 +87,7 @@ class ContainerWorld(Company[Contained]):
         engine_fit.check_kind(self.engine)
         self.root.mkdir(parents=True, exist_ok=True)
         for stays in leftovers.sweep(self.engine):
-            sys.stderr.write(f"left by a play that is over: {stays}\n")
+            sys.stderr.write(f"{stays}: it is over; a later one tries again. docker ps --all shows who is in the way\n")
         try:
             self.watcher.start()
             self.nemesis.start(self.root)

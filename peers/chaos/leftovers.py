@@ -26,7 +26,7 @@ def remove_all(engine: Engine) -> None:
     """Containers, networks and volumes of this play, in whatever state they are. Idempotent. Raises EngineError for
     what is still there after :data:`GONE_S`. Blocks."""
     if stays := remove(engine, {engine.play}, GONE_S):
-        raise EngineError("; ".join(stays))
+        raise EngineError(f"{'; '.join(stays)}. The next play tries again")
 
 
 def sweep(engine: Engine) -> list[str]:
