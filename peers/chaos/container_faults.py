@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from peers.chaos import container_start, faults
+from peers.chaos import container_clocks, container_start, faults
 from peers.chaos.common_faults import COMMON
 from peers.chaos.container_networks import NO_DELAY
 from peers.chaos.engine import EngineError
@@ -54,16 +54,12 @@ def resume(world: ContainerWorld, names: Iterable[str]) -> None:
     """Let those of them go on that are paused."""
     for name in names:
         peer = world.peers[name]
-        if world.alive(name) and _paused(world, name):
+        if world.alive(name) and world.paused(name):
             try:
                 world.engine.call("unpause", peer.container)
             except EngineError:
                 if world.engine.inspect(peer.container, "{{.State.Running}}") == "true":
                     raise  # else it has ended meanwhile
-
-
-def _paused(world: ContainerWorld, name: str) -> bool:
-    return world.engine.inspect(world.peers[name].container, "{{.State.Paused}}") == "true"
 
 
 def _kill(world: ContainerWorld, fault: faults.Kill) -> Iterable[str]:
@@ -83,7 +79,7 @@ def _kill_daemon(world: ContainerWorld, fault: faults.KillDaemon) -> Iterable[st
 
 def _pause(world: ContainerWorld, fault: faults.Pause) -> Iterable[str]:
     names = world.living(fault)
-    if fresh := [world.peers[name].container for name in names if not _paused(world, name)]:
+    if fresh := [world.peers[name].container for name in names if not world.paused(name)]:
         world.engine.call("pause", *fresh)  # an engine refuses who is
     world.lasting(world.pauses, names, fault.seconds, partial(resume, world))
     return names
@@ -183,25 +179,14 @@ def _fill_disk(world: ContainerWorld, fault: faults.FillDisk) -> Iterable[str]:
     peer = _running(world, fault.peer)
     if peer.spec.disk_mib is None:
         raise CannotInflict(f"fill_disk: {fault.peer} has the machine's disk; give it one with a limit of disk_mib")
-    home = container_start.HOME
-    world.engine.call("exec", _disk(world, peer), "sh", "-c", f"cat /dev/zero >{home}/.full 2>/dev/null || true")
+    fill = f"cat /dev/zero >{container_start.HOME}/{container_start.FILLER} 2>/dev/null || true"
+    world.engine.call("exec", container_start.holder(world, peer), "sh", "-c", fill)
     return (fault.peer,)
 
 
 def _free_disk(world: ContainerWorld, fault: faults.FreeDisk) -> Iterable[str]:
-    world.engine.call("exec", _disk(world, world.peers[fault.peer]), "rm", "-f", f"{container_start.HOME}/.full")
-    return (fault.peer,)
-
-
-def _disk(world: ContainerWorld, peer: Contained) -> str:
-    return f"swarm-{world.engine.play}-{peer.name}-disk"
-
-
-def _skew_clock(world: ContainerWorld, fault: faults.SkewClock) -> Iterable[str]:
-    """The wall clock that its processes see, but for the daemon's, whose program calls no library."""
-    if fault.peer not in world.skewed:
-        raise CannotInflict(f"skew_clock: {fault.peer} was started without libfaketime; check() it before")
-    (world.root / "clocks" / fault.peer).write_text(f"{fault.offset_s:+f}\n")
+    filler = f"{container_start.HOME}/{container_start.FILLER}"
+    world.engine.call("exec", container_start.holder(world, world.peers[fault.peer]), "rm", "-f", filler)
     return (fault.peer,)
 
 
@@ -253,7 +238,7 @@ DOERS: Mapping[type[Fault], Callable[[Any, Any], Iterable[str]]] = {
     faults.LimitMemory: _limit_memory,
     faults.FillDisk: _fill_disk,
     faults.FreeDisk: _free_disk,
-    faults.SkewClock: _skew_clock,
+    faults.SkewClock: container_clocks.skew,
     faults.Restart: _restart,
     faults.Upgrade: _upgrade,
 }

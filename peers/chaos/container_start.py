@@ -8,17 +8,22 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from peers.chaos import means
+from peers.chaos import container_clocks, means
 from peers.chaos.company import filled
-from peers.chaos.engine import EngineError
-from peers.chaos.nemesis import FAKETIME
+from peers.chaos.engine import EngineError, bind
 from peers.places import KEY_FILE
 
 if TYPE_CHECKING:
     from peers.chaos.containers import Contained, ContainerWorld
 
 PORT = 4001
-HOME, LOGS, FILES, CLOCKS = "/data", "/logs", "/files", "/clocks"
+HOME, LOGS, FILES = "/data", "/logs", "/files"
+HOMES = "/homes"
+"""Where who holds a disk of limited size finds the homes of this machine."""
+FILLER = ".full"
+"""What takes the room on a disk that is full; nothing of a peer's."""
+UNLABELLED = ("--security-opt", "label=disable")
+"""Under SELinux a container sees no files of its machine but those labelled for it; elsewhere this says nothing."""
 PERIOD_US = 20_000
 """A peer has its share of a processor in every such span: short ones are more like a slower processor."""
 LEAST_QUOTA_US = 1000
@@ -31,11 +36,13 @@ def prepare(world: ContainerWorld, peer: Contained) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         give(world, directory)
     for name, source in peer.spec.files.items():
-        _copy(source, _copied(world, peer, name, source))
+        _copy(source, _files(world, peer) / name)
+    if peer.spec.files:
+        means.show(_files(world, peer))
     if peer.spec.disk_mib is not None:
         _make_disk(world, peer)
     if peer.name in world.skewed:
-        _clock(world, peer.name)
+        container_clocks.prepare(world, peer.name)
 
 
 def begin(world: ContainerWorld, peer: Contained, image: str) -> None:
@@ -64,7 +71,7 @@ def _begin(world: ContainerWorld, peer: Contained, image: str, called: tuple[str
     uid, gid = _user()
     world.engine.call(
         "create", "--name", name, "--hostname", peer.name, *world.engine.labels, "--init", "--no-healthcheck",
-        "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
+        "--cap-drop", "ALL", "--security-opt", "no-new-privileges", *UNLABELLED,
         "--user", f"{uid}:{gid}", "--env", "HOME=/tmp", *_limits(peer), *_mounts(world, peer),
         *world.networks.options(peer.spec), "--entrypoint", "sh", image, "-c", line, "sh", *command,
     )  # fmt: skip
@@ -76,13 +83,13 @@ def _begin(world: ContainerWorld, peer: Contained, image: str, called: tuple[str
 
 
 def lose_disk(world: ContainerWorld, peer: Contained) -> None:
-    """Move a peer's home aside, as evidence of what it did, and leave it an empty one with its key."""
+    """Move a peer's home aside, as evidence of what it did, and leave it an empty one with its key: one that was full
+    has room again."""
     aside = world.root / "lost" / f"{peer.name}-{len(peer.starts)}"
     if peer.spec.disk_mib is not None:
         keep_disk(world, peer)
-        holder = f"swarm-{world.engine.play}-{peer.name}-disk"
         keys = f"cd {HOME} && find . -mindepth 1 ! -type d ! -name {KEY_FILE} -delete"
-        world.engine.call("exec", holder, "sh", "-c", keys)
+        world.engine.call("exec", holder(world, peer), "sh", "-c", keys)
     means.lose_disk(peer.home, aside)
     for path in (peer.home, *peer.home.rglob("*")):
         give(world, path)
@@ -104,11 +111,15 @@ def keep_disks(world: ContainerWorld) -> None:
 
 
 def keep_disk(world: ContainerWorld, peer: Contained) -> None:
-    """The same for one of them."""
-    holder = f"swarm-{world.engine.play}-{peer.name}-disk"
-    # Sockets cannot be copied; the filler is nothing to keep.
-    world.engine.call("exec", holder, "sh", "-c", f"find {HOME} -type s -delete; rm -f {HOME}/.full")
-    world.engine.call("cp", f"{holder}:{HOME}/.", str(peer.home))
+    """The same for one of them. The disk stays as it is: one that is full is full at the next start too."""
+    # tar passes over sockets, and ends with 1 when a file changes while it reads it.
+    copy = f"tar -C {HOME} -c --exclude ./{FILLER} . | tar -C {HOMES}/{peer.name} -x || [ $? -eq 1 ]"
+    world.engine.call("exec", holder(world, peer), "bash", "-o", "pipefail", "-c", copy)
+
+
+def holder(world: ContainerWorld, peer: Contained) -> str:
+    """The container that holds the disk of a peer whose size is limited."""
+    return f"{_volume(world, peer)}-disk"
 
 
 def give(world: ContainerWorld, path: Path) -> None:
@@ -144,19 +155,15 @@ def _limits(peer: Contained) -> list[str]:
 
 
 def _mounts(world: ContainerWorld, peer: Contained) -> list[str]:
-    home = str(peer.home) if peer.spec.disk_mib is None else _volume(world, peer)
-    found = ["--volume", f"{home}:{HOME}", "--volume", f"{world.root / 'logs'}:{LOGS}"]
+    found = list(bind(world.root / "logs", LOGS))
+    if peer.spec.disk_mib is None:
+        found += bind(peer.home, HOME)
+    else:
+        found += ["--volume", f"{_volume(world, peer)}:{HOME}"]
     if peer.spec.files:
-        found += ["--volume", f"{world.root / 'files' / peer.name}:{FILES}:ro"]
+        found += bind(_files(world, peer), FILES, "readonly")
     if peer.name in world.skewed:
-        found += ["--volume", f"{world.root / 'clocks'}:{CLOCKS}:ro"]
-        for variable in (
-            f"LD_PRELOAD={CLOCKS}/libfaketime.so",
-            f"FAKETIME_TIMESTAMP_FILE={CLOCKS}/{peer.name}",
-            "FAKETIME_NO_CACHE=1",
-            "DONT_FAKE_MONOTONIC=1",
-        ):
-            found += ["--env", variable]
+        found += container_clocks.options(world, peer.name)
     return found
 
 
@@ -171,29 +178,19 @@ def _make_disk(world: ContainerWorld, peer: Contained) -> None:
     world.engine.call("volume", "create", *world.engine.labels, "--opt", "type=tmpfs", "--opt", "device=tmpfs", "--opt",
                       options, volume)  # fmt: skip
     world.engine.call(
-        "run", "--detach", "--init", "--name", f"{volume}-disk", *world.engine.labels, "--network", "none", "--volume",
-        f"{volume}:{HOME}", "--stop-signal", "KILL", world.nemesis.image, "sleep", "infinity",
+        "run", "--detach", "--init", "--name", holder(world, peer), *world.engine.labels, "--network", "none",
+        "--volume", f"{volume}:{HOME}", *bind(world.root / "homes", HOMES), *UNLABELLED, "--stop-signal", "KILL",
+        world.nemesis.image, "sleep", "infinity",
     )  # fmt: skip
 
 
-def _clock(world: ContainerWorld, name: str) -> None:
-    clocks = world.root / "clocks"
-    clocks.mkdir(exist_ok=True)
-    if not (clocks / "libfaketime.so").exists():
-        world.engine.call("cp", f"{world.nemesis.name}:{FAKETIME}", str(clocks / "libfaketime.so"))
-    (clocks / name).write_text("+0\n")
+def _files(world: ContainerWorld, peer: Contained) -> Path:
+    return world.root / "files" / peer.name
 
 
-def _copied(world: ContainerWorld, peer: Contained, name: str, source: Path) -> Path:
-    return world.root / "files" / peer.name / name / source.name
-
-
-def _copy(source: Path, target: Path) -> None:
-    """Readable for everybody: who reads it is somebody else."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+def _copy(source: Path, place: Path) -> None:
+    place.mkdir(parents=True, exist_ok=True)
     if source.is_dir():
-        shutil.copytree(source, target, dirs_exist_ok=True)
+        shutil.copytree(source, place / source.name, dirs_exist_ok=True)
     else:
-        shutil.copy(source, target)
-    for path in (target, *target.rglob("*")):
-        path.chmod(0o755 if path.is_dir() else 0o644)
+        shutil.copy(source, place)

@@ -7,7 +7,8 @@
 Below ``root``: ``homes/NAME`` (a peer's home), ``logs/NAME-N.log`` (what its Nth start printed), ``lost/NAME-N`` (a
 disk that it lost), ``files/``, ``faults.jsonl``. A watcher thread reads what the peers write. Each start is a container
 of its own with the address of the one before. Containers, networks and volumes carry the play's label: they are removed
-at the end, and those of a play that was killed by the next one. Several plays at once do not see each other.
+at the end, and those of a play that was killed by the next one. Several plays at once do not see each other. Entering
+it raises EngineError, Unfit for an engine that no play can rest on.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -22,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from peers.chaos import container_faults, container_start
+from peers.chaos import container_faults, container_start, engine_fit, leftovers
 from peers.chaos.company import Company
 from peers.chaos.container_networks import Networks
 from peers.chaos.engine import Engine, EngineError, Watcher
@@ -82,10 +84,15 @@ class ContainerWorld(Company[Contained]):
             self.engine.call("image", "inspect", "--format", "{{.Id}}", self.image)
         except EngineError as error:
             raise EngineError(f"{self.image} is not here: make image builds it") from error
-        self.engine.sweep()
+        engine_fit.check_kind(self.engine)
+        self.root.mkdir(parents=True, exist_ok=True)
+        for stays in leftovers.sweep(self.engine):
+            sys.stderr.write(f"{stays}: it is over; a later one tries again. docker ps --all shows who is in the way\n")
         try:
-            self.nemesis.start()
             self.watcher.start()
+            self.nemesis.start(self.root)
+            engine_fit.check_files(self.nemesis, self.root)
+            engine_fit.check_events(self.watcher, self.nemesis)
         except BaseException:
             self._remove()
             raise
@@ -115,7 +122,7 @@ class ContainerWorld(Company[Contained]):
             self.pool.shutdown()
         finally:
             try:
-                self.engine.remove_all()
+                leftovers.remove_all(self.engine)
             finally:
                 self.watcher.close()
 
@@ -144,6 +151,10 @@ class ContainerWorld(Company[Contained]):
 
     def _runs(self, name: str) -> bool:
         return name in self.peers and bool(self.peers[name].starts) and self._died(name) is None
+
+    def paused(self, name: str) -> bool:
+        """Whether its newest start is held. Raises EngineError."""
+        return self.engine.inspect(self.peers[name].container, "{{.State.Paused}}") == "true"
 
     def exit_code(self, name: str) -> int | None:
         """See :class:`~peers.chaos.world.PlayWorld`."""

@@ -1,32 +1,40 @@
 """The Docker engine as its command-line client shows it: one call, one subprocess; and who ended, as it happens.
 
-Everything that a play makes carries two labels: the play's id and who owns it. What an owner that is dead has left, the
-next play removes.
+Everything that a play makes carries two labels, the play's id and who owns it: see :mod:`peers.chaos.leftovers`.
 """
 
 from __future__ import annotations
 
 import json
-import os
+import re
 import subprocess
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peers.chaos.owners import owner
+from swarm.clock import SystemClock
 from swarm.errors import EXIT_UNREACHABLE, SwarmError
 
 PLAY, OWNER = "swarm.play", "swarm.owner"
 CALL_S = 60.0
 """An engine on a busy machine takes seconds for a container; one that takes this long hangs."""
-_TRIES = 3
+_BEFORE_S = 60.0
+"""The engine's clock may be so far behind ours. Nobody but this play has its label: all that is told is its own."""
+_LIMITS = ("--cpu-period", "--cpu-quota", "--memory", "--memory-swap")
+_UNHEEDED = re.compile(r"\b(discarded|ignored)\b", re.IGNORECASE)
 
 
 class EngineError(SwarmError):
     """The engine does not answer, or has refused; with its own words."""
 
     exit_code = EXIT_UNREACHABLE
+
+
+class Unfit(EngineError):
+    """The engine answers, and no play can rest on it; says why, and what to do instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +52,8 @@ class Engine:
         self.labels = ("--label", f"{PLAY}={play}", "--label", f"{OWNER}={owner()}")
 
     def call(self, *arguments: str, timeout_s: float = CALL_S) -> str:
-        """What the client prints. Raises EngineError. Blocks."""
+        """What the client prints. Raises EngineError, also where a limit was not set: engines do without the limits
+        that they have no means for, and warn. One without the means to limit swap limits memory alone. Blocks."""
         try:
             done = subprocess.run(
                 [self._client, *arguments],
@@ -61,6 +70,8 @@ class Engine:
             raise EngineError(f"the engine did not do this within {timeout_s:g} s: {' '.join(arguments)}") from error
         if done.returncode:
             raise EngineError(f"{self._client} {' '.join(arguments[:2])}: {done.stderr.strip() or done.returncode}")
+        if unheeded := unheeded_limits(arguments, done.stdout + done.stderr):
+            raise EngineError(unheeded)
         return done.stdout.strip()
 
     def inspect(self, name: str, what: str) -> str:
@@ -79,33 +90,27 @@ class Engine:
             process_group=0,
         )
 
-    def remove_all(self) -> None:
-        """Containers, networks and volumes of this play, in whatever state they are. Idempotent."""
-        remove(self, {self.play})
-
-    def sweep(self) -> None:
-        """Remove what plays have left whose owner is dead."""
-        listed = _labelled(self)
-        remove(self, {play for play, who in listed if is_dead(who)})
-
 
 class Watcher:
-    """Who has ended, by name, as the engine tells; a thread of its own between :meth:`start` and :meth:`close`. It is
-    ``deaf`` when the engine stopped telling before that: nobody ends any more, as far as it knows."""
+    """Who was started and who has ended, by name, as the engine tells; a thread of its own between :meth:`start` and
+    :meth:`close`. It is ``deaf`` when the engine stopped telling before that: nobody ends any more, for all it knows.
+    """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self.deaf, self._closing = False, False
         self._died: dict[str, Died] = {}
+        self._started: set[str] = set()
         self._news = threading.Condition()
         self._stream: subprocess.Popen[str] | None = None
         self._thread = threading.Thread(target=self._read, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Listen from now on."""
+        """Listen from now on: what happens before the client has reached the engine is told too."""
+        since = f"{SystemClock().wall() - _BEFORE_S:.0f}"
         self._stream = self._engine.open(
-            "events", "--filter", f"label={PLAY}={self._engine.play}", "--filter", "type=container", "--format",
-            "{{json .}}",
+            "events", "--since", since, "--filter", f"label={PLAY}={self._engine.play}", "--filter", "type=container",
+            "--format", "{{json .}}",
         )  # fmt: skip
         self._thread.start()
 
@@ -126,6 +131,12 @@ class Watcher:
         with self._news:
             return self._died.get(name)
 
+    def has_started(self, name: str, seconds: float) -> bool:
+        """Whether the engine tells within so many seconds that a container was started. Blocks."""
+        with self._news:
+            self._news.wait_for(lambda: name in self._started or self.deaf, seconds)
+            return name in self._started
+
     def wait(self, names: Iterable[str], seconds: float) -> set[str]:
         """Those of them that have not ended after at most so many seconds."""
         wanted = set(names)
@@ -140,77 +151,34 @@ class Watcher:
             except ValueError:
                 continue
             self._take(str(event.get("Action", "")), event.get("Actor", {}).get("Attributes", {}))
-        self.deaf = not self._closing
+        with self._news:
+            self.deaf = not self._closing
+            self._news.notify_all()
 
     def _take(self, action: str, about: Mapping[str, Any]) -> None:
         name = str(about.get("name", ""))
         with self._news:
+            if action == "start":
+                self._started.add(name)
             if action == "die":
                 self._died[name] = Died(int(about.get("exitCode", -1)))
             self._news.notify_all()
 
 
-def owner() -> str:
-    """This process, so that no other is ever taken for it: where its number counts, its number, when it began."""
-    return f"{_where()}-{os.getpid()}-{_began(os.getpid())}"
+def bind(source: Path, target: str, *options: str) -> tuple[str, str]:
+    """What has a container see a file or directory of this machine, which must be there, whatever is in its name.
+    Pure."""
+    quoted = f"source={source}".replace('"', '""')
+    return "--mount", ",".join(("type=bind", f'"{quoted}"', f"target={target}", *options))
 
 
-def is_dead(who: str) -> bool:
-    """Whether the process that :func:`owner` named so is known to be gone. One of another machine, container or boot
-    of this engine is not ours to judge."""
-    where, _, process = who.partition("-")
-    number, _, began = process.partition("-")
-    return where == _where() and number.isdigit() and began != _began(int(number))
-
-
-def _where() -> str:
-    """This boot, and the namespace that numbers our processes."""
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
-    return f"{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
-
-
-def _began(pid: int) -> str:
-    """When a process began, in the kernel's ticks since boot, which no clock step moves; "" for none."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
+def unheeded_limits(arguments: Sequence[str], said: str) -> str:
+    """Which of the limits in a call the engine has not set, by what it said, and what helps; "" when it has. Pure."""
+    limits = [f"{name} {value}" for name, value in zip(arguments, arguments[1:], strict=False) if name in _LIMITS]
+    warned = [line.strip() for line in said.splitlines() if _UNHEEDED.search(line)]
+    if not limits or not warned:
         return ""
-
-
-_KINDS = (
-    (("ps", "--all", "--quiet"), ("rm", "--force", "--volumes")),
-    (("network", "ls", "--quiet"), ("network", "rm")),
-    (("volume", "ls", "--quiet"), ("volume", "rm", "--force")),
-)
-
-
-def remove(engine: Engine, plays: Iterable[str]) -> None:
-    """Everything with the labels of these plays. Somebody else may be removing the same: what counts is that nothing
-    stays, and EngineError says what does."""
-    said: list[str] = []
-    for play in plays:
-        by = ("--filter", f"label={PLAY}={play}")
-        for _ in range(_TRIES):
-            said = [word for listing, removal in _KINDS for word in _removed(engine, (*listing, *by), removal)]
-            if not said:
-                break
-        else:
-            raise EngineError(f"some of play {play} could not be removed: {'; '.join(said)}")
-
-
-def _removed(engine: Engine, listing: tuple[str, ...], removal: tuple[str, ...]) -> list[str]:
-    """What the engine said against it."""
-    try:
-        if names := engine.call(*listing).split():
-            engine.call(*removal, *names, timeout_s=2 * CALL_S)
-    except EngineError as error:
-        return [str(error)]
-    return []
-
-
-def _labelled(engine: Engine) -> Iterator[tuple[str, str]]:
-    by = ("--filter", f"label={PLAY}", "--format", f'{{{{.Label "{PLAY}"}}}} {{{{.Label "{OWNER}"}}}}')
-    for command in (("ps", "--all"), ("network", "ls"), ("volume", "ls")):
-        for line in engine.call(*command, *by).splitlines():
-            play, _, who = line.partition(" ")
-            yield play, who
+    return (
+        f"this engine does without a limit ({', '.join(limits)}): {' '.join(warned)}. docker info says which it has no "
+        "means for; swarm chaos --on processes plays without an engine"
+    )

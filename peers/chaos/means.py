@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -160,6 +161,18 @@ def _inode(port: int) -> str:
     return ""
 
 
+def growth_of_files(pid: int) -> tuple[int, int]:
+    """To how many bytes a process may let a file grow, and to how many it may set that itself. Raises
+    ProcessLookupError when it is gone."""
+    return resource.prlimit(pid, resource.RLIMIT_FSIZE)
+
+
+def let_files_grow(pid: int, limit: tuple[int, int]) -> None:
+    """Set that of a process; one that is gone is passed over."""
+    with contextlib.suppress(ProcessLookupError):
+        resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
+
+
 def lose_disk(home: Path, aside: Path) -> None:
     """Move a peer's home aside, as evidence of what it did, and leave it an empty one with its key."""
     aside.parent.mkdir(parents=True, exist_ok=True)
@@ -183,6 +196,12 @@ def copy_keys(source: Path, home: Path) -> None:
         copy = home / key.relative_to(source)
         copy.parent.mkdir(parents=True, mode=0o700, exist_ok=True)
         shutil.copy(key, copy)
+
+
+def show(place: Path) -> None:
+    """Have everybody read what is there, whatever the umask: who reads it in a container is somebody else."""
+    for path in (place, *place.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def forget_faketime(pids: Iterable[int]) -> None:

@@ -11,10 +11,13 @@ import shlex
 import subprocess
 import threading
 from collections.abc import Iterable
+from pathlib import Path
 
-from peers.chaos.engine import Engine, EngineError
+from peers.chaos.engine import Engine, EngineError, Unfit, bind
 
 IMAGE = "swarm-nemesis:local"
+PLACE = "/play"
+"""Where it sees the directory of the play."""
 FAKETIME = "/usr/lib/libfaketime.so"
 _DONE = "=done="
 RUN_S = 30.0
@@ -31,18 +34,22 @@ class Nemesis:
         self._shell: subprocess.Popen[str] | None = None
         self._lock = threading.Lock()
 
-    def start(self) -> None:
-        """Make the container. Raises EngineError, with the command that helps, where its image is not there."""
+    def start(self, place: Path) -> None:
+        """Make the container, which sees the play's directory. Raises EngineError, with the command that helps, where
+        its image is not there, Unfit where the engine will not have it. Blocks for about a second."""
         try:
             self._engine.call("image", "inspect", "--format", "{{.Id}}", self.image)
         except EngineError as error:
             raise EngineError(f"{self.image} is not here: docker/base-image.sh --nemesis makes it") from error
         may = [word for capability in _MAY for word in ("--cap-add", capability)]
-        self._engine.call(
-            "run", "--detach", "--init", "--name", self.name, *self._engine.labels, *may, "--pid", "host",
-            "--security-opt", "apparmor=unconfined", "--network", "none", "--stop-signal", "KILL",
-            self.image, "sleep", "infinity",
-        )  # fmt: skip
+        try:
+            self._engine.call(
+                "run", "--detach", "--init", "--name", self.name, *self._engine.labels, *may, "--pid", "host",
+                "--security-opt", "apparmor=unconfined", "--network", "none", "--stop-signal", "KILL",
+                *bind(place, PLACE, "readonly"), self.image, "sleep", "infinity",
+            )  # fmt: skip
+        except EngineError as error:
+            raise Unfit(f"this engine does not start what does the faults of networks: {error}") from error
         self._shell = self._engine.open("exec", "--interactive", self.name, "sh")
 
     def close(self) -> None:

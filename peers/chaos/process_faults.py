@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -148,18 +147,20 @@ def _limit_cpu(world: ProcessWorld, fault: faults.LimitCpu) -> Iterable[str]:
 
 
 def _fill_disk(world: ProcessWorld, fault: faults.FillDisk) -> Iterable[str]:
-    """No file of the peer can grow (EFBIG where a full disk says ENOSPC): both are OSErrors of the write."""
+    """No file of the peer can grow (EFBIG where a full disk says ENOSPC): both are OSErrors of the write. A start that
+    finds its disk full has the same limit."""
+    world.living(fault)
     pid = world.peers[fault.peer].pid
-    before = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-    _, hard = world.limits.setdefault(pid, before)  # of a disk that is full already the first one's counts
-    resource.prlimit(pid, resource.RLIMIT_FSIZE, (0, hard))
+    before = means.growth_of_files(pid)
+    _, hard = world.limits.setdefault(fault.peer, before)  # of a disk that is full already the first one's counts
+    means.let_files_grow(pid, (0, hard))
     return (fault.peer,)
 
 
 def _free_disk(world: ProcessWorld, fault: faults.FreeDisk) -> Iterable[str]:
-    pid = world.peers[fault.peer].pid
-    if (limit := world.limits.pop(pid, None)) is not None:
-        resource.prlimit(pid, resource.RLIMIT_FSIZE, limit)
+    limit = world.limits.pop(fault.peer, None)
+    if limit is not None and world.alive(fault.peer):
+        means.let_files_grow(world.peers[fault.peer].pid, limit)
     return (fault.peer,)
 
 
@@ -176,6 +177,7 @@ def _restart(world: ProcessWorld, fault: faults.Restart) -> Iterable[str]:
     world.kill(peer)
     if not fault.keep_disk:
         means.lose_disk(peer.home, world.root / "lost" / f"{peer.name}-{len(peer.starts)}")
+        world.limits.pop(peer.name, None)  # the empty one has room
     world.begin(peer)
     return (fault.peer,)
 

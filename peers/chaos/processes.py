@@ -95,7 +95,7 @@ class ProcessWorld(Company[RealPeer]):
         self.clocks = root / "clocks" if skewed else None
         self.slowed: dict[str, means.Slowed] = {}
         self.paused: set[str] = set()
-        self.limits: dict[int, tuple[int, int]] = {}
+        self.limits: dict[str, tuple[int, int]] = {}
         self._options: dict[str, tuple[str, ...]] = {}
         self._forks = Forks(root / "logs" / "forks.log")
         self._starter = ThreadPoolExecutor(1, "starter")  # a peer dies with the thread that started it
@@ -178,6 +178,8 @@ class ProcessWorld(Company[RealPeer]):
         process = self._starter.submit(self.run, peer, output).result()
         self.began(peer, Process(process, output))
         self.paused.discard(peer.name)
+        if peer.name in self.limits:
+            means.let_files_grow(process.pid, (0, self.limits[peer.name][1]))
         if self.links is not None:
             self.links.belongs(peer.name, process.pid)
         if peer.spec.cpus is not None and peer.spec.cpus < 1:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from peers.chaos import faults
 from peers.chaos.containers import IMAGE, ContainerWorld
+from peers.chaos.engine import Unfit
 from peers.chaos.faults import CannotInflict, Fault
 from peers.chaos.process_faults import LINKED
 from peers.chaos.processes import ProcessWorld
@@ -25,7 +26,8 @@ ANSWER_S = 10.0
 
 
 class CannotPlay(SwarmError):
-    """A world has no means for a fault of this scenario; known before anybody is started."""
+    """A world cannot be had as a play needs it, or has no means for a fault of this scenario; known before anybody is
+    started."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,14 +82,18 @@ def _check_links(scenario: Scenario) -> None:
 def world_of(
     name: WorldName, root: Path, scenario: Scenario, strikes: Iterable[Fault], images: Images
 ) -> Iterator[PlayWorld]:
-    """The world, entered. Raises what says why it cannot be had, CannotPlay for a fault that it has no means for."""
+    """The world, entered. Raises what says why it cannot be had, CannotPlay for an engine that no play can rest on and
+    for a fault that the world has no means for."""
     struck = tuple(strikes)
     with contextlib.ExitStack() as stack:
         world: PlayWorld
         if name == "processes":
             world = _processes(root, scenario, struck, stack)
         else:
-            world = stack.enter_context(ContainerWorld(root, images.image, upgrade=images.upgrade))
+            try:
+                world = stack.enter_context(ContainerWorld(root, images.image, upgrade=images.upgrade))
+            except Unfit as error:
+                raise CannotPlay(f"{scenario.name} cannot be played among {name}: {error}") from error
         for fault in struck:
             if isinstance(fault, faults.Moment):
                 continue

@@ -15,8 +15,9 @@ import pytest
 from peers.chaos import faults
 from peers.chaos.container_networks import NO_DELAY
 from peers.chaos.containers import ContainerWorld
-from peers.chaos.engine import OWNER, PLAY, owner
+from peers.chaos.engine import OWNER, PLAY
 from peers.chaos.faults import CannotInflict
+from peers.chaos.owners import owner
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.chaos.world import PeerSpec
 from swarm.clock import SystemClock
@@ -200,10 +201,14 @@ def test_limits_hold_and_too_little_memory_kills(world: ContainerWorld, heard: H
 def test_full_disk_takes_nothing_until_it_is_free_and_its_files_are_kept(world: ContainerWorld, heard: Heard) -> None:
     world.inflict(faults.FillDisk("c"))
     until(lambda: heard.last("c")["full"], 10, "it is full")
+    began = heard.count("c", "Began")
+    world.inflict(faults.Restart("c"))
+    until(lambda: heard.count("c", "Began") > began and heard.last("c")["number"] < 5, 20, "it begins again")
+    assert heard.last("c")["full"]
     world.inflict(faults.FreeDisk("c"))
     until(lambda: not heard.last("c")["full"], 10, "there is room")
     assert world.homes()
-    assert (world.root / "homes" / "c" / "identity.key").is_file()
+    assert sorted(path.name for path in (world.root / "homes" / "c").iterdir()) == ["identity.key", "kept"]
     with pytest.raises(CannotInflict, match="disk_mib"):
         world.inflict(faults.FillDisk("a"))
 

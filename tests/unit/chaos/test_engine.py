@@ -1,82 +1,64 @@
-"""The engine's client stood in for by a script: what is removed, and who is taken for dead."""
+"""The engine's client stood in for by a script: what it says is taken for, and what it does not do."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import csv
+import json
 from pathlib import Path
 
 import pytest
 
-from peers.chaos.engine import Engine, EngineError, is_dead, owner
+from peers.chaos.engine import Engine, EngineError, Watcher, bind
 from peers.chaos.nemesis import Nemesis
 
-# Things lie in files named after their kind; removing obeys what lies in "refuse".
-CLIENT = """#!/bin/sh
-cd "$(dirname "$0")"
-kind=$1
-case "$*" in
-  *--quiet*) cat "$kind" 2>/dev/null ;;
-  *)
-    [ "$kind" = rm ] && kind=ps
-    if [ -s refuse ]; then
-      words=$(head -n 1 refuse)
-      sed -i 1d refuse
-      [ "$words" = gone ] && : >"$kind"
-      echo "$words" >&2
-      exit 1
-    fi
-    : >"$kind"
-    ;;
-esac
-"""
+CFS = "WARNING: Your kernel does not support CPU CFS scheduler. CPU period/quota discarded."
+SWAP = "WARNING: Your kernel does not support swap limit capabilities. Memory limited without swap."
 
 
-def engine_of(root: Path, refuse: str = "", **things: str) -> Engine:
+def engine_of(root: Path, script: str) -> Engine:
     client = root / "client"
-    client.write_text(CLIENT)
+    client.write_text(f"#!/bin/sh\n{script}\n")
     client.chmod(0o755)
-    (root / "refuse").write_text(refuse)
-    for kind in ("ps", "network", "volume"):
-        (root / kind).write_text(things.get(kind, ""))
     return Engine("play", str(client))
 
 
-def left(root: Path) -> list[str]:
-    return [kind for kind in ("ps", "network", "volume") if (root / kind).read_text()]
+@pytest.mark.parametrize("stream", [1, 2])
+def test_limit_that_is_not_set_is_an_error(tmp_path: Path, stream: int) -> None:
+    engine = engine_of(tmp_path, f"echo '{CFS}' >&{stream}")
+    with pytest.raises(EngineError, match=r"--cpu-quota 5000\).*quota discarded.*docker info"):
+        engine.call("update", "--cpu-period", "20000", "--cpu-quota", "5000", "a")
+    assert CFS in engine.call("create", "a") + CFS, "nobody asked for a limit"
 
 
-def test_everything_is_removed_whatever_somebody_else_removes_meanwhile(tmp_path: Path) -> None:
-    engine = engine_of(tmp_path, "gone\nnot now\n", ps="a b\n", network="c\n", volume="d\n")
-    engine.remove_all()
-    assert not left(tmp_path)
-    assert not (tmp_path / "refuse").read_text()
+def test_warnings_of_other_things_are_none(tmp_path: Path) -> None:
+    engine = engine_of(tmp_path, f"echo id; echo '{SWAP}' >&2")
+    assert engine.call("create", "--memory", "64m", "--memory-swap", "64m", "a") == "id"
 
 
-def test_what_stays_is_said_and_the_rest_is_removed(tmp_path: Path) -> None:
-    engine = engine_of(tmp_path, "in use\n" * 3, volume="d\n")
-    with pytest.raises(EngineError, match="in use"):
-        engine.remove_all()
-    assert left(tmp_path) == ["volume"]
+def test_watcher_hears_of_what_happened_before_it_was_connected(tmp_path: Path) -> None:
+    started = {"Action": "start", "Actor": {"Attributes": {"name": "early"}}}
+    died = {"Action": "die", "Actor": {"Attributes": {"name": "early", "exitCode": "3"}}}
+    told = "\n".join(json.dumps(one) for one in (started, died))
+    script = f"""case "$*" in *--since*) cat <<'END'\n{told}\nEND\nesac\nexec sleep 1000"""
+    watcher = Watcher(engine_of(tmp_path, script))
+    watcher.start()
+    try:
+        assert watcher.has_started("early", 60.0)
+        assert watcher.wait(["early"], 60.0) == set()
+    finally:
+        watcher.close()
 
 
-def test_owner_is_dead_once_its_process_is_gone_and_nowhere_else() -> None:
-    assert not is_dead(owner())
-    command = [sys.executable, "-c", "from peers.chaos.engine import owner; print(owner())"]
-    gone = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-    assert is_dead(gone)
-    where, _, process = gone.partition("-")
-    assert not is_dead(f"{'0' * len(where)}-{process}")
-    assert not is_dead("")
+def test_directories_of_any_name_can_be_mounted() -> None:
+    option, value = bind(Path('/a:b/c,d"e'), "/data", "readonly")
+    assert option == "--mount"
+    assert next(csv.reader([value])) == ["type=bind", 'source=/a:b/c,d"e', "target=/data", "readonly"]
 
 
 def test_command_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = tmp_path / "client"
-    client.write_text('#!/bin/sh\ncase "$1" in exec) exec sh ;; esac\n')
-    client.chmod(0o755)
     monkeypatch.setattr("peers.chaos.nemesis.RUN_S", 0.2)
-    nemesis = Nemesis(Engine("play", str(client)))
-    nemesis.start()
+    nemesis = Nemesis(engine_of(tmp_path, 'case "$1" in exec) exec sh ;; esac'))
+    nemesis.start(tmp_path)
     try:
         assert nemesis.run(["echo there"]) == "there"
         with pytest.raises(EngineError, match="took 0.2 s"):

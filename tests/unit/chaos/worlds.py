@@ -34,7 +34,8 @@ class Timers:
 
 
 class FakeEngine:
-    """Answers as a Docker engine does; ``calls`` are what was asked, ``refused`` the words of calls that fail."""
+    """Answers as a Docker engine does; ``calls`` are what was asked, ``refused`` the words of calls that fail,
+    ``answers`` what is said to calls with a word."""
 
     def __init__(self, world: ContainerWorld) -> None:
         self._world = world
@@ -42,6 +43,7 @@ class FakeEngine:
         self.labels = world.engine.labels
         self.calls: list[tuple[str, ...]] = []
         self.refused: set[str] = set()
+        self.answers: dict[str, str] = {}
         self.paused: set[str] = set()
 
     def call(self, *arguments: str, timeout_s: float = 0.0) -> str:
@@ -55,6 +57,8 @@ class FakeEngine:
             self.paused -= set(arguments[1:])
         if arguments[0] == "kill" and "TERM" not in arguments:
             self.end(*arguments[1:])
+        if said := [self.answers[word] for word in arguments if word in self.answers]:
+            return said[0]
         return "true" if arguments[0] == "inspect" else ""
 
     def inspect(self, name: str, what: str) -> str:
