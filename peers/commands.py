@@ -19,6 +19,7 @@ from swarm.ids import PeerId
 from swarm.network.endpoint import LibP2PEndpoint
 from swarm.network.records import PeerRecord
 from swarm.optimization.copies import copies_of
+from swarm.pipeline.health import Watch
 
 LOOKUP_S = 1.0
 """How long the directory may take: the command that asks gives up after two seconds."""
@@ -32,10 +33,12 @@ class NodeCommands:
         self._manifest: Manifest | None = None
         self._endpoint: LibP2PEndpoint | None = None
         self._membership: Membership | None = None
+        self._watch: Watch | None = None
 
-    def adopt(self, manifest: Manifest, endpoint: LibP2PEndpoint, membership: Membership) -> None:
-        """The peer takes part in a run."""
+    def adopt(self, manifest: Manifest, endpoint: LibP2PEndpoint, membership: Membership, watch: Watch) -> None:
+        """The peer takes part in a run; ``watch`` says who of the others does not answer."""
         self._manifest, self._endpoint, self._membership = manifest, endpoint, membership
+        self._watch = watch
 
     def table(self) -> Mapping[str, Command]:
         """The commands by name, for :class:`peers.control.ControlServer`."""
@@ -65,6 +68,7 @@ class NodeCommands:
             loss=None if situation is None else situation.loss,
             tokens_per_s=None if situation is None else situation.tokens_per_s,
             members=0 if membership is None else len(membership.roster),
+            lost=len(self._lost()),
             addresses=() if endpoint is None else endpoint.addresses,
             reachability="unknown" if situation is None else situation.reachability,
             started=self._started,
@@ -82,6 +86,7 @@ class NodeCommands:
             return []
         links = await self._links(endpoint)
         copies = 0 if self._manifest is None else self._manifest.run.copies
+        lost = self._lost()
         members = [
             MemberStanding(
                 name=member.name,
@@ -89,15 +94,22 @@ class NodeCommands:
                 role=member.role,
                 part=member.part,
                 copies=copies_of(membership.roster, PeerId(member.peer), copies),
-                state="member",
+                state="lost" if member.peer in lost else "member",
                 link=links.get(member.peer, "unknown"),
                 addresses=member.addresses,
                 region=member.region,
                 outgoing=member.outgoing,
+                lost=lost.get(member.peer, ""),
             )
             for member in membership.roster.members
         ]
         return members + [one for one in await self._announced(links) if one.peer not in membership.roster]
+
+    def _lost(self) -> Mapping[str, str]:
+        """Members that do not answer, and why: the roster is without them once the open step closes."""
+        if self._membership is None or self._watch is None:
+            return {}
+        return {peer: why for peer, why in self._watch.gone.items() if peer in self._membership.roster}
 
     async def _announced(self, links: Mapping[str, str]) -> list[MemberStanding]:
         assert self._endpoint is not None  # noqa: S101 - asked only when there is one

@@ -325,7 +325,7 @@ class Node:
             self._settings, around, endpoint.directory, contact=contact, founder=founder, source=source
         )
         self._membership = membership
-        self._commands.adopt(around.manifest, endpoint, membership)
+        self._commands.adopt(around.manifest, endpoint, membership, around.watch)
         self._orders.adopt(functools.partial(self._leave, endpoint, membership))
         endpoint.allow_relay(lambda peer: peer in membership.roster)
         return membership

@@ -57,6 +57,7 @@ class Standing:
     loss: float | None
     tokens_per_s: float | None
     members: int
+    lost: int = 0
     addresses: tuple[str, ...]
     reachability: str
     started: float
@@ -69,9 +70,10 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberStanding:
-    """One peer of the run as another sees it. ``state`` is member, waiting or draining; ``link`` is how this peer
-    reaches it: self, direct, relayed, or unknown when it never had to. ``copies`` are the parts of which it has to keep
-    a copy, ``region`` where it says that it is; ``outgoing``: where averaging has the choice, nobody calls it."""
+    """One peer of the run as another sees it. ``state`` is member, waiting or draining, or lost: a member that does not
+    answer, for the reason in ``lost``, and leaves the roster when the open step closes without it; ``link`` is how this
+    peer reaches it: self, direct, relayed, or unknown when it never had to. ``copies`` are the parts of which it has to
+    keep a copy, ``region`` where it says that it is; ``outgoing``: where averaging has the choice, nobody calls it."""
 
     name: str
     peer: str
@@ -83,3 +85,4 @@ class MemberStanding:
     addresses: tuple[str, ...]
     region: str = ""
     outgoing: bool = False
+    lost: str = ""

@@ -139,7 +139,7 @@ def _row(seen: Seen) -> tuple[str, ...]:
         _step(standing),
         "-" if standing.loss is None else f"{standing.loss:.3f}",
         "-" if standing.tokens_per_s is None else amount(standing.tokens_per_s),
-        str(standing.members),
+        _members(standing),
         standing.reachability.partition(":")[0].partition(" (")[0],
     )
 
@@ -163,7 +163,7 @@ def _facts(standing: Standing) -> list[tuple[str, str]]:
         ("role", standing.role),
         ("part", f"{standing.part or NO_PART}{f', because {standing.reason}' if standing.reason else ''}"),
         ("copies", ", ".join(standing.copies)),
-        ("run", f"{_run(standing.run_name, standing.run)}, {count(standing.members, 'member')}"),
+        ("run", f"{_run(standing.run_name, standing.run)}, {count(standing.members, 'member')}{_lost(standing)}"),
         ("step", _step(standing)),
         ("averages", standing.averages),
         ("mixed", mixing_text(standing)),
@@ -201,8 +201,17 @@ def _member(member: MemberStanding) -> tuple[str, ...]:
         f"in {member.region}" if member.region else "",
         "only calls" if member.outgoing else "",
         f"copies: {', '.join(member.copies)}" if member.copies else "",
+        one_line(member.lost),
     ]
     return (member.name, member.role, member.state, member.link, where, "; ".join(filter(None, facts)))
+
+
+def _members(standing: Standing) -> str:
+    return f"{standing.members}{_lost(standing)}"
+
+
+def _lost(standing: Standing) -> str:
+    return f", {standing.lost} lost" if standing.lost else ""
 
 
 def _part_order(part: str | None) -> tuple[int, int, str]:

@@ -262,6 +262,13 @@ def test_members_say_where_they_are_and_who_only_calls() -> None:
     assert rows[0].split()[0] == "owl"
     assert "in" not in rows[0].split()
     assert rows[1].endswith("in eu-west; only calls; copies: ends")
+    gone = dataclasses.replace(plain, state="lost", lost="no answer to 3 pings in a row")
+    assert member_lines(standing("otter"), [gone])[-1].split()[2] == "lost"
+    assert member_lines(standing("otter"), [gone])[-1].endswith("no answer to 3 pings in a row")
+    place = PlaceInfo(name="1", path=Path("h/1"), live=True, state=None)
+    one_is_lost = Seen(place=place, standing=dataclasses.replace(standing("otter"), lost=1))
+    assert "3, 1 lost" in status_lines([one_is_lost])[1]
+    assert "3 members, 1 lost" in "\n".join(detail_lines(one_is_lost))
 
 
 def test_turnout_is_shown_once_for_each_run_as_the_newest_step_has_it() -> None:
