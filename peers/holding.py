@@ -91,7 +91,7 @@ class Holding:
         if isinstance(part, LocalPart):
             part.replicas, part.leg_over = len(record.members.replicas(part.spec.name)), self.leg_over
         if self._role is not None:
-            self._role.open_step(record.step + 1, record.members, record.cursors.get(self._around.endpoint.peer))
+            self._role.open_step(record)
 
     def rewound(self) -> None:
         """A lineage was given up: nothing that was done in its steps counts."""

@@ -27,12 +27,13 @@ from swarm.network.protocols import Endpoint
 from swarm.optimization.accumulate import AccumulatorDType
 from swarm.optimization.local_part import LocalPart
 from swarm.optimization.part import TrainedPart
-from swarm.optimization.records import Contribution
+from swarm.optimization.records import CloseRecord, Contribution
 from swarm.optimization.remote_leader import RemoteLeader
 from swarm.optimization.roster import Roster
 from swarm.pipeline.compute import BoundarySpecs, EndsCompute, StageCompute
 from swarm.pipeline.health import Watch
 from swarm.pipeline.journey import FinishedJourney, JourneyContext
+from swarm.pipeline.messages import AFTER_CHARS
 from swarm.pipeline.server import Places, StageContext, StageServer, StageSettings
 from swarm.pipeline.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
@@ -116,9 +117,11 @@ class StageRole:
         )
         self.service = StageServer(settings, context, Places.of(roster.trainers, roster.stages()))
 
-    def open_step(self, step: int, roster: Roster, cursor: tuple[int, int] | None) -> None:
-        """The step that opens now, and who takes part in it."""
-        self.service.open_step(step, Places.of(roster.trainers, roster.stages()))
+    def open_step(self, record: CloseRecord) -> None:
+        """The step after this record opens now."""
+        roster = record.members
+        places = Places.of(roster.trainers, roster.stages())
+        self.service.open_step(record.step + 1, places, record.hash()[:AFTER_CHARS])
 
     async def run(self) -> None:
         """Compute, until cancelled."""
@@ -132,7 +135,7 @@ class TrainerRole:
         self, around: Surroundings, part: TrainedPart | None, roster: Roster, source: ShardSource, in_flight: int | None
     ) -> None:
         manifest, specs = around.manifest, around.boundary()
-        self.part = part
+        self.part, self._peer = part, around.endpoint.peer
         stages = roster.stages()
         context = JourneyContext(
             run=manifest.run_id,
@@ -159,11 +162,13 @@ class TrainerRole:
             max_in_flight=in_flight,
         )
 
-    def open_step(self, step: int, roster: Roster, cursor: tuple[int, int] | None) -> None:
-        """The step that opens now, who takes part in it, and where a record says that our shard continues; its work is
-        started by the step loop."""
+    def open_step(self, record: CloseRecord) -> None:
+        """The step after this record opens now, and our shard continues where the record says; its work is started by
+        the step loop."""
+        roster, cursor = record.members, record.cursors.get(self._peer)
+        after = record.hash()[:AFTER_CHARS]
         with contextlib.suppress(ConfigError):  # another shard than last time: from its beginning
-            self.service.open_step(step, roster.stages(), len(roster.trainers), cursor)
+            self.service.open_step(record.step + 1, roster.stages(), len(roster.trainers), cursor, after)
 
     async def run(self) -> None:
         """Nothing beside the steps, until cancelled."""

@@ -42,8 +42,10 @@ class MicrobatchId(NamedTuple):
 
 
 class JourneyKey(NamedTuple):
-    """One attempt at one microbatch in one step: what replicas index graphs and messages by."""
+    """One attempt at one microbatch in one step. ``after`` begins the hash of the record that the step follows: the
+    steps of a lineage that was given up are numbered alike, and computed with other parameters."""
 
     step: int
     microbatch: MicrobatchId
     attempt: int
+    after: str = ""

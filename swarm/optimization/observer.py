@@ -22,6 +22,7 @@ from swarm.errors import DeadlineMissed, OutOfSync, PeerError, Refused, StateErr
 from swarm.ids import PartName, PeerId, RunId
 from swarm.network.protocols import Endpoint
 from swarm.optimization.changes import Verify
+from swarm.optimization.guide_patience import GuidePatience
 from swarm.optimization.guides import Guides
 from swarm.optimization.observation import (
     AHEAD,
@@ -39,9 +40,6 @@ from swarm.optimization.starting import Start, begin
 from swarm.optimization.updates import KEPT_UPDATES
 from swarm.schema import Empty
 
-PATIENCE_S = 10.0
-"""How long one question may take. A step may take longer: then it is asked again. So may the update of a large part
-over a thin link: then it is given twice the time."""
 ALIVE_S = 5.0
 """How long a donor that did not answer a question may take for the simplest one."""
 MOST_PATIENCE_S = 60.0
@@ -93,7 +91,7 @@ class Observer:
         self._guides = Guides(context.endpoint, name)
         self._part: PartState | None = None
         self._head: CloseRecord | None = None
-        self._patience_s = PATIENCE_S
+        self._patience = GuidePatience()
         self._behind: tuple[PeerId, int] | None = None
 
     @property
@@ -216,13 +214,15 @@ class Observer:
     async def _next(self, guide: PeerId, step: int) -> tuple[Decided, memoryview]:
         most = 0 if self._part is None else 4 * self._part.layout.elements
         body = NextRequest(part=self._name, step=step)
+        self._patience.begin(guide)
         while True:
+            wait = _Wait(guide, step, most, self._patience.seconds, self._heard(guide))
             try:
                 decided, payload = await self._context.endpoint.call(
-                    guide, NEXT, body, Decided, timeout_s=self._patience_s, max_reply_bytes=most
+                    guide, NEXT, body, Decided, timeout_s=wait.seconds, max_reply_bytes=most
                 )
             except DeadlineMissed:
-                await self._check_alive(guide, step)
+                await self._check_alive(wait)
                 await self._guides.stay()
                 continue
             expected = 0 if decided.record.void else most
@@ -234,35 +234,58 @@ class Observer:
         step, part, call = self.head.step + 1, self._part, self._context.endpoint.call
         if part is None:
             raise StateError("whoever holds nothing needs no update")
-        size, patience_s = 4 * part.layout.elements, self._patience_s
+        self._patience.begin(guide)
+        size, patience_s = 4 * part.layout.elements, self._patience.seconds
         body = AheadRequest(part=part.spec.name, step=step)
         while True:
+            wait = _Wait(guide, step, size, patience_s, self._heard(guide))
             try:
                 _, payload = await call(guide, AHEAD, body, Empty, timeout_s=patience_s, max_reply_bytes=size)
                 break
             except DeadlineMissed:
-                await self._check_alive(guide, step)
+                await self._check_alive(wait)
                 await self._guides.stay()
-                patience_s = max(self._patience_s, min(2 * patience_s, MOST_PATIENCE_S))
+                patience_s = max(self._patience.seconds, min(2 * patience_s, MOST_PATIENCE_S))
         if len(payload) not in (0, size):
             raise Violation(f"an update of {len(payload)} bytes instead of {size}", peer=guide)
         return torch.frombuffer(payload, dtype=torch.float32) if payload else None
 
-    async def _check_alive(self, guide: PeerId, step: int) -> None:
+    async def _check_alive(self, wait: _Wait) -> None:
         """After a question without an answer: the step is still open, or its update needs more time. Raises
-        DeadlineMissed for a donor that has fallen silent, WrongStep for one that cannot have the update any more, or
-        does not go on though the step was decided. Two that follow each other would else wait for ever."""
-        call = self._context.endpoint.call
+        DeadlineMissed for a donor that has fallen silent, WrongStep for one that cannot have the update any more, does
+        not bring it, or does not go on though the step was decided. Two that follow each other would else wait for
+        ever."""
+        call, guide, step = self._context.endpoint.call, wait.guide, wait.step
+        brought = self._heard(guide) - wait.heard
         standing, _ = await call(guide, STANDING, StandingRequest(), RunStanding, timeout_s=ALIVE_S)
-        closed = -1 if standing.closed is None else standing.closed
+        closed, newest = -1 if standing.closed is None else standing.closed, self._context.newest()
         if closed >= step + KEPT_UPDATES:
             raise WrongStep(f"it closed step {closed}, and gives no update of step {step}", peer=guide)
         if closed >= step:
-            self._patience_s *= 2
-        elif self._context.newest() >= step:
+            if newest >= step + KEPT_UPDATES - 1:  # the others are about to let go of it
+                raise WrongStep(f"step {newest} is decided, and it gives no update of step {step}", peer=guide)
+            why = self._patience.late(wait.seconds, brought, wait.size)
+            if why:
+                raise WrongStep(f"it closed step {closed}, and gives no update of step {step}: {why}", peer=guide)
+        elif newest >= step:
             if self._behind == (guide, step):
                 raise WrongStep(f"it has not closed step {step}, which is decided", peer=guide)
             self._behind = guide, step
+
+    def _heard(self, guide: PeerId) -> int:
+        """Bytes from it so far, of whatever."""
+        return self._context.endpoint.statistics().bytes_received.get(guide, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """One question to a guide: for the update of ``step``, ``size`` bytes; ``heard`` is what came from it before."""
+
+    guide: PeerId
+    step: int
+    size: int
+    seconds: float
+    heard: int
 
 
 def take_update(part: PartState, record: CloseRecord, mean: torch.Tensor | None, guide: str = "") -> None:

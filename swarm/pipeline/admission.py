@@ -40,11 +40,11 @@ class Admission:
         places: Places,
     ) -> None:
         self._settings, self._context, self._passages, self._full = settings, context, passages, full
-        self.step, self._places = 0, places
+        self.step, self._places, self._after = 0, places, ""
 
-    def open_step(self, step: int, places: Places) -> None:
-        """Rules of another step."""
-        self.step, self._places = step, places
+    def open_step(self, step: int, places: Places, after: str) -> None:
+        """Rules of another step, which follows the record whose hash begins with ``after``."""
+        self.step, self._places, self._after = step, places, after
 
     def replicas(self, stage: int) -> frozenset[PeerId]:
         """Who holds a stage in the open step."""
@@ -54,18 +54,20 @@ class Admission:
 
     def journey(self, body: JourneyMessage, route: tuple[str, ...]) -> None:
         """A message of a microbatch's way. Raises WrongStep, Busy for what may be known later, or Refused."""
-        self._place(body.step, body.microbatch, route)
+        self._place(body, route)
         known = self._passages.find(body.step, body.microbatch)
         if known is not None:
             self._passages.check(known, body, tuple(map(PeerId, route)))
 
-    def _place(self, step: int, microbatch: MicrobatchId, route: tuple[str, ...]) -> None:
-        stage = self._settings.stage
+    def _place(self, body: JourneyMessage | Recall, route: tuple[str, ...]) -> None:
+        step, stage = body.step, self._settings.stage
         if len(route) != self._settings.stages or route[stage] != self._context.endpoint.peer:
             raise Refused("the route does not lead through this replica")
-        self._everybody(step, microbatch, route)
+        self._everybody(step, body.microbatch, route)
         if not max(1, self.step) <= step <= self.step + 1:
             raise WrongStep(f"step {step} is not open here, step {self.step} is")
+        if step == self.step and body.after != self._after:  # which record the next will follow nobody knows yet
+            raise WrongStep(f"step {step} follows another record here")
 
     def _everybody(self, step: int, microbatch: MicrobatchId, route: tuple[str, ...]) -> None:
         """Who takes part in the step after the open one is known when it opens: until then a stranger may be new."""
@@ -174,7 +176,7 @@ class Admission:
 
     def recall(self, caller: PeerId, body: Recall) -> None:
         """A neighbour on the route wants its tensor again. Its step must be open: the parameters are the step's."""
-        self._place(body.step, body.microbatch, body.route)
+        self._place(body, body.route)
         if body.step != self.step or body.hop != self._settings.stage:
             raise WrongStep(f"stage {self._settings.stage} is in step {self.step}, not {body.hop} in {body.step}")
         after = body.what == "output"

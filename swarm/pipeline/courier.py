@@ -6,7 +6,7 @@ from typing import Any
 
 from swarm.clock import Clock
 from swarm.errors import PeerError
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import JourneyKey, PeerId
 from swarm.network.protocols import Endpoint, Payload
 from swarm.pipeline.insistence import insist
 from swarm.pipeline.itinerary import Itinerary
@@ -17,8 +17,8 @@ from swarm.schema import Empty, Message
 class Courier:
     """Sends for one journey. Every method raises the PeerError that came of it; ``within_s`` bounds it."""
 
-    def __init__(self, endpoint: Endpoint, clock: Clock, place: tuple[int, MicrobatchId], way: Itinerary) -> None:
-        self._endpoint, self._clock, self._place, self._way = endpoint, clock, place, way
+    def __init__(self, endpoint: Endpoint, clock: Clock, key: JourneyKey, way: Itinerary) -> None:
+        self._endpoint, self._clock, self._key, self._way = endpoint, clock, key, way
 
     async def forward(self, payload: Payload, within_s: float) -> None:
         """The activation (or token ids) to the first stage."""
@@ -49,16 +49,14 @@ class Courier:
 
     async def drop(self, hop: int, peer: PeerId, attempt: int, within_s: float) -> None:
         """Tell a replica that another does its work; whether that arrives matters little."""
-        step, microbatch = self._place
-        body = Drop(step=step, microbatch=microbatch, attempt=attempt, hop=hop)
+        body = Drop(**self._fields() | {"attempt": attempt}, hop=hop)
         try:
             await self._endpoint.notify(peer, "pipeline/1/drop", body, timeout_s=within_s)
         except PeerError:
             return
 
     def _fields(self) -> dict[str, Any]:
-        step, microbatch = self._place
-        return {"step": step, "microbatch": microbatch, "attempt": self._way.attempt}
+        return self._key._asdict() | {"attempt": self._way.attempt}
 
     async def _call(self, peer: PeerId, method: str, body: Message, payload: Payload, within_s: float) -> None:
         await self._endpoint.call(peer, method, body, Empty, timeout_s=within_s, payload=payload)

@@ -43,7 +43,7 @@ class TrainerEnds:
         self._context, self._source, self._activation_bytes = context, source, activation_bytes
         self._kept: dict[tuple[int, MicrobatchId], Kept] = {}
         self._retention = Retention(retention_bytes, _let_go)
-        self._step, self._begin = 0, source.cursor
+        self._step, self._after, self._begin = 0, "", source.cursor
         self._recalls = 0
 
     def keep(self, kept: Kept) -> None:
@@ -55,9 +55,10 @@ class TrainerEnds:
         kept.loss_gradient, kept.complete = None, True
         self._retention.hold(kept)
 
-    def open_step(self, step: int) -> None:
-        """Forget closed steps. This one takes from our shard where that stands now."""
-        self._step, self._begin = step, self._source.cursor
+    def open_step(self, step: int, after: str = "") -> None:
+        """Forget closed steps. This one, which follows the record whose hash begins with ``after``, takes from our
+        shard where that stands now."""
+        self._step, self._after, self._begin = step, after, self._source.cursor
         for index in [index for index in self._kept if index[0] < step]:
             self._retention.forget(self._kept.pop(index))
 
@@ -71,7 +72,7 @@ class TrainerEnds:
         """What is retained, or for once what can be read again: nobody can make us hold more by asking."""
         kept = self._kept.get((step, microbatch))
         if kept is None:
-            return Kept(step, read_again(self._source, microbatch), complete=True)
+            return Kept(step, read_again(self._source, microbatch), self._after, complete=True)
         return kept
 
     def _check_fed(self, step: int, microbatch: MicrobatchId) -> None:
@@ -117,6 +118,8 @@ class TrainerEnds:
             raise Refused(f"{body.what} goes to stage {at} only")
         if (body.what == "targets") != (self._context.ends is None) and body.what != "output":
             raise Refused(f"there is no {body.what} to be had of this trainer")
+        if body.step == self._step and body.after != self._after:
+            raise WrongStep(f"step {body.step} follows another record here")
         if self._context.ends is not None and body.step not in self._open_steps():
             raise WrongStep(f"step {body.step} is not open here")
 
@@ -167,7 +170,8 @@ class TrainerEnds:
         microbatch, size, within_s = need.kept.batch.id, self._activation_bytes, NESTED_SHARE * need.within_s
         if len(need.route) != self._context.stages:
             raise Refused(f"the {what} of {microbatch} was dropped, and its route is not known")
-        body = Recall(step=need.kept.step, microbatch=microbatch, route=need.route, hop=at, what=what)
+        where: dict[str, Any] = {"step": need.kept.step, "microbatch": microbatch, "after": need.kept.after}
+        body = Recall(**where, route=need.route, hop=at, what=what)
 
         async def call() -> Payload:
             _, payload = await self._context.endpoint.call(

@@ -40,7 +40,7 @@ class Handover:
     async def pass_forward(self, passage: Passage, output: Payload) -> None:
         """The output, to the next stage or home. Under way, the passage may be sent along another route."""
         key, route, hop = passage.key, passage.route, self._settings.stage + 1
-        fields: dict[str, Any] = {"step": key.step, "microbatch": key.microbatch, "attempt": key.attempt}
+        fields: dict[str, Any] = key._asdict()
         try:
             if self._settings.last:
                 await self._home(key, "trainer/1/output", Output(**fields), output)
@@ -53,7 +53,7 @@ class Handover:
     async def pass_backward(self, passage: Passage, gradient: Payload | None) -> None:
         """The input's gradient, to the stage before or home; nothing where the input was token ids."""
         key, route, hop = passage.key, passage.route, self._settings.stage - 1
-        fields: dict[str, Any] = {"step": key.step, "microbatch": key.microbatch, "attempt": key.attempt}
+        fields: dict[str, Any] = key._asdict()
         if gradient is None:
             return
         if self._settings.first:
@@ -104,9 +104,7 @@ class Handover:
         key = passage.key
         queued, computed = took or (0.0, 0.0)
         report = HopReport(
-            step=key.step,
-            microbatch=key.microbatch,
-            attempt=key.attempt,
+            **key._asdict(),
             hop=self._settings.stage,
             direction=direction,
             queued_s=max(0.0, queued),
@@ -127,9 +125,7 @@ class Handover:
         """A hop can not be done. Says which attempt that was: another may be under way by now."""
         peer = route[hop] if 0 <= hop < len(route) else key.microbatch.trainer
         blocked = Blocked(
-            step=key.step,
-            microbatch=key.microbatch,
-            attempt=key.attempt,
+            **key._asdict(),
             hop=max(0, min(hop, self._settings.stages - 1)),
             direction=direction,
             peer=peer,

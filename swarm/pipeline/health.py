@@ -1,7 +1,8 @@
 """Who is there. A verdict needs evidence, not a rumour, and is taken back when the peer answers again.
 
-:class:`Health` decides (pure); :class:`Watch` asks. Every peer asks the next few peers of a ring over the roster once a
-second (cost O(k) questions a second, whatever the size), and whoever a failed call made it suspect at once and quickly.
+:class:`~swarm.pipeline.verdicts.Health` decides; :class:`Watch` asks. Every peer asks the next few peers of a ring over
+the roster once a second (cost O(k) questions a second, whatever the size), and whoever a failed call made it suspect at
+once and quickly.
 Those that are gone are asked too, and the next of the ring in their place: who is cut off finds out from how many.
 A loss is told to all, and everybody who is told asks for himself before he believes it.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
@@ -21,28 +22,18 @@ from swarm.ids import PeerId
 from swarm.network.protocols import Answer, Endpoint, Method, Request
 from swarm.pipeline.beats import Beat, Heard, Lost, Ping, Standing, Twin
 from swarm.pipeline.questions import Questions
+from swarm.pipeline.verdicts import MISSES_TO_LOSE, Health
 from swarm.schema import Empty
 
 WATCHED_PEERS = 3
 PING_EVERY_S = 1.0
 PING_TIMEOUT_S = 1.5
 PROBE_EVERY_S = 0.25
-MISSES_TO_LOSE = 3
-SHORTEST_LOSS_S = 1.5
-"""Three misses in a row, over one and a half seconds at least, make a loss: a peer whose connections are refused is
-lost within some two seconds and a half, one that has fallen silent within about six. A daemon that is started anew,
-half a second, is forgiven, and so is a stall of four: an answer to the first question, which comes behind the tensors
-of a narrow link, is an answer to the third."""
-WITNESSES = 2
-"""So many others who each found that out for themselves make one miss of ours enough: so all who must agree on a loss
-learn of it at about the same time, and none on hearsay alone."""
-ANEW_S = 2.0
-"""How long another life must answer in a member's name before it is believed that the member was started anew: a second
-peer with its identity, while the first lives, finds out before and ends (:meth:`Watch.twin`)."""
+CHECK_S = 8.0
+"""How long whoever needs to know at once waits for it: what it takes to lose who has fallen silent, and to tell the
+others. Who sends and does not answer is asked for longer; meanwhile it is doubted."""
 TWIN_S = 1.5
 """How long a living twin is listened for: it asks whom it watches every second."""
-STRANGER_BEATS = 5
-"""A member that says that often in a row that it does not take part has been started anew, or cut off."""
 
 
 @dataclass(slots=True)
@@ -51,74 +42,6 @@ class _Listening:
 
     incarnation: int
     there: asyncio.Event = field(default_factory=asyncio.Event)
-
-
-@dataclass(slots=True)
-class _Record:
-    misses: int = 0
-    since: float = 0.0
-    incarnation: int | None = None
-    anew: float | None = None
-    strange: int = 0
-    witnesses: set[PeerId] = field(default_factory=set)
-
-
-class Health:
-    """What is known of each peer. Pure; times are seconds of one clock."""
-
-    def __init__(self) -> None:
-        self._records: dict[PeerId, _Record] = {}
-        self.missing: set[PeerId] = set()
-        """Who has not answered the last time."""
-
-    def forget(self, peers: Iterable[PeerId]) -> None:
-        """They left the roster: what comes under their name later is somebody new."""
-        for peer in peers:
-            self._records.pop(peer, None)
-            self.missing.discard(peer)
-
-    def answered(
-        self, peer: PeerId, standing: Standing | None = None, now: float = 0.0, *, judged: bool = True
-    ) -> str | None:
-        """The peer is there. Returns the reason for calling it lost all the same: it is not who was in the roster, or,
-        ``judged`` by one who takes part, does not take part."""
-        record = self._records.setdefault(peer, _Record())
-        record.misses = 0
-        record.witnesses.clear()
-        self.missing.discard(peer)
-        if standing is None:
-            return None
-        if record.incarnation is None:
-            record.incarnation = standing.incarnation
-        if record.incarnation != standing.incarnation:
-            record.anew = now if record.anew is None else record.anew
-            return "it was started anew" if now - record.anew >= ANEW_S else None
-        record.anew = None
-        record.strange = 0 if standing.member or not judged else record.strange + 1
-        if record.strange >= STRANGER_BEATS:
-            return "it does not take part any more"
-        return None
-
-    def missed(self, peer: PeerId, reason: str, now: float) -> str | None:
-        """One miss more. Returns the reason for calling the peer lost, or None while it may still come back."""
-        record = self._records.setdefault(peer, _Record())
-        record.since = now if record.misses == 0 else record.since
-        record.misses += 1
-        self.missing.add(peer)
-        if record.misses >= MISSES_TO_LOSE and now - record.since >= SHORTEST_LOSS_S:
-            return f"no answer to {record.misses} pings in a row: {reason}"
-        if len(record.witnesses) >= WITNESSES:
-            return f"no answer to {record.misses} pings in a row, nor to {len(record.witnesses)} others: {reason}"
-        return None
-
-    def life(self, peer: PeerId) -> int | None:
-        """Which life of it has answered; None while none has."""
-        record = self._records.get(peer)
-        return None if record is None else record.incarnation
-
-    def told(self, peer: PeerId, witness: PeerId) -> None:
-        """Another calls the peer lost. That counts until it answers us, and only together with a miss."""
-        self._records.setdefault(peer, _Record()).witnesses.add(witness)
 
 
 def watched(me: PeerId, roster: Sequence[PeerId], count: int = WATCHED_PEERS) -> tuple[PeerId, ...]:
@@ -190,11 +113,13 @@ class Watch:
             await self._changed.wait_for(lambda: self._version != version)
 
     async def check(self, peers: Collection[PeerId], reason: str) -> None:
-        """Ask these at once; return when each has answered or is gone: some seconds at the most."""
-        probes = [self._probe(peer, reason) for peer in peers if peer in self._roster]
-        running = [probe for probe in probes if probe is not None]
+        """Ask these at once; return when each has answered or is gone, after CHECK_S seconds at the latest: who has
+        done neither by then is doubted, and is asked further."""
+        probes = {peer: self._probe(peer, reason) for peer in peers if peer in self._roster}
+        running = {probe: peer for peer, probe in probes.items() if probe is not None}
         if running:
-            await asyncio.wait(running)
+            _, open_still = await asyncio.wait(running, timeout=CHECK_S)
+            self._health.missing.update(running[probe] for probe in open_still)
 
     def follow(self, roster: Sequence[PeerId], lives: Mapping[PeerId, int] | None = None) -> None:
         """Watch this roster from now on; an empty one stops the watching. What is believed of those that stay in it is
@@ -285,6 +210,7 @@ class Watch:
             else:
                 if standing is not None:
                     return await self._heard(peer, standing)
+                self._health.heard(peer)
             await self._clock.sleep(max(0.0, PROBE_EVERY_S - (self._clock.monotonic() - began)))
 
     async def _heard(self, peer: PeerId, standing: Standing) -> None:

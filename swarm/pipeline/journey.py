@@ -91,10 +91,11 @@ class Journey:
 
     def __init__(self, context: JourneyContext, kept: Kept, route: tuple[PeerId, ...], escort: Escort) -> None:
         self._context, self._kept = context, kept
-        self._step, self._batch = kept.step, kept.batch
+        self._step, self._batch, self._after = kept.step, kept.batch, kept.after
         self._started = context.clock.monotonic()
         self._wake = asyncio.Event()
-        self._repair = Repair(context, (kept.step, kept.batch.id), route, escort, self._wake.set)
+        key = JourneyKey(kept.step, kept.batch.id, 0, kept.after)
+        self._repair = Repair(context, key, route, escort, self._wake.set)
         self._way, self._cargo = self._repair.way, self._repair.cargo
         self._output: Payload | None = None
         self._queued_s = 0.0
@@ -103,7 +104,7 @@ class Journey:
     @property
     def key(self) -> JourneyKey:
         """The current attempt."""
-        return JourneyKey(self._step, self._batch.id, self._way.attempt)
+        return JourneyKey(self._step, self._batch.id, self._way.attempt, self._after)
 
     @property
     def route(self) -> tuple[PeerId, ...]:

@@ -15,13 +15,15 @@ from swarm.pipeline.retention import payload_bytes
 class Kept:
     """One microbatch. Implements :class:`~swarm.pipeline.retention.Retained`.
 
-    ``output`` is the last stage's, ``gradient`` that of the first stage's input, both wire-encoded as they came;
-    ``loss_gradient`` spares computing it from the output while the journey is under way. The batch itself is small,
-    and read again from the shard where it is not known any more.
+    Its ``step`` follows the record whose hash begins with ``after``. ``output`` is the last stage's, ``gradient`` that
+    of the first stage's input, both wire-encoded as they came; ``loss_gradient`` spares computing it from the output
+    while the journey is under way. The batch itself is small, and read again from the shard where it is not known any
+    more.
     """
 
     step: int
     batch: Batch
+    after: str = ""
     route: tuple[PeerId, ...] = ()
     output: Payload | None = None
     gradient: Payload | None = None

@@ -1,7 +1,8 @@
 """What travels between trainers and stage replicas. Tensors ride as the payload of the call, not in the body.
 
 ``hop`` is always the stage of the *receiver*; ``route`` names one replica per stage. A higher ``attempt`` supersedes
-a lower one of the same microbatch: whoever knows the higher refuses the lower.
+a lower one of the same microbatch: whoever knows the higher refuses the lower. ``after`` says which record the step
+follows: what is under way while its lineage is given up must not be taken for the step of the same number.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from swarm.schema import Count, Finite, Message, PeerIdField
 StageField = Annotated[int, Field(ge=0, lt=1024)]
 Attempt = Annotated[int, Field(ge=0, lt=1 << 16)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+AFTER_CHARS = 16
+After = Annotated[str, StringConstraints(pattern=rf"^[0-9a-f]{{0,{AFTER_CHARS}}}$")]
 Direction = Literal["forward", "backward"]
 Route = Annotated[tuple[PeerIdField, ...], Field(min_length=1, max_length=1024)]
 What = Literal["output", "gradient"]
@@ -28,11 +31,12 @@ class JourneyMessage(Message):
     step: Count
     microbatch: MicrobatchId
     attempt: Attempt
+    after: After = ""
 
     @property
     def key(self) -> JourneyKey:
         """What graphs and waiting work are indexed by."""
-        return JourneyKey(self.step, self.microbatch, self.attempt)
+        return JourneyKey(self.step, self.microbatch, self.attempt, self.after)
 
 
 class Forward(JourneyMessage):
@@ -84,6 +88,7 @@ class Recall(Message):
 
     step: Count
     microbatch: MicrobatchId
+    after: After = ""
     route: Route
     hop: StageField
     what: What
@@ -95,6 +100,7 @@ class TrainerRecall(Message):
 
     step: Count
     microbatch: MicrobatchId
+    after: After = ""
     route: Route
     what: TrainerWhat
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from swarm.errors import Refused
+from swarm.errors import Busy, Refused
 from swarm.ids import JourneyKey, MicrobatchId, PeerId
 from swarm.network.protocols import Payload
 from swarm.pipeline.compute import Graph
@@ -73,6 +73,7 @@ class Passages:
 
     def __init__(self, budget_bytes: int, dropped: Callable[[Passage, int], None]) -> None:
         self._known: dict[tuple[int, MicrobatchId], Passage] = {}
+        self._after = ""
 
         def tell(retained: Retained, size: int) -> None:
             if isinstance(retained, Passage):
@@ -111,7 +112,10 @@ class Passages:
 
     @staticmethod
     def check(passage: Passage, body: JourneyMessage, route: tuple[str, ...]) -> None:
-        """Raises Refused as :meth:`note` does."""
+        """Raises Refused as :meth:`note` does; Busy where the passage is of another lineage: it came ahead of its step,
+        which will show whose that is."""
+        if body.after != passage.key.after:
+            raise Busy("not open yet")
         if body.attempt < passage.key.attempt:
             raise Refused(f"attempt {body.attempt} was superseded by {passage.key.attempt}")
         if body.attempt == passage.key.attempt and route != passage.route:
@@ -121,7 +125,7 @@ class Passages:
         """The passage of a microbatch that is assigned to this replica, along that route whatever was known."""
         passage = self.find(step, microbatch)
         if passage is None:
-            passage = self._known[step, microbatch] = Passage(JourneyKey(step, microbatch, 0), route)
+            passage = self._known[step, microbatch] = Passage(JourneyKey(step, microbatch, 0, self._after), route)
         passage.route = route
         return passage
 
@@ -138,8 +142,11 @@ class Passages:
             self.retention.forget(passage)
             del self._known[passage.index]
 
-    def drop_before(self, step: int) -> None:
-        """Forget what belongs to closed steps. What is being computed of them ends without effect."""
-        for passage in [passage for passage in self if passage.key.step < step]:
+    def open_step(self, step: int, after: str) -> None:
+        """Forget what belongs to closed steps, and what came ahead of this one by its number and follows another record
+        than it does. What is being computed of that ends without effect."""
+        self._after = after
+        stale = [one for one in self if one.key.step < step or (one.key.step == step and one.key.after != after)]
+        for passage in stale:
             self.retention.forget(passage)
             del self._known[passage.index]

@@ -41,9 +41,11 @@ class Questions:
             left = ends - loop.time()
             done, _ = await asyncio.wait(self._open, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
             self._open -= done
-            for question in done:
-                if question.exception() is None:
-                    return question.result()
+            answered = [
+                question for question in done if question.exception() is None
+            ]  # asks each, or asyncio complains
+            if answered:
+                return answered[0].result()
             if not done:
                 if self._heard() > heard and loop.time() - self._began < LONGEST_TALK_S:
                     return None

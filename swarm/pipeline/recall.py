@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from swarm.errors import BugError, Busy, PeerError, Refused, SwarmError, Violation
@@ -35,17 +35,23 @@ NESTED_SHARE = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """One microbatch's tensors to be had along a route, within some seconds."""
+    """One microbatch's tensors to be had along a route, within some seconds, in the step that follows ``after``."""
 
     step: int
     microbatch: MicrobatchId
     route: tuple[PeerId, ...]
     within_s: float
+    after: str
+
+    @classmethod
+    def of(cls, passage: Passage, within_s: float) -> Errand:
+        """Along the passage's route as it is now."""
+        return cls(*passage.index, passage.route, within_s, passage.key.after)
 
     @property
     def nested(self) -> Errand:
         """The same with the time that is left to a neighbour."""
-        return Errand(self.step, self.microbatch, self.route, NESTED_SHARE * self.within_s)
+        return replace(self, within_s=NESTED_SHARE * self.within_s)
 
 
 class Missing(Refused):
@@ -64,7 +70,7 @@ class Recalls:
         settings: StageSettings,
         context: StageContext,
         passages: Passages,
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
+        spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
         self._settings, self._context, self._passages, self._spawn = settings, context, passages, spawn
         self._open: Counter[What] = Counter()
@@ -79,7 +85,7 @@ class Recalls:
             raise Busy(f"{self._open[body.what]} recalls are under way")
         left_s = request.deadline - self._context.clock.monotonic()
         within_s = max(0.01, min(left_s, self._settings.send_timeout_s))
-        errand = Errand(body.step, body.microbatch, tuple(map(PeerId, body.route)), within_s)
+        errand = Errand(body.step, body.microbatch, tuple(map(PeerId, body.route)), within_s, body.after)
         self._open[body.what] += 1
         try:
             payload = await (self.output(errand) if body.what == "output" else self.input_gradient(errand))
@@ -174,7 +180,7 @@ class Recalls:
     async def _fetch(self, errand: Errand, hop: int, what: TrainerWhat) -> Payload:
         trainer = errand.microbatch.trainer
         peer = errand.route[hop] if 0 <= hop < self._settings.stages else trainer
-        key = (errand.step, errand.microbatch, what, peer)
+        key = (errand.step, errand.microbatch, errand.after, what, peer)
         payload: Payload = await self._once(key, lambda: self._ask_or_miss(peer, errand, hop, what))
         return payload
 
@@ -186,12 +192,12 @@ class Recalls:
 
     async def _ask(self, peer: PeerId, errand: Errand, hop: int, what: TrainerWhat) -> Payload:
         size = self._wire_bytes(hop, what)
-        fields: dict[str, Any] = {"step": errand.step, "microbatch": errand.microbatch, "route": errand.route}
+        fields: dict[str, Any] = {"step": errand.step, "microbatch": errand.microbatch, "after": errand.after}
         body: Message
         if 0 <= hop < self._settings.stages and what != "targets":
-            method, body = "pipeline/1/recall", Recall(**fields, hop=hop, what=what)
+            method, body = "pipeline/1/recall", Recall(**fields, route=errand.route, hop=hop, what=what)
         else:
-            method, body = "trainer/1/recall", TrainerRecall(**fields, what=what)
+            method, body = "trainer/1/recall", TrainerRecall(**fields, route=errand.route, what=what)
 
         async def call() -> Payload:
             _, payload = await self._context.endpoint.call(
@@ -215,7 +221,7 @@ class Recalls:
     # --- once ----------------------------------------------------------------------------------------------------
 
     async def _compute(self, what: What, errand: Errand, compute: Callable[[], Any]) -> Any:
-        return await self._once((errand.step, errand.microbatch, what), lambda: self.on_device(compute))
+        return await self._once((errand.step, errand.microbatch, errand.after, what), lambda: self.on_device(compute))
 
     async def on_device(self, compute: Callable[[], Any]) -> Any:
         """Run it on the device thread. What goes wrong with one microbatch comes out as a PeerError."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from swarm.errors import DeadlineMissed, PeerError, Refused, Unreachable
 from swarm.events import HopMoved
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import JourneyKey, PeerId
 from swarm.network.protocols import Payload
 from swarm.pipeline.blame import GONE, POISON, Blame
 from swarm.pipeline.courier import Courier
@@ -83,15 +83,15 @@ class Repair:
     def __init__(
         self,
         context: JourneyContext,
-        place: tuple[int, MicrobatchId],
+        key: JourneyKey,
         route: tuple[PeerId, ...],
         escort: Escort,
         wake: Callable[[], None],
     ) -> None:
-        self._context, self._place, self._escort, self._wake = context, place, escort, wake
+        self._context, self._key, self._escort, self._wake = context, key, escort, wake
         self.cargo, self.way, self.blame = Cargo(), Itinerary(route), Blame(context)
         self.way.home = context.ends is None  # token ids have no gradient
-        self._courier = Courier(context.endpoint, context.clock, place, self.way)
+        self._courier = Courier(context.endpoint, context.clock, key, self.way)
         self._drives: dict[int, asyncio.Task[None]] = {}
         self._later: list[tuple[int, PeerId, PeerError | None]] = []
         self._broken: BaseException | None = None
@@ -377,10 +377,9 @@ class Repair:
         self._escort.attend([new])
         if new == old:
             return
-        step, microbatch = self._place
         moved = HopMoved(
-            step=step,
-            microbatch=microbatch,
+            step=self._key.step,
+            microbatch=self._key.microbatch,
             stage=at,
             old=old,
             new=new,

@@ -91,9 +91,10 @@ class StageServer:
     def __init__(self, settings: StageSettings, context: StageContext, places: Places) -> None:
         self._settings, self._context = settings, context
         self._sending: asyncio.TaskGroup | None = None
+        self._of_journeys: set[asyncio.Task[None]] = set()
         self._passages = Passages(settings.retention_bytes, self._dropped)
         self._handover = Handover(settings, context)
-        self._worker = Worker(settings, context, self._passages, self._handover, self._spawn)
+        self._worker = Worker(settings, context, self._passages, self._handover, self._send)
         self._admission = Admission(settings, context, self._passages, lambda: self._worker.full, places)
         self._recalls = Recalls(settings, context, self._passages, self._spawn)
         self._takeover = Takeover(settings, self._passages, self._recalls, self._worker, self._handover)
@@ -101,14 +102,18 @@ class StageServer:
 
     # --- steps ---------------------------------------------------------------------------------------------------
 
-    def open_step(self, step: int, places: Places) -> None:
-        """Accept and compute work of ``step``; forget everything older."""
-        self._admission.open_step(step, places)
-        self._passages.drop_before(step)
+    def open_step(self, step: int, places: Places, after: str = "") -> None:
+        """Accept and compute work of ``step``, which follows the record whose hash begins with ``after``; forget
+        everything older, and what does not follow it."""
+        self._admission.open_step(step, places, after)
+        self._passages.open_step(step, after)
         self._worker.open_step(step)
 
     def rewound(self) -> None:
-        """A lineage was given up: forget everything, for its steps come again, and others are meant."""
+        """A lineage was given up: forget everything, for its steps come again, and others are meant. What is being sent
+        of it is not sent further."""
+        for sending in self._of_journeys:
+            sending.cancel()
         self._passages.clear()
         self._worker.rewound()
 
@@ -170,10 +175,10 @@ class StageServer:
         newer = body.attempt > passage.key.attempt
         self._passages.note(body, body.route)
         if newer and passage.graph is not None and not passage.queued_back:
-            self._spawn(self._handover.report_forward(passage, None))
-            self._spawn(self._takeover.send_again(passage, self._settings.send_timeout_s))
+            self._send(self._handover.report_forward(passage, None))
+            self._send(self._takeover.send_again(passage, self._settings.send_timeout_s))
         elif newer and passage.accumulated:
-            self._spawn(self._takeover.tell_again(passage, self._settings.send_timeout_s))
+            self._send(self._takeover.tell_again(passage, self._settings.send_timeout_s))
         return DONE
 
     async def _on_targets(self, request: Request) -> Answer:
@@ -196,7 +201,7 @@ class StageServer:
         passage = self._passages.note(body, body.route)
         if passage.accumulated:
             if asked_anew and request.caller == body.microbatch.trainer:  # which has, or believes in, nothing of it
-                self._spawn(self._takeover.tell_again(passage, self._settings.send_timeout_s))
+                self._send(self._takeover.tell_again(passage, self._settings.send_timeout_s))
             return DONE
         if passage.gradient is None:
             passage.gradient, passage.gradient_sender = request.payload, request.caller
@@ -204,7 +209,7 @@ class StageServer:
         if passage.graph is not None or (passage.input is not None and not passage.begun):
             self._worker.want_back(passage)
         elif not passage.begun and not passage.adopting:
-            self._spawn(self._takeover.adopt_unasked(passage, self._settings.send_timeout_s))
+            self._send(self._takeover.adopt_unasked(passage, self._settings.send_timeout_s))
         return DONE  # else what is under way here finds the gradient when it has come so far
 
     async def _on_resend(self, request: Request) -> Answer:
@@ -216,14 +221,14 @@ class StageServer:
         computing = passage.begun and passage.graph is None and passage.output is None and not passage.accumulated
         self._passages.note(body, body.route)
         if not computing:  # else it is handed on, along the new route, when it is done
-            self._spawn(self._takeover.send_again(passage, self._settings.send_timeout_s))
+            self._send(self._takeover.send_again(passage, self._settings.send_timeout_s))
         return DONE
 
     async def _on_adopt(self, request: Request) -> Answer:
         body: Adopt = request.body
         self._admission.adopt(request.caller, body)
         passage = self._passages.note(body, body.route)
-        self._spawn(self._takeover.adopt(passage, body.within_s))
+        self._send(self._takeover.adopt(passage, body.within_s))
         return DONE
 
     async def _on_recall(self, request: Request) -> Answer:
@@ -235,7 +240,9 @@ class StageServer:
         passage = self._passages.find(body.step, body.microbatch)
         if request.caller != body.microbatch.trainer:
             raise Refused("only its trainer drops a microbatch")
-        if passage is None or passage.key.attempt > body.attempt or passage.accumulated or passage.in_use:
+        if passage is None or passage.key.after != body.after or passage.key.attempt > body.attempt:
+            return DONE  # it is not the one that is meant
+        if passage.accumulated or passage.in_use:
             return DONE  # what is in the sum, or is just being added, is for the closing of the step to take out
         self._passages.drop(passage)
         return DONE
@@ -247,11 +254,17 @@ class StageServer:
 
     # --- beside --------------------------------------------------------------------------------------------------
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _send(self, work: Coroutine[Any, Any, None]) -> None:
+        """For one journey, and nobody else waits for it: it ends with the lineage."""
+        task = self._spawn(work)
+        self._of_journeys.add(task)
+        task.add_done_callback(self._of_journeys.discard)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         if self._sending is None:
             work.close()
             raise Busy("this replica does not work now")
-        self._sending.create_task(work)
+        return self._sending.create_task(work)
 
     def _dropped(self, passage: Passage, size: int) -> None:
         key = passage.key

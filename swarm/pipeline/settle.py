@@ -162,4 +162,4 @@ class StageSettling:
         return preferred
 
     def _errand(self, passage: Passage) -> Errand:
-        return Errand(*passage.index, passage.route, self._settings.send_timeout_s)
+        return Errand.of(passage, self._settings.send_timeout_s)

@@ -55,8 +55,7 @@ class Takeover:
     async def _fetch(self, passage: Passage, within_s: float) -> None:
         """Both neighbours at once. Where the route changed meanwhile, the rest is fetched along the new one."""
         while True:
-            route = passage.route
-            errand = Errand(*passage.index, route, within_s)
+            route, errand = passage.route, Errand.of(passage, within_s)
             back = self._recalls.targets if self._settings.computes_loss else self._recalls.output_gradient
             results = await asyncio.gather(self._recalls.input(errand), back(errand), return_exceptions=True)
             failed = next((result for result in results if isinstance(result, BaseException)), None)
@@ -70,7 +69,7 @@ class Takeover:
         it was sent to."""
         await self._handover.report_backward(passage, None)
         try:
-            gradient = await self._recalls.input_gradient(Errand(*passage.index, passage.route, within_s))
+            gradient = await self._recalls.input_gradient(Errand.of(passage, within_s))
         except Missing as missing:
             await self._blocked(passage, missing)
         except PeerError as error:
@@ -81,7 +80,7 @@ class Takeover:
     async def send_again(self, passage: Passage, within_s: float) -> None:
         """The output, along the passage's route; computed anew where it is not held any more."""
         try:
-            output = await self._recalls.output(Errand(*passage.index, passage.route, within_s))
+            output = await self._recalls.output(Errand.of(passage, within_s))
         except Missing as missing:
             await self._handover.report_blocked(
                 passage.key, passage.route, max(0, missing.hop), "forward", missing.error

@@ -79,7 +79,7 @@ class Trainer:
         self._outcomes: dict[tuple[int, MicrobatchId], FinishedJourney | Poisoned] = {}
         self._changed = asyncio.Event()
         self._taken = Taken()
-        self._step = 0
+        self._step, self._after = 0, ""
         self._ends = TrainerEnds(context, source, activation_bytes=activation_bytes, retention_bytes=retention_bytes)
         self._round_trips: deque[float] = deque(maxlen=32)
         self._compute_s: dict[int, deque[float]] = {stage: deque(maxlen=32) for stage in self._replicas}
@@ -104,14 +104,20 @@ class Trainer:
         return self._source.cursor
 
     def open_step(
-        self, step: int, stages: Sequence[Sequence[PeerId]], trainers: int, cursor: tuple[int, int] | None
+        self,
+        step: int,
+        stages: Sequence[Sequence[PeerId]],
+        trainers: int,
+        cursor: tuple[int, int] | None,
+        after: str = "",
     ) -> None:
-        """Work on ``step`` from now on, among these replicas of each stage and as one of so many trainers.
+        """Work on ``step`` from now on, among these replicas of each stage and as one of so many trainers. It follows
+        the record whose hash begins with ``after``.
 
         Journeys of older steps are cancelled at once and what was retained of them is forgotten. Continues our shard at
         ``cursor`` where that is given and another than ours; raises ConfigError when it is outside the shard.
         """
-        self._step = step
+        self._step, self._after = step, after
         for index in [index for index in self._tasks if index[0] < step]:
             self._tasks[index].cancel()
         self._outcomes = {index: outcome for index, outcome in self._outcomes.items() if index[0] >= step}
@@ -126,7 +132,7 @@ class Trainer:
             if cursor is not None and cursor != self._source.cursor:
                 self._source.seek(cursor)
         finally:
-            self._ends.open_step(step)
+            self._ends.open_step(step, after)
 
     def rewound(self) -> None:
         """A lineage was given up: forget what was taken and what came of it, for its steps come again, and the record
@@ -197,7 +203,7 @@ class Trainer:
                 # Also for nothing: a new leader waits to hear what was begun.
                 granted = await leader.lease(step, max(0, room) if way else 0)
                 for _ in range(granted if step >= self._step else 0):
-                    self._start(group, Kept(step, self._source.take()), leader, escort)
+                    self._start(group, Kept(step, self._source.take(), self._after), leader, escort)
                 if not way:
                     await self._context.clock.sleep(LOOK_S)
                 elif granted <= 0 < room:
@@ -317,7 +323,7 @@ class Trainer:
 
     def _find(self, body: JourneyMessage) -> Journey:
         journey = self._journeys.get((body.step, body.microbatch))
-        if journey is None:
+        if journey is None or journey.key.after != body.after:
             raise Refused("no such microbatch is under way here")
         return journey
 

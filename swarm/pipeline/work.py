@@ -153,13 +153,14 @@ class Worker:
             result = await self._context.device.run(compute)
         finally:
             passage.in_use -= 1
+        if not self._passages.current(passage):  # its lineage was given up meanwhile: nothing of it counts
+            return
         passage.loss_sum, passage.tokens = result.loss_sum, result.tokens
         tell_accumulated(self._context.events, self._settings.stage, passage)
         elapsed = self._context.clock.monotonic() - started
         self._spawn(self._handover.report_backward(passage, (queued, elapsed)))
         self._spawn(self._handover.pass_backward(passage, result.gradient))
-        if self._passages.current(passage):
-            self._passages.retention.hold(passage)
+        self._passages.retention.hold(passage)
 
     def _seed(self, passage: Passage) -> int:
         return dropout_seed(self._settings.seed, passage.key.microbatch)

@@ -12,7 +12,7 @@ from peers.chaos.plan import FaultPlan, On, Strike
 from peers.invariants.check import check_run
 from swarm.errors import RunEnded
 from swarm.events import Committed, CopyHeld, JourneyCompleted, PeerLost, StepClosed, StepGivenUp
-from swarm.pipeline.health import ANEW_S
+from swarm.pipeline.verdicts import ANEW_S
 from swarm.sim.links import Links
 from swarm.sim.world import run_world
 from tests.harness.faults_memory import MemoryWorld

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from swarm.errors import Busy, OutOfSync, Refused, Unreachable, Violation, WrongStep
+from swarm.errors import Busy, DeadlineMissed, OutOfSync, Refused, Unreachable, Violation, WrongStep
 from swarm.ids import PeerId, stage_part
 from swarm.network.protocols import Answer
 from swarm.optimization import starting
+from swarm.optimization.guide_patience import LONGEST_PATIENCE_S, MOST_IDLE, PATIENCE_S, GuidePatience
 from swarm.optimization.guides import Guides
-from swarm.optimization.observation import LEAVE, NEXT, START, STAY, Decided, StartRequest, Staying, StayRequest
-from swarm.optimization.observer import Observer
+from swarm.optimization.observation import (
+    LEAVE,
+    NEXT,
+    STANDING,
+    START,
+    STAY,
+    Decided,
+    StartRequest,
+    Staying,
+    StayRequest,
+)
+from swarm.optimization.observer import ALIVE_S, Observer
 from swarm.optimization.observing import KEPT_UPDATES, LEASE_S, MAX_OBSERVERS
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.records import CloseRecord
@@ -386,3 +398,87 @@ async def test_desk_keeps_updates_for_a_member_that_asks_for_them_all_the_same()
         await bench.close()
     assert (await observer.follow()).step == bench.run.head.step
     assert digest(part.snapshot()) == digest(bench.run.part.snapshot())
+
+
+# --- a guide that gives nothing ----------------------------------------------------------------------------------
+
+
+async def withheld() -> tuple[Bench, Observer, asyncio.Task[CloseRecord]]:
+    """The first guide says that it has closed step 3, answers all else, and never gives the update of it."""
+    bench, observer, _ = await following(DONOR, OTHER)
+    assert observer.donors == (DONOR, OTHER)
+    await bench.publish(bench.run.close(), OTHER, CONTACT)
+    bench.twists[STANDING] = lambda body, answer: Answer(answer.body.model_copy(update={"closed": 3}))
+    return bench, observer, asyncio.create_task(observer.follow())
+
+
+async def test_observer_leaves_a_guide_that_says_it_closed_the_step_and_gives_nothing() -> None:
+    bench, observer, waiting = await withheld()
+    for _ in range(2 ** (MOST_IDLE + 1) - 1):
+        await turns()
+        assert not waiting.done()
+        await bench.clock.advance(PATIENCE_S)
+    await turns()
+    assert waiting.done()
+    assert (await waiting).step == 3
+    assert DONOR not in observer.donors
+
+
+async def test_observer_notices_the_death_of_the_next_guide_as_soon_as_of_the_first() -> None:
+    bench, observer, waiting = await withheld()
+    for _ in range(2 ** (MOST_IDLE + 1) - 1):
+        await turns()
+        await bench.clock.advance(PATIENCE_S)
+    await turns()
+    assert waiting.done()
+    waiting = asyncio.create_task(observer.follow())
+    await turns()
+    bench.network.cut(OTHER, JOINER)
+    for seconds in (PATIENCE_S, ALIVE_S):
+        await bench.clock.advance(seconds)
+        await turns()
+    assert isinstance(waiting.exception(), DeadlineMissed)
+
+
+async def test_observer_leaves_a_guide_that_gives_nothing_sooner_when_the_others_are_about_to_let_go_of_it() -> None:
+    bench, observer, waiting = await withheld()
+    observer._context = replace(observer._context, newest=lambda: 3 + KEPT_UPDATES - 1)
+    await turns()
+    await bench.clock.advance(PATIENCE_S)
+    await turns()
+    assert waiting.done()
+    assert (await waiting).step == 3
+
+
+async def test_observer_that_wants_an_update_before_it_is_decided_leaves_who_gives_nothing_too() -> None:
+    bench, observer, waiting = await withheld()
+    waiting.cancel()
+    ahead = asyncio.create_task(observer.ahead())
+    for _ in range(2 ** (MOST_IDLE + 1)):
+        await turns()
+        await bench.clock.advance(PATIENCE_S)
+    await turns()
+    assert ahead.done()
+    assert await ahead is not None
+
+
+def test_guide_that_brings_a_large_update_slowly_is_given_twice_the_time_to_the_longest() -> None:
+    patience = GuidePatience()
+    patience.begin(DONOR)
+    size = 1_000_000
+    while patience.seconds < LONGEST_PATIENCE_S:
+        assert patience.late(patience.seconds, int(2 * size * patience.seconds / LONGEST_PATIENCE_S), size) == ""
+    patience.begin(DONOR)
+    assert patience.seconds == LONGEST_PATIENCE_S, "the link is as thin at the next step"
+    assert "not in 640 s" in patience.late(patience.seconds, size - 1, size)
+    patience.begin(OTHER)
+    assert patience.seconds == PATIENCE_S
+
+
+@pytest.mark.parametrize("brought", [0, 1000], ids=["nothing", "beats only"])
+def test_guide_that_brings_too_little_is_given_twice_the_time_twice(brought: int) -> None:
+    patience = GuidePatience()
+    patience.begin(DONOR)
+    assert [bool(patience.late(patience.seconds, brought, 1_000_000)) for _ in range(3)] == [False, False, True]
+    patience.begin(DONOR)
+    assert patience.late(patience.seconds, brought, 1_000_000) == "", "another question"

@@ -31,7 +31,7 @@ from swarm.optimization.records import Aside, Contribution, acceptance_bytes, vo
 from swarm.optimization.rescuing import AGAIN_S, SILENT_PART_S
 from swarm.optimization.roster import Member, Roster
 from swarm.optimization.standstill import STALLED_S
-from swarm.pipeline.health import Health
+from swarm.pipeline.verdicts import Health
 from tests.harness.expect import eventually
 from tests.unit.optimization.puppets import (
     AGAIN,

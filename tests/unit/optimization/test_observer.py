@@ -12,8 +12,8 @@ import torch
 
 from swarm.errors import DeadlineMissed, PeerError, StateError, Unreachable, Violation, WrongStep
 from swarm.network.protocols import Answer
+from swarm.optimization.guide_patience import PATIENCE_S
 from swarm.optimization.observation import NEXT, STANDING, START, Decided
-from swarm.optimization.observer import PATIENCE_S
 from swarm.optimization.observing import KEPT_UPDATES
 from swarm.optimization.records import CloseRecord, Decision
 from swarm.optimization.roster import Roster
@@ -346,6 +346,7 @@ async def test_observer_on_a_thin_link_gives_a_large_update_the_time_it_takes() 
     waiting = asyncio.create_task(observer.follow())
     for _ in range(60):
         await turns()
+        bench.endpoints[JOINER].meter.received[DONOR] += size // 10  # piece by piece
         await bench.clock.advance(10.0)
     assert waiting.done()
     assert (await waiting).step == 3
@@ -359,6 +360,7 @@ async def test_observer_on_a_thin_link_gets_a_large_update_before_its_step_is_de
     waiting = asyncio.create_task(observer.ahead())
     for _ in range(60):
         await turns()
+        bench.endpoints[JOINER].meter.received[DONOR] += size // 10  # piece by piece
         await bench.clock.advance(10.0)
     assert waiting.done()
     mean = await waiting

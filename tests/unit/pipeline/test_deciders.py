@@ -10,8 +10,9 @@ from swarm.ids import PeerId
 from swarm.pipeline.beats import Standing
 from swarm.pipeline.flight import MAX_IN_FLIGHT, MIN_IN_FLIGHT, WAITING, journeys_in_flight
 from swarm.pipeline.gate import NormGate
-from swarm.pipeline.health import ANEW_S, MISSES_TO_LOSE, SHORTEST_LOSS_S, STRANGER_BEATS, Health, watched
+from swarm.pipeline.health import watched
 from swarm.pipeline.queue import WorkQueue
+from swarm.pipeline.verdicts import ANEW_S, MISSES_TO_LOSE, SHORTEST_LOSS_S, STRANGER_BEATS, Health
 from swarm.pipeline.wiring import Wiring
 from swarm.planning.deadlines import AdaptiveDeadline
 

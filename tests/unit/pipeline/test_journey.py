@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from swarm.clock import SystemClock
-from swarm.errors import BugError, Busy, PeerError, Refused, RunEnded, Violation
+from swarm.errors import BugError, Busy, PeerError, Refused, RunEnded, Violation, WrongStep
 from swarm.events import HopMoved, JourneyCompleted, JourneyStarted
 from swarm.ids import PeerId
 from swarm.optimization.calls import first_leaf
 from swarm.pipeline.journey import FinishedJourney
-from swarm.pipeline.messages import Blocked, HopReport, InputGradient, Output
+from swarm.pipeline.messages import Blocked, HopReport, InputGradient, Output, TrainerRecall
+from swarm.pipeline.server import Places
+from swarm.schema import Empty
 from swarm.security.receipts import receipt_bytes
 from swarm.sim.network import SimNetwork
 from tests.harness.expect import eventually
@@ -50,6 +52,51 @@ async def test_trainer_feeds_its_lease_and_every_stage_counts_each_microbatch_on
             assert receipt == sign(replica, receipt_bytes(RUN, 1, journey.key.microbatch, stage))
     assert len(crew.side.events.of(JourneyStarted)) == len(crew.side.events.of(JourneyCompleted)) == 9
     assert crew.side.trainer.cursor == (0, 9)
+
+
+COUNTS, GIVEN_UP = "a" * 16, "b" * 16
+
+
+async def test_trainer_feeds_the_step_that_follows_the_record_it_was_told_of() -> None:
+    crew = await Crew.of([[A0], [B0, B1]])
+    crew.side.trainer.open_step(1, crew.stages, 1, None, COUNTS)
+    for replica in crew.replicas.values():
+        replica.server.open_step(1, Places.of([TRAINER], crew.stages), COUNTS)
+    crew.strike(1, "backward", crew.kill)  # whoever takes over recalls from both sides
+    leader = await crew.feed(4)
+    assert {journey.key.after for journey in leader.finished} == {COUNTS}
+    assert len(leader.finished) == len(crew.held(A0)) == 4
+
+
+async def test_trainer_that_lacks_tensors_recalls_them_from_the_step_it_is_in() -> None:
+    crew = await Crew.of([[A0], [B0]], retention_bytes=1)
+    crew.side.trainer.open_step(1, crew.stages, 1, None, COUNTS)
+    for replica in crew.replicas.values():
+        replica.server.open_step(1, Places.of([TRAINER], crew.stages), COUNTS)
+    async with working(*crew.replicas.values()):
+        await FakeLeader(2).fed_by(crew.side.trainer)
+        assert len(crew.side.part.held) == 2
+        await crew.side.trainer.settle(1, {})
+    assert not crew.side.part.held
+
+
+async def test_trainer_takes_nothing_late_of_a_lineage_that_was_given_up_and_gives_nothing_for_it() -> None:
+    network = SimNetwork(SystemClock())
+    home, *others = await enter(network, TRAINER, A0, B0)
+    side, (a, b) = TrainerSide(home, [[A0], [B0]], in_flight=1), [Mailbox(other) for other in others]
+    side.trainer.open_step(1, [[A0], [B0]], 1, None, COUNTS)
+    feeding = asyncio.create_task(side.trainer.feed(1, FakeLeader(1)))
+    await eventually(lambda: a.of("forward"))
+    assert a.of("forward")[0].after == COUNTS
+    key = {"step": 1, "microbatch": microbatch(0), "attempt": 0}
+    with pytest.raises(Refused, match="no such microbatch"):
+        await b.call(TRAINER, "output", Output(**key, after=GIVEN_UP), tensor(3.0))
+    wanted = TrainerRecall(step=1, microbatch=microbatch(0), route=(A0, B0), what="output", after=GIVEN_UP)
+    with pytest.raises(WrongStep, match="follows another record"):
+        await a.endpoint.call(TRAINER, "trainer/1/recall", wanted, Empty, timeout_s=5, max_reply_bytes=32)
+    await b.call(TRAINER, "output", Output(**key, after=COUNTS), tensor(2.0))
+    feeding.cancel()
+    await asyncio.gather(feeding, return_exceptions=True)
 
 
 async def test_trainer_without_a_lease_feeds_nothing() -> None:

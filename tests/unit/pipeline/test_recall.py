@@ -67,6 +67,21 @@ async def test_recall_gives_what_was_sent_before_and_after_the_contribution(scen
     assert len(scene.replica.events.of(Accumulated)) == 1
 
 
+async def test_recall_of_a_step_that_follows_another_record_is_refused(scene: Scene) -> None:
+    scene.replica.open_step(13, after="a" * 16)
+    await scene.there(step=13, x=3.0, after="a" * 16)
+    assert await ask(scene, DOWN, step=13, after="a" * 16) == 6.0
+    with pytest.raises(WrongStep, match="follows another record"):
+        await ask(scene, DOWN, step=13, after="b" * 16)
+
+
+async def test_recall_by_who_adopts_says_which_record_its_step_follows(scene: Scene) -> None:
+    scene.replica.open_step(13, after="a" * 16)
+    await adopt(scene, step=13, after="a" * 16)
+    await eventually(lambda: scene.up.of("recall") and scene.down.of("recall"))
+    assert {body.after for body in (*scene.up.of("recall"), *scene.down.of("recall"))} == {"a" * 16}
+
+
 async def test_recall_by_a_replica_that_works_no_more_is_refused_each_time() -> None:
     scene = Scene()
     await scene.open()

@@ -16,7 +16,7 @@ from swarm.errors import BugError, Busy, PeerError, Refused, Violation, WrongSte
 from swarm.events import Accumulated
 from swarm.ids import PeerId
 from swarm.network.protocols import Request
-from swarm.pipeline.messages import Backward, Forward, Resend, Targets
+from swarm.pipeline.messages import Backward, Drop, Forward, Resend, Targets
 from swarm.security.receipts import receipt_bytes
 from swarm.sim.network import SimNetwork
 from tests.harness.expect import eventually
@@ -592,3 +592,82 @@ async def test_replica_that_rewinds_computes_anew_what_it_knows_by_the_same_step
         await scene.backward(step=13, x=1.0)
         await eventually(lambda: scene.part.held)
     assert scene.down.payloads("forward") == [6.0, 20.0]
+
+
+# --- what a lineage that was given up leaves behind --------------------------------------------------------------
+
+COUNTS, GIVEN_UP = "a" * 16, "b" * 16
+
+
+def rewind(scene: Scene) -> None:
+    """Step 13 comes a second time, after another record."""
+    scene.server.rewound()
+    scene.replica.open_step(13, after=COUNTS)
+
+
+async def test_replica_that_rewound_takes_nothing_late_of_the_step_of_the_same_number(scene: Scene) -> None:
+    scene.replica.open_step(13, after=GIVEN_UP)
+    late = Forward(**scene.fields(step=13, after=GIVEN_UP))
+    arrives = scene.arrive("forward", late, tensor(3.0), UP)
+    rewind(scene)
+    for send in (scene.forward, scene.backward, scene.resend):
+        with pytest.raises(WrongStep, match="follows another record"):
+            await send(step=13, after=GIVEN_UP)
+    scene.arrive("forward", Forward(**scene.fields(step=13, after=COUNTS)), tensor(10.0), UP)
+    with pytest.raises(WrongStep, match="follows another record"):
+        await arrives()
+    await scene.there(step=13, x=10.0, attempt=1, after=COUNTS)
+    dropped = Drop(step=13, microbatch=microbatch(0), attempt=9, hop=1, after=GIVEN_UP)
+    await scene.trainer.call(ME, "drop", dropped)
+    await scene.backward(step=13, x=1.0, attempt=1, after=COUNTS)
+    await eventually(lambda: scene.up.of("backward") and len(scene.trainer.of("hop")) == 2)
+    assert scene.down.payloads("forward") == [20.0]
+    sent = (*scene.down.of("forward"), *scene.up.of("backward"), *scene.trainer.of("hop"))
+    assert {body.after for body in sent} == {COUNTS}
+
+
+async def test_replica_that_opens_a_step_forgets_what_came_ahead_of_it_and_follows_another_record(scene: Scene) -> None:
+    scene.replica.open_step(12, after="c" * 16)
+    await scene.forward(step=13, x=3.0, after=GIVEN_UP)
+    with pytest.raises(Busy, match="not open yet"):
+        await scene.forward(step=13, x=10.0, after=COUNTS)
+    await scene.forward(1, step=13, x=5.0, after=COUNTS)
+    scene.replica.open_step(13, after=COUNTS)
+    await scene.there(step=13, x=10.0, after=COUNTS)
+    await turns()
+    assert sorted(scene.down.payloads("forward")) == [10.0, 20.0]
+
+
+async def test_replica_that_rewinds_while_it_computes_tells_nothing_of_that(scene: Scene) -> None:
+    scene.replica.open_step(13, after=GIVEN_UP)
+    await scene.there(step=13, after=GIVEN_UP)
+    scene.replica.device.gate = gate = asyncio.Event()
+    await scene.backward(step=13, after=GIVEN_UP)
+    await turns()
+    scene.server.rewound()
+    gate.set()
+    await turns()
+    assert scene.part.held, "it was computed to its end"
+    assert not scene.replica.events.of(Accumulated)
+    assert not scene.up.of("backward")
+    assert [report.direction for report in scene.trainer.of("hop")] == ["forward"]
+
+
+async def test_replica_that_rewinds_does_not_go_on_sending(scene: Scene) -> None:
+    paused = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        await paused.wait()
+
+    scene.replica.clock.sleep = sleep  # type: ignore[method-assign]
+    scene.replica.open_step(13, after=GIVEN_UP)
+    await scene.there(step=13, after=GIVEN_UP)
+    scene.up.errors["pipeline/1/backward"] = Busy("full")
+    await scene.backward(step=13, after=GIVEN_UP)
+    await eventually(lambda: len(scene.trainer.of("hop")) == 2)
+    await turns()
+    scene.server.rewound()
+    scene.up.errors.clear()
+    paused.set()
+    await turns()
+    assert not scene.up.of("backward")

@@ -14,16 +14,15 @@ from swarm.ids import PeerId, RunId
 from swarm.network.protocols import Answer, Method, Request
 from swarm.pipeline.beats import Beat, Lost, Ping, Standing
 from swarm.pipeline.health import (
-    MISSES_TO_LOSE,
+    CHECK_S,
     PING_EVERY_S,
     PING_TIMEOUT_S,
     PROBE_EVERY_S,
-    SHORTEST_LOSS_S,
-    STRANGER_BEATS,
     Watch,
     watched,
 )
 from swarm.pipeline.questions import LONGEST_TALK_S
+from swarm.pipeline.verdicts import MISSES_TO_LOSE, SHORTEST_LOSS_S, STRANGER_BEATS
 from swarm.schema import Empty
 from swarm.sim.network import SimEndpoint, SimNetwork
 from tests.unit.averaging.world import LoopClock, in_virtual_time
@@ -163,6 +162,46 @@ def test_watch_keeps_a_silent_neighbour_while_it_sends_and_no_longer_than_a_whil
                 await talker.tell(FAR[0], "it says")
                 await asyncio.sleep(1.0)
             assert ("lost", NEAR[0]) in ring.news
+
+    play(story)
+
+
+def test_watch_keeps_a_neighbour_that_is_heard_between_its_misses() -> None:
+    async def story(ring: Ring) -> None:
+        bursty = ring.neighbours[NEAR[0]]
+        bursty.silent = True
+        async with ring.watching():
+            await asyncio.sleep(1.5 * PING_TIMEOUT_S)
+            for _ in range(2 * MISSES_TO_LOSE):  # one question in two is not answered, and nothing else comes
+                await bursty.tell(FAR[0], "it says")
+                await asyncio.sleep(2 * PING_TIMEOUT_S)
+            assert ("lost", NEAR[0]) not in ring.news
+            assert NEAR[0] in ring.watch.doubted
+
+    play(story)
+
+
+def test_watch_checks_no_longer_than_some_seconds_who_sends_and_does_not_answer() -> None:
+    async def story(ring: Ring) -> None:
+        talker, time = ring.neighbours[NEAR[0]], asyncio.get_running_loop().time
+        talker.silent = True
+
+        async def talk() -> None:
+            while True:
+                await talker.tell(FAR[0], "it says")
+                await asyncio.sleep(1.0)
+
+        talking = asyncio.create_task(talk())
+        async with ring.watching():
+            for _ in range(2):
+                began = time()
+                await ring.watch.check([NEAR[0], NEAR[1]], "a call failed")
+                assert time() - began == pytest.approx(CHECK_S)
+                assert not ring.watch.gone
+                assert set(ring.watch.doubted) == {NEAR[0]}
+            await asyncio.sleep(LONGEST_TALK_S + SILENT_LOSS_S - time())
+            assert set(ring.watch.gone) == {NEAR[0]}
+        talking.cancel()
 
     play(story)
 
@@ -348,8 +387,8 @@ def test_watch_checks_at_once_and_returns_when_all_have_answered_or_are_gone() -
             assert asyncio.get_running_loop().time() == 0.0
             await ring.watch.check([well, dead, silent, ME, PeerId("stranger")], "a call failed")
             assert set(ring.watch.gone) == {dead, silent}
-            # That it takes the word of the other's loss is a sign of life: one question more.
-            assert asyncio.get_running_loop().time() <= SILENT_LOSS_S + PING_TIMEOUT_S
+            # That it takes the word of the other's loss is a sign of life: its misses are counted anew.
+            assert asyncio.get_running_loop().time() <= CHECK_S
             before = asyncio.get_running_loop().time()
             await ring.watch.check([dead, silent], "again")
             await ring.watch.check([], "nobody")

@@ -309,11 +309,11 @@ class Replica:
         self.stage, self.stages = stage, stages
         self.server.open_step(1, places(stages))
 
-    def open_step(self, step: int, now: Places | None = None) -> None:
+    def open_step(self, step: int, now: Places | None = None, after: str = "") -> None:
         """The part swaps and the server follows."""
         self.part.step = step - 1
         self.part.held.clear()
-        self.server.open_step(step, now or places(self.stages))
+        self.server.open_step(step, now or places(self.stages), after)
 
 
 @dataclass
