@@ -1,7 +1,7 @@
 """The Docker engine as its command-line client shows it: one call, one subprocess; and who ended, as it happens.
 
 Everything that a play makes carries two labels: the play's id and who owns it. What an owner that is dead has left, the
-next play removes.
+next play removes. Where tests play, a third one says which (see ``tests/harness/in_engine.py``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from swarm.errors import EXIT_UNREACHABLE, SwarmError
 
-PLAY, OWNER = "swarm.play", "swarm.owner"
+PLAY, OWNER, TEST = "swarm.play", "swarm.owner", "swarm.test"
 CALL_S = 60.0
 """An engine on a busy machine takes seconds for a container; one that takes this long hangs."""
 _TRIES = 3
@@ -41,7 +41,9 @@ class Engine:
 
     def __init__(self, play: str, client: str = "docker") -> None:
         self.play, self._client = play, client
-        self.labels = ("--label", f"{PLAY}={play}", "--label", f"{OWNER}={owner()}")
+        self.labels: tuple[str, ...] = ("--label", f"{PLAY}={play}", "--label", f"{OWNER}={owner()}")
+        if test := os.environ.get("SWARM_TEST_ID"):
+            self.labels = (*self.labels, "--label", f"{TEST}={test.partition('/')[0]}")
 
     def call(self, *arguments: str, timeout_s: float = CALL_S) -> str:
         """What the client prints. Raises EngineError. Blocks."""
