@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Makes the image that docker/Dockerfile starts from, where the official python:3.11-slim cannot be had: Debian with
-# Python and its venv module, made by debootstrap. With --nemesis: the image that faults of the network come from.
+# Python and its venv module, made by debootstrap. With --nemesis: the image that faults of the network come from, on
+# Debian's official image where that is here or can be had, else by debootstrap.
 #
-# Does nothing when the image is there and was made by this very file. Needs root, and debootstrap, which it installs
-# where apt-get can. Nothing is left outside Docker but the packages in the cache. Reads from the environment:
-#   DEBIAN_MIRROR  where packages come from (default: debootstrap's own)
+# Does nothing when the image is there and was made by this very file. debootstrap needs root, and is installed where
+# apt-get can. Nothing is left outside Docker but the packages in the cache. Reads from the environment:
+#   DEBIAN_MIRROR  where packages come from (default: that of debootstrap, or of the official image)
 #   DEBIAN_SUITE   the release (default: bookworm, which has Python 3.11)
 #   CACHE          where downloaded packages are kept (default: docker/.cache/debs)
 #   ENGINE         the client (default: docker)
@@ -25,9 +26,17 @@ fail() {
   exit 1
 }
 
+pull_s=60
+
 case "${1:-}" in
-  "") image=swarm-base:3.11 packages=python3,python3-venv,ca-certificates ;;
-  --nemesis) image=swarm-nemesis:local packages=iproute2,iptables,libfaketime ;;
+  "")
+    image=swarm-base:3.11 packages=python3,python3-venv,ca-certificates
+    otherwise="Or name an image that has Python 3.11: make image BASE_IMAGE=…"
+    ;;
+  --nemesis)
+    image=swarm-nemesis:local packages=iproute2,iptables,libfaketime
+    otherwise="Or where a registry is reached, as anybody: ${ENGINE:-docker} pull debian:$suite-slim, and this again"
+    ;;
   *) fail "no such option: $1" "There is --nemesis, and nothing." ;;
 esac
 
@@ -37,11 +46,48 @@ is_there() {
   [[ $("$engine" image inspect --format '{{ index .Config.Labels "swarm.made-by" }}' "$image" 2>/dev/null) == "$made_by" ]]
 }
 
+# An image with apt: one that is here, else Debian's own where a registry is reached.
+find_official() {
+  local debian=debian:$suite-slim each
+  for each in "$debian" python:3.11-slim; do
+    if "$engine" image inspect "$each" >/dev/null 2>&1; then
+      printf '%s\n' "$each"
+      return
+    fi
+  done
+  timeout "$pull_s" "$engine" pull --quiet "$debian" >/dev/null 2>&1 && printf '%s\n' "$debian"
+}
+
+# The nemesis needs no more of a base than apt: who has such an image, or a registry, needs no root.
+build_nemesis() {
+  local official
+  official=$(find_official) || { say "there is no image of Debian here, and none can be had: it is made by debootstrap"; return 1; }
+  say "making $image from $official (a minute or two)"
+  "$here/build.sh" --tag "$image" --label "swarm.made-by=$made_by" --build-arg "OFFICIAL=$official" \
+    --build-arg "MIRROR=$mirror" --build-arg "PACKAGES=${packages//,/ }" - >/dev/null < <(on_official) \
+    || { say "that did not work, its own message is above: it is made by debootstrap"; return 1; }
+}
+
+on_official() {
+  cat <<'DOCKERFILE'
+ARG OFFICIAL
+FROM ${OFFICIAL}
+ARG MIRROR=
+ARG PACKAGES
+RUN if [ -n "$MIRROR" ]; then \
+      rm -f /etc/apt/sources.list.d/* && . /etc/os-release && echo "deb $MIRROR $VERSION_CODENAME main" >/etc/apt/sources.list; \
+    fi \
+ && apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $PACKAGES \
+ && rm -rf /var/lib/apt/lists/* && cp /usr/lib/*/faketime/libfaketimeMT.so.1 /usr/lib/libfaketime.so
+ENV LANG=C.UTF-8
+CMD ["/bin/sh"]
+DOCKERFILE
+}
+
 ready_debootstrap() {
   local PATH=$PATH:/usr/sbin:/sbin
   type -p debootstrap && return
-  ((EUID == 0)) || fail "debootstrap is not installed" "As root: apt-get install debootstrap" \
-    "Or name an image that has Python 3.11: make image BASE_IMAGE=…"
+  ((EUID == 0)) || fail "debootstrap is not installed" "As root: apt-get install debootstrap" "$otherwise"
   say "installing debootstrap"
   { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
     debootstrap debian-archive-keyring gpgv; } \
@@ -59,13 +105,12 @@ slim() {
 
 main() {
   local debootstrap tree
-  if is_there; then
+  if is_there || { [[ $image == *nemesis* ]] && build_nemesis; }; then
     printf '%s\n' "$image"
     return
   fi
   debootstrap=$(ready_debootstrap)
-  ((EUID == 0)) || fail "debootstrap needs root" "As root, or with sudo: ${BASH_SOURCE[0]} ${1:-}" \
-    "Or name an image that has Python 3.11: make image BASE_IMAGE=…"
+  ((EUID == 0)) || fail "debootstrap needs root" "As root, or with sudo: ${BASH_SOURCE[0]} ${1:-}" "$otherwise"
   mkdir -p "$cache"
   exec 9>"$cache/.lock"
   flock 9 # two at once would take each other's half-loaded packages

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Removes the swarm of docker/up.sh: containers, networks, volumes, in whatever state. `make swarm-down` calls it.
-# Keep what was learned first: docker/compose.sh exec trainer-1 swarm ckpt ls. Reads PROJECT (default: swarm).
+# Keep what was learned first: docker/README.md says how. Reads PROJECT (default: swarm).
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
@@ -18,4 +18,5 @@ if [[ -n $left ]]; then
   exit 1
 fi
 echo "swarm-down: no container, network or volume is left. To have the disk back, too:"
-echo "  docker image rm --force \$(docker image ls --quiet 'swarm-*'); docker image prune; rm -r docker/wheels docker/.cache"
+echo "  docker image rm --force \$(docker image ls --quiet 'swarm-*'); docker image prune --filter label=swarm.stage=build"
+echo "  rm -r docker/wheels docker/.cache"

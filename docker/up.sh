@@ -3,9 +3,10 @@
 # Returns once the first step is closed. `make swarm-up` calls it, `make swarm-down` ends it all.
 #
 # Reads from the environment: PROJECT (default: swarm), SWARM_IMAGE (an image to use; without it one is built from this
-# checkout), SWARM_DATA_1 and SWARM_DATA_2 (the trainers' text), SWARM_PORT (where the bootstrap is published), and what
-# docker/image.sh reads. Exits 0 when a step was closed, 1 with what the peers said when not.
+# checkout), SWARM_DATA_1 and SWARM_DATA_2 (the trainers' text), SWARM_HOST and SWARM_PORT (where the bootstrap is
+# published), and what docker/image.sh reads. Exits 0 when a step was closed, 1 with what the peers said when not.
 set -euo pipefail
+umask 022 # what is made here is read by others: peers are somebody else in their containers
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 cd "$root"
@@ -17,13 +18,30 @@ say() { printf 'swarm-up: %s\n' "$*"; }
 text() {
   local who=$1 half=$2 into=$root/docker/data/$1
   [[ -z $(ls -A "$into" 2>/dev/null) ]] || return 0
-  mkdir -p "$into"
   docker run --rm --network none --entrypoint python "$SWARM_IMAGE" -c "
 from pydoc_data.topics import topics
 print('\n\n'.join(text for number, (_, text) in enumerate(sorted(topics.items())) if number % 2 == $half))" \
     >"$into.part"
   mv "$into.part" "$into/topics.txt" # whole or not at all: what lies there is taken for the user's own
   say "put text that comes with Python into docker/data/$who; your own: the same place, or SWARM_DATA_$((half + 1))"
+}
+
+# Peers are neither root nor this user: what they are given must be readable for everybody. A relative path is taken as
+# compose takes it.
+readable() {
+  local path=$1 hidden
+  [[ $path == /* ]] || path=$root/docker/$path
+  if [[ ! -e $path ]]; then
+    echo "swarm-up: error: $path is to be given to a peer, and is not there" >&2
+    echo "swarm-up:        Check SWARM_DATA_1 and SWARM_DATA_2, then: make swarm-up" >&2
+    exit 1
+  fi
+  hidden=$(find -H "$path" ! -user 10001 \( -type d ! -perm -005 -o -type f ! -perm -004 \) -print -quit)
+  if [[ -n $hidden ]]; then
+    echo "swarm-up: error: peers cannot read $hidden: in their containers they are user 10001" >&2
+    printf 'swarm-up:        Type: chmod -R a+rX %q    Then: make swarm-up\n' "$path" >&2
+    exit 1
+  fi
 }
 
 # What the bootstrap has said since we began is cheaper to read than an answer of its own is to get, on a machine that is
@@ -43,6 +61,10 @@ failed() {
 
 main() {
   local up
+  mkdir -p docker/data/one docker/data/two
+  readable run.toml
+  readable "${SWARM_DATA_1:-data/one}"
+  readable "${SWARM_DATA_2:-data/two}"
   if [[ -z ${SWARM_IMAGE:-} ]]; then
     SWARM_IMAGE=$(docker/image.sh)
   fi
@@ -56,7 +78,7 @@ main() {
   until closed; do
     if ended; then
       echo "swarm-up: error: $(said | grep -o 'this run ended.*' | tail -n 1 || echo 'this run has ended')" >&2
-      echo "swarm-up:        For another one: make swarm-down, which removes what it has learned, and make swarm-up" >&2
+      echo "swarm-up:        Its model: docker/README.md says how to take it out. For another run: make swarm-down, then make swarm-up" >&2
       exit 1
     fi
     ((SECONDS - up < patience_s)) || failed "no step was closed within $patience_s s"

@@ -4,9 +4,10 @@
 #
 #   docker/wheels.sh cpu BASE_IMAGE      or cuda
 #
-# Does nothing when they are there and neither constraints.txt, the dependencies, the variant nor that Python changed.
+# Does nothing when they are there and neither constraints.txt, the dependencies, the variant nor that Python changed. Two
+# at once take turns.
 # Reads from the environment:
-#   PIP_*            as pip does; wheels in ../shared/wheels are offered beside what PIP_FIND_LINKS names
+#   PIP_*            as pip does (in the image: where to look and whom to trust); wheels in ../shared/wheels are offered as well
 #   TORCH_CPU_INDEX  index of CPU builds of torch, for the variant cpu (default: PyTorch's own)
 #   ENGINE           the client (default: docker)
 # Exits 0 when they are there, 1 with the cause and a remedy when not.
@@ -32,15 +33,26 @@ requirements() {
   sed -n '/^dependencies = \[/,/^\]/s/^ *"\([a-z0-9-]*\).*/\1/p' "$root/pyproject.toml"
 }
 
-python_of() { "$@" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
+# What wheels are made for: version, processor, C library and its version.
+python_of() {
+  "$@" -c 'import sys, platform as p; print("%d.%d" % sys.version_info[:2], p.machine(), *p.libc_ver())' 2>/dev/null
+}
 
 fingerprint() { { cat "$root/constraints.txt" "${BASH_SOURCE[0]}" && requirements && printf '%s\n' "$variant" "$1"; } | sha256sum | cut -c 1-16; }
 
-# A Python of this machine that is like the image's; without one the image's own, with the machine's network.
+# Whether what is gathered by the one Python is for the other as well: a C library runs what was made for an older one.
+serves() {
+  local version machine libc libc_version its
+  read -r version machine libc libc_version <<<"$2"
+  read -ra its <<<"$1"
+  [[ "${its[*]:0:3}" == "$version $machine $libc" ]] && printf '%s\n' "${its[3]:-}" "$libc_version" | sort --check=quiet --version-sort
+}
+
+# A Python of this machine that serves the image's; without one the image's own, with the machine's network.
 find_python() {
-  local candidate
-  for candidate in "$root/.venv/bin/python" "python$1" python3; do
-    if [[ $(python_of "$candidate") == "$1" ]] && "$candidate" -c 'import venv, ensurepip' 2>/dev/null; then
+  local candidate about
+  for candidate in "$root/.venv/bin/python" "python${1%% *}" python3; do
+    if about=$(python_of "$candidate") && serves "$about" "$1" && "$candidate" -c 'import venv, ensurepip' 2>/dev/null; then
       printf '%s\n' "$candidate"
       return
     fi
@@ -49,20 +61,42 @@ find_python() {
 
 links() { [[ ! -d $offered ]] || (cd "$offered" && pwd -P); }
 
-# Runs in the directory that the wheels are gathered in, as a script of its own: on this machine or in a container.
+# Runs as a script of its own, on this machine or in a container: which Python, where to gather, where torch is looked
+# for first, a directory of wheels that is offered. What it makes belongs to whom that place belongs.
 gather() {
   cat <<'SCRIPT'
 set -eu
-"$1" -m venv "$2/venv"
-pip="$2/venv/bin/python -m pip --disable-pip-version-check --quiet wheel --wheel-dir $2/wheels --constraint $2/constraints.txt"
-if [ -n "$3" ]; then
-  $pip --no-deps --index-url "$3" "$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' "$2/constraints.txt")"
+python=$1 work=$2 index=$3 offered=$4
+pip() { "$work/venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
+wheel() {
+  to=$1
+  shift
+  # An older pip builds without what setup.py needs, unless it is told.
+  pip wheel --use-pep517 --wheel-dir "$work/$to" --constraint "$work/constraints.txt" ${offered:+--find-links "$offered"} "$@"
+}
+"$python" -m venv "$work/venv"
+mkdir "$work/wheels"
+if [ -n "$index" ]; then
+  wheel wheels --no-deps --index-url "$index" "$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' "$work/constraints.txt")"
 fi
-$pip --find-links "$2/wheels" --requirement "$2/requirements.txt"
-"$2/venv/bin/python" -m pip --disable-pip-version-check --quiet wheel --wheel-dir "$2/build" --find-links "$2/wheels" \
-  --constraint "$2/constraints.txt" hatchling
-rm -rf "$2/venv"
+wheel wheels --find-links "$work/wheels" --requirement "$work/requirements.txt"
+wheel build --find-links "$work/wheels" hatchling
+rm -rf "$work/venv"
+chown -R --reference="$work" "$work/wheels" "$work/build"
 SCRIPT
+}
+
+gather_here() { sh -s "$1" "$2" "$3" "$(links)" < <(gather) >&2; }
+
+# With the machine's network, and what PIP_FIND_LINKS and PIP_CERT name where it is here.
+gather_in_image() {
+  local work=$1 links place mounts=() settings=(INDEX_URL EXTRA_INDEX_URL FIND_LINKS NO_INDEX TRUSTED_HOST CERT)
+  links=$(links)
+  for place in ${PIP_FIND_LINKS:-} "${PIP_CERT:-}"; do # pip takes a space for the end of a link, too
+    if [[ $place == /* && -e $place ]]; then mounts+=("--volume=$place:$place:ro"); fi
+  done
+  "$engine" run --rm -i --network host --volume "$work:/work" ${links:+--volume "$links:/offered:ro"} "${mounts[@]}" \
+    "${settings[@]/#/--env=PIP_}" "$base" sh -s python3 /work "$2" "${links:+/offered}" < <(gather) >&2
 }
 
 # The default index's torch for Linux is the CUDA build: several GB. Whether the other one answers is known in seconds.
@@ -77,7 +111,10 @@ torch_index() {
 }
 
 main() {
-  local version python work
+  local version python work from
+  # The lock is this file itself, so that none is left behind.
+  exec 9<"${BASH_SOURCE[0]}"
+  flock 9
   version=$(python_of "$engine" run --rm --network none "$base" python3) \
     || fail "$base has no python3" "Check with: $engine run --rm $base python3 --version" \
       "Another one: make image BASE_IMAGE=…"
@@ -90,13 +127,10 @@ main() {
   cp "$root/constraints.txt" "$work"
   requirements >"$work/requirements.txt"
   python=$(find_python "$version")
-  if [[ -n $python ]]; then
-    PIP_FIND_LINKS="${PIP_FIND_LINKS:+$PIP_FIND_LINKS }$(links)" sh -s "$python" "$work" "$(torch_index)" < <(gather) >&2
-  else
-    gather | "$engine" run --rm -i --network host -v "$work:/work" -v "$(links || printf %s "$work"):/offered:ro" \
-      -e PIP_FIND_LINKS=/offered "$base" sh -s python3 /work "$(torch_index)" >&2
-  fi || fail "pip could not gather the wheels; its own message is above" \
-    "Check the network, or PIP_INDEX_URL, PIP_FIND_LINKS and TORCH_CPU_INDEX if this machine uses a mirror."
+  from=$(torch_index)
+  if [[ -n $python ]]; then gather_here "$python" "$work" "$from"; else gather_in_image "$work" "$from"; fi \
+    || fail "pip could not gather the wheels; its own message is above" \
+      "Check the network, or PIP_INDEX_URL, PIP_FIND_LINKS and TORCH_CPU_INDEX if this machine uses a mirror."
   if [[ $variant == cpu ]] && compgen -G "$work/wheels/nvidia_*.whl" >/dev/null; then
     fail "that is the CUDA build of torch: several GB that the cpu image has no use for" \
       "Put a CPU wheel of torch into ../shared/wheels, or say TORCH_CPU_INDEX=…; or: make image VARIANT=cuda"

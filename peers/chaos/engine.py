@@ -1,6 +1,7 @@
 """The Docker engine as its command-line client shows it: one call, one subprocess; and who ended, as it happens.
 
-Everything that a play makes carries two labels, the play's id and who owns it: see :mod:`peers.chaos.leftovers`.
+Everything that a play makes carries two labels, the play's id and who owns it (see :mod:`peers.chaos.leftovers`); where
+tests play, a third one says which (see ``tests/harness/in_engine.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from peers.chaos.owners import owner
 from swarm.clock import SystemClock
 from swarm.errors import EXIT_UNREACHABLE, SwarmError
 
-PLAY, OWNER = "swarm.play", "swarm.owner"
+PLAY, OWNER, TEST = "swarm.play", "swarm.owner", "swarm.test"
 CALL_S = 60.0
 """An engine on a busy machine takes seconds for a container; one that takes this long hangs."""
 _BEFORE_S = 60.0
@@ -49,7 +50,9 @@ class Engine:
 
     def __init__(self, play: str, client: str = "docker") -> None:
         self.play, self._client = play, client
-        self.labels = ("--label", f"{PLAY}={play}", "--label", f"{OWNER}={owner()}")
+        self.labels: tuple[str, ...] = ("--label", f"{PLAY}={play}", "--label", f"{OWNER}={owner()}")
+        if test := os.environ.get("SWARM_TEST_ID"):
+            self.labels = (*self.labels, "--label", f"{TEST}={test.partition('/')[0]}")
 
     def call(self, *arguments: str, timeout_s: float = CALL_S) -> str:
         """What the client prints. Raises EngineError, also where a limit was not set: engines do without the limits

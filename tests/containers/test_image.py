@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import subprocess
 
 import pytest
 
 from tests.containers.conftest import docker
 from tests.harness.expect import wait_until
+from tests.harness.in_engine import project as project_of_tests
 from tests.harness.sources import ROOT
 
 pytestmark = [pytest.mark.docker, pytest.mark.process, pytest.mark.timeout(1500)]
@@ -45,7 +45,7 @@ def test_health_of_a_container_without_a_peer_is_bad(image: str) -> None:
 
 
 def test_compose_swarm_closes_steps_survives_kills_and_leaves_nothing(image: str, base: str) -> None:
-    project = f"swarmtest{secrets.token_hex(3)}"
+    project = project_of_tests()
     environment = os.environ | {"PROJECT": project, "SWARM_IMAGE": image, "SWARM_PORT": "0"}
 
     def script(name: str, *arguments: str) -> str:
@@ -68,6 +68,7 @@ def test_compose_swarm_closes_steps_survives_kills_and_leaves_nothing(image: str
         assert "the first step is closed" in script("up.sh")
         assert len(docker("ps", "--quiet", "--filter", f"{IN_PROJECT}={project}").split()) == PEERS
         docker("exec", container("stage-1-b"), "swarm", "status", "--healthy")
+        assert "127.0.0.1:" in docker("port", container("bootstrap")), "nobody elsewhere is let in unasked"
         docker("kill", container("bootstrap"))
         goes_on("stage-0-a")
         docker("stop", "--time", "75", container("stage-0-b"))
