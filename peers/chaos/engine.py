@@ -7,6 +7,7 @@ tests play, a third one says which (see ``tests/harness/in_engine.py``).
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import threading
