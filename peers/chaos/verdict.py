@@ -20,7 +20,9 @@ from peers.invariants.evidence import Evidence, gather
 from peers.invariants.findings import Limits
 
 SCHEMA = 1
-FAULTS, MANIFEST = "faults.jsonl", "run.toml"
+FAULTS = "faults.jsonl"
+MANIFEST = "manifest.toml"
+"""Not run.toml: what a play leaves is no run to sample from or to go on with."""
 MOST_FAILURES = 5
 """Of each invariant in the report."""
 _PEER_ID = re.compile(r"\b12D3Koo\w{45}\b")

@@ -99,7 +99,7 @@ def test_who_was_started_and_left_nothing_is_a_problem(tmp_path: Path) -> None:
 
 
 def test_bar_of_whole_batches_is_the_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "run.toml").write_text("[batch]\nmicrobatches_per_step = 24\n")
+    (tmp_path / "manifest.toml").write_text("[batch]\nmicrobatches_per_step = 24\n")
     seen: list[int | None] = []
     from peers.chaos import verdict
 
