@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -139,9 +140,12 @@ def _slow_device(world: ContainerWorld, fault: faults.SlowDevice) -> Iterable[st
 
 
 def _limit_cpu(world: ContainerWorld, fault: faults.LimitCpu) -> Iterable[str]:
+    """Its later starts have no more: the machine has become a slower one."""
     quota = container_start.quota_us(fault.cpus) if fault.cpus > 0 else -1
-    container = _running(world, fault.peer).container
-    world.engine.call("update", "--cpu-period", str(container_start.PERIOD_US), "--cpu-quota", str(quota), container)
+    peer = _running(world, fault.peer)
+    period = str(container_start.PERIOD_US)
+    world.engine.call("update", "--cpu-period", period, "--cpu-quota", str(quota), peer.container)
+    peer.spec = replace(peer.spec, cpus=fault.cpus if fault.cpus > 0 else None)
     return (fault.peer,)
 
 

@@ -137,12 +137,14 @@ def _corrupt_bytes(world: ProcessWorld, fault: faults.CorruptBytes) -> Iterable[
 
 def _slow_device(world: ProcessWorld, fault: faults.SlowDevice) -> Iterable[str]:
     """The whole first process gets that share of a processor, its network loop too."""
-    world.slow(world.peers[fault.peer], fault.factor)
-    return (fault.peer,)
+    return _limit_cpu(world, faults.LimitCpu(fault.peer, 1 / fault.factor if fault.factor > 1 else 0.0))
 
 
 def _limit_cpu(world: ProcessWorld, fault: faults.LimitCpu) -> Iterable[str]:
-    world.slow(world.peers[fault.peer], 1 / fault.cpus if 0 < fault.cpus < 1 else 1.0)
+    """Its later starts have no more: the machine has become a slower one."""
+    peer = world.peers[fault.peer]
+    world.slow(peer, 1 / fault.cpus if 0 < fault.cpus < 1 else 1.0)
+    peer.spec = replace(peer.spec, cpus=fault.cpus if fault.cpus > 0 else None)
     return (fault.peer,)
 
 

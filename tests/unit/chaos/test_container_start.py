@@ -11,7 +11,7 @@ import pytest
 
 from peers.chaos import container_start
 from peers.chaos.containers import ContainerWorld
-from peers.chaos.faults import CannotInflict, Kill, Pause, SkewClock
+from peers.chaos.faults import CannotInflict, Kill, LimitCpu, Pause, Restart, SkewClock, SlowDevice
 from tests.unit.chaos.worlds import FakeEngine, contained
 
 
@@ -40,6 +40,24 @@ def test_files_of_a_peer_can_be_read_by_others_whatever_the_umask(tmp_path: Path
     for mounted in (world.root / "files" / "a", world.root / "clocks"):
         modes = {path: path.stat().st_mode & 0o777 for path in (mounted, *mounted.rglob("*"))}
         assert {path for path, mode in modes.items() if mode != (0o755 if path.is_dir() else 0o644)} == set()
+
+
+@pytest.mark.parametrize(
+    ("fault", "quota"), [(LimitCpu("a", 0.5), ["10000"]), (SlowDevice("a", 4.0), ["5000"]), (LimitCpu("a", 0.0), [])]
+)
+def test_slower_processor_is_that_of_later_starts_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: LimitCpu | SlowDevice, quota: list[str]
+) -> None:
+    world, engine, _ = contained(tmp_path, "a")
+    monkeypatch.setattr(world.networks, "options", lambda spec: [])
+    monkeypatch.setattr(world.networks, "connect", lambda spec, container: None)
+    monkeypatch.setattr(world.networks, "arrive", lambda name, container, pid: None)
+    world.inflict(fault)
+    engine.end(world.peers["a"].container)
+    world.inflict(Restart("a"))
+    created = next(call for call in reversed(engine.calls) if call[0] == "create")
+    given = [created[at + 1] for at, word in enumerate(created) if word == "--cpu-quota"]
+    assert given == quota
 
 
 @pytest.mark.parametrize(("offset_s", "shown"), [(3600.0, 4600), (-90.0, 910), (0.5, 1000), (0.0, 999)])
