@@ -64,14 +64,16 @@ class Filling:
         told = [(peer, why) for peer, why in sorted(self.out.items()) if peer in self._roster]
         return {peer: why[:REASON_CHARS] for peer, why in told[:MOST_TOLD]}
 
-    def forgive(self) -> tuple[PeerId, ...]:
-        """Those left out without whom a part is lost are not any more: what kept them from answering may have passed,
-        and without them the step is never closed."""
+    def needed(self) -> tuple[PeerId, ...]:
+        """Those left out without whom a part is lost: what kept them from answering may have passed, and without them
+        the step is never closed."""
         lost = lost_parts(self._roster, self.out)
-        spared = tuple(peer for peer in self._unfit if peer in self._roster and self._roster[peer].part in lost)
-        for peer in spared:
-            del self._unfit[peer]
-        return spared
+        return tuple(peer for peer in self._unfit if peer in self._roster and self._roster[peer].part in lost)
+
+    def is_last(self, peer: PeerId) -> bool:
+        """Whether a part would be lost without this member."""
+        part, out = self._roster[peer].part, self.out
+        return part is not None and all(one in out for one in self._roster.replicas(PartName(part)) if one != peer)
 
     def quota_again(self) -> None:
         """Every trainer must hear that there is quota again."""

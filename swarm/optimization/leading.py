@@ -9,19 +9,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from swarm.errors import (
-    Busy,
-    DeadlineMissed,
     OutOfSync,
     PeerError,
     Refused,
     Superseded,
-    Unreachable,
     Violation,
     WrongStep,
 )
@@ -36,6 +32,7 @@ from swarm.optimization.changes import Changes
 from swarm.optimization.closing import Disagreement, agreed, clip_factor, cursors, global_norm, totals
 from swarm.optimization.closing_context import Closing
 from swarm.optimization.filling import RETURNED_S, Filling, PartsLost
+from swarm.optimization.fitness import Fitness
 from swarm.optimization.ledger import reassigned
 from swarm.optimization.lineage import best
 from swarm.optimization.links import measured
@@ -60,9 +57,6 @@ from swarm.schema import Empty, Message
 
 logger = logging.getLogger(__name__)
 ReplyT = TypeVar("ReplyT", bound=Message)
-
-MOST_FAILURES = 3
-"""How often a member that answers pings may fail to answer a question, before it is left out of the step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +84,9 @@ class Leading:
     step: int
     term: int
     _roster: Roster = field(init=False)
-    _unfit: dict[PeerId, str] = field(default_factory=dict)
+    _fitness: Fitness = field(default_factory=Fitness)
     _blame: Blame = field(default_factory=Blame)
     _attempts: Attempts = field(init=False)
-    _failures: Counter[PeerId] = field(default_factory=Counter)
     _refusals: dict[PeerId, PeerError] = field(default_factory=dict)
     _tries: int = 0
     _calls: LiveCalls = field(init=False)
@@ -108,7 +101,7 @@ class Leading:
         self._roster = self.closing.history.head.members
         self._attempts = Attempts(self.term, self._roster)
         self._calls = LiveCalls(self.closing.calls, self.closing.liveness)
-        self._filling = Filling(self.closing, self.step, self.term, self._unfit, self._electors)
+        self._filling = Filling(self.closing, self.step, self.term, self._fitness.unfit, self._electors)
         self._rescuing = Rescuing(self.closing, self.step, self.term, self._filling)
         self._believes = AnswerRules(self.closing, self.step, self.term, self._roster)
 
@@ -167,8 +160,7 @@ class Leading:
             except PartsLost:
                 proposal = await self._rescuing.run()
                 if proposal is None:
-                    for peer in self._filling.forgive():
-                        del self._failures[peer]
+                    self._fitness.forgive(self._filling.needed())
                     continue
                 return proposal
             try:
@@ -240,7 +232,7 @@ class Leading:
         self.closing.events.emit(DigestMismatch(step=self.step, part=found.part, digests=found.digests))
         if not found.dissenters:
             raise found
-        self._unfit |= dict.fromkeys(found.dissenters, str(found))
+        self._fitness.unfit |= dict.fromkeys(found.dissenters, str(found))
 
     async def _judge(self, averaged: Mapping[PeerId, Averaged]) -> None:
         """Raises _Retry when a member has no result: then its part's round is void for all who were in it."""
@@ -264,14 +256,13 @@ class Leading:
         out = self._filling.out
         found = self._blame.unfit(part, tuple(peer for peer in answers if peer not in out))
         if found is not None:
-            self._unfit[found[0]] = found[1]
+            self._fitness.unfit[found[0]] = found[1]
         elif self._blame.at_a_loss(part):
             reasons = {answer.failure for answer in answers.values() if answer.failure}
             self.closing.waiting(awaited_round(part, min(reasons, default="")))
 
     def _cannot_hold(self, peer: PeerId, answer: Averaged) -> None:
-        """It lacks microbatches of a trainer that is gone or left out, then these are lost; else it is unfit for this
-        step when that happens again and again: once, it may be because who was to help it died meanwhile."""
+        """It lacks microbatches of a trainer that is gone or left out, then these are lost; else it may be unfit."""
         out = self._filling.out
         orphaned = [microbatch for microbatch in answer.missing if microbatch.trainer in out]
         if orphaned:
@@ -280,9 +271,7 @@ class Leading:
             self.closing.events.emit(WorkExcluded(step=self.step, microbatches=excluded, reason=reason))
             self._filling.quota_again()
             return
-        self._failures[peer] += 1
-        if self._failures[peer] >= MOST_FAILURES:
-            self._unfit[peer] = answer.failure
+        self._fitness.lacks(peer, answer.failure)
 
     async def _all(
         self, peers: Sequence[PeerId], method: str, body: Message, reply: type[ReplyT]
@@ -298,21 +287,13 @@ class Leading:
         return answers.given
 
     async def _find_out(self, failed: Mapping[PeerId, PeerError]) -> None:
-        """Raises _Retry: who does not answer a ping is gone; who does, and says no or fails again, is unfit for this
-        step. Who is the last of a part may be late some times: without it nothing can be closed."""
+        """Raises _Retry: who does not answer a ping is gone; who does may be unfit for this step."""
         reasons = "; ".join(str(error) for error in failed.values())
         await self.closing.liveness.check(tuple(failed), reasons)
         for peer, error in failed.items():
-            self._failures[peer] += 1
-            late = isinstance(error, DeadlineMissed) and self._is_last(peer)
-            may_pass = (late or isinstance(error, (Unreachable, Busy))) and self._failures[peer] < MOST_FAILURES
-            if peer not in self.closing.liveness.gone and not may_pass:
-                self._unfit[peer] = str(error)
+            there = peer not in self.closing.liveness.gone
+            self._fitness.failed(peer, error, there=there, last=self._filling.is_last(peer))
         raise _Retry(reasons)
-
-    def _is_last(self, peer: PeerId) -> bool:
-        part, out = self._roster[peer].part, self._filling.out
-        return part is not None and all(one in out for one in self._roster.replicas(PartName(part)) if one != peer)
 
     # --- the record ----------------------------------------------------------------------------------------------
 

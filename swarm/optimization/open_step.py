@@ -156,6 +156,10 @@ class OpenStep:
             raise Superseded("a newer attempt at closing the step has begun")
         return task.result()
 
+    def enter_round(self) -> None:
+        """From now on other routes change nothing: all that counts is held."""
+        self.in_round = True
+
     def holds(self, record: CloseRecord, name: PartName | None) -> bool:
         """Whether what was prepared for our part is what the record says. Of one that begins a provisional lineage it
         must have been proposed to us: else we could not stand for it among the others later."""

@@ -49,7 +49,7 @@ class Parting:
 
     async def dismiss(self, calls: StepCalls, leaving: Iterable[PeerId], step: int) -> None:
         """As the leader that has seen everybody swap: let these go. Never raises a PeerError; at most FAREWELL_S."""
-        others = [peer for peer in leaving if peer != calls.me]
+        others = sorted(peer for peer in leaving if peer != calls.me)
         await asyncio.gather(*(_say(calls, peer, Farewell(step=step)) for peer in others))
 
     async def _on_farewell(self, request: Request) -> Answer:

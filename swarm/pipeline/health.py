@@ -154,7 +154,7 @@ class Watch:
             while True:
                 me = self._endpoint.peer
                 there = [peer for peer in self._roster if peer not in self._gone]  # who watched the next is gone, too
-                for peer in {*watched(me, (me, *there)), *self._gone}:
+                for peer in dict.fromkeys((*watched(me, (me, *there)), *self._gone)):
                     self._ask_once(peer)
                 await self._clock.sleep(PING_EVERY_S)
 

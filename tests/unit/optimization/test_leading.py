@@ -25,7 +25,7 @@ from swarm.optimization.acceptor import Candidate, Vote
 from swarm.optimization.attempts import ATTEMPTS_PER_TERM
 from swarm.optimization.blame import MOST_VOID
 from swarm.optimization.filling import LOST_PART_S
-from swarm.optimization.leading import MOST_FAILURES
+from swarm.optimization.fitness import MOST_FAILURES
 from swarm.optimization.messages import Accepted, Lease, Promise, PutAside, Resume
 from swarm.optimization.records import Aside, Contribution, acceptance_bytes, voters
 from swarm.optimization.rescuing import AGAIN_S, SILENT_PART_S
