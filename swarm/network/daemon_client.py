@@ -26,6 +26,7 @@ class DaemonClient(p2pclient.Client):  # type: ignore[misc]
         """``control`` is the daemon's socket. :meth:`attach` must follow."""
         super().__init__(_initialized_with_create=True)
         self._connector = _Connector(control)
+        self._ended = False
 
     async def attach(self, client: HivemindMultiaddr) -> None:
         """Connect; the daemon will reach us at ``client``. Raises what :data:`swarm.network.attach.LINK_ERRORS` names;
@@ -40,8 +41,8 @@ class DaemonClient(p2pclient.Client):  # type: ignore[misc]
 
     @property
     def alive(self) -> bool:
-        """Whether the daemon still holds its end of the connection."""
-        return not self.control._read_task.done()
+        """Whether the daemon still holds its end of the connection, and we ours."""
+        return not self._ended and not self.control._read_task.done()
 
     @property
     def handlers(self) -> dict[str, Any]:
@@ -56,7 +57,9 @@ class DaemonClient(p2pclient.Client):  # type: ignore[misc]
                 pending.exception()  # retrieved: whoever waited may just have been cancelled
 
     async def end(self) -> None:
-        """Close every connection, end what is still handled for others. Idempotent."""
+        """Close every connection, end what is still handled for others. Idempotent. Whoever is told now that a call has
+        failed may try the next one at once: nobody would ever answer that."""
+        self._ended = True
         self.fail_pending()
         tasks = [task for task in (self.control._read_task, self.control._write_task) if task is not None]
         tasks += self.control._handler_tasks.values()
@@ -64,6 +67,7 @@ class DaemonClient(p2pclient.Client):  # type: ignore[misc]
             task.cancel()
         self._connector.close()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self.fail_pending()
 
 
 class _Connector(DaemonConnector):  # type: ignore[misc]

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from types import SimpleNamespace
+
 import pytest
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+from hivemind.utils.multiaddr import Multiaddr as HivemindMultiaddr
 
 from swarm.errors import Unreachable
 from swarm.ids import PeerId
 from swarm.network.attach import _plain, peer_bytes
+from swarm.network.daemon_client import DaemonClient
 
 
 @pytest.mark.parametrize("peer", ["0", "000", "not base58"])
@@ -33,3 +40,28 @@ def test_of_dials_that_failed_each_reason_is_told_once() -> None:
 
 def test_other_words_of_the_daemon_stay_as_they_are_with_short_ids() -> None:
     assert _plain(f"failed to dial: {PEER}:\n  gone") == "…KXSrAo: gone"
+
+
+async def test_who_is_told_that_the_daemon_is_gone_begins_no_call_that_nobody_answers() -> None:
+    loop = asyncio.get_running_loop()
+    client = DaemonClient(HivemindMultiaddr("/unix/nowhere"))
+    reading = loop.create_task(asyncio.sleep(60))
+    pending: dict[int, asyncio.Future[None]] = {}
+    client.control = SimpleNamespace(
+        _read_task=reading, _write_task=None, _handler_tasks={}, _pending_calls=pending, close=lambda: None
+    )
+
+    async def store_at_one_after_the_other() -> int:
+        for number in range(3):
+            if not client.alive:
+                return number
+            pending[number] = loop.create_future()
+            with contextlib.suppress(P2PDaemonError):
+                await pending[number]
+        return 3
+
+    storing = loop.create_task(store_at_one_after_the_other())
+    await asyncio.sleep(0)
+    await client.end()
+    assert await storing == 1
+    assert reading.cancelled()
