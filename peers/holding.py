@@ -85,13 +85,13 @@ class Holding:
 
     # --- from step to step ---------------------------------------------------------------------------------------
 
-    def open_step(self, record: CloseRecord) -> None:
-        """The step after this record is open."""
+    def open_step(self, record: CloseRecord, after: str) -> None:
+        """The step after this record, whose hash begins with ``after``, is open."""
         part = self.part
         if isinstance(part, LocalPart):
             part.replicas, part.leg_over = len(record.members.replicas(part.spec.name)), self.leg_over
         if self._role is not None:
-            self._role.open_step(record)
+            self._role.open_step(record, after)
 
     def rewound(self) -> None:
         """A lineage was given up: nothing that was done in its steps counts."""

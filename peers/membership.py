@@ -54,6 +54,7 @@ from swarm.optimization.remote_leader import RemoteLeader
 from swarm.optimization.roster import Roster, lost_parts
 from swarm.optimization.vote_file import VoteFile
 from swarm.planning.deadlines import AdaptiveDeadline
+from swarm.schema import AFTER_CHARS
 from swarm.security.signing import verify
 from swarm.state.snapshot import Snapshot
 from swarm.state.transfer import StateDonor
@@ -347,8 +348,9 @@ class Membership:
             self._vacancy.look()
         if self._around.endpoint.peer in roster and not inside:
             return  # an earlier life of this peer is in it, for which it votes at most
-        self._desk.open_step(record.step + 1, roster, record.hash(), record.cursors)
-        self._holding.open_step(record)
+        digest = record.hash()
+        self._desk.open_step(record.step + 1, roster, digest, record.cursors)
+        self._holding.open_step(record, digest[:AFTER_CHARS])
         if inside and not self._was_member:
             self._ready(record)
 

@@ -33,7 +33,6 @@ from swarm.optimization.roster import Roster
 from swarm.pipeline.compute import BoundarySpecs, EndsCompute, StageCompute
 from swarm.pipeline.health import Watch
 from swarm.pipeline.journey import FinishedJourney, JourneyContext
-from swarm.pipeline.messages import AFTER_CHARS
 from swarm.pipeline.server import Places, StageContext, StageServer, StageSettings
 from swarm.pipeline.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
@@ -117,11 +116,11 @@ class StageRole:
         )
         self.service = StageServer(settings, context, Places.of(roster.trainers, roster.stages()))
 
-    def open_step(self, record: CloseRecord) -> None:
-        """The step after this record opens now."""
+    def open_step(self, record: CloseRecord, after: str) -> None:
+        """The step after this record, whose hash begins with ``after``, opens now."""
         roster = record.members
         places = Places.of(roster.trainers, roster.stages())
-        self.service.open_step(record.step + 1, places, record.hash()[:AFTER_CHARS])
+        self.service.open_step(record.step + 1, places, after)
 
     async def run(self) -> None:
         """Compute, until cancelled."""
@@ -162,11 +161,10 @@ class TrainerRole:
             max_in_flight=in_flight,
         )
 
-    def open_step(self, record: CloseRecord) -> None:
-        """The step after this record opens now, and our shard continues where the record says; its work is started by
-        the step loop."""
+    def open_step(self, record: CloseRecord, after: str) -> None:
+        """The step after this record, whose hash begins with ``after``, opens now, and our shard continues where the
+        record says; its work is started by the step loop."""
         roster, cursor = record.members, record.cursors.get(self._peer)
-        after = record.hash()[:AFTER_CHARS]
         with contextlib.suppress(ConfigError):  # another shard than last time: from its beginning
             self.service.open_step(record.step + 1, roster.stages(), len(roster.trainers), cursor, after)
 

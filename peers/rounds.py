@@ -11,13 +11,14 @@ import torch
 from peers.links import dial_only, links_of
 from peers.roles import Surroundings
 from swarm.averaging.allreduce import AllReduce
-from swarm.averaging.plan import AFTER_CHARS, RoundKey, RoundResult
+from swarm.averaging.plan import RoundKey, RoundResult
 from swarm.averaging.round import RoundCall, average, plan_rounds
 from swarm.averaging.strategies.sites import plainest, strategy_at
 from swarm.events import SumTaken
 from swarm.ids import PartName
 from swarm.optimization.history import History
 from swarm.optimization.open_step import Round
+from swarm.schema import AFTER_CHARS
 
 ROUND_SHARE = 0.8
 """A round's share of the time that the leader waits for its outcome: so the round fails first and names the culprit."""

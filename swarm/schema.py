@@ -15,6 +15,9 @@ RegionField = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{0,32}$")]
 """Where a peer is, as its owner calls it; "" where nobody said."""
 
 DigestField = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16,64}$")]
+AFTER_CHARS = 16
+"""How much of a record's hash says what a round or a journey of the next step follows."""
+AfterField = Annotated[str, StringConstraints(pattern=rf"^[0-9a-f]{{0,{AFTER_CHARS}}}$")]
 SignatureField = Annotated[bytes, Field(min_length=64, max_length=64)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]

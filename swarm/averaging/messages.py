@@ -6,9 +6,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, StringConstraints
 
-from swarm.averaging.plan import AFTER_CHARS, RoundKey, RoundPlan
+from swarm.averaging.plan import RoundKey, RoundPlan
 from swarm.ids import PartName
-from swarm.schema import Count, DigestField, Message, PartField, PeerIdField
+from swarm.schema import AfterField, Count, DigestField, Message, PartField, PeerIdField
 
 ENTER = "averaging/1/enter"
 CHUNK = "averaging/1/chunk"
@@ -28,7 +28,7 @@ class RoundMessage(Message):
     part: PartField
     attempt: Count
     round: Count
-    after: Annotated[str, StringConstraints(pattern=rf"^[0-9a-f]{{0,{AFTER_CHARS}}}$")] = ""
+    after: AfterField = ""
     plan: DigestField
 
     @property

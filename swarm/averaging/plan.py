@@ -25,9 +25,6 @@ from swarm.ids import PartName, PeerId
 
 Gives = Literal["mean", "sum"]
 
-AFTER_CHARS = 16
-"""How much of a record's hash a round's key has."""
-
 MIN_WINDOW, MAX_WINDOW = 2, 16
 """Chunks of a part in flight per pair of members. Two overlap one chunk's link time with the other's reduction; sixteen
 (4 MiB) fill a 300 Mbit/s link at 100 ms round trip."""

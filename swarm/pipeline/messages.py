@@ -12,13 +12,11 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from swarm.ids import JourneyKey, MicrobatchId
-from swarm.schema import Count, Finite, Message, PeerIdField
+from swarm.schema import AfterField, Count, Finite, Message, PeerIdField
 
 StageField = Annotated[int, Field(ge=0, lt=1024)]
 Attempt = Annotated[int, Field(ge=0, lt=1 << 16)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-AFTER_CHARS = 16
-After = Annotated[str, StringConstraints(pattern=rf"^[0-9a-f]{{0,{AFTER_CHARS}}}$")]
 Direction = Literal["forward", "backward"]
 Route = Annotated[tuple[PeerIdField, ...], Field(min_length=1, max_length=1024)]
 What = Literal["output", "gradient"]
@@ -31,7 +29,7 @@ class JourneyMessage(Message):
     step: Count
     microbatch: MicrobatchId
     attempt: Attempt
-    after: After = ""
+    after: AfterField = ""
 
     @property
     def key(self) -> JourneyKey:
@@ -88,7 +86,7 @@ class Recall(Message):
 
     step: Count
     microbatch: MicrobatchId
-    after: After = ""
+    after: AfterField = ""
     route: Route
     hop: StageField
     what: What
@@ -100,7 +98,7 @@ class TrainerRecall(Message):
 
     step: Count
     microbatch: MicrobatchId
-    after: After = ""
+    after: AfterField = ""
     route: Route
     what: TrainerWhat
 

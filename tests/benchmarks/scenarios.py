@@ -39,9 +39,10 @@ async def run(full: bool) -> Result:
     rounds = int(os.environ.get("ROUNDS", ROUNDS_IN_FULL if full else 1))
     root = ROOT / "out" / f"scenarios-{datetime.now(UTC):%Y-%m-%d-%H%M%S}"
     plays: list[dict[str, Any]] = []
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    task = asyncio.current_task()
+    assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, task.cancel if task is not None else loop.stop)
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     with contextlib.suppress(asyncio.CancelledError):  # what was played counts
         for number in range(1, rounds + 1):
             for path in chosen:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
+from peers.chaos.engine import TEST
 from tests.harness.processes import MARKER
 
 CALL_S = 120.0
@@ -29,7 +30,7 @@ def test_id() -> str:
 
 def label() -> str:
     """What is made for these tests is labelled with it."""
-    return f"swarm.test={test_id()}"
+    return f"{TEST}={test_id()}"
 
 
 def project() -> str:
