@@ -92,14 +92,15 @@ async def pull(source: Source, directory: RunDirectory, say: Say, progress: Prog
             stack.callback(_leave_nothing, directory)
         if not await asyncio.to_thread(stack.enter_context, alone(directory.root / "pull", wait=False)):
             raise Complaint("another swarm ckpt pull is at work there", check=str(directory.root))
-        for attempt in range(MAX_RETRIES):
+        left = MAX_RETRIES
+        while True:
+            left -= 1
             try:
                 return await _pull(source, directory, say, progress)
             except StateError as error:
-                if attempt + 1 == MAX_RETRIES or not isinstance(error, _Gone):
+                if not left or not isinstance(error, _Gone):
                     raise
                 say("again", f"{error}: looking for another")
-    raise AssertionError("unreachable")
 
 
 class _Gone(StateError):

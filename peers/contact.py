@@ -103,7 +103,9 @@ async def ask_standing(endpoint: Endpoint, clock: Clock, contact: PeerId) -> Run
 
     Raises Unreachable or DeadlineMissed when it is gone, its last error when it never answers.
     """
-    for attempt in range(STANDING_TRIES):
+    left = STANDING_TRIES
+    while True:
+        left -= 1
         try:
             standing, _ = await endpoint.call(
                 contact, STANDING, StandingRequest(), RunStanding, timeout_s=CONTACT_TIMEOUT_S
@@ -112,7 +114,6 @@ async def ask_standing(endpoint: Endpoint, clock: Clock, contact: PeerId) -> Run
         except (Unreachable, DeadlineMissed, Violation):
             raise
         except PeerError:
-            if attempt + 1 == STANDING_TRIES:
+            if not left:
                 raise
             await clock.sleep(STANDING_PAUSE_S)
-    raise AssertionError("unreachable")

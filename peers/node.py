@@ -172,7 +172,9 @@ class Node:
             bootstrap=tuple(parse_address(text, key="bootstrap") for text in settings.bootstrap),
             relay=settings.relay,
         )
-        for left in reversed(range(CONTACT_TRIES)):
+        left = CONTACT_TRIES
+        while True:
+            left -= 1
             try:
                 return await LibP2PEndpoint.open(config, self._identity, self._clock, self._events)
             except Unreachable as error:
@@ -184,7 +186,6 @@ class Node:
                     raise cannot_reach(settings.bootstrap) from error
             self._events.emit(Waiting(what="one of the peers that it knows to answer"))
             await self._clock.sleep(CONTACT_PAUSE_S)
-        raise AssertionError("unreachable")
 
     async def _until_over(self, endpoint: LibP2PEndpoint, device: DeviceThread) -> tuple[str, int]:
         """Everything that runs beside each other; the first to fail ends the rest."""

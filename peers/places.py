@@ -62,13 +62,19 @@ class Place:
         self.path = path
         self._lock, self._clock = lock, clock
         last = read_state(path)
-        self._state = PlaceState(pid=os.getpid(), started=clock.wall(), peer=last.peer if last else "")
+        self._state = PlaceState(
+            pid=os.getpid(), started=clock.wall(), peer=last.peer if last else "", name=last.name if last else ""
+        )
         write_state(path, self._state)
 
     @property
     def name(self) -> str:
         """What it is called: ``1``, ``2``, … or the name it was given."""
         return self.path.name
+
+    def name_of(self, peer: str) -> str:
+        """What the peer with that id was called when it was last started here; empty when it never was."""
+        return self._state.name if self._state.peer == peer else ""
 
     @property
     def identity(self) -> Path:
@@ -259,14 +265,15 @@ def _held(lock: Path) -> bool:
 
 
 def _new_directory(parent: Path, name: str) -> Path:
-    for number in count(1):
+    number = 1
+    while True:
         path = parent / (name if number == 1 else f"{name}.{number}")
         try:
             path.mkdir(mode=0o700)
         except FileExistsError:
-            continue
-        return path
-    raise AssertionError("unreachable")
+            number += 1
+        else:
+            return path
 
 
 def surplus_sessions(sessions: Path, live: Path | None = None) -> list[Path]:

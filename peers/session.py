@@ -35,12 +35,13 @@ class Who:
 
 
 def know_thyself(place: Place, name: str | None) -> Who:
-    """The identity of a place, made now at the first start there. Raises ConfigError for a key file that is no good."""
+    """The identity of a place, made now at the first start there, under its last name unless ``name`` gives another.
+    Raises ConfigError for a key file that is no good."""
     from swarm.network.identity import load_or_create
 
     new = not place.identity.exists()
     peer = load_or_create(place.identity).peer
-    return Who(peer=peer, name=name or friendly_name(peer), new=new, key=place.identity)
+    return Who(peer=peer, name=name or place.name_of(peer) or friendly_name(peer), new=new, key=place.identity)
 
 
 def open_session(place: Place, who: Who, *, role: str, run: str = "", run_name: str = "") -> Path:

@@ -15,6 +15,7 @@ import pytest
 from peers.names import friendly_name
 from peers.place_state import STATE_FILE, PlaceEnd, PlaceState, read_state, write_state
 from peers.places import KEPT_SESSIONS, home_directory, list_places, look_at_place, take_place
+from peers.session import know_thyself
 from swarm.errors import ConfigError, RunEnded
 from swarm.network.identity import load_or_create
 
@@ -164,7 +165,18 @@ def test_place_keeps_its_identity(tmp_path: Path, clock: Ticking) -> None:
     with take_place(tmp_path, clock=clock) as place:
         assert load_or_create(place.identity).peer == before
         # Known before the new peer says so, and nothing else of the last one is.
-        assert read_state(place.path) == PlaceState(pid=os.getpid(), started=clock.now, peer=before)
+        assert read_state(place.path) == PlaceState(pid=os.getpid(), started=clock.now, peer=before, name="brave-otter")
+
+
+def test_place_keeps_the_name_of_its_peer_and_of_no_other(tmp_path: Path, clock: Ticking) -> None:
+    with take_place(tmp_path, clock=clock) as place:
+        who = know_thyself(place, "anna")
+        place.open_session(name=who.name, peer=who.peer, role="stage")
+    with take_place(tmp_path, clock=clock) as place:
+        assert know_thyself(place, None).name == "anna"
+        assert know_thyself(place, "berta").name == "berta"
+        place.identity.unlink()
+        assert know_thyself(place, None).name not in ("anna", "berta")
 
 
 def test_place_says_who_is_there_and_how_it_ended(tmp_path: Path, clock: Ticking) -> None:
