@@ -26,6 +26,12 @@ def awaited_round(part: PartName, reason: str) -> str:
     return f"a round of {part} that does not break, as {reason or 'nobody says why'}: nobody agrees on whom it broke"
 
 
+def awaited_answer(roster: Roster, late: Mapping[PeerId, str]) -> str:
+    """What a leader waits for who has nobody else than these, who are there and gave no good answer; "" for none."""
+    named = ", ".join(f"{roster[peer].name or peer} ({why})" for peer, why in late.items())
+    return f"an answer, for which is asked again, of {named}" if named else ""
+
+
 def awaited_holders(
     roster: Roster, gone: Mapping[PeerId, str], copies: int, kept: Collection[str] | None = None
 ) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from swarm.ids import PartName, PeerId
 from swarm.optimization.messages import Averaged
@@ -21,6 +22,14 @@ REMEMBERED = 32
 
 Blamed = tuple[PeerId, PeerId]
 """Who blames whom."""
+
+
+class Verdict(NamedTuple):
+    """A member that is to be left out of the step, and why: it ``differs``, or rounds break with it."""
+
+    peer: PeerId
+    why: str
+    differs: bool = False
 
 
 class Blame:
@@ -45,13 +54,13 @@ class Blame:
                 for peer in {other for _, other in named}
             }
 
-    def unfit(self, part: PartName, group: Sequence[PeerId]) -> tuple[PeerId, str] | None:
+    def unfit(self, part: PartName, group: Sequence[PeerId]) -> Verdict | None:
         """Which of a part's members is to be left out by now, and why. Where it is nobody after several void rounds,
         the part goes plainly from now on, and is judged by that alone."""
         for peer, by_round in self._differing[part].items():
             # In a turn of each in which that one reduced nothing: else a reducer could have it differ.
             if peer in group and len(by_round) >= max(MOST_VOID, len(group)) and len(set().union(*by_round)) >= 2:
-                return peer, "it held another result than the others, whoever had reduced it"
+                return Verdict(peer, "it held another result than the others, whoever had reduced it", differs=True)
         voids = [frozenset(pair for pair in void if set(pair) <= set(group)) for void in self._void[part]]
         found = self._judged(voids, group, alone=part in self.plainly or len(group) == 2)
         if found is not None or (len(voids) >= MOST_VOID and part not in self.plainly):
@@ -64,19 +73,17 @@ class Blame:
         """Whether even plain rounds broke again and again without anybody to leave out."""
         return part in self.plainly and len(self._void[part]) >= MOST_VOID
 
-    def _judged(
-        self, voids: Sequence[frozenset[Blamed]], group: Sequence[PeerId], *, alone: bool
-    ) -> tuple[PeerId, str] | None:
+    def _judged(self, voids: Sequence[frozenset[Blamed]], group: Sequence[PeerId], *, alone: bool) -> Verdict | None:
         by = {peer: {one for void in voids for one, other in void if other == peer} for peer in group}
         times = {peer: sum(any(other == peer for _, other in void) for void in voids) for peer in group}
         needed = 1 if len(group) == 2 else 2
         worst = max(group, key=lambda peer: (len(by[peer]) >= needed, times[peer]), default=None)
         if worst is not None and times[worst] >= MOST_VOID and len(by[worst]) >= needed:
-            return worst, "rounds with it failed again and again"
+            return Verdict(worst, "rounds with it failed again and again")
         made = {peer: sum(any(one == peer for one, _ in void) for void in voids) for peer in group}
         loudest = max(group, key=lambda peer: made[peer] and made[peer] + times[peer], default=None)
         if alone and loudest is not None and made[loudest] >= MOST_VOID:
-            return loudest, "rounds with it failed again and again, and nobody else found others to blame"
+            return Verdict(loudest, "rounds with it failed again and again, and nobody else found others to blame")
         return None
 
 

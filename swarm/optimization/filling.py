@@ -11,11 +11,12 @@ from swarm.errors import PeerError, Superseded, WrongStep
 from swarm.events import WorkWithdrawn
 from swarm.ids import PartName, PeerId
 from swarm.optimization.acceptor import has_majority, majority
-from swarm.optimization.awaited import awaited_holders, awaited_majority
+from swarm.optimization.awaited import awaited_answer, awaited_holders, awaited_majority
+from swarm.optimization.fitness import Fitness
 from swarm.optimization.live_calls import LiveCalls
 from swarm.optimization.messages import Feed, Over, Prepare, Promise
 from swarm.optimization.records import Contribution
-from swarm.optimization.roster import Roster, lost_parts, part_lost
+from swarm.optimization.roster import Roster, lost_parts, needed, part_lost
 from swarm.optimization.serving import unserved
 from swarm.optimization.standstill import LOOK_S, Standstill
 from swarm.optimization.turnout import MOST_TOLD, REASON_CHARS
@@ -43,10 +44,10 @@ class PartsLost(Exception):
 
 
 class Filling:
-    """The batch of one term of a step. ``unfit`` are those that its leader leaves out, with the reason; it grows."""
+    """The batch of one term of a step. ``fitness`` says whom its leader leaves out."""
 
-    def __init__(self, closing: Closing, step: int, term: int, unfit: dict[PeerId, str], electors: Electors) -> None:
-        self._closing, self._step, self._term, self._unfit = closing, step, term, unfit
+    def __init__(self, closing: Closing, step: int, term: int, fitness: Fitness, electors: Electors) -> None:
+        self._closing, self._step, self._term, self._fitness = closing, step, term, fitness
         self._electors = electors
         self._roster: Roster = closing.history.head.members
         self.calls = LiveCalls(closing.calls, closing.liveness)
@@ -55,7 +56,7 @@ class Filling:
     @property
     def out(self) -> dict[PeerId, str]:
         """Who does not close this step, and why."""
-        out = {**self._closing.liveness.gone, **self._unfit}
+        out = {**self._closing.liveness.gone, **self._fitness.unfit}
         return out | unserved(self._roster, out) if self._closing.rules.served else out
 
     @property
@@ -64,16 +65,14 @@ class Filling:
         told = [(peer, why) for peer, why in sorted(self.out.items()) if peer in self._roster]
         return {peer: why[:REASON_CHARS] for peer, why in told[:MOST_TOLD]}
 
-    def needed(self) -> tuple[PeerId, ...]:
-        """Those left out without whom a part is lost: what kept them from answering may have passed, and without them
-        the step is never closed."""
-        lost = lost_parts(self._roster, self.out)
-        return tuple(peer for peer in self._unfit if peer in self._roster and self._roster[peer].part in lost)
+    def forgive_needed(self) -> None:
+        """Have those asked again that were left out and without whom a part is lost, or nobody feeds: what kept them
+        from answering may have passed."""
+        self._fitness.forgive(needed(self._roster, lost_parts(self._roster, self.out)))
 
     def is_last(self, peer: PeerId) -> bool:
-        """Whether a part would be lost without this member."""
-        part, out = self._roster[peer].part, self.out
-        return part is not None and all(one in out for one in self._roster.replicas(PartName(part)) if one != peer)
+        """Whether a part would be lost without this member, or, with hosted ends, nobody would feed."""
+        return peer in needed(self._roster, lost_parts(self._roster, {*self.out, peer}))
 
     def quota_again(self) -> None:
         """Every trainer must hear that there is quota again."""
@@ -82,7 +81,7 @@ class Filling:
     async def run(self) -> tuple[Contribution, ...]:
         """The committed microbatches, when the batch is complete with the trainers that are there. Raises Superseded
         when another leads, WrongStep when the step is closed, PartsLost when a part, or with hosted ends every trainer,
-        stays lost, RunEnded when all that hold a part are there and unfit. Cancel freely."""
+        stays lost, RunEnded when all that hold a part say no. Cancel freely."""
         standstill = Standstill(self._closing.clock.monotonic())
         while True:
             await self._wait_majority()
@@ -103,7 +102,7 @@ class Filling:
             await _first_of({full, changed, stalled, given_back}, telling)
             committed = full.result() if full.done() else None
             if committed is None and stalled.done():
-                self._unfit |= stalled.result()
+                self._fitness.holds_up(stalled.result())
             if given_back.done():
                 self.quota_again()
         finally:
@@ -157,7 +156,7 @@ class Filling:
         clock, liveness, said = self._closing.clock, self._closing.liveness, False
         until = clock.monotonic() + LOST_PART_S
         while lost := lost_parts(self._roster, self.out):
-            await self._end_if_unfit()
+            await self._end_if_hopeless()
             # Who has lost sight of a whole part may have lost sight of nearly everybody, and not know it yet.
             await liveness.check(self._electors(), f"all of {lost[0]} are lost, as it seems")
             if await self._there(self._electors()) < majority(len(self._electors())):
@@ -166,16 +165,22 @@ class Filling:
             if left <= 0:
                 raise PartsLost(", ".join(lost))
             said = True
-            self._closing.waiting(awaited_holders(self._roster, self.out, self._closing.copies))
+            self._closing.waiting(self._awaited(lost))
             await first_done(clock.sleep(left), liveness.changed())
         if said:
             self._closing.waiting("")
         return True
 
-    async def _end_if_unfit(self) -> None:
-        """Raises RunEnded when all replicas of a part are there, and none can close the step."""
+    def _awaited(self, lost: Sequence[str]) -> str:
+        gone = self._closing.liveness.gone
+        late = self._fitness.forgivable(needed(self._roster, lost) - set(gone))
+        return awaited_answer(self._roster, late) or awaited_holders(self._roster, self.out, self._closing.copies)
+
+    async def _end_if_hopeless(self) -> None:
+        """Raises RunEnded when no replica of a part will ever close the step, as they said. Who is only late is asked
+        again."""
         for part in self._roster.parts:
-            if all(peer in self._unfit for peer in self._roster.replicas(part)):
+            if self._fitness.hopeless(self._roster.replicas(part)):
                 await self.tell_over(part)
                 error = part_lost(self._roster, part, self.out)
                 assert error is not None  # noqa: S101 - that is what was found

@@ -1,9 +1,10 @@
-"""Who is left out of a step by its leader though it is there, and when (pure)."""
+"""Who is left out of a step by its leader though it is there, why, and for how long (pure)."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from swarm.errors import Busy, DeadlineMissed, PeerError, Unreachable
 from swarm.ids import PeerId
@@ -13,28 +14,59 @@ MOST_FAILURES = 3
 
 
 class Fitness:
-    """Of the members, in one term of a step. ``unfit`` are those left out, with the reason."""
+    """Of the members, in one term of a step. Who is late, lacks something or says no may be asked again where nobody
+    else is there; who differs from what most others hold may not: alone, it would decide."""
 
     def __init__(self) -> None:
-        self.unfit: dict[PeerId, str] = {}
+        self._unfit: dict[PeerId, str] = {}
         self._failures: Counter[PeerId] = Counter()
+        self._no: set[PeerId] = set()
+        self._differing: set[PeerId] = set()
+
+    @property
+    def unfit(self) -> Mapping[PeerId, str]:
+        """Those left out, with the reason."""
+        return MappingProxyType(self._unfit)
 
     def failed(self, peer: PeerId, error: PeerError, *, there: bool, last: bool) -> None:
         """It gave no answer. Who is ``there`` and says no, or fails again and again, is unfit; the ``last`` of a part
         may be late as often as others may be busy: without it nothing can be closed."""
         self._failures[peer] += 1
-        may_pass = isinstance(error, (Unreachable, Busy)) or (last and isinstance(error, DeadlineMissed))
+        late = isinstance(error, (Unreachable, Busy, DeadlineMissed))
+        may_pass = late and (last or not isinstance(error, DeadlineMissed))
         if there and not (may_pass and self._failures[peer] < MOST_FAILURES):
-            self.unfit[peer] = str(error)
+            self._unfit[peer] = str(error)
+            if not late:
+                self._no.add(peer)
 
     def lacks(self, peer: PeerId, why: str) -> None:
         """It does not hold what counts: once or twice, that may be because who was to help it died meanwhile."""
         self._failures[peer] += 1
         if self._failures[peer] >= MOST_FAILURES:
-            self.unfit[peer] = why
+            self._unfit[peer] = why
+
+    def holds_up(self, peers: Mapping[PeerId, str]) -> None:
+        """Nothing comes of what they do, or of rounds with them."""
+        self._unfit |= peers
+
+    def differ(self, peers: Iterable[PeerId], why: str) -> None:
+        """They hold other numbers than most: the step closes without them, or with others who are back."""
+        self._differing |= set(peers)
+        self._unfit |= dict.fromkeys(peers, why)
+
+    def hopeless(self, peers: Iterable[PeerId]) -> bool:
+        """Whether each of these said no or differs: to wait for them is of no use."""
+        return all(peer in self._no or peer in self._differing for peer in peers)
+
+    def forgivable(self, peers: Iterable[PeerId]) -> dict[PeerId, str]:
+        """Those of them that are left out and may be asked again, with the reason: who does not differ."""
+        return {
+            peer: self._unfit[peer] for peer in sorted(peers) if peer in self._unfit and peer not in self._differing
+        }
 
     def forgive(self, peers: Iterable[PeerId]) -> None:
-        """They are asked again, as if they had never failed."""
-        for peer in peers:
-            self.unfit.pop(peer, None)
+        """They are asked again, as if they had never failed; those that differ are not."""
+        for peer in self.forgivable(peers):
+            del self._unfit[peer]
             self._failures.pop(peer, None)
+            self._no.discard(peer)

@@ -13,14 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from swarm.errors import (
-    OutOfSync,
-    PeerError,
-    Refused,
-    Superseded,
-    Violation,
-    WrongStep,
-)
+from swarm.errors import OutOfSync, PeerError, Refused, Superseded, Violation, WrongStep
 from swarm.events import AttemptFailed, Committed, DigestMismatch, TermBegan, WorkExcluded
 from swarm.ids import PartName, PeerId
 from swarm.optimization.acceptor import Promised, Vote, majority, must_propose
@@ -101,7 +94,7 @@ class Leading:
         self._roster = self.closing.history.head.members
         self._attempts = Attempts(self.term, self._roster)
         self._calls = LiveCalls(self.closing.calls, self.closing.liveness)
-        self._filling = Filling(self.closing, self.step, self.term, self._fitness.unfit, self._electors)
+        self._filling = Filling(self.closing, self.step, self.term, self._fitness, self._electors)
         self._rescuing = Rescuing(self.closing, self.step, self.term, self._filling)
         self._believes = AnswerRules(self.closing, self.step, self.term, self._roster)
 
@@ -160,7 +153,7 @@ class Leading:
             except PartsLost:
                 proposal = await self._rescuing.run()
                 if proposal is None:
-                    self._fitness.forgive(self._filling.needed())
+                    self._filling.forgive_needed()
                     continue
                 return proposal
             try:
@@ -232,7 +225,7 @@ class Leading:
         self.closing.events.emit(DigestMismatch(step=self.step, part=found.part, digests=found.digests))
         if not found.dissenters:
             raise found
-        self._fitness.unfit |= dict.fromkeys(found.dissenters, str(found))
+        self._fitness.differ(found.dissenters, str(found))
 
     async def _judge(self, averaged: Mapping[PeerId, Averaged]) -> None:
         """Raises _Retry when a member has no result: then its part's round is void for all who were in it."""
@@ -255,8 +248,10 @@ class Leading:
         self._blame.void(part, answers)
         out = self._filling.out
         found = self._blame.unfit(part, tuple(peer for peer in answers if peer not in out))
-        if found is not None:
-            self._fitness.unfit[found[0]] = found[1]
+        if found is not None and found.differs:
+            self._fitness.differ((found.peer,), found.why)
+        elif found is not None:
+            self._fitness.holds_up({found.peer: found.why})
         elif self._blame.at_a_loss(part):
             reasons = {answer.failure for answer in answers.values() if answer.failure}
             self.closing.waiting(awaited_round(part, min(reasons, default="")))
@@ -287,7 +282,8 @@ class Leading:
         return answers.given
 
     async def _find_out(self, failed: Mapping[PeerId, PeerError]) -> None:
-        """Raises _Retry: who does not answer a ping is gone; who does may be unfit for this step."""
+        """Raises _Retry, when each has answered a ping, is found gone, or is doubted; who is not gone may be unfit for
+        this step."""
         reasons = "; ".join(str(error) for error in failed.values())
         await self.closing.liveness.check(tuple(failed), reasons)
         for peer, error in failed.items():

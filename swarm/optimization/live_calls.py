@@ -23,7 +23,8 @@ class Liveness(Protocol):
         """Members that do not answer, with the reason."""
 
     async def check(self, peers: Collection[PeerId], reason: str) -> None:
-        """Ask these at once; return when each has answered or is gone."""
+        """Ask these at once; return when each has answered or is gone, after some seconds at the latest: who sends and
+        does not answer is neither."""
 
     def changed(self) -> Coroutine[None, None, None]:
         """Awaited, it returns when somebody is gone, or back, that was not when this was called."""

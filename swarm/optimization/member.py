@@ -215,7 +215,6 @@ class Member:
 
     async def _attempt(self, state: OpenStep, body: Reconcile, name: PartName | None) -> Mean:
         held = None if self.part is None or name is None else (name, self.part)
-
         return await self._context.attempt.run(body, self._roster, held, state.enter_round)
 
     async def _on_apply(self, request: Request) -> Answer:

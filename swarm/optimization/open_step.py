@@ -134,7 +134,7 @@ class OpenStep:
         before = self.reconciled
         if before is not None and any(body.attempts.get(p, 0) < number for p, number in before.attempts.items()):
             raise Superseded("a newer attempt at closing the step has begun")
-        if before is None or self.averaging is None or self._anew(before, body, part):
+        if before is None or self.averaging is None or self.averaging.cancelled() or self._anew(before, body, part):
             await self.stop_averaging()
             self.applied = self.digest = None
             self.in_round = False

@@ -26,7 +26,7 @@ from swarm.optimization.attempts import ATTEMPTS_PER_TERM
 from swarm.optimization.blame import MOST_VOID
 from swarm.optimization.filling import LOST_PART_S
 from swarm.optimization.fitness import MOST_FAILURES
-from swarm.optimization.messages import Accepted, Lease, Promise, PutAside, Resume
+from swarm.optimization.messages import Accepted, Lease, Promise, PutAside, Reconcile, Resume
 from swarm.optimization.records import Aside, Contribution, acceptance_bytes, voters
 from swarm.optimization.rescuing import AGAIN_S, SILENT_PART_S
 from swarm.optimization.roster import Member, Roster
@@ -552,6 +552,51 @@ async def test_last_replica_of_a_part_that_is_late_is_asked_again_until_it_answe
     closed = await here.leading().run()
     assert (closed.absent, len(closed.committed)) == ((OTHER,), 2)
     assert len(here.events.of(AttemptFailed)) == 2 * MOST_FAILURES + 1
+
+
+@pytest.mark.parametrize("times", [1, MOST_FAILURES, 3 * MOST_FAILURES])
+@virtual
+async def test_part_whose_replicas_are_all_late_is_asked_again_until_one_answers(times: int) -> None:
+    here = await stage()
+    for peer in (A, B):
+        here.puppets[peer].instead[RECONCILE] = no(DeadlineMissed("no answer in 20 s", peer=peer), times=times)
+    closed = await here.leading().run()
+    assert len(closed.committed) == 2
+    assert not any("ends" in said for said in here.waited)
+    assert times == 1 or any("an answer, for which is asked again, of " in said for said in here.waited)
+
+
+@pytest.mark.parametrize("error", [DeadlineMissed("no answer in 20 s", peer=T), PeerError("its disk is full")])
+@virtual
+async def test_only_trainer_is_asked_again_with_hosted_ends(error: PeerError) -> None:
+    here = await stage(roster=Roster(member for member in HOSTED.members if member.peer != U))
+    here.puppets[T].instead[RECONCILE] = no(error, times=MOST_FAILURES + 1)
+    closed = await here.leading().run()
+    assert (closed.absent, len(closed.committed)) == ((), 2)
+
+
+@virtual
+async def test_replica_that_differs_decides_nothing_alone_when_the_others_are_lost() -> None:
+    other_trainer = Member(peer=U, role="trainer", name="u", part="ends", addresses=())
+    here = await stage(roster=Roster([*THREE.members, other_trainer]))  # so that a majority is there without two
+    here.puppets[B].weights = "e" * 64
+
+    def cut(body: Reconcile) -> None:
+        if B not in body.live:
+            for peer in (A, PeerId("C")):
+                here.liveness.lose(peer, "cut off")
+            raise Unreachable("cut off", peer=A)
+
+    here.puppets[A].instead[RECONCILE] = cut
+    running = asyncio.create_task(here.leading().run())
+    await asyncio.sleep(10 * LOST_PART_S)
+    assert here.events.of(DigestMismatch)
+    assert not here.asked(PROPOSE)
+    assert any("a replica of stage-0" in said for said in here.waited), here.waited
+    del here.puppets[A].instead[RECONCILE]
+    here.liveness.find(A)
+    closed = await running
+    assert (B in closed.absent, closed.digests["stage-0"]) == (True, "c" * 64)
 
 
 @virtual
