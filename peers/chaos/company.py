@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -52,6 +53,9 @@ class OnNetworks(Protocol):
 _ENDING = (faults.Kill, faults.Stop, faults.LimitMemory, faults.Upgrade, faults.Twin)
 """After these a peer may end. Those of many peers are inflicted by way of these."""
 
+_CUTS = (faults.Partition, faults.SlowLinks, faults.Disconnect)
+"""Those that are over after some seconds must find somebody on either side, or they do nothing."""
+
 P = TypeVar("P", bound=Heard)
 T = TypeVar("T", bound=Hashable)
 Release = Callable[[list[T]], object]
@@ -66,9 +70,11 @@ class Company(ABC, Generic[P]):
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self._epoch = SystemClock().wall() - time.monotonic()
         self.stamps = Stamps(self.wall)
         self.peers: dict[str, P] = {}
         self.expected: dict[str, PeerSpec] = {}
+        self._shares: dict[str, float | None] = {}
         self.joiner: PeerSpec | None = None
         self.over = threading.Event()
         self._hear: list[Hear] = []
@@ -114,6 +120,7 @@ class Company(ABC, Generic[P]):
     def _enter(self, peer: P, spec: PeerSpec) -> None:
         """The first stage host that names no stage is what a storm's joiners are like."""
         self.peers[spec.name] = peer
+        self._shares.setdefault(spec.name, spec.cpus)
         if spec.role == "stage" and (self.joiner is None or "--stage" in self.joiner.arguments):
             self.joiner = spec
 
@@ -175,8 +182,8 @@ class Company(ABC, Generic[P]):
     # --- the seam ------------------------------------------------------------------------------------------------
 
     def wall(self) -> float:
-        """See :class:`~peers.chaos.plan.World`."""
-        return SystemClock().wall()
+        """See :class:`~peers.chaos.plan.World`. Steady, whatever becomes of the machine's wall clock meanwhile."""
+        return time.monotonic() + self._epoch
 
     def identity(self, name: str) -> str:
         """See :class:`~peers.chaos.plan.World`; "" for a peer that has not said anything yet."""
@@ -194,16 +201,31 @@ class Company(ABC, Generic[P]):
                 raise CannotInflict(f"{fault.name}: the play is over")
             if isinstance(fault, faults.Restart):
                 self._check_struck(fault.peer)
+            if isinstance(fault, _CUTS) and fault.seconds is not None:
+                self._check_sides(fault)
             hit = tuple(self._strike(fault))
             if isinstance(fault, _ENDING):
                 self._struck |= set(hit)
             return hit
+
+    def _check_sides(self, fault: faults.Partition | faults.SlowLinks | faults.Disconnect) -> None:
+        for side in (fault.peers, () if isinstance(fault, faults.Disconnect) else fault.others):
+            if side and not any(map(self.alive, side)):
+                raise CannotInflict(f"{fault.name}: {', '.join(side)} does not run now, and there is nothing to cut")
 
     def _check_struck(self, name: str) -> None:
         """Who is started again has ended by a strike, or not yet: a crash a moment before would be lost."""
         if not self.alive(name) and name not in self._struck:
             code = self.exit_code(name)
             self.failed(f"{name} had ended with {code}, and nobody had struck it, when it was to be started again")
+
+    def share(self, fault: faults.LimitCpu | faults.SlowDevice) -> float | None:
+        """Of how many processors the peer may use as much as that, from now on; None: of all. What the scenario gave it
+        is what a factor is of, and what is left when the fault's own limit is lifted."""
+        given = self._shares.get(fault.peer)
+        if isinstance(fault, faults.LimitCpu):
+            return fault.cpus if fault.cpus > 0 else given
+        return (given or 1.0) / fault.factor if fault.factor > 1 else given
 
     def living(self, fault: Fault) -> tuple[str, ...]:
         """The victims of a fault that run now: the others it cannot hit. Raises CannotInflict when none does."""

@@ -8,6 +8,7 @@ from peers.chaos import faults, means
 from peers.chaos.engine import bind
 from peers.chaos.faults import CannotInflict
 from peers.chaos.nemesis import FAKETIME
+from swarm.clock import SystemClock
 
 if TYPE_CHECKING:
     from peers.chaos.containers import ContainerWorld
@@ -40,22 +41,26 @@ def options(world: ContainerWorld, name: str) -> list[str]:
 
 
 def skew(world: ContainerWorld, fault: faults.SkewClock) -> tuple[str, ...]:
-    """Set the wall clock that a peer's processes see, but for the daemon's, whose program calls no library. Of one that
-    does not run now it is that of its next start. Raises CannotInflict where it has no effect, EngineError."""
+    """Set the wall clock that a peer's processes see, in its later starts as well, but for the daemon's, whose program
+    calls no library. Raises EngineError, and CannotInflict where it has no effect, or none that could be seen: of a
+    peer that does not run or is paused."""
     if fault.peer not in world.skewed:
         raise CannotInflict(f"skew_clock: {fault.peer} was started without libfaketime; check() it before")
+    world.living(fault)
+    if world.paused(fault.peer):
+        raise CannotInflict(f"skew_clock: {fault.peer} is paused, and nobody could see its clock")
     (world.root / "clocks" / fault.peer).write_text(f"{fault.offset_s:+f}\n")
-    if world.alive(fault.peer) and not world.paused(fault.peer):
-        _look(world, fault)
+    _look(world, fault)
     return (fault.peer,)
 
 
 def _look(world: ContainerWorld, fault: faults.SkewClock) -> None:
     """Programs pass over a library that was made for others: the clock must be nearer to what it was set to than to
     ours, but for the second that it does not show and the time that it takes to look."""
-    before = world.wall()
+    clock = SystemClock()
+    before = clock.wall()
     shown = float(world.engine.call("exec", world.peers[fault.peer].container, "date", "+%s"))
-    off = max(before + fault.offset_s - shown, shown - world.wall() - fault.offset_s)
+    off = max(before + fault.offset_s - shown, shown - clock.wall() - fault.offset_s)
     if off > 1.0 + abs(fault.offset_s) / 2:
         raise CannotInflict(
             f"skew_clock: the clock of {fault.peer} was set {fault.offset_s:+g} s off and is {shown - before:+.0f} s: "

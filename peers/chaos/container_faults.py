@@ -134,18 +134,14 @@ def _slow_links(world: ContainerWorld, fault: faults.SlowLinks) -> Iterable[str]
     return tuple(dict.fromkeys((*fault.peers, *fault.others)))
 
 
-def _slow_device(world: ContainerWorld, fault: faults.SlowDevice) -> Iterable[str]:
-    """The whole container gets that share of a processor."""
-    return _limit_cpu(world, faults.LimitCpu(fault.peer, 1 / fault.factor if fault.factor > 1 else 0.0))
-
-
-def _limit_cpu(world: ContainerWorld, fault: faults.LimitCpu) -> Iterable[str]:
-    """Its later starts have no more: the machine has become a slower one."""
-    quota = container_start.quota_us(fault.cpus) if fault.cpus > 0 else -1
-    peer = _running(world, fault.peer)
+def _limit_cpu(world: ContainerWorld, fault: faults.LimitCpu | faults.SlowDevice) -> Iterable[str]:
+    """The whole container gets that share of the processors. Its later starts have no more: the machine has become a
+    slower one."""
+    peer, share = _running(world, fault.peer), world.share(fault)
+    quota = -1 if share is None else container_start.quota_us(share)
     period = str(container_start.PERIOD_US)
     world.engine.call("update", "--cpu-period", period, "--cpu-quota", str(quota), peer.container)
-    peer.spec = replace(peer.spec, cpus=fault.cpus if fault.cpus > 0 else None)
+    peer.spec = replace(peer.spec, cpus=share)
     return (fault.peer,)
 
 
@@ -237,7 +233,7 @@ DOERS: Mapping[type[Fault], Callable[[Any, Any], Iterable[str]]] = {
     faults.Heal: _heal,
     faults.SlowLink: _slow_link,
     faults.SlowLinks: _slow_links,
-    faults.SlowDevice: _slow_device,
+    faults.SlowDevice: _limit_cpu,
     faults.LimitCpu: _limit_cpu,
     faults.LimitMemory: _limit_memory,
     faults.FillDisk: _fill_disk,

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.chaos.owners import owner
+from peers.launcher import launched
 from swarm.clock import SystemClock
 from swarm.errors import EXIT_UNREACHABLE, SwarmError
 
@@ -83,9 +84,10 @@ class Engine:
         return self.call("inspect", "--format", what, name)
 
     def open(self, *arguments: str) -> subprocess.Popen[str]:
-        """A call that stays, with pipes to its input and output; whoever opens it ends it."""
+        """A call that stays, with pipes to its input and output; whoever opens it ends it. It ends with the calling
+        thread, however that ends: an engine that has nothing to tell would keep it for ever."""
         return subprocess.Popen(
-            [self._client, *arguments],
+            launched([self._client, *arguments]),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

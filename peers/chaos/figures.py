@@ -8,9 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from peers.chaos import capacity
-from peers.chaos.lives import MARKS, Life, Struck
+from peers.chaos.lives import Life, Struck
 from peers.invariants.check import Report
 from peers.invariants.evidence import Evidence
+from peers.invariants.fault_kinds import MARKS
 
 Number = float | int | None
 

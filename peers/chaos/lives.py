@@ -12,9 +12,6 @@ from peers.invariants.evidence import Evidence, Fact
 State = Literal["absent", "joining", "ready", "leaving", "away", "cut off"]
 """``away``: paused; ``cut off``: no link to the others, or left behind by them."""
 
-MARKS = {"resume", "heal", "reconnect", "free_disk", "moment"}
-"""Strikes that end another one."""
-
 
 @dataclass(frozen=True, slots=True)
 class Player:

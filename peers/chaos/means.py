@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import resource
 import shutil
@@ -16,20 +17,13 @@ from typing import IO
 
 import psutil
 
+from peers.launcher import launched
 from peers.places import KEY_FILE, surplus_sessions
+from swarm.clock import SystemClock
 
 DUTY_S = 0.05
 """A slowed process is stopped for a share of every such span."""
 FAKETIME = "libfaketimeMT.so.1"
-# PR_SET_PDEATHSIG survives exec. It is set by a small launcher rather than between fork and exec of a process with
-# threads; a parent that died before the call is noticed by its changed pid.
-_LAUNCHER = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit(1)
-os.execvp(sys.argv[2], sys.argv[2:])
-"""
 _SHARED_MEMORY = Path("/dev/shm")
 _LIBRARIES = (Path("/usr/lib"), Path("/usr/local/lib"))
 
@@ -40,7 +34,7 @@ def begin(command: Sequence[str], output: Path, environment: Mapping[str, str]) 
     output.parent.mkdir(parents=True, exist_ok=True)
     output.touch()
     process = subprocess.Popen(
-        [sys.executable, "-c", _LAUNCHER, str(os.getpid()), *command],
+        launched(command),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -211,9 +205,19 @@ def forget_faketime(pids: Iterable[int]) -> None:
             (_SHARED_MEMORY / name).unlink(missing_ok=True)
 
 
+@functools.cache
 def faketime_library() -> Path | None:
-    """Where libfaketime is installed; None where it is not."""
+    """Where a libfaketime is installed that programs of this machine use; None where none is. Cost: some 30 ms once."""
     for root in _LIBRARIES:
         for path in (*root.glob(f"*/faketime/{FAKETIME}"), *root.glob(f"faketime/{FAKETIME}")):
-            return path
+            if _fakes(path):
+                return path
     return None
+
+
+def _fakes(library: Path) -> bool:
+    """Programs pass over a library that was made for another architecture or C library."""
+    environment = {"LD_PRELOAD": str(library), "FAKETIME": "-86400", "DONT_FAKE_MONOTONIC": "1"}
+    command = [sys.executable, "-I", "-S", "-c", "import time; print(time.time())"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=10, check=False)
+    return done.returncode == 0 and float(done.stdout) < SystemClock().wall() - 3600

@@ -86,7 +86,7 @@ class World(Protocol):
         """The peer id behind a name."""
 
     def wall(self) -> float:
-        """The wall clock that events are stamped with."""
+        """The time that events are stamped with, in seconds since the epoch."""
 
 
 class FaultPlan:
@@ -138,6 +138,7 @@ class FaultPlan:
         fired = Fired(strike, wall, hit, tuple(map(self._world.identity, hit)))
         line: dict[str, Any] = {"t": wall, "kind": strike.fault.name, "peers": fired.ids, "label": strike.label}
         line["seconds"] = getattr(strike.fault, "seconds", None)
+        line["took_s"] = round(self._world.wall() - wall, 3)
         line |= {"names": hit, "first": fired.victims}
         with self._writing, (self._world.root / "faults.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")

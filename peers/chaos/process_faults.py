@@ -57,6 +57,7 @@ def _kill(world: ProcessWorld, fault: faults.Kill) -> Iterable[str]:
 
 
 def _kill_daemon(world: ProcessWorld, fault: faults.KillDaemon) -> Iterable[str]:
+    world.living(fault)
     daemons = [one.pid for one in means.family(world.peers[fault.peer].pid)[1:] if DAEMON in means.command_of(one)]
     if not daemons:
         raise CannotInflict(f"{fault.peer} has no daemon now")
@@ -135,16 +136,13 @@ def _corrupt_bytes(world: ProcessWorld, fault: faults.CorruptBytes) -> Iterable[
     return fault.peers
 
 
-def _slow_device(world: ProcessWorld, fault: faults.SlowDevice) -> Iterable[str]:
-    """The whole first process gets that share of a processor, its network loop too."""
-    return _limit_cpu(world, faults.LimitCpu(fault.peer, 1 / fault.factor if fault.factor > 1 else 0.0))
-
-
-def _limit_cpu(world: ProcessWorld, fault: faults.LimitCpu) -> Iterable[str]:
-    """Its later starts have no more: the machine has become a slower one."""
-    peer = world.peers[fault.peer]
-    world.slow(peer, 1 / fault.cpus if 0 < fault.cpus < 1 else 1.0)
-    peer.spec = replace(peer.spec, cpus=fault.cpus if fault.cpus > 0 else None)
+def _limit_cpu(world: ProcessWorld, fault: faults.LimitCpu | faults.SlowDevice) -> Iterable[str]:
+    """The whole first process gets that share of a processor, its network loop too. Its later starts have no more: the
+    machine has become a slower one."""
+    world.living(fault)
+    peer, share = world.peers[fault.peer], world.share(fault)
+    world.slow(peer, 1 / share if share is not None and share < 1 else 1.0)
+    peer.spec = replace(peer.spec, cpus=share)
     return (fault.peer,)
 
 
@@ -170,6 +168,7 @@ def _skew_clock(world: ProcessWorld, fault: faults.SkewClock) -> Iterable[str]:
     """The wall clock that its processes see, but for the daemon's, whose program calls no library."""
     if world.clocks is None:
         raise CannotInflict(NO_FAKETIME)
+    world.living(fault)
     (world.clocks / fault.peer).write_text(f"{fault.offset_s:+f}\n")
     return (fault.peer,)
 
@@ -229,7 +228,7 @@ DOERS: Mapping[type[Fault], Callable[[Any, Any], Iterable[str]]] = {
     faults.SlowLink: _slow_link,
     faults.SlowLinks: _slow_links,
     faults.CorruptBytes: _corrupt_bytes,
-    faults.SlowDevice: _slow_device,
+    faults.SlowDevice: _limit_cpu,
     faults.LimitCpu: _limit_cpu,
     faults.FillDisk: _fill_disk,
     faults.FreeDisk: _free_disk,

@@ -122,6 +122,7 @@ def _limits(scenario: Scenario, outcome: Outcome, root: Path) -> Limits:
         kill_detection_s=expect.detection_s,
         pause_detection_s=max(5.0, expect.detection_s),
         waited_until=outcome.ended if outcome.by_clock else None,
+        until=outcome.ended,
     )
 
 

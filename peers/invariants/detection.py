@@ -7,32 +7,25 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from peers.invariants.evidence import Evidence, Fact, FaultFact
+from peers.invariants.fault_kinds import ENDED_BY, HARMLESS, PASSING
 from peers.invariants.findings import Findings, Limits
 
 AFTERMATH_S = 15.0
 """For so long after a fault is over others may still find out that it was: a ping takes seconds to be missed thrice."""
-_SLOW = ("slow", "limit_cpu")
-_ENDED_BY: Mapping[str, str] = {
-    "pause": "resume",
-    "partition": "heal",
-    "disconnect": "reconnect",
-    "fill_disk": "free_disk",
-}
-"""Which fault ends which, where that has no seconds."""
 
 
 def faults_are_noticed(evidence: Evidence, limits: Limits, found: Findings) -> None:
-    """I14: some time after a kill or a pause no new journey is sent through the victim, until it is ready again. Of a
-    fault that is over sooner there is nothing to see."""
+    """I14: some time after a kill or a pause was done no new journey is sent through the victim, until it is ready
+    again. Of a fault that is over sooner there is nothing to see."""
     bounds = {"kill": limits.kill_detection_s, "pause": limits.pause_detection_s}
     sent = [(fact.wall, tuple(fact.fields["route"])) for fact in evidence.of("JourneyStarted")]
     sent += [(fact.wall, (fact.fields["new"],)) for fact in evidence.of("HopMoved")]
     for fault in evidence.faults:
         for victim in fault.peers if fault.kind in bounds else ():
-            until = _until_back(evidence, fault, victim)
-            if until - fault.wall <= bounds[fault.kind]:
+            until = min(_until_back(evidence, fault, victim), limits.until)
+            if until - fault.done <= bounds[fault.kind]:
                 continue
-            used = [wall - fault.wall for wall, route in sent if victim in route and fault.wall < wall < until]
+            used = [wall - fault.done for wall, route in sent if victim in route and fault.done < wall < until]
             late = max(used, default=0.0)
             text = f"journeys still went through it {late:.2f} s after the {fault.kind}"
             found.expect(late <= bounds[fault.kind], text, peer=victim)
@@ -40,8 +33,7 @@ def faults_are_noticed(evidence: Evidence, limits: Limits, found: Findings) -> N
 
 def the_slow_are_not_evicted(evidence: Evidence, limits: Limits, found: Findings) -> None:
     """I15: where faults are listed, nobody is called lost, nor calls another lost, but while a fault lasts that hit one
-    of the two, and shortly after; slowness is no such fault: that of its links, of its device, or of all its processors
-    (``limit_cpu``), which among processes is the same."""
+    of the two, and shortly after; slowness is no such fault. Who misses whom when all leave does not count."""
     if not evidence.faults:
         return
     excused = _under_faults(evidence)
@@ -50,6 +42,8 @@ def the_slow_are_not_evicted(evidence: Evidence, limits: Limits, found: Findings
         last[fact.peer] = max(fact.wall, last.get(fact.peer, 0.0))
     goodbyes = {(fact.peer, str(fact.fields["reason"])) for fact in evidence.of("PeerStopped")}
     for fact in evidence.of("PeerLost"):
+        if fact.wall > limits.until:
+            continue
         lost, reason = str(fact.fields["peer"]), str(fact.fields["reason"])
         over = last.get(lost, 0.0) < fact.wall  # it had ended, as all do after the last step
         over |= any(peer == lost and word.endswith(reason) for peer, word in goodbyes)  # or was just saying so
@@ -62,7 +56,7 @@ def _under_faults(evidence: Evidence) -> Mapping[str, list[tuple[float, float]]]
     once it is ready again."""
     spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for fault in evidence.faults:
-        for peer in () if fault.kind.startswith(_SLOW) else fault.peers:
+        for peer in () if fault.kind in HARMLESS else fault.peers:
             ended = _over(evidence, fault, peer) + AFTERMATH_S
             for cut in _of(evidence.of("CutOff"), peer):
                 if fault.wall < cut.wall < ended:
@@ -75,11 +69,13 @@ def _over(evidence: Evidence, fault: FaultFact, peer: str) -> float:
     """When a fault is over for one whom it hit: after its seconds, by the fault that ends it, else once the peer is
     ready again."""
     if fault.seconds is not None and fault.kind != "stop":
-        return fault.wall + fault.seconds
-    if fault.kind not in _ENDED_BY:
+        return fault.done + fault.seconds
+    if fault.kind in PASSING:
+        return fault.done
+    if fault.kind not in ENDED_BY:
         return _ready_after(evidence, peer, fault.wall)
-    ends = (one for one in evidence.faults if one.kind == _ENDED_BY[fault.kind] and one.wall > fault.wall)
-    return min((one.wall for one in ends if peer in one.peers or one.kind == "heal"), default=math.inf)
+    ends = (one for one in evidence.faults if one.kind == ENDED_BY[fault.kind] and one.wall > fault.wall)
+    return min((one.done for one in ends if peer in one.peers or one.kind == "heal"), default=math.inf)
 
 
 def _ready_after(evidence: Evidence, peer: str, wall: float) -> float:
@@ -89,10 +85,12 @@ def _ready_after(evidence: Evidence, peer: str, wall: float) -> float:
 
 def _until_back(evidence: Evidence, fault: FaultFact, victim: str) -> float:
     """When a victim may be used again: it is ready anew, or was let go on. Others may know of its being let in again
-    before it does."""
+    before it does, by a record after those that it knew itself."""
     ends = [fact.wall for fact in _of(evidence.of("PeerReady"), victim)]
+    known = [fact.step for fact in _of(evidence.of("StepClosed"), victim) if fact.wall <= fault.done]
     for fact in evidence.of("RosterChanged"):
-        ends += [fact.wall for joined in fact.fields["joined"] if joined["peer"] == victim]
+        if fact.step > max(known, default=-1):
+            ends += [fact.wall for joined in fact.fields["joined"] if joined["peer"] == victim]
     ends += [other.wall for other in evidence.faults if other.kind == "resume" and victim in other.peers]
     ends += [] if fault.seconds is None else [fault.wall + fault.seconds]
     return min((end for end in ends if end > fault.wall), default=math.inf)

@@ -67,12 +67,19 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class FaultFact:
-    """A fault that was done on purpose: what, to which peers, when by the harness's wall clock, and for how long."""
+    """A fault that was done on purpose: what, to which peers, and for how long. By the harness's clock it was begun at
+    ``wall`` and ``done`` after that: at some moment between the two it was true."""
 
     wall: float
     kind: str
     peers: tuple[str, ...]
     seconds: float | None = None
+    took_s: float = 0.0
+
+    @property
+    def done(self) -> float:
+        """When it was true for certain."""
+        return self.wall + self.took_s
 
 
 @dataclass(frozen=True)
@@ -269,4 +276,5 @@ def _fault(line: bytes) -> FaultFact:
         str(value["kind"]),
         tuple(map(str, value["peers"])),
         None if seconds is None else float(seconds),
+        float(value.get("took_s", 0.0)),
     )

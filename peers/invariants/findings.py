@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -27,7 +28,8 @@ class Failure:
 class Limits:
     """The bars, in seconds of the run's clock. ``target`` microbatches make a step, None when it is not known: then all
     steps must have as many. ``detection_s`` are for what the faults of a kind may take until nothing new is sent there.
-    ``waited_until`` says until when more steps were waited for, where somebody did.
+    ``waited_until`` says until when more steps were waited for, where somebody did; after ``until`` all were told to
+    leave, and who misses whom does not count.
     """
 
     target: int | None = None
@@ -35,6 +37,7 @@ class Limits:
     kill_detection_s: float = 2.0
     pause_detection_s: float = 5.0
     waited_until: float | None = None
+    until: float = math.inf
 
 
 @dataclass(slots=True)

@@ -8,26 +8,12 @@ import os
 import shlex
 import signal
 import stat
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from peers.launcher import CANNOT_RUN, launched
 from peers.preemption.source import WORD_BYTES, Notice, SourceFailed, spoken_notice
 from swarm.clock import Clock
-
-# The command must not outlive a peer that is killed. PR_SET_PDEATHSIG survives exec; it is set by a small launcher
-# rather than between fork and exec of a process with threads.
-_LAUNCHER = """
-import ctypes, os, signal, sys
-ctypes.CDLL(None, use_errno=True).prctl(1, signal.SIGKILL)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit(1)
-try:
-    os.execvp(sys.argv[2], sys.argv[2:])
-except OSError as error:
-    sys.stdout.write("\\0" + error.strerror)
-    sys.exit(126)
-"""
 
 
 class FileSource:
@@ -84,7 +70,7 @@ class CommandSource:
         """See :class:`~peers.preemption.source.NoticeSource`. Costs an interpreter's start, about 20 ms. Cancelled, it
         kills the command."""
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *self._command,
+            *launched(self._command),  # it must not outlive a peer that is killed
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
@@ -98,7 +84,7 @@ class CommandSource:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-        if code == 126 and words.startswith(b"\0"):
+        if code == CANNOT_RUN and words.startswith(b"\0"):
             raise SourceFailed(f"it cannot be run: {words[1:200].decode('utf-8', 'replace').lower()}")
         return spoken_notice(words, self._clock.wall()) if code == 0 else None
 

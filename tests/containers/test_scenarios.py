@@ -13,8 +13,8 @@ from tests.harness.sources import ROOT
 
 pytestmark = [pytest.mark.docker, pytest.mark.process, pytest.mark.timeout(900)]
 
-# The others take longer or pass among processes too: `swarm chaos --list`.
-PLAYED = ("region-partition", "whole-stage-dies", "nat", "oom", "disk-full")
+# The others take longer: `swarm chaos --list`.
+PLAYED = ("bootstrap-dies", "region-partition", "whole-stage-dies", "odd-faults", "nat", "oom", "disk-full")
 
 
 @pytest.mark.parametrize("name", PLAYED)

@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from peers.chaos import container_start
+from peers.chaos import container_clocks, container_start
 from peers.chaos.containers import ContainerWorld
 from peers.chaos.faults import CannotInflict, Kill, LimitCpu, Pause, Restart, SkewClock, SlowDevice
-from tests.unit.chaos.worlds import FakeEngine, contained
+from peers.chaos.world import PeerSpec
+from tests.unit.chaos.worlds import FakeEngine, Processes, contained
 
 
 @pytest.fixture
@@ -60,6 +61,25 @@ def test_slower_processor_is_that_of_later_starts_too(
     assert given == quota
 
 
+@pytest.mark.parametrize(
+    ("fault", "share"),
+    [(LimitCpu("a", 0.5), 0.5), (SlowDevice("a", 2.0), 0.05), (SlowDevice("a", 1.0), 0.1), (LimitCpu("a", 0.0), 0.1)],
+)
+def test_factor_is_of_what_the_scenario_gave_which_is_left_when_a_fault_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: LimitCpu | SlowDevice, share: float
+) -> None:
+    world, engine, _ = contained(tmp_path, "a")
+    world._enter(world.peers["a"], replace(world.peers["a"].spec, name="b", cpus=0.1))
+    world.inflict(replace(fault, peer="b"))
+    assert engine.calls[-1][:5] == ("update", "--cpu-period", "20000", "--cpu-quota", str(round(20000 * share)))
+    processes = Processes(tmp_path / "p", monkeypatch)
+    slowed: list[float] = []
+    monkeypatch.setattr(processes.world, "slow", lambda peer, factor: slowed.append(factor))
+    processes.add(PeerSpec(name="b", role="stage", arguments=("join",), cpus=0.1))
+    processes.world.inflict(replace(fault, peer="b"))
+    assert slowed == [pytest.approx(1 / share)]
+
+
 @pytest.mark.parametrize(("offset_s", "shown"), [(3600.0, 4600), (-90.0, 910), (0.5, 1000), (0.0, 999)])
 def test_clock_that_shows_what_it_was_set_to_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, offset_s: float, shown: int
@@ -79,13 +99,15 @@ def test_clock_that_stays_as_it_was_is_no_fault(
         world.inflict(SkewClock("a", offset_s))
 
 
-def test_clock_of_who_cannot_be_asked_is_set_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clock_that_nobody_could_see_is_not_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world, _ = _with_clock(tmp_path, monkeypatch, 1000)
     world.inflict(Pause(("a",)))
-    assert world.inflict(SkewClock("a", 60.0)) == ("a",)
+    with pytest.raises(CannotInflict, match="a is paused"):
+        world.inflict(SkewClock("a", 60.0))
     world.inflict(Kill(("a",)))
-    assert world.inflict(SkewClock("a", 90.0)) == ("a",)
-    assert (tmp_path / "clocks" / "a").read_text() == "+90.000000\n"
+    with pytest.raises(CannotInflict, match="a does not run now"):
+        world.inflict(SkewClock("a", 90.0))
+    assert not (tmp_path / "clocks" / "a").exists()
 
 
 def _with_clock(root: Path, monkeypatch: pytest.MonkeyPatch, shown: int) -> tuple[ContainerWorld, FakeEngine]:
@@ -93,6 +115,6 @@ def _with_clock(root: Path, monkeypatch: pytest.MonkeyPatch, shown: int) -> tupl
     world, engine, _ = contained(root, "a")
     world.skewed.add("a")
     (root / "clocks").mkdir()
-    monkeypatch.setattr(world, "wall", lambda: 1000.0)
+    monkeypatch.setattr(container_clocks.SystemClock, "wall", lambda self: 1000.0)
     engine.answers["date"] = str(shown)
     return world, engine

@@ -9,9 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from peers.chaos.faults import CannotInflict, Fault, FillDisk, FreeDisk, Kill, Pause, Stop, Upgrade
+from peers.chaos.faults import (
+    CannotInflict,
+    Disconnect,
+    Fault,
+    FillDisk,
+    FreeDisk,
+    Kill,
+    Partition,
+    Pause,
+    SlowLinks,
+    Stop,
+    Upgrade,
+)
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.chaos.processes import Process
+from swarm.sim.links import LinkShape
 from tests.unit.chaos.worlds import Processes, contained
 
 OF_MANY = [Kill(("a", "b")), Stop(("a", "b")), Pause(("a", "b"))]
@@ -38,6 +51,24 @@ def test_what_hits_nobody_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyP
     engine.end(world.peers["a"].container, code=1)
     with pytest.raises(CannotInflict, match="a does not run now"):
         world.inflict(fault)
+
+
+@pytest.mark.parametrize("seconds", [None, 5.0])
+@pytest.mark.parametrize("dead", ["a", "b"])
+def test_a_cut_that_is_over_soon_needs_somebody_on_either_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dead: str, seconds: float | None
+) -> None:
+    processes = Processes(tmp_path, monkeypatch, "a", "b")
+    processes.end(dead)
+    cuts: list[Fault] = [Partition(("a",), ("b",), seconds=seconds), Disconnect((dead,), seconds=seconds)]
+    cuts.append(SlowLinks(("a",), ("b",), LinkShape(loss=0.1), seconds=seconds))
+    monkeypatch.setattr(processes.world, "_strike", lambda fault: fault.victims)
+    for cut in cuts:
+        if seconds is None:  # who comes back is cut off then
+            assert processes.world.inflict(cut)
+            continue
+        with pytest.raises(CannotInflict, match=f"{dead} does not run now"):
+            processes.world.inflict(cut)
 
 
 def test_a_strike_on_the_dead_is_told_and_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

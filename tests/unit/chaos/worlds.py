@@ -118,10 +118,14 @@ class Processes:
         patch.setattr(self.world, "run", lambda *_: self.process())
         patch.setattr(means, "family", lambda pid: [self._known[pid]])
         for name in names:
-            peer = RealPeer(PeerSpec(name=name, role="stage", arguments=("join",)), root / "homes" / name)
-            peer.home.mkdir(parents=True)
-            self.world._enter(peer, peer.spec)
-            peer.starts.append(Process(self.process(), root / f"{name}.log"))
+            self.add(PeerSpec(name=name, role="stage", arguments=("join",)))
+
+    def add(self, spec: PeerSpec) -> None:
+        """One that was started once."""
+        peer = RealPeer(spec, self.world.root / "homes" / spec.name)
+        peer.home.mkdir(parents=True)
+        self.world._enter(peer, spec)
+        peer.starts.append(Process(self.process(), self.world.root / f"{spec.name}.log"))
 
     def process(self) -> Any:
         """Another one."""

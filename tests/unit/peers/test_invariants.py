@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from peers.chaos.faults import NAMES
 from peers.invariants.__main__ import main
 from peers.invariants.check import CHECKERS, Report, check, check_run
 from peers.invariants.evidence import FaultFact, Gatherer, event_hash, gather
+from peers.invariants.fault_kinds import ENDED_BY, HARMLESS, PASSING, REBORN
 from peers.invariants.findings import Limits
 from peers.invariants.microbatches import prefix_problem
 from swarm.events import (
@@ -25,6 +27,7 @@ from swarm.events import (
     JourneyStarted,
     PeerLost,
     PeerReady,
+    RosterChanged,
     RoundDone,
     StateDownloaded,
     StepClosed,
@@ -383,6 +386,11 @@ def test_broken_run_fails_by_the_name_of_what_it_broke(spoil: Spoil) -> None:
         ((FaultFact(1.0, "partition", ("host1",)), FaultFact(5.0, "heal", ())), 1),
         ((FaultFact(1.0, "partition", ("host1",)),), 0),
         ((FaultFact(1.0, "kill", ("host1",)),), 0),  # it never came back
+        ((FaultFact(1.0, "skew_clock", ("host1",)),), 1),
+        ((FaultFact(25.0, "skew_clock", ("host1",)),), 0),
+        ((FaultFact(1.0, "fill_disk", ("host1",)), FaultFact(5.0, "free_disk", ("host1",))), 1),
+        ((FaultFact(1.0, "disconnect", ("host1",)), FaultFact(5.0, "reconnect", ("host1",))), 1),
+        ((FaultFact(1.0, "disconnect", ("host1",)), FaultFact(5.0, "reconnect", ("host1",), took_s=20.0)), 0),
     ],
 )
 def test_a_fault_excuses_whom_it_hit_while_it_lasts(faults: tuple[FaultFact, ...], failures: int) -> None:
@@ -391,6 +399,39 @@ def test_a_fault_excuses_whom_it_hit_while_it_lasts(faults: tuple[FaultFact, ...
     run.faults = list(faults)
     report = run.report(target=TARGET)
     assert report.get("I15", 0) == failures
+
+
+def test_every_fault_says_when_it_is_over() -> None:
+    families = [set(ENDED_BY), HARMLESS, PASSING, REBORN]
+    assert set().union(*families) == set(NAMES.values())
+    assert sum(map(len, families)) == len(set(NAMES.values()))
+
+
+@pytest.mark.parametrize("spoil", [evict_the_slow, use_the_dead])
+def test_who_misses_whom_when_all_leave_does_not_count(spoil: Spoil) -> None:
+    run = PretendRun()
+    spoil(run)
+    assert run.report(target=TARGET, until=26.0) == {}
+
+
+def test_a_kill_that_took_long_to_be_done_is_noticed_in_time() -> None:
+    run = PretendRun()
+    run.faults.append(FaultFact(25.0, "kill", ("host1",), took_s=2.0))
+    assert run.report(target=TARGET) == {"I14": 1}
+    run.faults = [FaultFact(25.0, "kill", ("host1",), took_s=30.0)]
+    assert run.report(target=TARGET) == {}
+
+
+def test_being_let_in_by_a_record_that_the_victim_knew_brings_it_back_for_nobody() -> None:
+    run = PretendRun()
+    use_the_dead(run)
+    joined = ({"peer": "host1", "name": "host1", "part": "stage-0"},)
+    run.say("host0", 2, RosterChanged(step=2, joined=joined, left=()))
+    run.events["host0"][-1].wall = 25.5
+    assert run.report(target=TARGET) == {"I14": 1}
+    run.say("host0", 3, RosterChanged(step=7, joined=joined, left=()))
+    run.events["host0"][-1].wall = 25.6
+    assert run.report(target=TARGET) == {}
 
 
 def test_a_pause_that_is_over_before_it_must_be_noticed_is_nothing_to_look_at() -> None:
