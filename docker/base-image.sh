@@ -116,13 +116,12 @@ main() {
   flock 9 # two at once would take each other's half-loaded packages
   tree=$(mktemp -d /var/tmp/swarm-base-XXXXXX)
   # shellcheck disable=SC2064  # the directory of now
-  trap "rm -rf '$tree'" EXIT
+  trap "rm -rf '$tree' '$tree.log'" EXIT
   say "making $image from $suite${mirror:+ at $mirror} (a minute or two)"
   "$debootstrap" --variant=minbase --force-check-gpg --cache-dir="$cache" --include="$packages" "$suite" "$tree" ${mirror:+"$mirror"} \
-    >"$tree.log" 2>&1 || { tail -n 20 "$tree.log" >&2; rm -f "$tree.log"; fail "debootstrap did not succeed" \
+    >"$tree.log" 2>&1 || { tail -n 20 "$tree.log" >&2; fail "debootstrap did not succeed" \
       "Its last words are above. Another mirror: DEBIAN_MIRROR=http://… make image" \
       "Signatures are checked: that needs the packages gpgv and debian-archive-keyring."; }
-  rm -f "$tree.log"
   slim "$tree"
   [[ $image == *nemesis* ]] || ln -sf python3 "$tree/usr/bin/python"
   # One place for every architecture.

@@ -36,7 +36,7 @@ readable() {
     echo "swarm-up:        Check SWARM_DATA_1 and SWARM_DATA_2, then: make swarm-up" >&2
     exit 1
   fi
-  hidden=$(find -H "$path" ! -user 10001 \( -type d ! -perm -005 -o -type f ! -perm -004 \) -print -quit)
+  hidden=$(find -H "$path" -user 10001 -prune -o \( -type d ! -perm -005 -o -type f ! -perm -004 \) -print -quit) || true
   if [[ -n $hidden ]]; then
     echo "swarm-up: error: peers cannot read $hidden: in their containers they are user 10001" >&2
     printf 'swarm-up:        Type: chmod -R a+rX %q    Then: make swarm-up\n' "$path" >&2

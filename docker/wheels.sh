@@ -67,6 +67,9 @@ gather() {
   cat <<'SCRIPT'
 set -eu
 python=$1 work=$2 index=$3 offered=$4
+# Whoever asked for it must be able to remove it, whatever became of it.
+trap 'rm -rf "$work/venv"; chown -R --reference="$work" "$work"' EXIT
+trap 'exit 130' INT TERM
 pip() { "$work/venv/bin/python" -m pip --disable-pip-version-check --quiet "$@"; }
 wheel() {
   to=$1
@@ -81,8 +84,6 @@ if [ -n "$index" ]; then
 fi
 wheel wheels --find-links "$work/wheels" --requirement "$work/requirements.txt"
 wheel build --find-links "$work/wheels" hatchling
-rm -rf "$work/venv"
-chown -R --reference="$work" "$work/wheels" "$work/build"
 SCRIPT
 }
 
@@ -95,8 +96,9 @@ gather_in_image() {
   for place in ${PIP_FIND_LINKS:-} "${PIP_CERT:-}"; do # pip takes a space for the end of a link, too
     if [[ $place == /* && -e $place ]]; then mounts+=("--volume=$place:$place:ro"); fi
   done
-  "$engine" run --rm -i --network host --volume "$work:/work" ${links:+--volume "$links:/offered:ro"} "${mounts[@]}" \
-    "${settings[@]/#/--env=PIP_}" "$base" sh -s python3 /work "$2" "${links:+/offered}" < <(gather) >&2
+  "$engine" run --rm -i --init --env TINI_KILL_PROCESS_GROUP=1 --network host --volume "$work:/work" \
+    ${links:+--volume "$links:/offered:ro"} "${mounts[@]}" "${settings[@]/#/--env=PIP_}" \
+    "$base" sh -s python3 /work "$2" "${links:+/offered}" < <(gather) >&2
 }
 
 # The default index's torch for Linux is the CUDA build: several GB. Whether the other one answers is known in seconds.
