@@ -93,7 +93,7 @@ def test_plan_strikes_at_the_nth_event_that_fits(tmp_path: Path) -> None:
     plan.assert_fired()
     assert plan.counts == {"kill": 1, "heal": 1}
     written = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
-    told = {"t": 12.5, "kind": "kill", "peers": ["id-of-host-1"], "label": "kill", "seconds": None}
+    told = {"t": 12.5, "kind": "kill", "peers": ["id-of-host-1"], "label": "kill", "seconds": None, "took_s": 0.0}
     assert written[0] == told | {"names": ["host-1"], "first": ["host-1"]}
 
 
