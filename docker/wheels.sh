@@ -130,9 +130,11 @@ main() {
   requirements >"$work/requirements.txt"
   python=$(find_python "$version")
   from=$(torch_index)
-  if [[ -n $python ]]; then gather_here "$python" "$work" "$from"; else gather_in_image "$work" "$from"; fi \
-    || fail "pip could not gather the wheels; its own message is above" \
+  if [[ -n $python ]]; then gather_here "$python" "$work" "$from"; else gather_in_image "$work" "$from"; fi || {
+    (($? != 130)) || exit 130 # Ctrl-C
+    fail "pip could not gather the wheels; its own message is above" \
       "Check the network, or PIP_INDEX_URL, PIP_FIND_LINKS and TORCH_CPU_INDEX if this machine uses a mirror."
+  }
   if [[ $variant == cpu ]] && compgen -G "$work/wheels/nvidia_*.whl" >/dev/null; then
     fail "that is the CUDA build of torch: several GB that the cpu image has no use for" \
       "Put a CPU wheel of torch into ../shared/wheels, or say TORCH_CPU_INDEX=…; or: make image VARIANT=cuda"

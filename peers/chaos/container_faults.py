@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from peers.chaos.containers import Contained, ContainerWorld
 
 DAEMON = "p2pd"
+FREEZE_TRIES, FREEZE_AGAIN_S = 10, 0.05
 _HOG_S = 20.0
 _HOG = """
 import os, sys
@@ -80,10 +81,25 @@ def _kill_daemon(world: ContainerWorld, fault: faults.KillDaemon) -> Iterable[st
 
 def _pause(world: ContainerWorld, fault: faults.Pause) -> Iterable[str]:
     names = world.living(fault)
-    if fresh := [world.peers[name].container for name in names if not world.paused(name)]:
-        world.engine.call("pause", *fresh)  # an engine refuses who is
+    _freeze(world, names)
     world.lasting(world.pauses, names, fault.seconds, partial(resume, world))
     return names
+
+
+def _freeze(world: ContainerWorld, names: Iterable[str]) -> None:
+    """A kernel (cgroup v1) refuses now and then to freeze who has used up his share of a processor, for which he must
+    run a little. An engine refuses who is paused already. Raises EngineError."""
+    left = FREEZE_TRIES
+    while fresh := [world.peers[name].container for name in names if not world.paused(name)]:
+        left -= 1
+        try:
+            world.engine.call("pause", *fresh)
+        except EngineError as error:
+            if not left or "freeze" not in str(error):
+                raise
+            world.over.wait(FREEZE_AGAIN_S)
+        else:
+            return
 
 
 def _resume(world: ContainerWorld, fault: faults.Resume) -> Iterable[str]:

@@ -217,7 +217,10 @@ def faketime_library() -> Path | None:
 
 def _fakes(library: Path) -> bool:
     """Programs pass over a library that was made for another architecture or C library."""
-    environment = {"LD_PRELOAD": str(library), "FAKETIME": "-86400", "DONT_FAKE_MONOTONIC": "1"}
+    environment = os.environ | {"LD_PRELOAD": str(library), "FAKETIME": "-86400", "DONT_FAKE_MONOTONIC": "1"}
     command = [sys.executable, "-I", "-S", "-c", "import time; print(time.time())"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=10, check=False)
+    try:
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=10, check=False)
+    except subprocess.TimeoutExpired:
+        return False
     return done.returncode == 0 and float(done.stdout) < SystemClock().wall() - 3600

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from peers.invariants.evidence import Evidence, Fact, FaultFact
-from peers.invariants.fault_kinds import ENDED_BY, HARMLESS, PASSING
+from peers.invariants.fault_kinds import ENDED_BY, HARMLESS, PASSING, SLOW
 from peers.invariants.findings import Findings, Limits
 
 AFTERMATH_S = 15.0
@@ -22,9 +22,10 @@ def faults_are_noticed(evidence: Evidence, limits: Limits, found: Findings) -> N
     sent += [(fact.wall, (fact.fields["new"],)) for fact in evidence.of("HopMoved")]
     for fault in evidence.faults:
         for victim in fault.peers if fault.kind in bounds else ():
-            until = min(_until_back(evidence, fault, victim), limits.until)
-            if until - fault.done <= bounds[fault.kind]:
+            back = _until_back(evidence, fault, victim)
+            if back - fault.wall <= bounds[fault.kind]:
                 continue
+            until = min(back, limits.until)
             used = [wall - fault.done for wall, route in sent if victim in route and fault.done < wall < until]
             late = max(used, default=0.0)
             text = f"journeys still went through it {late:.2f} s after the {fault.kind}"
@@ -33,9 +34,11 @@ def faults_are_noticed(evidence: Evidence, limits: Limits, found: Findings) -> N
 
 def the_slow_are_not_evicted(evidence: Evidence, limits: Limits, found: Findings) -> None:
     """I15: where faults are listed, nobody is called lost, nor calls another lost, but while a fault lasts that hit one
-    of the two, and shortly after; slowness is no such fault. Who misses whom when all leave does not count."""
+    of the two, and shortly after; slowness is no such fault: each that it hits is looked at. Who misses whom when all
+    leave does not count."""
     if not evidence.faults:
         return
+    found.looked += sum(len(fault.peers) for fault in evidence.faults if fault.kind in SLOW)
     excused = _under_faults(evidence)
     last: dict[str, float] = {}
     for fact in evidence.facts:
@@ -86,14 +89,16 @@ def _ready_after(evidence: Evidence, peer: str, wall: float) -> float:
 def _until_back(evidence: Evidence, fault: FaultFact, victim: str) -> float:
     """When a victim may be used again: it is ready anew, or was let go on. Others may know of its being let in again
     before it does, by a record after those that it knew itself."""
-    ends = [fact.wall for fact in _of(evidence.of("PeerReady"), victim)]
-    known = [fact.step for fact in _of(evidence.of("StepClosed"), victim) if fact.wall <= fault.done]
+    ready = list(_of(evidence.of("PeerReady"), victim))
+    told = (*ready, *_of(evidence.of("StepClosed", "RosterChanged"), victim))
+    known = max((fact.step for fact in told if fact.wall <= fault.done), default=-1)
+    ends = [fact.wall for fact in ready]
     for fact in evidence.of("RosterChanged"):
-        if fact.step > max(known, default=-1):
+        if fact.step > known:
             ends += [fact.wall for joined in fact.fields["joined"] if joined["peer"] == victim]
-    ends += [other.wall for other in evidence.faults if other.kind == "resume" and victim in other.peers]
-    ends += [] if fault.seconds is None else [fault.wall + fault.seconds]
-    return min((end for end in ends if end > fault.wall), default=math.inf)
+    ends += [other.done for other in evidence.faults if other.kind == "resume" and victim in other.peers]
+    ends += [] if fault.seconds is None else [fault.done + fault.seconds]
+    return min((end for end in ends if end > fault.done), default=math.inf)
 
 
 def _of(facts: Iterable[Fact], peer: str) -> Iterable[Fact]:

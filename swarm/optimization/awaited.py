@@ -32,6 +32,12 @@ def awaited_answer(roster: Roster, late: Mapping[PeerId, str]) -> str:
     return f"an answer, for which is asked again, of {named}" if named else ""
 
 
+def awaited_others(roster: Roster, differing: Collection[PeerId]) -> str:
+    """What a leader waits for where of a part only these are there, who differ from what most held; "" for none."""
+    named = ", ".join(f"{roster[peer].name or peer} of {roster[peer].part}" for peer in differing)
+    return f"another replica beside {named}, which holds other numbers than most did" if named else ""
+
+
 def awaited_holders(
     roster: Roster, gone: Mapping[PeerId, str], copies: int, kept: Collection[str] | None = None
 ) -> str:

@@ -11,7 +11,7 @@ from swarm.errors import PeerError, Superseded, WrongStep
 from swarm.events import WorkWithdrawn
 from swarm.ids import PartName, PeerId
 from swarm.optimization.acceptor import has_majority, majority
-from swarm.optimization.awaited import awaited_answer, awaited_holders, awaited_majority
+from swarm.optimization.awaited import awaited_answer, awaited_holders, awaited_majority, awaited_others
 from swarm.optimization.fitness import Fitness
 from swarm.optimization.live_calls import LiveCalls
 from swarm.optimization.messages import Feed, Over, Prepare, Promise
@@ -34,7 +34,8 @@ RETURNED_S = 2.0
 """How long a member that is gone may take to say that it has kept its vote, and how often it is asked."""
 LOST_PART_S = 10.0
 """How long a part that nobody holds is waited for: who stalled may come back, who died does not."""
-
+ALONE_S = 300.0
+"""For so long a replica that differs from what most held decides nothing alone: others may come back."""
 
 Electors = Callable[[], tuple[PeerId, ...]]
 
@@ -52,6 +53,7 @@ class Filling:
         self._roster: Roster = closing.history.head.members
         self.calls = LiveCalls(closing.calls, closing.liveness)
         self._untold: set[PeerId] = set()
+        self._lost_since: dict[str, float] = {}
 
     @property
     def out(self) -> dict[PeerId, str]:
@@ -67,8 +69,13 @@ class Filling:
 
     def forgive_needed(self) -> None:
         """Have those asked again that were left out and without whom a part is lost, or nobody feeds: what kept them
-        from answering may have passed."""
-        self._fitness.forgive(needed(self._roster, lost_parts(self._roster, self.out)))
+        from answering may have passed. One that differs is, too, when ALONE_S have gone by and no other is back: its
+        numbers count as those of any replica do that is the only one."""
+        now, lost = self._closing.clock.monotonic(), lost_parts(self._roster, self.out)
+        self._lost_since = {part: self._lost_since.get(part, now) for part in lost}
+        long_ago = [part for part, since in self._lost_since.items() if now - since >= ALONE_S]
+        self._fitness.trust(needed(self._roster, long_ago) - set(self._closing.liveness.gone))
+        self._fitness.forgive(needed(self._roster, lost))
 
     def is_last(self, peer: PeerId) -> bool:
         """Whether a part would be lost without this member, or, with hosted ends, nobody would feed."""
@@ -116,9 +123,9 @@ class Filling:
     async def _wait_majority(self) -> None:
         """A minority cannot decide anything: it does not judge either who is lost. Raises as :meth:`run`."""
         electors, said = self._electors(), ""
-        needed = majority(len(electors))
-        while (there := await self._there(electors)) < needed:
-            few = awaited_majority(there, len(electors), needed, self._closing.alone_at())
+        enough = majority(len(electors))
+        while (there := await self._there(electors)) < enough:
+            few = awaited_majority(there, len(electors), enough, self._closing.alone_at())
             if few != said:
                 self._closing.waiting(few)
             said = few
@@ -172,9 +179,11 @@ class Filling:
         return True
 
     def _awaited(self, lost: Sequence[str]) -> str:
-        gone = self._closing.liveness.gone
-        late = self._fitness.forgivable(needed(self._roster, lost) - set(gone))
-        return awaited_answer(self._roster, late) or awaited_holders(self._roster, self.out, self._closing.copies)
+        there = needed(self._roster, lost) - set(self._closing.liveness.gone)
+        late, differing = self._fitness.forgivable(there), self._fitness.differing(there)
+        gone = {peer: why for peer, why in self.out.items() if peer not in late and peer not in differing}
+        said = [awaited_answer(self._roster, late), awaited_others(self._roster, differing)]
+        return "; ".join(filter(None, (*said, awaited_holders(self._roster, gone, self._closing.copies))))
 
     async def _end_if_hopeless(self) -> None:
         """Raises RunEnded when no replica of a part will ever close the step, as they said. Who is only late is asked

@@ -15,7 +15,7 @@ MOST_FAILURES = 3
 
 class Fitness:
     """Of the members, in one term of a step. Who is late, lacks something or says no may be asked again where nobody
-    else is there; who differs from what most others hold may not: alone, it would decide."""
+    else is there; who differs from what most others hold may not, unless it is trusted: alone, it would decide."""
 
     def __init__(self) -> None:
         self._unfit: dict[PeerId, str] = {}
@@ -54,6 +54,10 @@ class Fitness:
         self._differing |= set(peers)
         self._unfit |= dict.fromkeys(peers, why)
 
+    def differing(self, peers: Iterable[PeerId]) -> list[PeerId]:
+        """Those of them that differ."""
+        return sorted(self._differing.intersection(peers))
+
     def hopeless(self, peers: Iterable[PeerId]) -> bool:
         """Whether each of these said no or differs: to wait for them is of no use."""
         return all(peer in self._no or peer in self._differing for peer in peers)
@@ -63,6 +67,10 @@ class Fitness:
         return {
             peer: self._unfit[peer] for peer in sorted(peers) if peer in self._unfit and peer not in self._differing
         }
+
+    def trust(self, peers: Iterable[PeerId]) -> None:
+        """They do not count as differing any more, and may be forgiven."""
+        self._differing.difference_update(peers)
 
     def forgive(self, peers: Iterable[PeerId]) -> None:
         """They are asked again, as if they had never failed; those that differ are not."""

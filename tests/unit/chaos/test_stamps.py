@@ -3,9 +3,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from peers.chaos.stamps import Stamps
 from peers.chaos.watch import Watch
 from peers.invariants.evidence import EVENTS, gather
+from swarm.clock import SystemClock
+from tests.unit.chaos.worlds import contained
 
 
 def test_an_event_is_stamped_when_it_was_written_however_late_it_is_read() -> None:
@@ -41,3 +45,11 @@ def test_evidence_of_one_machine_does_not_depend_on_wall_clocks_that_were_set(tm
         (home / EVENTS).write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert {fact.wall for fact in gather([tmp_path], offset=990.0).facts} == {1000.0, 1005.0}
     assert {fact.wall for fact in gather([tmp_path]).facts} == {1000.0, 1005.0, -2600.0, -2595.0}
+
+
+def test_a_step_of_the_wall_clock_moves_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, _, _ = contained(tmp_path)
+    before = world.wall()
+    assert abs(before - SystemClock().wall()) < 60.0
+    monkeypatch.setattr(SystemClock, "wall", lambda self: 0.0)
+    assert before <= world.wall() < before + 60.0

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from peers.chaos import container_faults
+from peers.chaos.engine import EngineError
 from peers.chaos.faults import (
     CannotInflict,
     Disconnect,
@@ -25,7 +27,7 @@ from peers.chaos.faults import (
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.chaos.processes import Process
 from swarm.sim.links import LinkShape
-from tests.unit.chaos.worlds import Processes, contained
+from tests.unit.chaos.worlds import FakeEngine, Processes, contained
 
 OF_MANY = [Kill(("a", "b")), Stop(("a", "b")), Pause(("a", "b"))]
 OF_DEAD = [Kill(("a",)), Stop(("a",)), Pause(("a",)), Upgrade("a")]
@@ -69,6 +71,44 @@ def test_a_cut_that_is_over_soon_needs_somebody_on_either_side(
             continue
         with pytest.raises(CannotInflict, match=f"{dead} does not run now"):
             processes.world.inflict(cut)
+
+
+class _Throttled:
+    """In place of an engine: so often it cannot freeze anybody."""
+
+    def __init__(self, engine: FakeEngine, refusals: int, words: str) -> None:
+        self._engine, self.left, self._words = engine, refusals, words
+
+    def call(self, *arguments: str) -> str:
+        """As the engine does."""
+        if arguments[0] == "pause" and self.left:
+            self.left -= 1
+            raise EngineError(f"Cannot pause container: OCI runtime pause failed: {self._words}: unknown")
+        return self._engine.call(*arguments)
+
+    def inspect(self, name: str, what: str) -> str:
+        """As the engine does."""
+        return self._engine.inspect(name, what)
+
+
+def test_who_cannot_be_frozen_at_once_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, engine, _ = contained(tmp_path, "a")
+    monkeypatch.setattr(container_faults, "FREEZE_AGAIN_S", 0.0)
+    world.engine = _Throttled(engine, 3, "unable to freeze")  # type: ignore[assignment]
+    assert world.inflict(Pause(("a",))) == ("a",)
+    assert world.paused("a")
+
+
+@pytest.mark.parametrize(("words", "tries"), [("unable to freeze", container_faults.FREEZE_TRIES), ("no such", 1)])
+def test_who_cannot_be_frozen_at_all_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, tries: int
+) -> None:
+    world, engine, _ = contained(tmp_path, "a")
+    monkeypatch.setattr(container_faults, "FREEZE_AGAIN_S", 0.0)
+    throttled = world.engine = _Throttled(engine, 99, words)  # type: ignore[assignment]
+    with pytest.raises(EngineError, match=words):
+        world.inflict(Pause(("a",)))
+    assert throttled.left == 99 - tries
 
 
 def test_a_strike_on_the_dead_is_told_and_not_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -422,15 +422,30 @@ def test_a_kill_that_took_long_to_be_done_is_noticed_in_time() -> None:
     assert run.report(target=TARGET) == {}
 
 
-def test_being_let_in_by_a_record_that_the_victim_knew_brings_it_back_for_nobody() -> None:
+@pytest.mark.parametrize("step", [2, 7])
+def test_being_let_in_by_a_record_that_the_victim_knew_brings_it_back_for_nobody(step: int) -> None:
     run = PretendRun()
     use_the_dead(run)
     joined = ({"peer": "host1", "name": "host1", "part": "stage-0"},)
-    run.say("host0", 2, RosterChanged(step=2, joined=joined, left=()))
-    run.events["host0"][-1].wall = 25.5
-    assert run.report(target=TARGET) == {"I14": 1}
-    run.say("host0", 3, RosterChanged(step=7, joined=joined, left=()))
-    run.events["host0"][-1].wall = 25.6
+    for peer, wall, let_in in (("host1", 24.9, 2), ("host0", 25.5, step)):
+        run.say(peer, 2, RosterChanged(step=let_in, joined=joined, left=()))
+        run.events[peer][-1].wall = wall
+    for nth in (2, 1):  # of the record that lets it in it writes no StepClosed
+        run.drop("host1", StepClosed, nth)
+    assert run.report().get("I14", 0) == (step == 2)
+
+
+def test_a_play_that_ends_soon_after_its_kill_has_looked_at_it() -> None:
+    run = PretendRun()
+    use_the_dead(run)
+    checked = run.checked(target=TARGET, until=26.0)
+    assert (checked.looked["I14"], checked.of("I14")) == (1, ())
+
+
+def test_the_slow_of_whom_nobody_was_lost_were_looked_at() -> None:
+    run = PretendRun()
+    run.faults.append(FaultFact(25.0, "slow_links", ("host1", "host2")))
+    assert not run.checked().looked["I15"] - 2
     assert run.report(target=TARGET) == {}
 
 
