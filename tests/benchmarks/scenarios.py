@@ -79,7 +79,7 @@ def to_result(plays: Sequence[dict[str, Any]]) -> Result:
     rows = [
         [play["scenario"], play["world"], play["verdict"], *(play[name] for name in FIGURES),
          play["load"], play["whole_s"],
-         "; ".join(play["problems"]).splitlines()[0][:200] if play["problems"] else ""]
+         " ".join("; ".join(play["problems"]).split())[:200]]
         for play in plays
     ]  # fmt: skip
     kept = Counter(play["scenario"] for play in plays if play["verdict"] == "kept")
