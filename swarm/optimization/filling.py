@@ -92,7 +92,10 @@ class Filling:
         standstill = Standstill(self._closing.clock.monotonic())
         while True:
             await self._wait_majority()
-            if await self._wait_parts() and (committed := await self._filled(standstill)) is not None:
+            if not await self._wait_parts():
+                continue
+            self._lost_since.clear()
+            if (committed := await self._filled(standstill)) is not None:
                 return committed
 
     async def _filled(self, standstill: Standstill) -> tuple[Contribution, ...] | None:
