@@ -18,5 +18,6 @@ if [[ -n $left ]]; then
   exit 1
 fi
 echo "swarm-down: no container, network or volume is left. To have the disk back, too:"
-echo "  docker image rm --force \$(docker image ls --quiet 'swarm-*'); docker image prune --filter label=swarm.stage=build"
+echo "  docker image prune --force --filter label=swarm.stage=build"
+echo "  docker image ls --format '{{.Repository}}:{{.Tag}}' | grep -E '^swarm-(trainer|base|nemesis):' | xargs docker image rm"
 echo "  rm -r docker/wheels docker/.cache"

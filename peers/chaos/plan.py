@@ -36,6 +36,15 @@ class On:
     where: Mapping[str, Any] = field(default_factory=dict)
     after: str = ""
 
+    @property
+    def described(self) -> str:
+        """In words: "2 × StepClosed of host-0 where step = 5"."""
+        kind = self.kind if isinstance(self.kind, str) else self.kind.__name__
+        where = " and ".join(f"{name} = {value}" for name, value in self.where.items())
+        words = (f"{self.nth} × {kind}" if self.nth > 1 else kind, f"of {self.peer}" if self.peer else "",
+                 f"where {where}" if where else "", f"after {self.after}" if self.after else "")  # fmt: skip
+        return " ".join(filter(None, words))
+
     def matches(self, peer: str, kind: str, fields: Mapping[str, Any]) -> bool:
         """Whether it counts this event."""
         wanted = self.kind if isinstance(self.kind, str) else self.kind.__name__

@@ -61,7 +61,8 @@ class End:
 class Outcome:
     """What a play leaves for its report: everybody that was ``started``, who ended when, how often events ``happened``
     (those that a full disk did not take, too), and as ``problems`` why it did not go as it should. Farewells do not
-    count: it ``ended`` when all began to leave, at the end of the run or, ``by_clock``, because its time was up."""
+    count: it ``ended`` when all began to leave, at the end of the run or, ``by_clock``, because its time was up. Of one
+    that was ``interrupted`` before that more was ``to_come``, in words."""
 
     began: float = 0.0
     ended: float = 0.0
@@ -71,6 +72,7 @@ class Outcome:
     happened: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)
     interrupted: bool = False
+    to_come: str = ""
 
 
 class Play:
@@ -92,6 +94,7 @@ class Play:
         """Play it; never leaves anybody running. What goes wrong is among the outcome's problems; Ctrl-C ends the play
         as if its time were up, and passes."""
         timeline = Timeline(say, self._name)
+        striker: Striker | None = None
         self.watch.on_heard.append(timeline.heard)
         self._world.listen(self.watch.hear)
         self.outcome.began = self._world.wall()
@@ -99,12 +102,13 @@ class Play:
             self._start(timeline)
             plan = FaultPlan(*(one.strike for one in self._planned), world=self._world)
             striker = Striker(self._scenario, self._cast, self._world, plan, self.watch, timeline)
-            self._strike(striker)
+            self._strike(striker, timeline)
             self.outcome.problems += striker.problems()
         except (PlayFailed, CannotInflict) as error:
             self.outcome.problems.append(str(error))
         except Interrupted:
             self.outcome.interrupted = True
+            self.outcome.to_come = "" if striker is None else striker.waiting()
             raise
         except Exception as error:
             self.outcome.problems.append(f"the play itself broke: {error!r}")
@@ -113,6 +117,8 @@ class Play:
             timeline.leaving(self._world.wall())
             self._end()
             self._world.stop([name for name in self._up if self._world.alive(name)], GRACE_S)
+            if striker is not None:
+                striker.note()  # a strike may have been under way
         return self.outcome
 
     # --- the way to the first step -------------------------------------------------------------------------------
@@ -153,7 +159,8 @@ class Play:
 
     # --- striking ------------------------------------------------------------------------------------------------
 
-    def _strike(self, striker: Striker) -> None:
+    def _strike(self, striker: Striker, timeline: Timeline) -> None:
+        said = False
         began, until = self.watch.first_closed or self._world.wall(), self._scenario.until
         minutes = until.minutes
         allowed = SPARE_S + (minutes * 60 if minutes else 0.0) + (until.steps * STEP_S if until.steps else 0.0)
@@ -170,6 +177,10 @@ class Play:
             if over and striker.settled(self.watch.step, AFTER_STEPS) and (late or self._has_happened()):
                 self.outcome.by_clock = True
                 return
+            if over and not said:
+                said = True
+                waits = striker.waiting() or "more steps, or what is expected to happen"
+                timeline.tell(wall, f"the time is over; {allowed - wall + began:.0f} s at most for {waits}")
             if late:
                 waits = striker.waiting() or "more steps"
                 raise PlayFailed(f"not over after {wall - began:.0f} s, at step {self.watch.step}: waits for {waits}")

@@ -20,11 +20,13 @@ All keys are in the README beside this file. Decoded strictly: a key that is not
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
@@ -114,6 +116,10 @@ class When(Section):
     def _known(self) -> Self:
         if self.event not in Event.kinds():
             raise ValueError(f"event: the name of a class in swarm/events.py, not {self.event!r}")
+        fields = [field.name for field in dataclasses.fields(Event.kinds()[self.event])]
+        for name in self.where:
+            if name not in fields:
+                raise ValueError(f"where: fields of {self.event}, which are {', '.join(fields)}, not {name!r}")
         return self
 
 
@@ -205,7 +211,7 @@ class Expect(Section):
     def _known(self) -> Self:
         for name in (*self.at_least, *self.at_most):
             if name not in FIGURES:
-                raise ValueError(f"{name!r} is no figure: {', '.join(sorted(FIGURES))}")
+                raise ValueError(f"figures: {', '.join(sorted(FIGURES))}, not {name!r}")
         for name in self.happened:
             if name not in Event.kinds():
                 raise ValueError(f"happened: the name of a class in swarm/events.py, not {name!r}")
@@ -231,6 +237,15 @@ class Scenario(Section):
     trace: TraceSection | None = None
     expect: Expect = Expect()
 
+    @model_validator(mode="after")
+    def _in_time(self) -> Self:
+        minutes = self.until.minutes
+        for number, entry in enumerate(self.fault, 1):
+            if minutes is not None and entry.at_s is not None and entry.at_s > 60 * minutes:
+                called = entry.label or f"{entry.do}-{number}"
+                raise ValueError(f"at_s of {called} to be before the end, {60 * minutes:g} s, and not {entry.at_s:g}")
+        return self
+
 
 def parse_scenario(document: Mapping[str, Any], origin: str) -> Scenario:
     """Validate decoded TOML. Raises ConfigError naming the key, its value, what is allowed and the remedy."""
@@ -241,12 +256,31 @@ def parse_scenario(document: Mapping[str, Any], origin: str) -> Scenario:
         key = ".".join(str(part) for part in first["loc"])
         allowed = in_words(first, _PATTERNS).removeprefix("value error, ")
         if first["type"] == "extra_forbidden":
-            allowed = "no such key"
+            allowed = _keys_beside(document, first["loc"])
         raise ConfigError(
             key or "scenario", first["input"] if key else origin, allowed, f"Correct it in {origin}."
         ) from None
     except TypeError as error:  # dates and times are TOML and no JSON
         raise ConfigError("scenario", origin, "numbers, texts, lists and tables", f"{error}; correct that.") from None
+
+
+def _keys_beside(document: Mapping[str, Any], where: Sequence[int | str]) -> str:
+    """What may stand in place of a key that is not known."""
+    section: Any = Scenario
+    for part in where[:-1]:
+        field = section.model_fields.get(str(part)) if isinstance(part, str) else None
+        if field is not None:
+            section = _section(field.annotation)
+    known = sorted(section.model_fields)
+    close = difflib.get_close_matches(str(where[-1]), known, n=1)
+    return f"{close[0]}, or another of {', '.join(known)}" if close else f"one of {', '.join(known)}"
+
+
+def _section(annotation: Any) -> type[Section]:
+    """The section that a field holds, one or many of them, or none."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((found for one in get_args(annotation) if (found := _section(one)) is not Section), Section)
 
 
 def load_scenario(path: Path) -> Scenario:
@@ -255,10 +289,11 @@ def load_scenario(path: Path) -> Scenario:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(
-            "SCENARIO.toml", str(path), "a readable file", f"{error.strerror}; swarm chaos --list shows those here."
-        ) from error
+            "SCENARIO.toml", str(path), "a readable file", "swarm chaos --list shows those here.",
+            why=(error.strerror or "unreadable").lower(),
+        ) from error  # fmt: skip
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError("SCENARIO.toml", str(path), "valid TOML", f"{error}; correct that line.") from error
+        raise ConfigError("SCENARIO.toml", str(path), "valid TOML", "Correct that line.", why=str(error)) from error
     return parse_scenario(document, str(path))
 
 

@@ -82,12 +82,16 @@ class Striker:
             self._timed.remove(timed)
             self._plan.strike(timed.strike)
         self._draw(wall)
-        for label in [label for label in list(self._plan.fired) if label not in self._known]:
-            self._known.add(label)
-            self._fired(self._plan.fired[label])
+        self.note()
         self._awaited -= self._watch.ever_ready
         for name in self._watch.ever_ready & set(self._watch.holding) - self._leaving:
             self._excused.pop(name, None)
+
+    def note(self) -> None:
+        """Take note of what has struck since."""
+        for label in [label for label in list(self._plan.fired) if label not in self._known]:
+            self._known.add(label)
+            self._fired(self._plan.fired[label])
 
     def excuses(self, name: str, code: int | None) -> bool:
         """Whether a strike is to blame that this peer ended with this code."""
@@ -120,7 +124,11 @@ class Striker:
         """What is still to come, in words; "" when nothing is."""
         told = [f"{one.strike.label} to strike" for one in self._timed]
         known = {*self._plan.fired, *(label for label, _ in self._plan.errors)}
-        told += [f"{label} to strike" for label in self._planned if label not in known]
+        told += [
+            f"{label} to strike at {one.strike.on.described}" if one.strike.on is not NEVER else f"{label} to strike"
+            for label, one in self._planned.items()
+            if label not in known
+        ]
         told += [f"{len(self._draws)} more draws"] if self._draws else []
         told += [f"{name} to be killed for its memory" for name in sorted(self._to_end)]
         told += [f"{name} to leave" for name in sorted(self._leaving)]

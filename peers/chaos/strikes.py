@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from peers.chaos.scenario import FaultEntry, Scenario, When
 from swarm.errors import ConfigError
 from swarm.sim.links import LinkShape
 
+_LATECOMER = re.compile(r"joiner-\d+|.+-twin")
 NEVER = On("PeerStopped", where={"reason": lambda _: False})
 """For strikes whose moment is a time."""
 
@@ -39,7 +41,7 @@ def planned(scenario: Scenario, cast: Cast) -> tuple[Planned, ...]:
         label = entry.label or f"{entry.do}-{number}"
         for index, fault in enumerate(made, 1):
             _check_founder(entry, fault, key)
-            on = NEVER if entry.on is None else _on(entry.on)
+            on = NEVER if entry.on is None else _on(entry.on, cast, key)
             strike = Strike(label if index == 1 else f"{label}-{index}", on, fault)
             found.append(Planned(strike, entry.at_s, entry.back_s, entry.keep_disk))
     _check_labels([one.strike for one in found])
@@ -63,7 +65,10 @@ def _check_labels(strikes: list[Strike]) -> None:
             raise ConfigError("fault.on.after", strike.on.after, f"a label: {', '.join(labels)}", "Correct it.")
 
 
-def _on(when: When) -> On:
+def _on(when: When, cast: Cast, key: str) -> On:
+    if when.peer and when.peer not in cast.names and not _LATECOMER.fullmatch(when.peer):
+        known = ", ".join(cast.names)
+        raise ConfigError(f"{key}.on.peer", when.peer, f"one of {known}", "Correct the name, or leave it out: anybody.")
     return On(when.event, when.peer, when.nth, dict(when.where), when.after)
 
 

@@ -55,15 +55,16 @@ def chaos(options: Options, clock: Clock) -> int:
     Raises ConfigError for a scenario that cannot be played; Ctrl-C ends the play, writes the report, and passes.
     Interrupts are kept back but for the play itself: they would cut short what removes it. Main thread only."""
     say = _quiet if options.json else _say
-    scenario = load_scenario(options.scenario)
+    file = _file(options.scenario)
+    scenario = load_scenario(file)
     if options.seed is not None:
         scenario = scenario.model_copy(update={"seed": options.seed})
     name, why = choose_world(scenario, options.on)
     _check_report(options.report)
     with _directory(options.out, scenario, clock) as root:
+        cast, strikes, drawn = _prepare(scenario, file.parent, root)
         say(f"{scenario.name}: {scenario.proves}")
         say(f"played among {name} ({why}), in {root}")
-        cast, strikes, drawn = _prepare(scenario, options.scenario.parent, root)
         parts = (cast, strikes, drawn)
         try:
             judged = _play(options, scenario, name, root, parts, say)
@@ -72,9 +73,13 @@ def chaos(options: Options, clock: Clock) -> int:
                 raise
             say(f"{error}\nplayed among processes instead")
             judged = _play(options, scenario, "processes", root, parts, say)
-        if judged.verdict == "kept" and not options.keep:
-            _forget(root)
     return EXIT_OK if judged.verdict == "kept" else EXIT_ERROR
+
+
+def _file(named: Path) -> Path:
+    """One that comes with the project may be called by its name alone."""
+    of_ours = SCENARIOS / f"{named.name}.toml"
+    return of_ours if named == Path(named.name) and not named.exists() and of_ours.exists() else named
 
 
 def _check_report(path: Path | None) -> None:
@@ -114,6 +119,8 @@ def _play(
                 (root / TIMELINE).write_text("\n".join(told) + "\n", encoding="utf-8")
                 judged.append(judge(scenario, name, world, _players(cast, world, play.outcome), play.outcome))
                 _write(judged[0], root, options, say)
+                if not judged[0].problems and not options.keep:
+                    _forget(root)
 
             last.callback(close)  # once the world has ended, however the play did: only then all evidence is there
             with interruptible():

@@ -58,6 +58,7 @@ class Judged:
     problems: tuple[str, ...]
     interrupted: bool
     ends: tuple[End, ...] = ()
+    to_come: str = ""
 
     @property
     def verdict(self) -> str:
@@ -82,7 +83,9 @@ def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequen
         told = figures(Played(evidence=there, report=report, strikes=strikes, lives=life,
                               stages=scenario.swarm.stages, deaths=deaths, forced=forced, ended=outcome.ended,
                               by_clock=outcome.by_clock))  # fmt: skip
-    problems = [*outcome.problems, *_problems(scenario, report, told, outcome.happened)]
+    problems = [*outcome.problems, *_broken(scenario, report, told)]
+    if report is not None and not outcome.interrupted:
+        problems += _not_reached(scenario, report, told, outcome.happened)
     if report is not None and not outcome.interrupted:
         silent = [one.name for one in players if one.name in outcome.started and one.identity not in there.peers]
         problems += [f"{name} was started and left no event: nobody knows what it did" for name in silent]
@@ -91,13 +94,13 @@ def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequen
     closed = tuple(one for one in closings(there) if one.wall <= outcome.ended)
     ends_seen = tuple(outcome.ends)
     return Judged(
-        scenario, world_name, told, report, strikes, life, closed, tuple(problems), outcome.interrupted, ends_seen
-    )
+        scenario, world_name, told, report, strikes, life, closed, tuple(problems), outcome.interrupted, ends_seen,
+        outcome.to_come,
+    )  # fmt: skip
 
 
-def _problems(
-    scenario: Scenario, report: Report | None, told: Mapping[str, Number], happened: Mapping[str, int]
-) -> list[str]:
+def _broken(scenario: Scenario, report: Report | None, told: Mapping[str, Number]) -> list[str]:
+    """What must not be, however short a play was."""
     if report is None:
         return ["no peer left any event: there is nothing to judge by"]
     problems = []
@@ -105,9 +108,16 @@ def _problems(
         failures = report.of(invariant)
         problems += [str(failure) for failure in failures[:MOST_FAILURES]]
         problems += [f"{invariant}: {len(failures) - MOST_FAILURES} more"] if len(failures) > MOST_FAILURES else []
+    return problems + missed(told, {}, scenario.expect.at_most)
+
+
+def _not_reached(
+    scenario: Scenario, report: Report, told: Mapping[str, Number], happened: Mapping[str, int]
+) -> list[str]:
+    """What a play must come to, when nobody cuts it short."""
     wanted = dict.fromkeys((*USUAL, *scenario.expect.looked_at))
-    problems += [f"{name}: nothing to look at" for name in wanted if not report.looked.get(name)]
-    problems += missed(told, scenario.expect.at_least, scenario.expect.at_most)
+    problems = [f"{name}: nothing to look at" for name in wanted if not report.looked.get(name)]
+    problems += missed(told, scenario.expect.at_least, {})
     for kind, times in scenario.expect.happened.items():
         if happened.get(kind, 0) < times:
             problems.append(f"{kind} happened {happened.get(kind, 0)} times, at least {times} was expected")
@@ -162,6 +172,7 @@ def document(judged: Judged) -> dict[str, Any]:
         "seed": judged.scenario.seed,
         "verdict": judged.verdict,
         "problems": list(judged.problems),
+        "to_come": judged.to_come,
         **judged.figures,
         "ends": [
             {"peer": end.name, "exit_code": end.code, "struck": end.struck, "wall": round(end.wall, 3)}
@@ -186,6 +197,8 @@ def lines(judged: Judged) -> list[str]:
         told.append(
             f"{'invariants':<24} {len(looked) - len(failed)} of {len(looked)} that had something to look at hold"
         )
+    if judged.interrupted:
+        told.append(f"{'interrupted before':<24} {judged.to_come or 'the end'}; what had to be reached is not judged")
     told += [f"BROKEN: {problem}" for problem in judged.problems]
     named = dict.fromkeys(_INVARIANT.findall("\n".join(judged.problems)))
     told += [f"{name}: {meaning(name)}" for name in named if name in CHECKERS]

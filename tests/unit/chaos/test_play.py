@@ -328,12 +328,13 @@ def test_interrupt_ends_everybody_and_passes(tmp_path: Path) -> None:
         raise Interrupted(2)
 
     world = MadeUpWorld(tmp_path, {4: interrupt})
-    scenario = _scenario()
+    scenario = _scenario(fault=[{**KILL, "label": "dead", "on": {"event": "StepClosed", "where": {"step": 90}}}])
     cast = cast_of(scenario, Path("/run.toml"), {"sample": Path("/s"), "trainer-0": Path("/t")})
-    play = Play(scenario, cast, world, (), ())
+    play = Play(scenario, cast, world, planned(scenario, cast), ())
     with pytest.raises(Interrupted):
         play.run(lambda line: None)
     assert play.outcome.interrupted
+    assert play.outcome.to_come == "dead to strike at StepClosed where step = 90"
     assert set(world.stopped) == set(cast.names)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from peers.chaos import faults
+from peers.chaos import faults, theatre
 from peers.chaos.cast import Cast, cast_of, manifest_of, trainers_of
 from peers.chaos.processes import ProcessWorld, RealPeer
 from peers.chaos.scenario import Scenario, load_scenario, parse_scenario
@@ -130,6 +130,12 @@ def test_each_kind_of_fault_can_be_planned() -> None:
         ({"fault": [{"do": "kill", "on": CLOSED, "peers": []}]}, "at least one"),
         ({"fault": [{"do": "slow_links", "on": CLOSED, "peers": ["a"], "others": ["b"]}]}, "latency_ms"),
         ({"untill": {}}, "untill"),
+        ({"untill": {}}, "expected until, or another of baseline_steps"),
+        ({"fault": [{"do": "kill", "peers": ["bootstrap"], "at_s": 1, "secs": 2}]}, "count, cpus, do, factor"),
+        ({"swarm": {"limit": [{"peer": "bootstrap", "cpu": 1}]}}, "expected cpus, or another of cpus, disk_mib"),
+        ({"fault": [{"do": "heal", "on": {"event": "StepClosed", "where": {"stp": 5}}}]}, "fields of StepClosed"),
+        ({"fault": [{"do": "heal", "on": {**CLOSED, "peer": "host-9"}}]}, "fault.0.on.peer"),
+        ({"fault": [{"do": "heal", "label": "late", "at_s": 61}], "until": {"minutes": 1}}, "at_s of late"),
         ({"until": {}}, "steps, minutes, or both"),
         ({"until": {"steps": "ten"}}, "until.steps"),
         ({"fault": [{"do": "kil", "peers": ["bootstrap"], "on": CLOSED}]}, "kill_daemon"),
@@ -155,6 +161,23 @@ def test_each_kind_of_fault_can_be_planned() -> None:
 )  # fmt: skip
 def test_what_cannot_be_played_is_refused_by_key(keys: dict[str, Any], told: str) -> None:
     assert told in _refused(**keys)
+
+
+@pytest.mark.parametrize("peer", ["joiner-1", "host-0-0-twin", "bootstrap", ""])
+def test_strike_may_wait_for_who_comes_later(peer: str) -> None:
+    scenario = _with(fault=[{"do": "heal", "on": {**CLOSED, "peer": peer, "nth": 2}}])
+    (one,) = planned(scenario, _cast(scenario))
+    of_whom = f" of {peer}" if peer else ""
+    assert one.strike.on.described == f"2 × StepClosed{of_whom} where step = 5"
+
+
+def test_scenario_of_the_project_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(ROOT)
+    assert theatre._file(Path("nat")) == Path("docker/scenarios/nat.toml")
+    assert theatre._file(Path("nat.toml")) == Path("nat.toml")
+    assert theatre._file(Path("elsewhere/nat")) == Path("elsewhere/nat")
+    monkeypatch.chdir(tmp_path)
+    assert theatre._file(Path("nat")) == Path("nat")
 
 
 def test_files_that_are_none_are_refused(tmp_path: Path) -> None:
