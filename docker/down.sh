@@ -19,5 +19,5 @@ if [[ -n $left ]]; then
 fi
 echo "swarm-down: no container, network or volume is left. To have the disk back, too:"
 echo "  docker image prune --force --filter label=swarm.stage=build"
-echo "  docker image ls --format '{{.Repository}}:{{.Tag}}' | grep -E '^swarm-(trainer|base|nemesis):' | xargs docker image rm"
+echo "  docker image ls --format '{{.Repository}}:{{.Tag}}' | grep -E '^swarm-(trainer|base|nemesis):' | xargs -r docker image rm"
 echo "  rm -r docker/wheels docker/.cache"

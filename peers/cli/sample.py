@@ -50,6 +50,8 @@ def sample(
     age = age_of_checkpoint(checkpoint.step, closed_steps(found.report)) if step is None else None
     if age is not None:
         print_error(age, label="note")
+    if directory is None:
+        print_error(f"step {checkpoint.step} of {found.root}", label="from")
     sampling = Sampling(prompt=prompt, tokens=tokens, seed=seed, temperature=temperature)
     made = sample_text(checkpoint, sampling)
     if as_json:

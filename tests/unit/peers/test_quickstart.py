@@ -83,6 +83,11 @@ def test_quickstart_whole_run_leaves_report_plot_and_a_model_to_sample(tmp_path:
     made = [subprocess.run(sample, capture_output=True, text=True, check=True).stdout for _ in range(2)]
     assert made[0] == made[1]
     assert json.loads(made[0])["step"] == 3
+    (tmp_path / "out").mkdir()
+    command.out.rename(tmp_path / "out" / "newest")
+    unnamed = [word for word in sample if word != str(command.out)]
+    told = subprocess.run(unnamed, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert told.stderr.startswith("from: step 3 of out/newest\n")
 
 
 @pytest.mark.parametrize(
