@@ -40,7 +40,7 @@ from peers.chaos.faults import (
     Twin,
     Upgrade,
 )
-from peers.chaos.means import faketime_library
+from peers.chaos.means import _fakes, faketime_library
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.chaos.processes import ProcessWorld, RealPeer, Started
 from peers.chaos.shaping import ShapedLinks, shaped
@@ -300,6 +300,11 @@ def test_a_lost_disk_is_kept_aside_as_evidence(tmp_path: Path) -> None:
         world.inflict(Restart("host-0", keep_disk=False))
         assert (tmp_path / "lost" / "host-0-1" / "1" / "kept").exists()
         assert world.homes() == [tmp_path / "homes", tmp_path / "lost"]
+
+
+def test_library_that_programs_pass_over_is_none(tmp_path: Path) -> None:
+    (tmp_path / "of-another-machine.so").write_bytes(b"\x7fELF" + bytes(60))
+    assert not _fakes(tmp_path / "of-another-machine.so")
 
 
 def test_clock_of_a_peer_is_set_where_the_library_is_and_refused_by_its_name_where_it_is_not(
