@@ -19,5 +19,5 @@ def test_to_result_counts_what_was_kept_and_adds_up_what_was_lost() -> None:
     assert result.summary["kept"] == 2
     assert result.summary["not_kept"] == {"oom": 1}
     assert (result.summary["faults"], result.summary["lost"]) == (6, 1)
-    assert [row[-1] for row in result.rows] == ["", "nobody was killed", ""]
+    assert [row[-1] for row in result.rows] == ["", "nobody was killed the log says", ""]
     assert all(len(row) == len(COLUMNS) for row in result.rows)

@@ -27,6 +27,9 @@ class _World(ProcessWorld):
         for name in "ab":
             self.networks.add(name, "")
 
+    def alive(self, name: str) -> bool:
+        return True
+
     def after(self, seconds: float | None, act: Callable[[], object]) -> None:
         self.timers.after(seconds, act)
 
