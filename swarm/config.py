@@ -14,7 +14,7 @@ import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, Field, StringConstraints, ValidationError
+from pydantic import Field, StringConstraints, ValidationError
 
 from swarm import WIRE_VERSION
 from swarm.averaging.checks import check_averaging
@@ -27,7 +27,7 @@ from swarm.optimization.copies import MOST_COPIES
 from swarm.optimization.records import record_bytes
 from swarm.optimization.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
-from swarm.schema import Section, in_words
+from swarm.schema import Section, in_words, keys_at
 
 _NAME, _NONCE, _SHA256 = r"^[a-z0-9][a-z0-9-]{0,40}$", r"^([0-9a-f]{16})?$", r"^[0-9a-f]{64}$"
 _PATTERNS = {
@@ -197,22 +197,11 @@ def _tuples(value: Any) -> Any:
     return value
 
 
-def _keys_of(path: tuple[int | str, ...]) -> list[str]:
-    """Those that the table at this path may have."""
-    section: type[BaseModel] = Manifest
-    for name in path:
-        field = section.model_fields.get(str(name))
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
-            break
-        section = field.annotation
-    return list(section.model_fields)
-
-
 def _explain(error: ValidationError, origin: str) -> ConfigError:
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        known = _keys_of(first["loc"][:-1])
+        known = keys_at(Manifest, first["loc"][:-1])
         close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
         meant = f"Did you mean {close[0]}? If not, remove" if close else "Remove"
         value = "[…]" if isinstance(first["input"], dict) else first["input"]

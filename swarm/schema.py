@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
@@ -43,6 +43,20 @@ class Section(BaseModel):
     """One section of a manifest or settings file: unknown keys are errors, values are immutable."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+def keys_at(section: type[Section], path: Sequence[int | str]) -> list[str]:
+    """Those that the table at this path below a section may have, also where it is one of many."""
+    for name in path:
+        field = section.model_fields.get(name) if isinstance(name, str) else None
+        section = section if field is None else _section(field.annotation) or section
+    return list(section.model_fields)
+
+
+def _section(annotation: Any) -> type[Section] | None:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation
+    return next((found for one in get_args(annotation) if (found := _section(one)) is not None), None)
 
 
 class Message(BaseModel):

@@ -26,7 +26,7 @@ import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
@@ -35,7 +35,7 @@ from peers.chaos.takes import KINDS, problem_of
 from peers.invariants.check import CHECKERS
 from swarm.errors import ConfigError
 from swarm.events import Event
-from swarm.schema import RegionField, Section, in_words
+from swarm.schema import RegionField, Section, in_words, keys_at
 
 _NAME = r"^[a-z0-9][a-z0-9-]{0,40}$"
 _LABEL = r"^[^:]*$"
@@ -256,7 +256,7 @@ def parse_scenario(document: Mapping[str, Any], origin: str) -> Scenario:
         key = ".".join(str(part) for part in first["loc"])
         allowed = in_words(first, _PATTERNS).removeprefix("value error, ")
         if first["type"] == "extra_forbidden":
-            allowed = _keys_beside(document, first["loc"])
+            allowed = _keys_beside(first["loc"])
         raise ConfigError(
             key or "scenario", first["input"] if key else origin, allowed, f"Correct it in {origin}."
         ) from None
@@ -264,23 +264,11 @@ def parse_scenario(document: Mapping[str, Any], origin: str) -> Scenario:
         raise ConfigError("scenario", origin, "numbers, texts, lists and tables", f"{error}; correct that.") from None
 
 
-def _keys_beside(document: Mapping[str, Any], where: Sequence[int | str]) -> str:
+def _keys_beside(where: Sequence[int | str]) -> str:
     """What may stand in place of a key that is not known."""
-    section: Any = Scenario
-    for part in where[:-1]:
-        field = section.model_fields.get(str(part)) if isinstance(part, str) else None
-        if field is not None:
-            section = _section(field.annotation)
-    known = sorted(section.model_fields)
+    known = sorted(keys_at(Scenario, where[:-1]))
     close = difflib.get_close_matches(str(where[-1]), known, n=1)
     return f"{close[0]}, or another of {', '.join(known)}" if close else f"one of {', '.join(known)}"
-
-
-def _section(annotation: Any) -> type[Section]:
-    """The section that a field holds, one or many of them, or none."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation
-    return next((found for one in get_args(annotation) if (found := _section(one)) is not Section), Section)
 
 
 def load_scenario(path: Path) -> Scenario:

@@ -86,7 +86,6 @@ def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequen
     problems = [*outcome.problems, *_broken(scenario, report, told)]
     if report is not None and not outcome.interrupted:
         problems += _not_reached(scenario, report, told, outcome.happened)
-    if report is not None and not outcome.interrupted:
         silent = [one.name for one in players if one.name in outcome.started and one.identity not in there.peers]
         problems += [f"{name} was started and left no event: nobody knows what it did" for name in silent]
     called = {player.identity: player.name for player in players if player.identity}
