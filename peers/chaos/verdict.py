@@ -27,21 +27,22 @@ MOST_FAILURES = 5
 """Of each invariant in the report."""
 _PEER_ID = re.compile(r"\b12D3Koo\w{45}\b")
 _INVARIANT = re.compile(r"^I\d+\b", re.MULTILINE)
-_SHOWN = (
-    "steps",
-    "seconds",
-    "faults",
-    "faults_per_hour",
-    "throughput_retained",
-    "throughput_retained_raw",
-    "capacity",
-    "participation",
-    "digest_mismatches",
-    "lost",
-    "duplicated",
-    "max_gap_s",
-    "ready_again_s",
-)
+_SHOWN: Mapping[str, str] = {
+    "steps": "",
+    "seconds": " s",
+    "faults": "",
+    "faults_per_hour": "",
+    "throughput_retained": " × before, capacity counted",
+    "throughput_retained_raw": " × before",
+    "capacity": " × before",
+    "participation": " of the live replicas",
+    "digest_mismatches": "",
+    "lost": " microbatches",
+    "duplicated": " microbatches",
+    "max_gap_s": " s",
+    "ready_again_s": " s",
+}
+"""Figures that a person is told, with their units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +189,7 @@ def _invariant(report: Report, name: str) -> dict[str, int]:
 
 def lines(judged: Judged) -> list[str]:
     """The same for a person."""
-    told = [f"{name.replace('_', ' '):<24} {_shown(judged.figures.get(name))}" for name in _SHOWN]
+    told = [f"{_label(name):<24} {_shown(judged.figures.get(name), unit)}" for name, unit in _SHOWN.items()]
     report = judged.report
     if report is not None:
         looked = [name for name in CHECKERS if report.looked[name]]
@@ -204,5 +205,9 @@ def lines(judged: Judged) -> list[str]:
     return [*told, f"{judged.scenario.name}: {judged.verdict}"]
 
 
-def _shown(value: Number) -> str:
-    return "not measured" if value is None else f"{value:g}"
+def _label(name: str) -> str:
+    return name.removesuffix("_s").replace("_", " ")
+
+
+def _shown(value: Number, unit: str) -> str:
+    return "not measured" if value is None else f"{value:g}{unit}"

@@ -42,6 +42,7 @@ StreamHandler = Callable[[PeerId, asyncio.StreamReader, asyncio.StreamWriter], A
 LINK_ERRORS = (P2PDaemonError, OSError, EOFError, ValueError)
 """What hivemind and the sockets to the daemon raise when the daemon, or a way to a peer, is gone; time-outs too."""
 _ACCEPT_S = 10.0
+_SELF = "dial to self attempted"
 _MAX_REASON = 400
 
 
@@ -224,12 +225,14 @@ def peer_of_bytes(raw: bytes) -> PeerId:
 
 def _plain(told: str) -> str:
     """The daemon's words on one line, with peer ids cut to their ends: it repeats them at every level. Of dials that
-    failed, to each address of a peer, the reasons alone, each once."""
+    failed, to each address of a peer, the reasons alone, each once; not that one of its addresses, such as loopback, is
+    also ours."""
     line = " ".join(told.split())
     dials = re.findall(r"\* \[([^\]]*)\] (.*?)(?= \* \[|$)", line)
     if "all dials failed" in line and dials:
-        reasons = (why.rpartition(": ")[2] + " by a relay" * ("p2p-circuit" in at) for at, why in dials)
-        return "; ".join(dict.fromkeys(reasons))[:_MAX_REASON]
+        reasons = dict.fromkeys(why.rpartition(": ")[2] + " by a relay" * ("p2p-circuit" in at) for at, why in dials)
+        others = [reason for reason in reasons if reason != _SELF]
+        return "; ".join(others or ["all its addresses are ours as well"])[:_MAX_REASON]
     return re.sub(r"12D3KooW\w{38}(\w{6})", r"…\1", line).replace("failed to dial: ", "")[:_MAX_REASON]
 
 

@@ -35,7 +35,12 @@ DIALS = (
 
 
 def test_of_dials_that_failed_each_reason_is_told_once() -> None:
-    assert _plain(DIALS) == "dial to self attempted; i/o timeout; NO_RESERVATION (204) by a relay; connection refused"
+    assert _plain(DIALS) == "i/o timeout; NO_RESERVATION (204) by a relay; connection refused"
+
+
+def test_who_has_no_address_but_our_own_is_told_as_that() -> None:
+    only = f"failed to dial {PEER}: all dials failed * [/ip4/127.0.0.1/tcp/4001] dial to self attempted"
+    assert _plain(only) == "all its addresses are ours as well"
 
 
 def test_other_words_of_the_daemon_stay_as_they_are_with_short_ids() -> None:
