@@ -94,9 +94,14 @@ class Filling:
             await self._wait_majority()
             if not await self._wait_parts():
                 continue
-            self._lost_since.clear()
+            self._lost_since = {part: since for part, since in self._lost_since.items() if not self._held(part)}
             if (committed := await self._filled(standstill)) is not None:
                 return committed
+
+    def _held(self, part: str) -> bool:
+        """Whether one of its replicas is there that was not left out before in this term."""
+        there = needed(self._roster, [part]) - self.out.keys()
+        return not all(self._fitness.on_trial(peer) for peer in there)
 
     async def _filled(self, standstill: Standstill) -> tuple[Contribution, ...] | None:
         """The batch, once it is complete; None when who is there has changed, those left out that stalled among it, or

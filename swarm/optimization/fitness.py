@@ -22,6 +22,7 @@ class Fitness:
         self._failures: Counter[PeerId] = Counter()
         self._no: set[PeerId] = set()
         self._differing: set[PeerId] = set()
+        self._again: set[PeerId] = set()
 
     @property
     def unfit(self) -> Mapping[PeerId, str]:
@@ -72,9 +73,14 @@ class Fitness:
         """They do not count as differing any more, and may be forgiven."""
         self._differing.difference_update(peers)
 
+    def on_trial(self, peer: PeerId) -> bool:
+        """Whether it was left out before: that it is asked again does not say that it is of any use."""
+        return peer in self._again
+
     def forgive(self, peers: Iterable[PeerId]) -> None:
         """They are asked again, as if they had never failed; those that differ are not."""
         for peer in self.forgivable(peers):
             del self._unfit[peer]
             self._failures.pop(peer, None)
             self._no.discard(peer)
+            self._again.add(peer)

@@ -603,6 +603,26 @@ async def test_replica_that_differs_decides_nothing_alone_before_others_had_time
 
 
 @virtual
+async def test_replica_that_differs_is_trusted_in_time_beside_one_that_only_answers_pings() -> None:
+    """That the other is asked again and again does not make the part held."""
+    other_trainer = Member(peer=U, role="trainer", name="u", part="ends", addresses=())
+    here = await stage(roster=Roster([*THREE.members, other_trainer]))
+    here.puppets[B].weights = "e" * 64
+
+    def cut(body: Reconcile) -> None:
+        if B not in body.live:
+            here.liveness.lose(PeerId("C"), "cut off")
+        if PeerId("C") not in body.live or B not in body.live:
+            raise DeadlineMissed("no answer in 20 s", peer=A)
+
+    here.puppets[A].instead[RECONCILE] = cut
+    running = asyncio.create_task(here.leading().run())
+    await asyncio.sleep(2 * ALONE_S)
+    assert running.done()
+    assert running.result().digests["stage-0"] == "e" * 64
+
+
+@virtual
 async def test_part_whose_replicas_all_say_no_ends_the_run_at_once() -> None:
     here = await stage()
     here.puppets[T].instead[RECONCILE] = no(Refused("not with me"))
