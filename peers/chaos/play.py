@@ -34,7 +34,8 @@ START_S, START_EACH_S = 120.0, 20.0
 STEP_S = 15.0
 """How long a step may take on average, of runs that end by steps."""
 SPARE_S = 180.0
-"""What a play may take beyond what its scenario says."""
+"""What a play may take beyond what its scenario says, and beyond the last strike: draws begin only after a baseline,
+and who is struck needs time to come back."""
 AFTER_STEPS = 2
 """Steps that are closed after the last strike and return, before a play ends by the clock."""
 GRACE_S, END_S = 10.0, 60.0
@@ -163,7 +164,7 @@ class Play:
         said = False
         began, until = self.watch.first_closed or self._world.wall(), self._scenario.until
         minutes = until.minutes
-        allowed = SPARE_S + (minutes * 60 if minutes else 0.0) + (until.steps * STEP_S if until.steps else 0.0)
+        said_s = (minutes * 60 if minutes else 0.0) + (until.steps * STEP_S if until.steps else 0.0)
         striker.arm(self._planned, self._draws)
         while True:
             wall = self._world.wall()
@@ -173,14 +174,15 @@ class Play:
                 self._leave()
                 return
             over = minutes is not None and wall - began >= minutes * 60
-            late = wall - began > allowed
+            left_s = max(began + said_s, striker.last_wall) + SPARE_S - wall
+            late = left_s < 0
             if over and striker.settled(self.watch.step, AFTER_STEPS) and (late or self._has_happened()):
                 self.outcome.by_clock = True
                 return
             if over and not said:
                 said = True
                 waits = striker.waiting() or "more steps, or what is expected to happen"
-                timeline.tell(wall, f"the time is over; {allowed - wall + began:.0f} s at most for {waits}")
+                timeline.tell(wall, f"the time is over; {left_s:.0f} s at most for {waits}")
             if late:
                 waits = striker.waiting() or "more steps"
                 raise PlayFailed(f"not over after {wall - began:.0f} s, at step {self.watch.step}: waits for {waits}")

@@ -93,6 +93,11 @@ class Striker:
             self._known.add(label)
             self._fired(self._plan.fired[label])
 
+    @property
+    def last_wall(self) -> float:
+        """When the newest strike happened, or a return; 0 before the first."""
+        return max((fired.wall for fired in list(self._plan.fired.values())), default=0.0)
+
     def excuses(self, name: str, code: int | None) -> bool:
         """Whether a strike is to blame that this peer ended with this code."""
         allowed = self._excused.get(name, set()) | (set(KILLED) if name in self._to_end else set())

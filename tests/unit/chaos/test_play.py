@@ -370,6 +370,14 @@ def test_a_play_does_not_end_before_what_lasts_is_over(tmp_path: Path) -> None:
     assert world.step >= 5 + 60, "the pause and the steps after it, of 0.1 s each"
 
 
+def test_who_is_struck_late_has_time_to_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that it may take counts from the last strike, when that comes after the scenario's own time."""
+    monkeypatch.setattr("peers.chaos.play.SPARE_S", 4.0)
+    late = {**KILL, "on": {"event": "StepClosed", "where": {"step": 35}}, "back_s": 3.0}
+    outcome, _ = _play(MadeUpWorld(tmp_path, steps=0), _scenario(fault=[late], until={"minutes": 0.01}))
+    assert (outcome.problems, outcome.by_clock) == ([], True)
+
+
 def test_who_has_too_little_memory_and_ends_in_another_way_is_not_excused(tmp_path: Path) -> None:
     limit = {**KILL, "do": "limit_memory", "mib": 8, "back_s": 0.3}
     world = MadeUpWorld(tmp_path, {30: lambda world: world.end("host-0-1", 1)}, steps=0)
