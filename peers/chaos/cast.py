@@ -11,9 +11,12 @@ from typing import Any
 from peers.chaos.scenario import Later, Scenario, SwarmSection
 from peers.chaos.world import PeerSpec, Role
 from swarm.errors import ConfigError
+from swarm.sim.links import Links
 
 FOUNDER = "bootstrap"
 REGION = "region:"
+JOINER = "joiner-1"
+"""The first of those that a storm brings; they are like a stage host."""
 ENDLESS = 1_000_000
 """Steps of a run that ends by the clock."""
 SMALL: Mapping[str, Mapping[str, Any]] = {
@@ -54,7 +57,7 @@ class Cast:
         pattern that fits nobody."""
         found: list[str] = []
         for pattern in patterns:
-            fitting = [member.name for member in self.members if _fits(member, pattern)]
+            fitting = [member.name for member in self.members if _fits(member.name, member.spec.region, pattern)]
             if not fitting:
                 raise ConfigError(key, pattern, f"a peer of the scenario: {', '.join(self.names)}", "Correct the name.")
             found += [name for name in fitting if name not in found]
@@ -76,7 +79,23 @@ def cast_of(scenario: Scenario, manifest: Path, texts: Mapping[str, Path]) -> Ca
     names = [member.name for member in members]
     if len(set(names)) != len(names):
         raise ConfigError("swarm.later", names, "names that nobody else has", "Choose others.")
-    return Cast(tuple(members))
+    cast = Cast(tuple(members))
+    _check_patterns(cast, swarm)
+    return cast
+
+
+def _check_patterns(cast: Cast, swarm: SwarmSection) -> None:
+    """Raises ConfigError for a limit, or a place behind NAT, of nobody: the play would prove less than it says."""
+    for number, limit in enumerate(swarm.limit):
+        cast.chosen((limit.peer,), f"swarm.limit.{number}.peer")
+    if FOUNDER in cast.chosen(swarm.nat, "swarm.nat"):
+        allowed = f"peers but {FOUNDER}, by which the others join"
+        raise ConfigError("swarm.nat", list(swarm.nat), allowed, "Name others.")
+    links = Links.parse(swarm.links)
+    named = dict.fromkeys([name for one, other, _ in links.rules for name in (one, other)])
+    for pattern in (*named, *(name for name, _, _ in links.machines)):
+        if not any(fnmatchcase(name, pattern) for name in (*cast.names, JOINER)):
+            raise ConfigError("swarm.links", pattern, f"names of the scenario: {', '.join(cast.names)}", "Correct it.")
 
 
 def manifest_of(scenario: Scenario, preset: Mapping[str, Any]) -> dict[str, Any]:
@@ -134,14 +153,14 @@ def _member(
         arguments=tuple(arguments),
         files={} if data is None else {"data": data},
         region=region,
-        behind_nat=any(fnmatchcase(name, pattern) for pattern in swarm.nat),
+        behind_nat=any(_fits(name, region, pattern) for pattern in swarm.nat),
     )
     return Member(_limited(spec, swarm), stage)
 
 
 def _limited(spec: PeerSpec, swarm: SwarmSection) -> PeerSpec:
     for limit in swarm.limit:
-        if fnmatchcase(spec.name, limit.peer):
+        if _fits(spec.name, spec.region, limit.peer):
             spec = replace(spec, cpus=limit.cpus, memory_mib=limit.memory_mib, disk_mib=limit.disk_mib)
     return spec
 
@@ -150,7 +169,7 @@ def _region(swarm: SwarmSection, number: int) -> str:
     return swarm.regions[number % len(swarm.regions)] if swarm.regions else ""
 
 
-def _fits(member: Member, pattern: str) -> bool:
+def _fits(name: str, region: str, pattern: str) -> bool:
     if pattern.startswith(REGION):
-        return bool(member.spec.region) and member.spec.region == pattern.removeprefix(REGION)
-    return fnmatchcase(member.name, pattern)
+        return bool(region) and region == pattern.removeprefix(REGION)
+    return fnmatchcase(name, pattern)

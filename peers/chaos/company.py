@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from peers.chaos import faults
+from peers.chaos.endings import CODES
 from peers.chaos.faults import CannotInflict, Fault
 from peers.chaos.holds import Holds
 from peers.chaos.stamps import Stamps
@@ -50,9 +51,6 @@ class OnNetworks(Protocol):
         """They are again; on all of theirs for ""."""
 
 
-_ENDING = (faults.Kill, faults.Stop, faults.LimitMemory, faults.Upgrade, faults.Twin)
-"""After these a peer may end. Those of many peers are inflicted by way of these."""
-
 _CUTS = (faults.Partition, faults.SlowLinks, faults.Disconnect)
 """Those that are over after some seconds must find somebody on either side, or they do nothing."""
 
@@ -83,7 +81,7 @@ class Company(ABC, Generic[P]):
         self._timers: list[threading.Timer] = []
         self.pauses: Holds[str] = Holds()
         self.absences: Holds[tuple[str, str]] = Holds()
-        self._struck: set[str] = set()
+        self._struck: dict[str, set[int | None]] = {}
         self._problems: list[str] = []
         self._unkept: list[str] = []
 
@@ -134,7 +132,7 @@ class Company(ABC, Generic[P]):
         with self._lock:
             self._look(peer)
             self.pauses.forget((peer.name,))
-            self._struck.discard(peer.name)
+            self._struck.pop(peer.name, None)
             peer.starts.append(start)
             peer.read = 0
 
@@ -204,8 +202,8 @@ class Company(ABC, Generic[P]):
             if isinstance(fault, _CUTS) and fault.seconds is not None:
                 self._check_sides(fault)
             hit = tuple(self._strike(fault))
-            if isinstance(fault, _ENDING):
-                self._struck |= set(hit)
+            for name in () if isinstance(fault, faults.Restart) else hit:  # what is started is not struck
+                self._struck.setdefault(name, set()).update(CODES.get(type(fault), ()))
             return hit
 
     def _check_sides(self, fault: faults.Partition | faults.SlowLinks | faults.Disconnect) -> None:
@@ -214,10 +212,14 @@ class Company(ABC, Generic[P]):
                 raise CannotInflict(f"{fault.name}: {', '.join(side)} does not run now, and there is nothing to cut")
 
     def _check_struck(self, name: str) -> None:
-        """Who is started again has ended by a strike, or not yet: a crash a moment before would be lost."""
-        if not self.alive(name) and name not in self._struck:
-            code = self.exit_code(name)
-            self.failed(f"{name} had ended with {code}, and nobody had struck it, when it was to be started again")
+        """Who is started again has ended as a strike on it explains, or not yet: a crash a moment before would be lost.
+        Which of two with one key gives up is theirs to say, and how."""
+        if self.alive(name) or f"{name.removesuffix('-twin')}-twin" in self.peers:
+            return
+        code, allowed = self.exit_code(name), self._struck.get(name, set())
+        if code not in allowed:
+            why = "a strike does not explain that" if allowed else "nobody had struck it"
+            self.failed(f"{name} had ended with {code}, and {why}, when it was to be started again")
 
     def share(self, fault: faults.LimitCpu | faults.SlowDevice) -> float | None:
         """Of how many processors the peer may use as much as that, from now on; None: of all. What the scenario gave it
@@ -264,13 +266,23 @@ class Company(ABC, Generic[P]):
             with self.log(peer.name).open("rb") as file:
                 file.seek(peer.read)
                 data = file.read()
-        except FileNotFoundError:
+        except OSError:
             return  # whoever runs it makes it
         whole = data[: data.rfind(b"\n") + 1]
         peer.read += len(whole)
         for line in whole.splitlines():
             if line.startswith(b"{"):
-                self._tell(peer, decode_line(line))
+                self._take(peer, line)
+
+    def _take(self, peer: P, line: bytes) -> None:
+        """Tell of one line. One that another version writes so that nobody here can read it is a problem of the play,
+        and not the end of listening."""
+        try:
+            self._tell(peer, decode_line(line))
+        except Exception as error:  # noqa: BLE001 - told in problems()
+            problem = f"what {peer.name} said was not understood: {type(error).__name__}: {error}"
+            if problem not in self._problems:
+                self.failed(problem)
 
     def _tell(self, peer: P, recorded: Recorded) -> None:
         peer.identity = recorded.peer or peer.identity

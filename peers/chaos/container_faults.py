@@ -226,7 +226,8 @@ def _upgrade(world: ContainerWorld, fault: faults.Upgrade) -> Iterable[str]:
             if peer.container == was:
                 world.check_left(peer.name, world.exit_code(peer.name))
                 world.kill([peer])
-                world.begin(peer, world.upgrade)
+                peer.image = world.upgrade
+                world.begin(peer)
 
     world.beside(come_back)
     return (fault.peer,)

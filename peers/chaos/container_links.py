@@ -4,6 +4,7 @@ Pure."""
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -43,19 +44,24 @@ class Links:
         return [*self._filters(name, addresses), *self._queues(name, addresses, interfaces)]
 
     def _filters(self, name: str, addresses: Mapping[str, Sequence[str]]) -> list[str]:
-        fresh = [
-            f"(iptables -w 5 -N {CHAIN} 2>/dev/null || iptables -w 5 -F {CHAIN})",
+        """The chain is replaced in one piece: what is cut stays so while something else is changed."""
+        rules = [
+            f"-A {CHAIN} -s {address} -j DROP"
+            for (one, other), _ in self.cut.items()
+            if other == name
+            for address in addresses.get(one, ())
+        ]
+        rules += [
+            f"-A {CHAIN} -s {address} -m statistic --mode random --probability {shape.loss:.4f} -j DROP"
+            for (one, other), shape in self.shapes.items()
+            if other == name and shape.loss
+            for address in addresses.get(one, ())
+        ]
+        lines = ("*filter", f":{CHAIN} - [0:0]", *rules, "COMMIT")
+        return [
+            f"printf '%s\\n' {' '.join(map(shlex.quote, lines))} | iptables-restore -w 5 --noflush",
             f"(iptables -w 5 -C INPUT -j {CHAIN} 2>/dev/null || iptables -w 5 -I INPUT -j {CHAIN})",
         ]
-        cut = [address for (one, other), _ in self.cut.items() if other == name for address in addresses.get(one, ())]
-        if cut:
-            fresh.append(f"iptables -w 5 -A {CHAIN} -s {','.join(cut)} -j DROP")
-        for (one, other), shape in self.shapes.items():
-            if other == name and shape.loss and addresses.get(one):
-                sources = ",".join(addresses[one])
-                lost = f"-m statistic --mode random --probability {shape.loss:.4f}"
-                fresh.append(f"iptables -w 5 -A {CHAIN} -s {sources} {lost} -j DROP")
-        return fresh
 
     def _queues(self, name: str, addresses: Mapping[str, Sequence[str]], interfaces: Sequence[str]) -> list[str]:
         shaped = [

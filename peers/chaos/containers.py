@@ -40,7 +40,8 @@ ENDED_S = 30.0
 @dataclass(slots=True)
 class Contained:
     """One peer of the world and all its starts: the names of its containers. ``read`` is how far the newest one's
-    output is read; ``pid`` is that of the newest container's first process, on the engine's machine."""
+    output is read; ``pid`` is that of the newest container's first process, on the engine's machine; ``image`` is what
+    it was upgraded to, if it was."""
 
     spec: PeerSpec
     home: Path
@@ -48,6 +49,7 @@ class Contained:
     read: int = 0
     identity: str = ""
     pid: int = 0
+    image: str | None = None
 
     @property
     def name(self) -> str:
@@ -140,9 +142,9 @@ class ContainerWorld(Company[Contained]):
         container_start.prepare(self, peer)
         self.begin(peer)
 
-    def begin(self, peer: Contained, image: str | None = None) -> None:
+    def begin(self, peer: Contained) -> None:
         """Another start of a peer, in the same home."""
-        container_start.begin(self, peer, image or self.image)
+        container_start.begin(self, peer, peer.image or self.image)
 
     def alive(self, name: str) -> bool:
         """See :class:`~peers.chaos.world.PlayWorld`. While a fault is inflicted nobody is told who has died of it."""

@@ -73,10 +73,13 @@ class Life:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
+    """``cause`` is a fault's kind and label: of being away or cut off, or of what is over; "" stands for all labels."""
+
     wall: float
     rank: int
     state: State | Literal["back"]
     part: str | None = None
+    cause: tuple[str, str] = ("", "")
 
 
 def lives(
@@ -114,7 +117,7 @@ def _told(fact: Fact) -> Iterable[_Change]:
 def _done(strike: Struck, name: str) -> Iterable[_Change]:
     """What a strike does to one peer."""
     if strike.kind == "heal":
-        yield _Change(strike.wall, 0, "back")
+        yield _Change(strike.wall, 0, "back", cause=("partition", ""))
     if name not in strike.peers:
         return
     if strike.kind == "kill":
@@ -122,35 +125,53 @@ def _done(strike: Struck, name: str) -> Iterable[_Change]:
     elif strike.kind in ("restart", "start", "joiner_storm"):
         yield _Change(strike.wall, 0, "joining", "")
     elif strike.kind in _OVER:
-        yield _Change(strike.wall, 0, _OVER[strike.kind])
+        cause = (strike.kind, strike.label)
+        yield _Change(strike.wall, 0, _OVER[strike.kind], cause=cause)
         if strike.seconds is not None:
-            yield _Change(strike.wall + strike.seconds, 0, "back")
-    elif strike.kind in ("resume", "reconnect"):
-        yield _Change(strike.wall, 0, "back")
+            yield _Change(strike.wall + strike.seconds, 0, "back", cause=cause)
+    elif strike.kind in _ENDS:
+        yield _Change(strike.wall, 0, "back", cause=(_ENDS[strike.kind], ""))
 
 
 _OVER: Mapping[str, State] = {"pause": "away", "partition": "cut off", "disconnect": "cut off"}
+_ENDS: Mapping[str, str] = {"resume": "pause", "reconnect": "disconnect"}
+
+
+class _Where:
+    """Where a peer is: its own state, and what keeps it from the others until that is over, or it says where it is."""
+
+    def __init__(self) -> None:
+        self._own: State = "absent"
+        self._kept: dict[tuple[str, str], State] = {}
+
+    @property
+    def state(self) -> State:
+        return next(reversed(self._kept.values()), self._own)
+
+    def change(self, change: _Change) -> None:
+        kind, label = change.cause
+        if change.state == "back":
+            self._kept = {
+                cause: state for cause, state in self._kept.items() if cause[0] != kind or label not in ("", cause[1])
+            }
+        elif change.state in ("away", "cut off"):
+            if self._own != "absent":
+                self._kept[change.cause] = change.state
+        elif change.state != "leaving" or self._own != "absent":
+            self._own, self._kept = change.state, {}
 
 
 def _spans(changes: Sequence[_Change], to_s: float) -> Iterable[Span]:
-    state: State = "absent"
-    before: State = "absent"
+    where = _Where()
     part, since = "", -math.inf
     for change in changes:
-        if change.state == "back":
-            new: State = before if state in ("away", "cut off") else state
-        elif change.state in ("away", "cut off"):
-            before = state if state not in ("away", "cut off") else before
-            new = change.state if state != "absent" else state
-        else:
-            new = change.state
-        if change.state == "leaving" and state == "absent":
-            new = state
+        before = where.state
+        where.change(change)
         held = part if change.part is None else change.part
-        if (new, held) == (state, part):
+        if (where.state, held) == (before, part):
             continue
-        if state != "absent" and change.wall > since:
-            yield Span(state, since, min(change.wall, to_s), part)
-        state, part, since = new, held, change.wall
-    if state != "absent" and since < to_s:
-        yield Span(state, since, to_s, part)
+        if before != "absent" and change.wall > since:
+            yield Span(before, since, min(change.wall, to_s), part)
+        part, since = held, change.wall
+    if where.state != "absent" and since < to_s:
+        yield Span(where.state, since, to_s, part)

@@ -143,8 +143,18 @@ class FaultPlan:
     def strike_or_raise(self, strike: Strike) -> None:
         """The same for who knows what to do when the world refuses: nothing is kept for :meth:`assert_fired` then."""
         wall = self._world.wall()
-        hit = () if isinstance(strike.fault, Moment) else tuple(self._world.inflict(strike.fault))
-        fired = Fired(strike, wall, hit, tuple(map(self._world.identity, hit)))
+        hit: tuple[str, ...] = strike.fault.victims
+        try:
+            hit = () if isinstance(strike.fault, Moment) else tuple(self._world.inflict(strike.fault))
+        except Exception:
+            raise
+        except BaseException:  # an interrupt: who knows how much of it is done is to know of it
+            self._note(strike, wall, hit)
+            raise
+        self._note(strike, wall, hit)
+
+    def _note(self, strike: Strike, wall: float, hit: tuple[str, ...]) -> None:
+        fired = Fired(strike, wall, hit, tuple(map(self._id, hit)))
         line: dict[str, Any] = {"t": wall, "kind": strike.fault.name, "peers": fired.ids, "label": strike.label}
         line["seconds"] = getattr(strike.fault, "seconds", None)
         line["took_s"] = round(self._world.wall() - wall, 3)
@@ -154,24 +164,43 @@ class FaultPlan:
         # Last: who waits for this key reads the file next, from another thread.
         self.fired[strike.label] = fired
 
+    def _id(self, name: str) -> str:
+        try:
+            return self._world.identity(name)
+        except KeyError:  # it was to be started, and is not yet
+            return ""
+
     @property
     def counts(self) -> dict[str, int]:
         """How many faults of each kind have fired."""
         names = [fired.strike.fault.name for fired in self.fired.values()]
         return {name: names.count(name) for name in dict.fromkeys(names)}
 
-    def assert_fired(self) -> None:
-        """Raises AssertionError naming every strike that did not happen, with how often its event was seen, or that
-        broke."""
-        broken = [f"{label}: {type(error).__name__}: {error}" for label, error in self.errors]
+    @property
+    def never(self) -> set[str]:
+        """The labels of those that will not happen any more: they broke, or wait for one that did."""
+        found = {label for label, _ in self.errors}
+        while more := {one.label for one in self._strikes if one.on.after in found and one.label not in found}:
+            found |= more
+        return found - set(self.fired)
+
+    def broken(self) -> list[str]:
+        """Of every strike that broke as it was done, what went wrong."""
+        return [f"{label}: {type(error).__name__}: {error}" for label, error in self.errors]
+
+    def missing(self) -> list[str]:
+        """Every strike that did not happen, with how often its event was seen."""
         known = {label for label, _ in self.errors} | set(self.fired)
-        missing = [
+        return [
             f"{one.label}: {one.fault.name} did not fire; {self._seen[one.label]} of {one.on.nth} events seen"
             for one in self._strikes
             if one.label not in known
         ]
-        if broken or missing:
-            raise AssertionError("\n  ".join(["faults did not happen as planned:", *broken, *missing]))
+
+    def assert_fired(self) -> None:
+        """Raises AssertionError naming every strike that did not happen, or that broke."""
+        if problems := [*self.broken(), *self.missing()]:
+            raise AssertionError("\n  ".join(["faults did not happen as planned:", *problems]))
 
 
 def _fits(value: Any, wanted: Any) -> bool:

@@ -48,8 +48,8 @@ class PlayFailed(SwarmError):
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A peer's process or container ended: when, how, and whether a strike is to blame; ``forced``: it was told to
-    leave, and killed when its time was up."""
+    """A peer's process or container ended: when, how (None: by the start that followed), and whether a strike is to
+    blame; ``forced``: it was told to leave, and killed when its time was up."""
 
     wall: float
     name: str
@@ -120,6 +120,7 @@ class Play:
             self._world.stop([name for name in self._up if self._world.alive(name)], GRACE_S)
             if striker is not None:
                 striker.note()  # a strike may have been under way
+                self.outcome.problems += striker.broken()
         return self.outcome
 
     # --- the way to the first step -------------------------------------------------------------------------------
@@ -178,6 +179,8 @@ class Play:
             late = left_s < 0
             if over and striker.settled(self.watch.step, AFTER_STEPS) and (late or self._has_happened()):
                 self.outcome.by_clock = True
+                for _ in range(2):  # who has ended since, and whom nothing explains
+                    self._see(striker)
                 return
             if over and not said:
                 said = True
@@ -195,10 +198,17 @@ class Play:
         return all(happened[kind] >= times for kind, times in self._scenario.expect.happened.items())
 
     def _look(self, striker: Striker) -> None:
-        """Who has ended since the last look, and who is here anew. Some twice a second: a world may ask an engine."""
-        if time.monotonic() < self._look_at:
-            return
-        self._look_at = time.monotonic() + LOOK_AT_PEERS_S
+        """Some twice a second: a world may ask an engine."""
+        if time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_AT_PEERS_S
+            self._see(striker)
+
+    def _see(self, striker: Striker) -> None:
+        """Who has ended since the last look, and who is here anew. Raises PlayFailed for one that nothing explains, at
+        the second look."""
+        for name in striker.take_cut_short():
+            self.outcome.ends.append(End(self._world.wall(), name, None, struck=True, forced=True))
+        self._suspects = {name for name in self._suspects if not self._world.alive(name)}
         self._up |= {name for name in striker.started if self._world.alive(name)}
         self.outcome.started |= striker.started
         for name in [name for name in sorted(self._up) if not self._world.alive(name)]:

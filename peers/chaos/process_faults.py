@@ -133,6 +133,7 @@ def _corrupt_bytes(world: ProcessWorld, fault: faults.CorruptBytes) -> Iterable[
     """Streams are authenticated: what shows is a connection that breaks."""
     if world.links is not None:
         world.links.spoil(*fault.peers, fault.messages)
+        world.spoilt.add(fault.peers)
     return fault.peers
 
 
@@ -199,7 +200,7 @@ def _upgrade(world: ProcessWorld, fault: faults.Upgrade) -> Iterable[str]:
                 world.after(_LOOK_S, look)
                 return
             world.check_left(fault.peer, start.process.poll())
-            world.inflict(faults.Restart(fault.peer))
+            _restart(world, faults.Restart(fault.peer))
 
     world.after(_LOOK_S, look)
     return (fault.peer,)

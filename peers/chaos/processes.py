@@ -69,8 +69,8 @@ class RealPeer:
 
     @property
     def alive(self) -> bool:
-        """Whether the newest start runs."""
-        return self.starts[-1].process.poll() is None
+        """Whether the newest start runs, if there is one."""
+        return bool(self.starts) and self.starts[-1].process.poll() is None
 
     def pids(self) -> list[int]:
         """Everything of the newest start, the first process first."""
@@ -96,6 +96,7 @@ class ProcessWorld(Company[RealPeer]):
         self.slowed: dict[str, means.Slowed] = {}
         self.paused: set[str] = set()
         self.limits: dict[str, tuple[int, int]] = {}
+        self.spoilt: set[tuple[str, str]] = set()
         self._options: dict[str, tuple[str, ...]] = {}
         self._forks = Forks(root / "logs" / "forks.log")
         self._starter = ThreadPoolExecutor(1, "starter")  # a peer dies with the thread that started it
@@ -108,11 +109,16 @@ class ProcessWorld(Company[RealPeer]):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._end()
-        with self._lock:
-            for slowed in self.slowed.values():
-                slowed.end()
-            for peer in self.peers.values():
-                self.kill(peer)
+        try:
+            with self._lock:
+                for slowed in self.slowed.values():
+                    slowed.end()
+                for peer in self.peers.values():
+                    self.kill(peer)
+        finally:
+            self._clear()
+
+    def _clear(self) -> None:
         self._forks.close()
         self._starter.shutdown()
         if self.clocks is not None:
@@ -142,12 +148,14 @@ class ProcessWorld(Company[RealPeer]):
         super().expect(spec)
 
     def alive(self, name: str) -> bool:
-        """See :class:`~peers.chaos.world.PlayWorld`."""
-        return name in self.peers and self.peers[name].alive
+        """See :class:`~peers.chaos.world.PlayWorld`. While a fault is inflicted nobody is told who has died of it."""
+        with self._lock:
+            return name in self.peers and self.peers[name].alive
 
     def exit_code(self, name: str) -> int | None:
         """See :class:`~peers.chaos.world.PlayWorld`."""
-        return self.peers[name].starts[-1].process.poll()
+        with self._lock:
+            return self.peers[name].starts[-1].process.poll()
 
     def stop(self, names: Iterable[str], grace_s: float) -> None:
         """See :class:`~peers.chaos.world.PlayWorld`. Told again after half of the time: who cannot be spared leaves
@@ -170,6 +178,14 @@ class ProcessWorld(Company[RealPeer]):
     def log(self, name: str) -> Path:
         """See :class:`~peers.chaos.world.PlayWorld`."""
         return self.peers[name].starts[-1].output
+
+    def problems(self) -> Sequence[str]:
+        """See :class:`~peers.chaos.world.PlayWorld`."""
+        unspoilt = [] if self.links is None else [pair for pair in self.spoilt if self.links.spoils_left(*pair)]
+        told = (
+            f"corrupt_bytes: too little passed from {one} to {other} to be spoilt" for one, other in sorted(unspoilt)
+        )
+        return (*super().problems(), *told)
 
     def begin(self, peer: RealPeer) -> None:
         """Another start of a peer, in the same home."""
@@ -209,7 +225,9 @@ class ProcessWorld(Company[RealPeer]):
         return dict(os.environ) if self.clocks is None else os.environ | self._clock(peer.name)
 
     def kill(self, peer: RealPeer) -> None:
-        """kill -9 of a peer and all that it started; returns when they are gone."""
+        """kill -9 of a peer and all that it started; returns when they are gone. Raises subprocess.TimeoutExpired."""
+        if not peer.starts:
+            return
         means.signal_all([peer.pid] if peer.alive else [], signal.SIGSTOP)  # so that it starts nothing while we look
         means.signal_all(peer.pids(), signal.SIGKILL)
         peer.starts[-1].process.wait(KILLED_S)

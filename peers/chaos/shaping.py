@@ -73,6 +73,10 @@ class ShapedLinks:
         """The next pieces of a stream in this direction have a bit flipped."""
         self._command(lambda _: self.proxy.spoil(source, target, pieces))
 
+    def spoils_left(self, source: str, target: str) -> int:
+        """How many pieces are still to be spoilt: nothing has passed that way since."""
+        return int(self.proxy.spoils_left(source, target))
+
     def passed(self, source: str, target: str) -> int:
         """Bytes that went that way so far."""
         return int(self.proxy.passed.get((source, target), 0))

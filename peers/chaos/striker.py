@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peers.chaos import faults
 from peers.chaos.cast import FOUNDER, Cast
+from peers.chaos.endings import CODES, KILLED
 from peers.chaos.faults import CannotInflict, Fault
 from peers.chaos.plan import FaultPlan, Fired, Strike
 from peers.chaos.scenario import Scenario
@@ -15,22 +16,9 @@ from peers.chaos.strikes import NEVER, Planned
 from peers.chaos.timeline import Timeline
 from peers.chaos.watch import Watch
 from peers.chaos.world import PlayWorld
-from swarm.errors import EXIT_DRAINED
 
 BACK, DRAWN = "back:", "drawn:"
 """Begin the labels of what brings a peer back, and of what was drawn; a label of a scenario has no colon."""
-KILLED = (-9, 137)
-"""How a process ends, or a container, that the kernel has killed."""
-LEFT = (EXIT_DRAINED, -15, 143)
-"""How one does that was told to leave: once it took part, or before it was asked who it is."""
-MORTAL: Mapping[type[Fault], tuple[int, ...]] = {
-    faults.Kill: KILLED,
-    faults.BulkKill: KILLED,
-    faults.Restart: KILLED,
-    faults.Stop: (*LEFT, *KILLED),
-    faults.Upgrade: (*LEFT, *KILLED),  # the world says what is wrong with the others
-}
-"""After these a peer may end, with these codes: any other is a crash that nobody has struck."""
 STARTING = (faults.Restart, faults.Start, faults.JoinerStorm, faults.Upgrade)
 """After these peers must get ready."""
 TRACE_GRACE_S = 30.0
@@ -63,6 +51,7 @@ class Striker:
         self._awaited: set[str] = set()
         self._forgiven: set[str] = set()
         self.started: set[str] = set()
+        self._cut_short: list[str] = []
         self._away: dict[str, float] = {}
         self._to_end: dict[str, Planned | None] = {}
         self._drawn = 0
@@ -79,13 +68,29 @@ class Striker:
         """Strike what is due, note what has struck."""
         self._now = wall
         for timed in [timed for timed in self._timed if timed.wall <= wall]:
-            self._timed.remove(timed)
-            self._plan.strike(timed.strike)
+            if not self._ends_unseen(timed.strike.fault):
+                self._timed.remove(timed)
+                self._plan.strike(timed.strike)
         self._draw(wall)
         self.note()
         self._awaited -= self._watch.ever_ready
         for name in self._watch.ever_ready & set(self._watch.holding) - self._leaving:
             self._excused.pop(name, None)
+
+    def _ends_unseen(self, fault: Fault) -> bool:
+        """Whether it would start somebody anew who was told to leave and whose end nobody has seen yet. Who has not
+        ended until then is cut short by it."""
+        if not isinstance(fault, faults.Restart) or fault.peer not in self._leaving:
+            return False
+        if not self._world.alive(fault.peer):
+            return True
+        self._cut_short.append(fault.peer)
+        return False
+
+    def take_cut_short(self) -> list[str]:
+        """Those since the last time that were told to leave and had not when they were started again."""
+        taken, self._cut_short = self._cut_short, []
+        return taken
 
     def note(self) -> None:
         """Take note of what has struck since."""
@@ -110,6 +115,8 @@ class Striker:
     def ended(self, name: str, wall: float, code: int | None) -> None:
         """A peer was seen to have ended: who was killed for its memory is brought back from then on."""
         self._leaving.discard(name)
+        if name in self._forgiven:  # the other of the two goes on
+            self._forgiven -= {name, f"{name}-twin", name.removesuffix("-twin")}
         if name not in self._to_end or code not in KILLED:
             return
         one = self._to_end.pop(name)
@@ -128,7 +135,7 @@ class Striker:
     def waiting(self) -> str:
         """What is still to come, in words; "" when nothing is."""
         told = [f"{one.strike.label} to strike" for one in self._timed]
-        known = {*self._plan.fired, *(label for label, _ in self._plan.errors)}
+        known = {*self._plan.fired, *self._plan.never}
         told += [
             f"{label} to strike at {one.strike.on.described}" if one.strike.on is not NEVER else f"{label} to strike"
             for label, one in self._planned.items()
@@ -141,13 +148,13 @@ class Striker:
         told += [f"{name} to be ready" for name in sorted(self._awaited)]
         return ", ".join(dict.fromkeys(told))
 
+    def broken(self) -> list[str]:
+        """What went wrong as it was done."""
+        return [f"a fault broke: {one}" for one in self._plan.broken()]
+
     def problems(self) -> list[str]:
-        """What did not happen as planned."""
-        told = []
-        try:
-            self._plan.assert_fired()
-        except AssertionError as error:
-            told.append(str(error))
+        """What did not happen as planned, of a play that came to its end."""
+        told = [f"a fault did not happen as planned: {one}" for one in self._plan.missing()]
         if not self._drawn and (self._scenario.schedule is not None or self._scenario.trace is not None):
             told.append(f"nothing that was to be drawn has struck: {len(self._draws)} draws are left")
         told += [f"{name} was not killed for its memory" for name in sorted(self._to_end)]
@@ -211,8 +218,8 @@ class Striker:
         for name in victims:
             if lasts:
                 self._away[name] = fired.wall + lasts + 2.0
-            if type(fault) in MORTAL:
-                self._excused.setdefault(name, set()).update(MORTAL[type(fault)])
+            if type(fault) in CODES and not isinstance(fault, faults.LimitMemory):  # the kernel says when
+                self._excused.setdefault(name, set()).update(CODES[type(fault)])
                 self._watch.gone(name)
             if isinstance(fault, faults.Stop):
                 self._leaving.add(name)
@@ -230,7 +237,7 @@ class Striker:
 
     def _bring_back(self, fired: Fired, label: str, victims: Sequence[str]) -> None:
         one = self._planned.get(label)
-        if isinstance(fired.strike.fault, faults.LimitMemory):  # the kernel says when
+        if isinstance(fired.strike.fault, faults.LimitMemory):
             self._to_end |= dict.fromkeys(victims, one)
             return
         if one is None or one.back_s is None:

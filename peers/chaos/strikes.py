@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -73,16 +74,17 @@ def _on(when: When, cast: Cast, key: str) -> On:
 
 
 def _faults(entry: FaultEntry, cast: Cast, key: str) -> Iterator[Fault]:
-    """One for all peers where the fault takes many, else one for each."""
+    """One for all peers where the fault takes many, else one for each, or each pair."""
     peers = cast.chosen(entry.peers, f"{key}.peers")
     others = cast.chosen(entry.others, f"{key}.others")
     if overlap := set(peers) & set(others):
         raise ConfigError(f"{key}.others", sorted(overlap), "peers that are not among peers too", "Leave them out.")
     if (make := _OF_MANY.get(entry.do)) is not None:
         yield make(entry, peers, others)
-        return
-    for name in peers:
-        yield _OF_ONE[entry.do](entry, name)
+    elif entry.do == "corrupt_bytes":
+        yield from (faults.CorruptBytes(pair, entry.messages) for pair in itertools.product(peers, others))
+    else:
+        yield from (_OF_ONE[entry.do](entry, name) for name in peers)
 
 
 def shape_of(entry: FaultEntry) -> LinkShape:
@@ -108,7 +110,6 @@ _OF_MANY: Mapping[str, Callable[[FaultEntry, Names, Names], Fault]] = {
     "slow_links": lambda entry, peers, others: faults.SlowLinks(peers, others, shape_of(entry), entry.seconds),
     "disconnect": lambda entry, peers, others: faults.Disconnect(peers, entry.network, entry.seconds),
     "reconnect": lambda entry, peers, others: faults.Reconnect(peers, entry.network),
-    "corrupt_bytes": lambda entry, peers, others: faults.CorruptBytes((peers[0], others[0]), entry.messages),
     "joiner_storm": lambda entry, peers, others: faults.JoinerStorm(entry.count or 1),
 }
 _OF_ONE: Mapping[str, Callable[[FaultEntry, str], Fault]] = {

@@ -84,7 +84,9 @@ def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequen
         told = figures(Played(evidence=there, report=report, strikes=strikes, lives=life,
                               stages=scenario.swarm.stages, deaths=deaths, forced=forced, ended=outcome.ended,
                               by_clock=outcome.by_clock))  # fmt: skip
-    problems = [*outcome.problems, *_broken(scenario, report, told)]
+    problems = [*outcome.problems, *([] if report is None else _broken(scenario, report, told))]
+    if report is None and not outcome.interrupted:
+        problems.append("no peer left any event: there is nothing to judge by")
     if report is not None and not outcome.interrupted:
         problems += _not_reached(scenario, report, told, outcome.happened)
         silent = [one.name for one in players if one.name in outcome.started and one.identity not in there.peers]
@@ -99,16 +101,15 @@ def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequen
     )  # fmt: skip
 
 
-def _broken(scenario: Scenario, report: Report | None, told: Mapping[str, Number]) -> list[str]:
+def _broken(scenario: Scenario, report: Report, told: Mapping[str, Number]) -> list[str]:
     """What must not be, however short a play was."""
-    if report is None:
-        return ["no peer left any event: there is nothing to judge by"]
     problems = []
     for invariant in dict.fromkeys(failure.invariant for failure in report.failures):
         failures = report.of(invariant)
         problems += [str(failure) for failure in failures[:MOST_FAILURES]]
         problems += [f"{invariant}: {len(failures) - MOST_FAILURES} more"] if len(failures) > MOST_FAILURES else []
-    return problems + missed(told, {}, scenario.expect.at_most)
+    measured = {name: bar for name, bar in scenario.expect.at_most.items() if told[name] is not None}
+    return problems + missed(told, {}, measured)
 
 
 def _not_reached(
@@ -117,7 +118,8 @@ def _not_reached(
     """What a play must come to, when nobody cuts it short."""
     wanted = dict.fromkeys((*USUAL, *scenario.expect.looked_at))
     problems = [f"{name}: nothing to look at" for name in wanted if not report.looked.get(name)]
-    problems += missed(told, scenario.expect.at_least, {})
+    unmeasured = {name: bar for name, bar in scenario.expect.at_most.items() if told[name] is None}
+    problems += missed(told, scenario.expect.at_least, unmeasured)
     for kind, times in scenario.expect.happened.items():
         if happened.get(kind, 0) < times:
             problems.append(f"{kind} happened {happened.get(kind, 0)} times, at least {times} was expected")

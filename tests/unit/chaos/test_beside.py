@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from peers.chaos import container_faults, container_start
 from peers.chaos.containers import ContainerWorld
 from peers.chaos.engine import EngineError
-from peers.chaos.faults import Kill, Pause, Restart, Upgrade
+from peers.chaos.faults import Kill, Pause, Restart, Stop, Upgrade
 from tests.unit.chaos.worlds import Processes, contained
 
 
@@ -97,7 +99,7 @@ def test_who_is_upgraded_must_have_left_in_order(
     world, engine, _ = contained(tmp_path / "c", "a")
     begun: list[str] = []
     beside: list[Callable[[], object]] = []
-    monkeypatch.setattr(world, "begin", lambda peer, image: begun.append(peer.name))
+    monkeypatch.setattr(world, "begin", lambda peer: begun.append(peer.name))
     monkeypatch.setattr(world, "beside", beside.append)
     world.inflict(Upgrade("a", grace_s=0.0))
     if code is not None:
@@ -111,3 +113,44 @@ def test_who_is_upgraded_must_have_left_in_order(
     for told in (processes.world.problems(), world.problems()):
         assert len(told) == problems
         assert all("where 75 was expected" in problem for problem in told)
+
+
+@pytest.mark.parametrize("code", [75, 1])
+def test_who_was_told_to_leave_and_crashed_before_it_was_started_again_is_a_problem(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    processes = Processes(tmp_path, monkeypatch, "a")
+    processes.world.inflict(Stop(("a",), grace_s=30.0))
+    processes.end("a", code)
+    processes.world.inflict(Restart("a"))
+    problem = f"a had ended with {code}, and a strike does not explain that, when it was to be started again"
+    assert processes.world.problems() == ((problem,) if code == 1 else ())
+
+
+def test_who_was_upgraded_comes_back_as_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    world, engine, _ = contained(tmp_path, "a")
+    world.upgrade = "next"
+    begun: list[str] = []
+    monkeypatch.setattr(container_start, "begin", lambda world, peer, image: begun.append(image))
+    monkeypatch.setattr(world, "beside", lambda act: act())
+    engine.end(world.peers["a"].container, code=75)
+    monkeypatch.setattr(container_faults, "_running", lambda world, name: world.peers[name])
+    world.inflict(Upgrade("a", grace_s=0.0))
+    world.inflict(Restart("a"))
+    assert begun == ["next", "next"]
+
+
+def test_what_cannot_be_understood_is_told_once_and_the_rest_is_heard(tmp_path: Path) -> None:
+    world, _, _ = contained(tmp_path, "a")
+    heard: list[str] = []
+
+    def hear(name: str, kind: str, fields: Mapping[str, Any]) -> None:
+        heard.append(fields["reason"])
+
+    world.listen(hear)
+    line = '{"t": 1.0, "m": 1.0, "peer": "A", "incarnation": 1, "kind": "Draining", %s}\n'
+    world.log("a").write_text(line % '"why": "x"' + line % '"why": "x"' + line % '"reason": "y", "again": false')
+    world._look(world.peers["a"])
+    assert heard == ["y"]
+    (problem,) = world.problems()
+    assert "what a said was not understood: KeyError: 'reason'" in problem

@@ -91,6 +91,26 @@ def test_life_of_who_was_left_behind_after_a_pause_that_ends_with_another_strike
     assert told == [("cut off", 5.0, 8.0), ("ready", 8.0, 9.0), ("cut off", 9.0, 12.0), ("ready", 12.0, 20.0)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "ends", "over"),
+    [("disconnect", "heal", False), ("disconnect", "reconnect", True), ("partition", "heal", True)],
+)
+def test_life_of_who_is_cut_off_goes_on_with_what_ends_that(kind: str, ends: str, over: bool) -> None:
+    strikes = (Struck(5.0, kind, "x", ("host-0-1",)), Struck(8.0, ends, "y", ("host-0-1",)))
+    _, struck = _lives(strikes, FACTS[:4])
+    told = [(span.state, span.from_s, span.to_s) for span in struck.spans[2:]]
+    assert told == ([("cut off", 5.0, 8.0), ("ready", 8.0, 20.0)] if over else [("cut off", 5.0, 20.0)])
+
+
+def test_life_of_who_is_away_twice_at_once_goes_on_after_the_longer_time() -> None:
+    strikes = (Struck(5.0, "pause", "x", ("host-0-1",), 2.0), Struck(6.0, "pause", "y", ("host-0-1",), 5.0))
+    _, struck = _lives(strikes, FACTS[:4])
+    assert [(span.state, span.from_s, span.to_s) for span in struck.spans[2:]] == [
+        ("away", 5.0, 11.0),
+        ("ready", 11.0, 20.0),
+    ]
+
+
 def test_an_end_that_was_only_seen_ends_a_life() -> None:
     (_, gone) = lives(Evidence(FACTS[:4], ()), PLAYERS, (), {"host-0-1": [7.0]}, 20.0)
     assert (gone.spans[-1].state, gone.spans[-1].to_s) == ("ready", 7.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -360,6 +361,50 @@ def test_who_is_told_to_leave_may_leave_or_be_too_late_and_not_crash(
     outcome, _ = _play(world, _scenario(fault=[stop], until={"minutes": 0.01}))
     assert (outcome.problems == []) is kept
     assert [(end.struck, end.forced) for end in outcome.ends] == [(kept, forced)]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_who_is_still_leaving_when_it_is_started_again_was_forced(tmp_path: Path, leaves: bool) -> None:
+    stop = {**KILL, "do": "stop", "back_s": 0.5}
+    happens = {7: lambda world: world.end("host-0-1", 75)} if leaves else {}
+    world = MadeUpWorld(tmp_path, happens, steps=0)
+    outcome, _ = _play(world, _scenario(fault=[stop], until={"minutes": 0.01}))
+    assert outcome.problems == []
+    assert isinstance(world.done[-1][1], Restart)
+    (end,) = outcome.ends
+    assert (end.name, end.struck, end.forced, end.code) == ("host-0-1", True, not leaves, 75 if leaves else None)
+
+
+def test_who_crashes_as_the_time_is_over_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("peers.chaos.play.LOOK_AT_PEERS_S", 1e9)  # between two looks
+    world = MadeUpWorld(tmp_path, {8: lambda world: world.end("host-0-1", 1)}, steps=0)
+    outcome, _ = _play(world, _scenario(until={"minutes": 0.02}))
+    assert "host-0-1 ended with 1, which no strike explains" in outcome.problems[0]
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_what_broke_as_it_was_done_is_told_however_the_play_ends(tmp_path: Path, cut: bool) -> None:
+    class Broken(MadeUpWorld):
+        """Kills nobody."""
+
+        def inflict(self, fault: Fault) -> Iterable[str]:
+            raise OSError("the engine is gone")
+
+    def interrupt(world: MadeUpWorld) -> None:
+        raise Interrupted(2)
+
+    world = Broken(tmp_path, {8: interrupt} if cut else {}, steps=0)
+    after = {"do": "pause", "seconds": 1.0, "peers": ["host-0-0"], "on": {"event": "StepClosed", "after": "first"}}
+    scenario = _scenario(fault=[{**KILL, "label": "first"}, after], until={"minutes": 0.02})
+    cast = cast_of(scenario, Path("/run.toml"), {"sample": Path("/s"), "trainer-0": Path("/t")})
+    play = Play(scenario, cast, world, planned(scenario, cast), ())
+    with contextlib.suppress(Interrupted):
+        play.run(lambda line: None)
+    told = "\n".join(play.outcome.problems)
+    assert play.outcome.interrupted is cut
+    assert "a fault broke: first: OSError: the engine is gone" in told
+    assert ("pause-2: pause did not fire" in told) is not cut
+    assert "not over" not in told, "nobody waits for what cannot happen any more"
 
 
 def test_a_play_does_not_end_before_what_lasts_is_over(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ from peers.chaos.plan import FaultPlan, On, Strike
 from peers.chaos.processes import ProcessWorld, RealPeer, Started
 from peers.chaos.shaping import ShapedLinks, shaped
 from peers.chaos.world import PeerSpec
+from peers.interrupt import Interrupted
 from swarm.sim.links import LinkShape
 from tests.harness.expect import wait_until
 from tests.harness.faults_processes import newest
@@ -216,11 +217,28 @@ def test_links_are_commanded_and_what_needs_them_is_refused_without(tmp_path: Pa
         assert traffic.shape("b", "a").latency_s == 1.0
         world.inflict(CorruptBytes(("a", "b"), 2))
         assert links.proxy.spoils_left("a", "b") == 2
+        assert world.problems() == ("corrupt_bytes: too little passed from a to b to be spoilt",)
         world.inflict(Heal())
         assert not traffic.is_cut("a", "b")
         assert traffic.shape("a", "b") == LinkShape()
         world.inflict(SlowLinks(("a", "c"), ("b",), LinkShape(loss=0.1)))
         assert {traffic.shape("b", "c").loss, traffic.shape("a", "b").loss, traffic.shape("a", "c").loss} == {0.1, 0.0}
+
+
+class Cut(ProcessWorld):
+    """A first start that an interrupt cuts short."""
+
+    def run(self, peer: RealPeer, output: Path) -> Started:
+        raise Interrupted(signal.SIGINT)
+
+
+def test_a_world_whose_first_start_was_cut_short_is_cleared_away(tmp_path: Path) -> None:
+    """A peer is entered before it is begun."""
+    with pytest.raises(Interrupted), Cut(tmp_path) as world:
+        world.start(PeerSpec(name="a", role="stage", arguments=("join",)))
+    assert not world.alive("a")
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        world._starter.submit(print)
 
 
 def test_networks_are_who_can_call_whom(tmp_path: Path) -> None:

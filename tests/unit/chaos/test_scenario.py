@@ -113,6 +113,21 @@ def test_a_strike_for_many_is_one_and_a_strike_for_one_is_one_for_each() -> None
     assert (slow.strike.fault.shape.bytes_per_s, slow.strike.fault.shape.loss) == (1e6, 0.1)
 
 
+def test_bytes_are_spoilt_between_each_of_these_and_each_of_those() -> None:
+    entry = {"do": "corrupt_bytes", "peers": ["host-0-*"], "others": ["host-1-*"], "messages": 2, "at_s": 3}
+    scenario = _with(fault=[entry])
+    pairs = {one.strike.fault: one.strike.label for one in planned(scenario, _cast(scenario))}
+    assert len(pairs) == len(set(pairs.values())) == 4
+    assert faults.CorruptBytes(("host-0-1", "host-1-0"), 2) in pairs
+
+
+def test_limits_and_nat_are_of_regions_too() -> None:
+    swarm = {**SMALL["swarm"], "limit": [{"peer": "region:us", "cpus": 0.5}], "nat": ["region:us"]}
+    for member in _cast(_with(swarm=swarm)).members:
+        of_us = member.spec.region == "us"
+        assert (member.spec.cpus, member.spec.behind_nat) == ((0.5, True) if of_us else (None, False))
+
+
 def test_each_kind_of_fault_can_be_planned() -> None:
     keys: dict[str, Any] = {
         "peers": ["host-0-0"], "others": ["host-1-0"], "cpus": 0.5, "mib": 64, "factor": 2, "offset_s": -60, "count": 2,
@@ -157,6 +172,12 @@ def test_each_kind_of_fault_can_be_planned() -> None:
         ({"schedule": {"per_hour": 100, "kinds": {"explode": 1}}}, "schedule.kinds.explode"),
         ({"trace": {"speed": 2}}, "one of file and churn_per_minute"),
         ({"swarm": {"later": [{"name": "bootstrap"}]}}, "names that nobody else has"),
+        ({"swarm": {"limit": [{"peer": "region:us", "cpus": 1}]}}, "swarm.limit.0.peer"),
+        ({"swarm": {"limit": [{"peer": "hosts-*", "cpus": 1}]}}, "a peer of the scenario: bootstrap, host-0-0"),
+        ({"swarm": {"nat": ["host-9-*"]}}, "swarm.nat"),
+        ({"swarm": {"nat": ["*"]}}, "peers but bootstrap, by which the others join"),
+        ({"swarm": {"links": {"link": [{"from": "host-0-0", "to": "host-9", "loss": 0.1}]}}}, "swarm.links = 'host-9'"),
+        ({"swarm": {"links": {"machine": [{"peer": "hots-*", "up_mbit_per_s": 1}]}}}, "swarm.links = 'hots-*'"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_played_is_refused_by_key(keys: dict[str, Any], told: str) -> None:

@@ -18,9 +18,11 @@ def test_an_invariant_that_broke_is_told_in_words() -> None:
 
 
 def test_an_interrupted_play_is_judged_by_what_must_not_be_and_says_what_was_to_come() -> None:
-    expect = {"at_least": {"steps": 20}, "at_most": {"lost": 0}, "happened": {"CutOff": 1}, "looked_at": ["I14"]}
+    bars = {"at_least": {"steps": 20}, "at_most": {"lost": 0, "max_gap_s": 30}}
+    expect = {**bars, "happened": {"CutOff": 1}, "looked_at": ["I14"]}
     scenario = parse_scenario({"name": "a", "proves": "b", "until": {"minutes": 1}, "expect": expect}, "a.toml")
-    report, told = check(Evidence((), ()), Limits()), {"steps": 6, "lost": 1}
+    report, told = check(Evidence((), ()), Limits()), {"steps": 6, "lost": 1, "max_gap_s": None}
+    assert "max_gap_s is not measured, at most 30 was expected" in _not_reached(scenario, report, told, {})
     assert _broken(scenario, report, told) == ["lost is 1, at most 0 was expected"]
     assert len(_not_reached(scenario, report, told, {})) > 3
     cut = Judged(scenario, "processes", {}, None, (), (), (), (), interrupted=True, to_come="dead to strike")

@@ -13,10 +13,21 @@ def rules(links: Links, name: str) -> str:
 def test_partition_drops_what_comes_from_the_others_in_each_direction_asked_for() -> None:
     links = Links()
     links.part(["a"], ["b", "c"], both=False)
-    assert "-s 10.0.0.1,10.0.1.1 -j DROP" in rules(links, "b")
+    assert [f"-s {address} -j DROP" in rules(links, "b") for address in ADDRESSES["a"]] == [True, True]
     assert "DROP" not in rules(links, "a")
     links.part(["a"], ["b"], both=True)
     assert "-s 10.0.0.2 -j DROP" in rules(links, "a")
+
+
+def test_what_is_cut_stays_so_while_something_else_is_changed() -> None:
+    """The chain is never emptied first: it is put in place whole."""
+    links = Links()
+    links.part(["a"], ["b"], both=True)
+    links.shape(["c"], ["b"], LinkShape(loss=0.1))
+    told = [line for line in links.commands("b", ADDRESSES, ["eth0"]) if "DROP" in line]
+    assert len(told) == 1
+    assert "iptables-restore -w 5 --noflush" in told[0]
+    assert ":SWARM - [0:0]" in told[0]
 
 
 def test_mending_some_links_leaves_the_others() -> None:
@@ -25,10 +36,10 @@ def test_mending_some_links_leaves_the_others() -> None:
     links.part(["a"], ["b"], both=True, cause="second")
     links.shape(["b"], ["c"], LinkShape(loss=0.1), cause="third")
     links.mend("second")
-    assert "-s 10.0.0.1,10.0.1.1 -j DROP" in rules(links, "b"), "it is cut for another cause"
+    assert "-s 10.0.1.1 -j DROP" in rules(links, "b"), "it is cut for another cause"
     links.mend("third")
     assert "0.1000 -j DROP" not in rules(links, "b")
-    assert "-s 10.0.0.1,10.0.1.1 -j DROP" in rules(links, "c")
+    assert "-s 10.0.1.1 -j DROP" in rules(links, "c")
     links.mend()
     assert "DROP" not in "".join(rules(links, name) for name in "abc")
 
