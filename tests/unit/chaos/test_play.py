@@ -11,12 +11,16 @@ from typing import Any, Self
 import pytest
 
 from peers.chaos.cast import cast_of
-from peers.chaos.faults import CannotInflict, Fault, Kill, LimitMemory, Pause, Restart, Stop
+from peers.chaos.faults import CannotInflict, Fault, Kill, LimitMemory, Pause, Restart, Stop, Twin
+from peers.chaos.plan import FaultPlan, Fired, Strike
 from peers.chaos.play import Outcome, Play
 from peers.chaos.scenario import Scenario, parse_scenario
 from peers.chaos.schedule import Draw
 from peers.chaos.stamps import Stamps
-from peers.chaos.strikes import planned
+from peers.chaos.striker import Striker
+from peers.chaos.strikes import NEVER, planned
+from peers.chaos.timeline import Timeline
+from peers.chaos.watch import Watch
 from peers.chaos.world import PeerSpec
 from peers.interrupt import Interrupted
 
@@ -373,6 +377,19 @@ def test_who_is_still_leaving_when_it_is_started_again_was_forced(tmp_path: Path
     assert isinstance(world.done[-1][1], Restart)
     (end,) = outcome.ends
     assert (end.name, end.struck, end.forced, end.code) == ("host-0-1", True, not leaves, 75 if leaves else None)
+
+
+def test_of_two_with_one_key_one_may_give_up(tmp_path: Path) -> None:
+    scenario, world = _scenario(), MadeUpWorld(tmp_path)
+    cast = cast_of(scenario, Path("/run.toml"), {"sample": Path("/s"), "trainer-0": Path("/t")})
+    plan, watch = FaultPlan(world=world), Watch(world.stamps)
+    striker = Striker(scenario, cast, world, plan, watch, Timeline(lambda line: None, str))
+    strike = Strike("two", NEVER, Twin("host-0-1"))
+    plan.fired["two"] = Fired(strike, 1.0, ("host-0-1",), ("A",))
+    striker.note()
+    assert striker.excuses("host-0-1", 1)
+    striker.ended("host-0-1-twin", 2.0, 1)
+    assert not striker.excuses("host-0-1", 1)
 
 
 def test_who_crashes_as_the_time_is_over_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
