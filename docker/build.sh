@@ -8,4 +8,4 @@ set -euo pipefail
 engine=${ENGINE:-docker}
 BUILDX_BUILDER=$("$engine" context inspect --format '{{.Name}}' 2>/dev/null || echo default)
 export BUILDX_BUILDER
-{ "$engine" build --quiet "$@" 2>&1 >&3 | sed '/^DEPRECATED: The legacy builder/,/^$/d' >&2; } 3>&1
+exec "$engine" build --quiet "$@" 2> >(exec sed '/^DEPRECATED: The legacy builder/,/^$/d' >&2)

@@ -15,8 +15,8 @@ from swarm.sim.links import Links
 
 FOUNDER = "bootstrap"
 REGION = "region:"
-JOINER = "joiner-1"
-"""The first of those that a storm brings; they are like a stage host."""
+JOINER, TWIN = "joiner-", "-twin"
+"""How those are called that a storm brings, with their number behind it, and who has another's key, with its name."""
 ENDLESS = 1_000_000
 """Steps of a run that ends by the clock."""
 SMALL: Mapping[str, Mapping[str, Any]] = {
@@ -80,12 +80,14 @@ def cast_of(scenario: Scenario, manifest: Path, texts: Mapping[str, Path]) -> Ca
     if len(set(names)) != len(names):
         raise ConfigError("swarm.later", names, "names that nobody else has", "Choose others.")
     cast = Cast(tuple(members))
-    _check_patterns(cast, swarm)
+    _check_patterns(cast, scenario)
     return cast
 
 
-def _check_patterns(cast: Cast, swarm: SwarmSection) -> None:
-    """Raises ConfigError for a limit, or a place behind NAT, of nobody: the play would prove less than it says."""
+def _check_patterns(cast: Cast, scenario: Scenario) -> None:
+    """Raises ConfigError for a limit, a place behind NAT or a link of nobody: the play would prove less than it
+    says."""
+    swarm = scenario.swarm
     for number, limit in enumerate(swarm.limit):
         cast.chosen((limit.peer,), f"swarm.limit.{number}.peer")
     if FOUNDER in cast.chosen(swarm.nat, "swarm.nat"):
@@ -93,8 +95,10 @@ def _check_patterns(cast: Cast, swarm: SwarmSection) -> None:
         raise ConfigError("swarm.nat", list(swarm.nat), allowed, "Name others.")
     links = Links.parse(swarm.links)
     named = dict.fromkeys([name for one, other, _ in links.rules for name in (one, other)])
+    joiners = sum(fault.count or 1 for fault in scenario.fault if fault.do == "joiner_storm")
+    later = (*(f"{JOINER}{number + 1}" for number in range(joiners)), *(name + TWIN for name in cast.names))
     for pattern in (*named, *(name for name, _, _ in links.machines)):
-        if not any(fnmatchcase(name, pattern) for name in (*cast.names, JOINER)):
+        if not any(fnmatchcase(name, pattern) for name in (*cast.names, *later)):
             raise ConfigError("swarm.links", pattern, f"names of the scenario: {', '.join(cast.names)}", "Correct it.")
 
 

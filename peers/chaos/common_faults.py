@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from peers.chaos import faults
+from peers.chaos.cast import JOINER
 from peers.chaos.company import Company
 from peers.chaos.faults import CannotInflict, Fault
 
@@ -51,8 +52,8 @@ def _joiner_storm(world: Company[Any], fault: faults.JoinerStorm) -> Iterable[st
     if world.joiner is None:
         raise CannotInflict("no stage host was started yet: nothing says how joiners are started")
     joiner = world.joiner
-    first = sum(name.startswith("joiner-") for name in world.peers) + 1
-    names = [f"joiner-{number}" for number in range(first, first + fault.count)]
+    first = sum(name.startswith(JOINER) for name in world.peers) + 1
+    names = [f"{JOINER}{number}" for number in range(first, first + fault.count)]
     for name in names:
         world.start(replace(joiner, name=name, arguments=_as_joiner(joiner.arguments, name)))
     return names

@@ -103,7 +103,8 @@ class FaultPlan:
     labels that are not unique or not there.
 
     What fires is appended to ``faults.jsonl`` in the world's root, for the checkers. An error while a fault is
-    inflicted is kept for :meth:`assert_fired`: the peer whose event it was is not to blame.
+    inflicted is kept for :meth:`assert_fired`: the peer whose event it was is not to blame. ``about`` is told of each
+    just before it is done, in whatever thread. Once it is ``over``, no event sets anything off.
     """
 
     def __init__(self, *strikes: Strike, world: World) -> None:
@@ -119,10 +120,14 @@ class FaultPlan:
         self._seen = dict.fromkeys(labels, 0)
         self.fired: dict[str, Fired] = {}
         self.errors: list[tuple[str, Exception]] = []
+        self.about: Callable[[Fault, float], None] = lambda fault, wall: None
+        self.over = False
         self._writing = threading.Lock()
         world.listen(self._hear)
 
     def _hear(self, peer: str, kind: str, fields: Mapping[str, Any]) -> None:
+        if self.over:
+            return
         before = set(self.fired)  # a strike that this very event sets off does not let another count it
         for strike in self._strikes:
             on = strike.on
@@ -143,6 +148,7 @@ class FaultPlan:
     def strike_or_raise(self, strike: Strike) -> None:
         """The same for who knows what to do when the world refuses: nothing is kept for :meth:`assert_fired` then."""
         wall = self._world.wall()
+        self.about(strike.fault, wall)
         hit: tuple[str, ...] = strike.fault.victims
         try:
             hit = () if isinstance(strike.fault, Moment) else tuple(self._world.inflict(strike.fault))

@@ -116,10 +116,13 @@ class Play:
             raise
         finally:
             timeline.leaving(self._world.wall())
+            if striker is not None:
+                striker.rest()
             self._end()
             self._world.stop([name for name in self._up if self._world.alive(name)], GRACE_S)
             if striker is not None:
                 striker.note()  # a strike may have been under way
+                self._take_overtaken(striker)
                 self.outcome.problems += striker.broken()
         return self.outcome
 
@@ -172,6 +175,7 @@ class Play:
             striker.look(wall)
             self._look(striker)
             if until.steps and self.watch.step >= until.steps:
+                striker.rest()
                 self._leave()
                 return
             over = minutes is not None and wall - began >= minutes * 60
@@ -206,8 +210,7 @@ class Play:
     def _see(self, striker: Striker) -> None:
         """Who has ended since the last look, and who is here anew. Raises PlayFailed for one that nothing explains, at
         the second look."""
-        for name in striker.take_cut_short():
-            self.outcome.ends.append(End(self._world.wall(), name, None, struck=True, forced=True))
+        self._take_overtaken(striker)
         self._suspects = {name for name in self._suspects if not self._world.alive(name)}
         self._up |= {name for name in striker.started if self._world.alive(name)}
         self.outcome.started |= striker.started
@@ -224,6 +227,10 @@ class Play:
             self.outcome.ends.append(End(self._world.wall(), name, code, struck, forced))
             if not struck and not self._over():
                 raise PlayFailed(f"{name} ended with {code}, which no strike explains:\n{self._tail(name)}")
+
+    def _take_overtaken(self, striker: Striker) -> None:
+        for one in striker.take_overtaken():
+            self.outcome.ends.append(End(one.wall, one.name, one.code, one.struck, one.forced))
 
     def _over(self) -> bool:
         return bool(self._scenario.until.steps and self.watch.step >= self._scenario.until.steps)

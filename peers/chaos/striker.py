@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peers.chaos import faults
-from peers.chaos.cast import FOUNDER, Cast
+from peers.chaos.cast import FOUNDER, TWIN, Cast
 from peers.chaos.endings import CODES, KILLED
 from peers.chaos.faults import CannotInflict, Fault
 from peers.chaos.plan import FaultPlan, Fired, Strike
@@ -32,6 +32,18 @@ class _Timed:
     strike: Strike
 
 
+@dataclass(frozen=True, slots=True)
+class Overtaken:
+    """A peer was told to leave, and started again before anybody had seen its end: by then, with which code (None:
+    it had not), whether a strike explains that, and whether it was killed for its time was up."""
+
+    wall: float
+    name: str
+    code: int | None
+    struck: bool
+    forced: bool
+
+
 class Striker:
     """Called from the play's loop only. ``started`` are those whom a strike started."""
 
@@ -51,7 +63,8 @@ class Striker:
         self._awaited: set[str] = set()
         self._forgiven: set[str] = set()
         self.started: set[str] = set()
-        self._cut_short: list[str] = []
+        self._overtaken: list[Overtaken] = []
+        plan.about = self._about
         self._away: dict[str, float] = {}
         self._to_end: dict[str, Planned | None] = {}
         self._drawn = 0
@@ -68,29 +81,29 @@ class Striker:
         """Strike what is due, note what has struck."""
         self._now = wall
         for timed in [timed for timed in self._timed if timed.wall <= wall]:
-            if not self._ends_unseen(timed.strike.fault):
-                self._timed.remove(timed)
-                self._plan.strike(timed.strike)
+            self._timed.remove(timed)
+            self._plan.strike(timed.strike)
         self._draw(wall)
         self.note()
         self._awaited -= self._watch.ever_ready
         for name in self._watch.ever_ready & set(self._watch.holding) - self._leaving:
             self._excused.pop(name, None)
 
-    def _ends_unseen(self, fault: Fault) -> bool:
-        """Whether it would start somebody anew who was told to leave and whose end nobody has seen yet. Who has not
-        ended until then is cut short by it."""
-        if not isinstance(fault, faults.Restart) or fault.peer not in self._leaving:
-            return False
-        if not self._world.alive(fault.peer):
-            return True
-        self._cut_short.append(fault.peer)
-        return False
-
-    def take_cut_short(self) -> list[str]:
-        """Those since the last time that were told to leave and had not when they were started again."""
-        taken, self._cut_short = self._cut_short, []
+    def take_overtaken(self) -> list[Overtaken]:
+        """Those since the last time that were told to leave and started again before anybody had seen them end."""
+        taken, self._overtaken = self._overtaken, []
         return taken
+
+    def _about(self, fault: Fault, wall: float) -> None:
+        if isinstance(fault, faults.Restart) and fault.peer in self._leaving:
+            self._leaving.discard(fault.peer)
+            code = self._world.exit_code(fault.peer)
+            struck = code is None or code in CODES[faults.Stop]
+            self._overtaken.append(Overtaken(wall, fault.peer, code, struck, code is None or code in KILLED))
+
+    def rest(self) -> None:
+        """Nothing strikes any more: what is said from now on are farewells."""
+        self._plan.over = True
 
     def note(self) -> None:
         """Take note of what has struck since."""
@@ -115,8 +128,8 @@ class Striker:
     def ended(self, name: str, wall: float, code: int | None) -> None:
         """A peer was seen to have ended: who was killed for its memory is brought back from then on."""
         self._leaving.discard(name)
-        if name in self._forgiven:  # the other of the two goes on
-            self._forgiven -= {name, f"{name}-twin", name.removesuffix("-twin")}
+        if name in self._forgiven and code not in self._excused.get(name, set()):  # it gave up: the other goes on
+            self._forgiven -= {name, _other(name)}
         if name not in self._to_end or code not in KILLED:
             return
         one = self._to_end.pop(name)
@@ -224,8 +237,10 @@ class Striker:
             if isinstance(fault, faults.Stop):
                 self._leaving.add(name)
             if isinstance(fault, faults.Twin):  # which of the two goes on is theirs to say
-                self._forgiven |= {name, f"{name}-twin"}
-                self.started.add(f"{name}-twin")
+                self._forgiven |= {name, _other(name)}
+                self.started.add(_other(name))
+            if isinstance(fault, faults.Restart) and self._world.alive(_other(name)):
+                self._forgiven |= {name, _other(name)}
         if isinstance(fault, STARTING):
             self.started |= set(fired.peers)
             self._awaited |= set(fired.peers)
@@ -246,6 +261,11 @@ class Striker:
             keep = one.keep_disk or name == FOUNDER  # without its disk it would found another run
             strike = Strike(f"{BACK}{label}:{name}", NEVER, faults.Restart(name, keep))
             self._timed.append(_Timed(fired.wall + one.back_s, strike))
+
+
+def _other(name: str) -> str:
+    """The other one of two with one key."""
+    return name.removesuffix(TWIN) if name.endswith(TWIN) else name + TWIN
 
 
 def describe(fault: Fault, hit: Sequence[str]) -> str:

@@ -367,12 +367,15 @@ def test_who_is_told_to_leave_may_leave_or_be_too_late_and_not_crash(
     assert [(end.struck, end.forced) for end in outcome.ends] == [(kept, forced)]
 
 
+@pytest.mark.parametrize("at", ["a time", "an event"])
 @pytest.mark.parametrize("leaves", [True, False])
-def test_who_is_still_leaving_when_it_is_started_again_was_forced(tmp_path: Path, leaves: bool) -> None:
-    stop = {**KILL, "do": "stop", "back_s": 0.5}
+def test_who_is_still_leaving_when_it_is_started_again_was_forced(tmp_path: Path, leaves: bool, at: str) -> None:
+    stop = {**KILL, "do": "stop", **({"back_s": 0.5} if at == "a time" else {})}
+    back = {"do": "restart", "peers": ["host-0-1"], "on": {"event": "StepClosed", "where": {"step": 8}}}
     happens = {7: lambda world: world.end("host-0-1", 75)} if leaves else {}
     world = MadeUpWorld(tmp_path, happens, steps=0)
-    outcome, _ = _play(world, _scenario(fault=[stop], until={"minutes": 0.01}))
+    faults = [stop] if at == "a time" else [stop, back]
+    outcome, _ = _play(world, _scenario(fault=faults, until={"minutes": 0.02}))
     assert outcome.problems == []
     assert isinstance(world.done[-1][1], Restart)
     (end,) = outcome.ends
@@ -388,8 +391,16 @@ def test_of_two_with_one_key_one_may_give_up(tmp_path: Path) -> None:
     plan.fired["two"] = Fired(strike, 1.0, ("host-0-1",), ("A",))
     striker.note()
     assert striker.excuses("host-0-1", 1)
-    striker.ended("host-0-1-twin", 2.0, 1)
+    plan.fired["dead"] = Fired(Strike("dead", NEVER, Kill(("host-0-1",))), 2.0, ("host-0-1",), ("A",))
+    striker.note()
+    striker.ended("host-0-1", 3.0, -9)
+    assert striker.excuses("host-0-1", 1), "that was the kill: neither has given up yet"
+    striker.ended("host-0-1-twin", 4.0, 1)
     assert not striker.excuses("host-0-1", 1)
+    world.living.add("host-0-1")
+    plan.fired["back"] = Fired(Strike("back", NEVER, Restart("host-0-1-twin")), 5.0, ("host-0-1-twin",), ("A",))
+    striker.note()
+    assert striker.excuses("host-0-1-twin", 1), "the other runs"
 
 
 def test_who_crashes_as_the_time_is_over_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -422,6 +433,21 @@ def test_what_broke_as_it_was_done_is_told_however_the_play_ends(tmp_path: Path,
     assert "a fault broke: first: OSError: the engine is gone" in told
     assert ("pause-2: pause did not fire" in told) is not cut
     assert "not over" not in told, "nobody waits for what cannot happen any more"
+
+
+def test_farewells_strike_nobody(tmp_path: Path) -> None:
+    class Talkative(MadeUpWorld):
+        """The others close a step as they leave."""
+
+        def stop(self, names: Iterable[str], grace_s: float) -> None:
+            self.say("host-0-0", "CutOff", step=9, reason="")
+            super().stop(names, grace_s)
+
+    world = Talkative(tmp_path)
+    late = {**KILL, "on": {"event": "CutOff"}}
+    outcome, _ = _play(world, _scenario(fault=[late]))
+    assert world.done == []
+    assert ["did not fire" in problem for problem in outcome.problems] == [True]
 
 
 def test_a_play_does_not_end_before_what_lasts_is_over(tmp_path: Path) -> None:

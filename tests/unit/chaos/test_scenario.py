@@ -128,6 +128,14 @@ def test_limits_and_nat_are_of_regions_too() -> None:
         assert (member.spec.cpus, member.spec.behind_nat) == ((0.5, True) if of_us else (None, False))
 
 
+def test_links_are_of_latecomers_too() -> None:
+    links = {"machine": [{"peer": name, "up_mbit_per_s": 1} for name in ("joiner-2", "host-0-0-twin", "*-twin")]}
+    storm = {"do": "joiner_storm", "count": 2, "at_s": 3}
+    assert _cast(_with(swarm={**SMALL["swarm"], "links": links}, fault=[storm]))
+    with pytest.raises(ConfigError, match="joiner-2"):
+        _cast(_with(swarm={**SMALL["swarm"], "links": links}))
+
+
 def test_each_kind_of_fault_can_be_planned() -> None:
     keys: dict[str, Any] = {
         "peers": ["host-0-0"], "others": ["host-1-0"], "cpus": 0.5, "mib": 64, "factor": 2, "offset_s": -60, "count": 2,
