@@ -102,6 +102,11 @@ def _check_patterns(cast: Cast, scenario: Scenario) -> None:
             raise ConfigError("swarm.links", pattern, f"names of the scenario: {', '.join(cast.names)}", "Correct it.")
 
 
+def twin_of(name: str) -> str:
+    """The other one of two with one key."""
+    return name.removesuffix(TWIN) if name.endswith(TWIN) else name + TWIN
+
+
 def manifest_of(scenario: Scenario, preset: Mapping[str, Any]) -> dict[str, Any]:
     """The run's manifest as TOML has it: small, or the ``preset``'s, with what the scenario says in place."""
     swarm = scenario.swarm

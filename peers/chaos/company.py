@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from peers.chaos import faults
+from peers.chaos.cast import twin_of
 from peers.chaos.endings import CODES
 from peers.chaos.faults import CannotInflict, Fault
 from peers.chaos.holds import Holds
@@ -214,7 +215,7 @@ class Company(ABC, Generic[P]):
     def _check_struck(self, name: str) -> None:
         """Who is started again has ended as a strike on it explains, or not yet: a crash a moment before would be lost.
         Which of two with one key gives up is theirs to say, and how."""
-        if self.alive(name) or f"{name.removesuffix('-twin')}-twin" in self.peers:
+        if self.alive(name) or twin_of(name) in self.peers:
             return
         code, allowed = self.exit_code(name), self._struck.get(name, set())
         if code not in allowed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from peers.chaos import faults
 from peers.chaos.faults import Fault
@@ -21,3 +22,15 @@ CODES: Mapping[type[Fault], tuple[int, ...]] = {
     faults.Upgrade: (*LEFT, *KILLED),  # the world says what is wrong with the others
 }
 """After these faults; those of many peers are inflicted by way of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A peer's process or container ended: when, how (None: by the start that followed), and whether a strike is to
+    blame; ``forced``: it was told to leave, and killed when its time was up."""
+
+    wall: float
+    name: str
+    code: int | None
+    struck: bool
+    forced: bool = False

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from peers.chaos.faults import Fault, Moment
+from peers.interrupt import Interrupted
 from swarm.events import Event
 
 
@@ -149,13 +150,10 @@ class FaultPlan:
         """The same for who knows what to do when the world refuses: nothing is kept for :meth:`assert_fired` then."""
         wall = self._world.wall()
         self.about(strike.fault, wall)
-        hit: tuple[str, ...] = strike.fault.victims
         try:
             hit = () if isinstance(strike.fault, Moment) else tuple(self._world.inflict(strike.fault))
-        except Exception:
-            raise
-        except BaseException:  # an interrupt: who knows how much of it is done is to know of it
-            self._note(strike, wall, hit)
+        except Interrupted:  # nobody knows how much of it is done: the checkers are to know of it
+            self._note(strike, wall, strike.fault.victims)
             raise
         self._note(strike, wall, hit)
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peers.chaos.cast import FOUNDER, Cast
+from peers.chaos.endings import End
 from peers.chaos.faults import CannotInflict
 from peers.chaos.plan import FaultPlan
 from peers.chaos.scenario import Scenario
@@ -44,18 +45,6 @@ TAIL_LINES = 15
 
 class PlayFailed(SwarmError):
     """A play did not get where it should within its time, or a peer ended as no strike explains."""
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """A peer's process or container ended: when, how (None: by the start that followed), and whether a strike is to
-    blame; ``forced``: it was told to leave, and killed when its time was up."""
-
-    wall: float
-    name: str
-    code: int | None
-    struck: bool
-    forced: bool = False
 
 
 @dataclass(slots=True)
@@ -122,7 +111,7 @@ class Play:
             self._world.stop([name for name in self._up if self._world.alive(name)], GRACE_S)
             if striker is not None:
                 striker.note()  # a strike may have been under way
-                self._take_overtaken(striker)
+                self.outcome.ends += striker.take_overtaken()
                 self.outcome.problems += striker.broken()
         return self.outcome
 
@@ -210,7 +199,7 @@ class Play:
     def _see(self, striker: Striker) -> None:
         """Who has ended since the last look, and who is here anew. Raises PlayFailed for one that nothing explains, at
         the second look."""
-        self._take_overtaken(striker)
+        self.outcome.ends += striker.take_overtaken()
         self._suspects = {name for name in self._suspects if not self._world.alive(name)}
         self._up |= {name for name in striker.started if self._world.alive(name)}
         self.outcome.started |= striker.started
@@ -227,10 +216,6 @@ class Play:
             self.outcome.ends.append(End(self._world.wall(), name, code, struck, forced))
             if not struck and not self._over():
                 raise PlayFailed(f"{name} ended with {code}, which no strike explains:\n{self._tail(name)}")
-
-    def _take_overtaken(self, striker: Striker) -> None:
-        for one in striker.take_overtaken():
-            self.outcome.ends.append(End(one.wall, one.name, one.code, one.struck, one.forced))
 
     def _over(self) -> bool:
         return bool(self._scenario.until.steps and self.watch.step >= self._scenario.until.steps)

@@ -11,6 +11,7 @@ from itertools import product
 from typing import TYPE_CHECKING, Any
 
 from peers.chaos import faults, means
+from peers.chaos.cast import twin_of
 from peers.chaos.common_faults import COMMON
 from peers.chaos.faults import CannotInflict, Fault
 from peers.chaos.networks import APART
@@ -209,7 +210,7 @@ def _upgrade(world: ProcessWorld, fault: faults.Upgrade) -> Iterable[str]:
 def _twin(world: ProcessWorld, fault: faults.Twin) -> Iterable[str]:
     """A second peer ``<name>-twin``, with a copy of the first one's key."""
     peer = world.peers[fault.peer]
-    spec = replace(peer.spec, name=f"{peer.name}-twin")
+    spec = replace(peer.spec, name=twin_of(peer.name))
     means.copy_keys(peer.home, world.root / "homes" / spec.name)
     world.start(spec)
     return (fault.peer,)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peers.chaos import faults
-from peers.chaos.cast import FOUNDER, TWIN, Cast
-from peers.chaos.endings import CODES, KILLED
+from peers.chaos.cast import FOUNDER, Cast, twin_of
+from peers.chaos.endings import CODES, KILLED, End
 from peers.chaos.faults import CannotInflict, Fault
 from peers.chaos.plan import FaultPlan, Fired, Strike
 from peers.chaos.scenario import Scenario
@@ -32,18 +32,6 @@ class _Timed:
     strike: Strike
 
 
-@dataclass(frozen=True, slots=True)
-class Overtaken:
-    """A peer was told to leave, and started again before anybody had seen its end: by then, with which code (None:
-    it had not), whether a strike explains that, and whether it was killed for its time was up."""
-
-    wall: float
-    name: str
-    code: int | None
-    struck: bool
-    forced: bool
-
-
 class Striker:
     """Called from the play's loop only. ``started`` are those whom a strike started."""
 
@@ -63,7 +51,7 @@ class Striker:
         self._awaited: set[str] = set()
         self._forgiven: set[str] = set()
         self.started: set[str] = set()
-        self._overtaken: list[Overtaken] = []
+        self._overtaken: list[End] = []
         plan.about = self._about
         self._away: dict[str, float] = {}
         self._to_end: dict[str, Planned | None] = {}
@@ -89,7 +77,7 @@ class Striker:
         for name in self._watch.ever_ready & set(self._watch.holding) - self._leaving:
             self._excused.pop(name, None)
 
-    def take_overtaken(self) -> list[Overtaken]:
+    def take_overtaken(self) -> list[End]:
         """Those since the last time that were told to leave and started again before anybody had seen them end."""
         taken, self._overtaken = self._overtaken, []
         return taken
@@ -99,7 +87,7 @@ class Striker:
             self._leaving.discard(fault.peer)
             code = self._world.exit_code(fault.peer)
             struck = code is None or code in CODES[faults.Stop]
-            self._overtaken.append(Overtaken(wall, fault.peer, code, struck, code is None or code in KILLED))
+            self._overtaken.append(End(wall, fault.peer, code, struck, code is None or code in KILLED))
 
     def rest(self) -> None:
         """Nothing strikes any more: what is said from now on are farewells."""
@@ -129,7 +117,7 @@ class Striker:
         """A peer was seen to have ended: who was killed for its memory is brought back from then on."""
         self._leaving.discard(name)
         if name in self._forgiven and code not in self._excused.get(name, set()):  # it gave up: the other goes on
-            self._forgiven -= {name, _other(name)}
+            self._forgiven -= {name, twin_of(name)}
         if name not in self._to_end or code not in KILLED:
             return
         one = self._to_end.pop(name)
@@ -237,10 +225,10 @@ class Striker:
             if isinstance(fault, faults.Stop):
                 self._leaving.add(name)
             if isinstance(fault, faults.Twin):  # which of the two goes on is theirs to say
-                self._forgiven |= {name, _other(name)}
-                self.started.add(_other(name))
-            if isinstance(fault, faults.Restart) and self._world.alive(_other(name)):
-                self._forgiven |= {name, _other(name)}
+                self._forgiven |= {name, twin_of(name)}
+                self.started.add(twin_of(name))
+            if isinstance(fault, faults.Restart) and self._world.alive(twin_of(name)):
+                self._forgiven |= {name, twin_of(name)}
         if isinstance(fault, STARTING):
             self.started |= set(fired.peers)
             self._awaited |= set(fired.peers)
@@ -261,11 +249,6 @@ class Striker:
             keep = one.keep_disk or name == FOUNDER  # without its disk it would found another run
             strike = Strike(f"{BACK}{label}:{name}", NEVER, faults.Restart(name, keep))
             self._timed.append(_Timed(fired.wall + one.back_s, strike))
-
-
-def _other(name: str) -> str:
-    """The other one of two with one key."""
-    return name.removesuffix(TWIN) if name.endswith(TWIN) else name + TWIN
 
 
 def describe(fault: Fault, hit: Sequence[str]) -> str:

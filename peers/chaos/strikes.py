@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from peers.chaos import faults
-from peers.chaos.cast import FOUNDER, Cast
+from peers.chaos.cast import FOUNDER, JOINER, TWIN, Cast
 from peers.chaos.faults import Fault
 from peers.chaos.plan import On, Strike
 from peers.chaos.scenario import FaultEntry, Scenario, When
 from swarm.errors import ConfigError
 from swarm.sim.links import LinkShape
 
-_LATECOMER = re.compile(r"joiner-\d+|.+-twin")
+_LATECOMER = re.compile(rf"{JOINER}\d+|.+{TWIN}")
 NEVER = On("PeerStopped", where={"reason": lambda _: False})
 """For strikes whose moment is a time."""
 
@@ -81,8 +81,8 @@ def _faults(entry: FaultEntry, cast: Cast, key: str) -> Iterator[Fault]:
         raise ConfigError(f"{key}.others", sorted(overlap), "peers that are not among peers too", "Leave them out.")
     if (make := _OF_MANY.get(entry.do)) is not None:
         yield make(entry, peers, others)
-    elif entry.do == "corrupt_bytes":
-        yield from (faults.CorruptBytes(pair, entry.messages) for pair in itertools.product(peers, others))
+    elif (make_one := _OF_PAIRS.get(entry.do)) is not None:
+        yield from (make_one(entry, pair) for pair in itertools.product(peers, others))
     else:
         yield from (_OF_ONE[entry.do](entry, name) for name in peers)
 
@@ -111,6 +111,9 @@ _OF_MANY: Mapping[str, Callable[[FaultEntry, Names, Names], Fault]] = {
     "disconnect": lambda entry, peers, others: faults.Disconnect(peers, entry.network, entry.seconds),
     "reconnect": lambda entry, peers, others: faults.Reconnect(peers, entry.network),
     "joiner_storm": lambda entry, peers, others: faults.JoinerStorm(entry.count or 1),
+}
+_OF_PAIRS: Mapping[str, Callable[[FaultEntry, tuple[str, str]], Fault]] = {
+    "corrupt_bytes": lambda entry, pair: faults.CorruptBytes(pair, entry.messages),
 }
 _OF_ONE: Mapping[str, Callable[[FaultEntry, str], Fault]] = {
     "kill_daemon": lambda entry, peer: faults.KillDaemon(peer),

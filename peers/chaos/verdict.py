@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peers.chaos.endings import End
 from peers.chaos.figures import Closing, Number, Played, by_kind, closings, figures, missed
 from peers.chaos.lives import Life, Player, Struck, lives
-from peers.chaos.play import End, Outcome
+from peers.chaos.play import Outcome
 from peers.chaos.scenario import Scenario
 from peers.chaos.world import PlayWorld
 from peers.invariants.check import CHECKERS, USUAL, Report, check, meaning
@@ -84,8 +85,10 @@ def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequen
         told = figures(Played(evidence=there, report=report, strikes=strikes, lives=life,
                               stages=scenario.swarm.stages, deaths=deaths, forced=forced, ended=outcome.ended,
                               by_clock=outcome.by_clock))  # fmt: skip
-    problems = [*outcome.problems, *([] if report is None else _broken(scenario, report, told))]
-    if report is None and not outcome.interrupted:
+    problems = list(outcome.problems)
+    if report is not None:
+        problems += _broken(scenario, report, told)
+    elif not outcome.interrupted:
         problems.append("no peer left any event: there is nothing to judge by")
     if report is not None and not outcome.interrupted:
         problems += _not_reached(scenario, report, told, outcome.happened)
