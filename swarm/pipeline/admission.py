@@ -29,14 +29,14 @@ class Places:
 
 
 class Admission:
-    """One replica's rules for the open step. ``full`` says that the queue takes no more forwards."""
+    """One replica's rules for the open step. ``full`` says that the queue takes no more forwards of a step."""
 
     def __init__(
         self,
         settings: StageSettings,
         context: StageContext,
         passages: Passages,
-        full: Callable[[], bool],
+        full: Callable[[int], bool],
         places: Places,
     ) -> None:
         self._settings, self._context, self._passages, self._full = settings, context, passages, full
@@ -85,12 +85,14 @@ class Admission:
     def _downstream(self, microbatch: MicrobatchId, route: tuple[str, ...]) -> str:
         return microbatch.trainer if self._settings.last else route[self._settings.stage + 1]
 
-    def _room(self, known: Passage | None) -> float:
-        """Until when there is a place for it. Raises Busy when it has none and all are taken."""
-        now = self._context.clock.monotonic()
+    def _room(self, step: int, known: Passage | None) -> float:
+        """Until when there is a place for it. Raises Busy when it has none and all are taken by what may still go on.
+        What comes ahead of its step takes no place from the open one's."""
+        now, most = self._context.clock.monotonic(), self._settings.max_under_way
         if known is None or not known.under_way(now):
-            under_way = self._passages.under_way(now)
-            if under_way >= self._settings.max_under_way:
+            under_way = self._passages.under_way(step, now)
+            full = under_way >= (most if step == self.step else max(1, most // 2))
+            if full and not self._passages.give_way(step, now):
                 raise Busy(f"{under_way} microbatches under way")
         return now + self._settings.send_timeout_s
 
@@ -116,9 +118,9 @@ class Admission:
             return  # the trainer asks again, or a neighbour that was replaced by this attempt: it is known to us
         if known is not None and known.forward_attempt >= body.attempt:
             raise Refused("this microbatch is already on its way here")
-        if self._full():
+        if self._full(body.step):
             raise Busy("the queue is full")
-        expires = self._room(known)
+        expires = self._room(body.step, known)
         passage = self._passages.note(body, body.route)
         passage.forward_attempt, passage.expires = body.attempt, expires
 
@@ -131,7 +133,7 @@ class Admission:
         if payload_bytes != expected:
             raise Violation(f"targets of {payload_bytes} bytes where {expected} are expected", peer=caller)
         known = self._passages.find(body.step, body.microbatch)
-        ahead = sum(passage.forward_attempt < 0 for passage in self._passages)
+        ahead = sum(passage.ahead for passage in self._passages)
         if known is None and ahead >= self._settings.max_ahead:
             raise Busy(f"{ahead} targets wait for their microbatch")
 
@@ -150,7 +152,7 @@ class Admission:
         known = self._passages.find(body.step, body.microbatch)
         if known is not None and (known.accumulated or known.gradient is not None):
             return  # it is told again, and this payload is not kept
-        expires = self._room(known)
+        expires = self._room(body.step, known)
         passage = self._passages.note(body, body.route)
         passage.expires = max(passage.expires, expires)
 
@@ -172,7 +174,7 @@ class Admission:
             raise Refused(f"this is stage {self._settings.stage}, not {body.hop}")
         known = self._passages.find(body.step, body.microbatch)
         if known is None or not known.accumulated:
-            self._room(known)
+            self._room(body.step, known)
 
     def recall(self, caller: PeerId, body: Recall) -> None:
         """A neighbour on the route wants its tensor again. Its step must be open: the parameters are the step's."""

@@ -21,6 +21,10 @@ class Poisoned(Exception):
     """The microbatch cannot be computed, whoever tries: it is to be set aside. Handled by the trainer."""
 
 
+class OwnFailure(Poisoned):
+    """It cannot be computed by its trainer's own part. One after the other: something is wrong with that."""
+
+
 class Blame:
     """What went wrong on one journey, by stage. Being busy, or a step ahead or behind, is no fault."""
 

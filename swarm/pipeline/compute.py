@@ -144,20 +144,20 @@ class StageCompute:
         return self.part.microbatches
 
     def forward(self, payload: Payload, seed: int, *, first: bool) -> tuple[memoryview, Graph]:
-        """Input bytes → output bytes and the graph."""
+        """Input bytes → output bytes and the graph. Raises Violation for an output that is not finite."""
         output, graph = self.part.forward(self._input(payload, first), seed=seed)
-        return self._specs.codec.encode(output), graph
+        return self._encode(output, "output"), graph
 
     def output(self, payload: Payload, seed: int, *, first: bool) -> memoryview:
-        """Input bytes → output bytes again, without a graph."""
-        return self._specs.codec.encode(self.part.forward(self._input(payload, first), seed=seed, graph=False)[0])
+        """Input bytes → output bytes again, without a graph. Raises as :meth:`forward`."""
+        return self._encode(self.part.forward(self._input(payload, first), seed=seed, graph=False)[0], "output")
 
     def contribute(self, material: Material, graph: Graph | None, sender: PeerId | None) -> Contributed:
         """Both directions, or the way back only where there is a ``graph``; the microbatch is in the open step
         afterwards, once, whether it was before or not.
 
-        Raises Violation, having added nothing, for a non-finite gradient or one of ``sender`` that the norm gate
-        refuses, and WrongStep when the step has been closed meanwhile.
+        Raises Violation, having added nothing, for a gradient that is not finite, theirs or ours, or one of ``sender``
+        that the norm gate refuses, and WrongStep when the step has been closed meanwhile.
         """
         _check_step(self.part, material.step)
         if sender is not None and material.gradient is not None:
@@ -194,8 +194,13 @@ class StageCompute:
         else:
             raise BugError("a backward was asked for without a gradient or targets")
         grad_input, gradients = self.part.backward(graph, gradient)
-        encoded = None if grad_input is None else self._specs.codec.encode(grad_input)
+        encoded = None if grad_input is None else self._encode(grad_input, "gradient of the input")
         return Contributed(encoded, loss_sum, tokens), gradients
+
+    def _encode(self, tensor: torch.Tensor, what: str) -> memoryview:
+        """What is not finite is refused by whoever gets it, who would then be blamed for it."""
+        _check_finite(tensor, what)
+        return self._specs.codec.encode(tensor)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,6 +230,7 @@ class EndsCompute:
     def embed(self, tokens: torch.Tensor, seed: int) -> tuple[memoryview, Graph]:
         """Token ids → activation bytes for the first stage."""
         hidden, graph = self.part.embed(tokens.to(self._device), seed=seed)
+        _check_finite(hidden, "embedding")
         return self._specs.codec.encode(hidden), graph
 
     def loss(self, payload: Payload, targets: torch.Tensor) -> tuple[float, int, memoryview, Gradients]:
@@ -232,6 +238,7 @@ class EndsCompute:
         hidden = self._specs.codec.decode(payload, self._specs.activation, check_finite=True).to(self._device)
         loss_sum, tokens, grad_hidden, gradients = self.part.loss(hidden, targets.to(self._device))
         _check_loss(loss_sum)
+        _check_finite(grad_hidden, "gradient of the loss")
         return loss_sum, tokens, self._specs.codec.encode(grad_hidden), gradients
 
     def finish(
@@ -268,6 +275,11 @@ class EndsCompute:
 def _check_loss(loss_sum: float) -> None:
     if not math.isfinite(loss_sum):
         raise Violation(f"the loss is {loss_sum}")
+
+
+def _check_finite(tensor: torch.Tensor, what: str) -> None:
+    if not bool(torch.isfinite(tensor).all()):
+        raise Violation(f"the {what} is not finite")
 
 
 def _check_step(part: StagePart | EndsPart, step: int) -> None:

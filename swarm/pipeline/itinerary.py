@@ -122,10 +122,6 @@ class Itinerary:
             for later in self.hops[at:]:
                 later.forwarded, later.due = False, None
 
-    def repeat(self) -> None:
-        """A new attempt along the same route."""
-        self.attempt += 1
-
     def lost(self, peer: PeerId) -> list[int]:
         """A replica is gone with what it held. Returns the hops that have to be done again, or whose turn it has: a hop
         that it handed on is not missed before the way back."""
@@ -149,10 +145,6 @@ class Itinerary:
     def next_due(self) -> float | None:
         """When the first turn ends; None while nothing is awaited."""
         return min((hop.due for hop in self.hops if hop.due is not None), default=None)
-
-    def waiting(self) -> list[int]:
-        """The hops that are not done."""
-        return [at for at in range(len(self.hops)) if not self.done(at)]
 
     def _name(self, at: int, peer: PeerId) -> None:
         """The replica that answered is the one on the route."""

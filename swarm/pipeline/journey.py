@@ -19,7 +19,7 @@ from swarm.events import EventSink
 from swarm.ids import JourneyKey, PeerId, RunId
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Endpoint, Payload
-from swarm.pipeline.blame import Poisoned
+from swarm.pipeline.blame import OwnFailure, Poisoned
 from swarm.pipeline.compute import EndsCompute
 from swarm.pipeline.itinerary import Receipt
 from swarm.pipeline.kept import Kept
@@ -145,6 +145,7 @@ class Journey:
         self._cargo.gradient = self._kept.loss_gradient = gradient
         self._repair.turn_back()
         await self._until(lambda: self._way.complete)
+        self._repair.rest()
         returned = self._kept.gradient
         assert returned is not None  # noqa: S101 - home is set with it
         place = (self._step, batch.id)
@@ -168,7 +169,7 @@ class Journey:
             except SwarmError:
                 raise
             except Exception as error:  # as for a replica: one microbatch
-                raise Poisoned(f"the loss cannot be computed: {type(error).__name__}: {error}") from error
+                raise OwnFailure(f"the loss cannot be computed: {type(error).__name__}: {error}") from error
             self._kept.output = output
             self._repair.blame.answered(last, self._way.hops[last].replica)
             return result
@@ -189,7 +190,7 @@ class Journey:
         except SwarmError:
             raise
         except Exception as error:  # as for a replica: one microbatch
-            raise Poisoned(f"the trainer's own part: {type(error).__name__}: {error}") from error
+            raise OwnFailure(f"the trainer's own part: {type(error).__name__}: {error}") from error
 
     async def _until(self, done: Callable[[], bool]) -> None:
         """Wait for mail, meanwhile repairing what breaks."""

@@ -11,8 +11,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, StringConstraints
 
-from swarm.ids import JourneyKey, MicrobatchId
-from swarm.schema import AfterField, Count, Finite, Message, PeerIdField
+from swarm.ids import JourneyKey
+from swarm.schema import AfterField, Count, Finite, Message, MicrobatchField, PeerIdField
 
 StageField = Annotated[int, Field(ge=0, lt=1024)]
 Attempt = Annotated[int, Field(ge=0, lt=1 << 16)]
@@ -27,7 +27,7 @@ class JourneyMessage(Message):
     """Part of one microbatch's journey."""
 
     step: Count
-    microbatch: MicrobatchId
+    microbatch: MicrobatchField
     attempt: Attempt
     after: AfterField = ""
 
@@ -85,7 +85,7 @@ class Recall(Message):
     its input. The answer's payload is the tensor, wire-encoded."""
 
     step: Count
-    microbatch: MicrobatchId
+    microbatch: MicrobatchField
     after: AfterField = ""
     route: Route
     hop: StageField
@@ -97,7 +97,7 @@ class TrainerRecall(Message):
     output, or for hosted ``targets``."""
 
     step: Count
-    microbatch: MicrobatchId
+    microbatch: MicrobatchField
     after: AfterField = ""
     route: Route
     what: TrainerWhat

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -11,6 +12,11 @@ from swarm.network.protocols import Payload
 from swarm.pipeline.compute import Graph
 from swarm.pipeline.messages import JourneyMessage
 from swarm.pipeline.retention import Retained, Retention, payload_bytes
+from swarm.planning.deadlines import AdaptiveDeadline
+
+logger = logging.getLogger(__name__)
+STAY_FLOOR_S, STAY_CEILING_S = 30.0, 300.0
+"""Bounds on how long a microbatch may wait here before it makes room for others; until any was measured the second."""
 
 
 @dataclass(slots=True, eq=False)
@@ -20,7 +26,8 @@ class Passage:
     ``forward_attempt`` is that of the admitted forward; ``begun`` says that its payload came, until ``expires`` it, or
     a gradient's, still may. ``input``, ``targets`` and ``gradient`` (of the output) are what the replica received: from
     them it can compute everything again. ``graph`` and ``output`` spare that between forward and backward. ``adopting``
-    and ``queued_back`` say that the contribution is being prepared, ``in_use`` how many are computing with it.
+    and ``queued_back`` say that the contribution is being prepared, ``in_use`` how many are computing with it;
+    ``taken_out`` that it was added once and taken out again.
     """
 
     key: JourneyKey
@@ -39,6 +46,7 @@ class Passage:
     adopting: bool = False
     in_use: int = 0
     accumulated: bool = False
+    taken_out: bool = False
     loss_sum: float = 0.0
     tokens: int = 0
 
@@ -55,13 +63,27 @@ class Passage:
     @property
     def complete(self) -> bool:
         """See :class:`~swarm.pipeline.retention.Retained`."""
-        return self.accumulated
+        return self.accumulated or (self.taken_out and not self._worked_on)
+
+    @property
+    def ahead(self) -> bool:
+        """Whether only its targets are here."""
+        return self.targets is not None and self.forward_attempt < 0 and not (self.accumulated or self._worked_on)
+
+    @property
+    def _worked_on(self) -> bool:
+        return self.begun or self.adopting or self.in_use > 0
 
     def under_way(self, now: float) -> bool:
         """Whether it takes up one of the replica's places: it is worked on, holds a tensor or may soon. Targets that
         came ahead are counted apart."""
-        holds = self.input is not None or self.gradient is not None
+        holds = not self.taken_out and (self.input is not None or self.gradient is not None)
         return not self.accumulated and (self.begun or self.adopting or holds or now < self.expires)
+
+    def idle(self, before: float) -> bool:
+        """Whether nothing is done with it, and nothing of it came since then."""
+        waits = not (self.accumulated or self.queued_back or self.adopting or self.in_use)
+        return waits and max(self.arrived, self.expires) < before
 
     def clear(self) -> None:
         """Let go of everything large."""
@@ -69,11 +91,13 @@ class Passage:
 
 
 class Passages:
-    """All passages of one replica, by (step, microbatch), and the budget for what they retain."""
+    """All passages of one replica, by (step, microbatch), and the budget for what they retain. ``stay`` is how long one
+    waits here for its gradient, as it was with others."""
 
     def __init__(self, budget_bytes: int, dropped: Callable[[Passage, int], None]) -> None:
         self._known: dict[tuple[int, MicrobatchId], Passage] = {}
         self._after = ""
+        self.stay = AdaptiveDeadline(floor_s=STAY_FLOOR_S, ceiling_s=STAY_CEILING_S)
 
         def tell(retained: Retained, size: int) -> None:
             if isinstance(retained, Passage):
@@ -95,9 +119,22 @@ class Passages:
         """Whether it is still wanted: its step is open and it was not given up."""
         return self._known.get(passage.index) is passage
 
-    def under_way(self, now: float) -> int:
-        """How many places are taken."""
-        return sum(passage.under_way(now) for passage in self._known.values())
+    def under_way(self, step: int, now: float) -> int:
+        """How many places of that step are taken."""
+        return sum(one.key.step == step and one.under_way(now) for one in self)
+
+    def give_way(self, step: int, now: float) -> bool:
+        """Forget the microbatch of that step which has waited for longest, if it is longer than any should: whose
+        trainer is gone, or has gone on without us and could not say so. Nothing is lost: who still wants it brings the
+        gradient, and the input is fetched. False when there is none."""
+        before = now - self.stay.seconds()
+        idle = [one for one in self if one.key.step == step and one.under_way(now) and one.idle(before)]
+        if not idle:
+            return False
+        oldest = min(idle, key=lambda one: one.arrived)
+        logger.info("step %d, microbatch %s makes room: nothing came of it for too long", *oldest.index)
+        self.drop(oldest)
+        return True
 
     def note(self, body: JourneyMessage, route: tuple[str, ...]) -> Passage:
         """The passage, made where there is none; a higher attempt brings its route. Raises Refused for an attempt that

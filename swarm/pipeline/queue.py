@@ -11,7 +11,7 @@ Kind = Literal["backward", "forward"]
 
 
 class WorkQueue(Generic[T]):
-    """A bounded, pure priority queue.
+    """A pure priority queue, bounded for each step.
 
     Backward work frees a graph and brings a microbatch home, so it goes first and is never refused: it was paid for
     when its forward was admitted. Forward work of the next step may wait here while the open one is being closed.
@@ -22,10 +22,10 @@ class WorkQueue(Generic[T]):
         self._ticket = count()
         self._heaps: dict[Kind, list[tuple[int, int, T]]] = {"backward": [], "forward": []}
 
-    @property
-    def full(self) -> bool:
-        """Whether another forward would be refused."""
-        return len(self._heaps["forward"]) >= self._max_forward
+    def full(self, step: int) -> bool:
+        """Whether another forward of that step would be refused: what comes ahead of its step takes no place from the
+        open one's. O(n)."""
+        return sum(of_step == step for of_step, _, _ in self._heaps["forward"]) >= self._max_forward
 
     def __len__(self) -> int:
         return sum(len(heap) for heap in self._heaps.values())
@@ -47,12 +47,9 @@ class WorkQueue(Generic[T]):
         for heap in self._heaps.values():
             heap.clear()
 
-    def drop_before(self, step: int) -> list[T]:
-        """Remove and return what belongs to steps before ``step``."""
-        dropped: list[T] = []
+    def drop_before(self, step: int) -> None:
+        """Forget what belongs to steps before ``step``."""
         for kind, heap in self._heaps.items():
-            dropped += [item for item_step, _, item in heap if item_step < step]
             kept = [entry for entry in heap if entry[0] >= step]
             heapq.heapify(kept)
             self._heaps[kind] = kept
-        return dropped

@@ -95,7 +95,8 @@ class Repair:
         self._drives: dict[int, asyncio.Task[None]] = {}
         self._later: list[tuple[int, PeerId, PeerError | None]] = []
         self._broken: BaseException | None = None
-        self._blocked: list[tuple[PeerId, Blocked]] = []
+        self._over = False
+        self._blocked: dict[tuple[PeerId, int, Direction], Blocked] = {}
         self._tried: dict[int, set[PeerId]] = defaultdict(set)
         self._patience: dict[int, Patience] = {}
         self._nudged: set[int] = set()
@@ -118,9 +119,14 @@ class Repair:
             self._start(self.way.last, None)
         self._wake()
 
+    def rest(self) -> None:
+        """Everything is here: nobody is called any more, and no late answer changes the route."""
+        self._over = True
+        self._stop_drives()
+
     def close(self) -> None:
         """The journey is over: stop, and tell those whose work is not needed."""
-        self._stop_drives()
+        self.rest()
         for at, hop in enumerate(self.way.hops):
             for peer in hop.named - {hop.replica} - set(hop.receipts) - set(self._context.gone()):
                 self._escort.spawn(self._courier.drop(at, peer, self.way.attempt, 5.0))
@@ -148,8 +154,8 @@ class Repair:
         for at, peer, error in later:
             if self.way.hops[at].replica == peer and not self.way.done(at):
                 self._start(at, error)
-        waiting, self._blocked = self._blocked, []
-        for caller, blocked in waiting:
+        waiting, self._blocked = self._blocked, {}
+        for (caller, _, _), blocked in waiting.items():
             self._on_blocked(caller, blocked)
         for at in self.way.overdue(now, self._context.silence):
             self._on_overdue(at)
@@ -163,8 +169,8 @@ class Repair:
             self._start(at, Unreachable(reason, peer=peer))
 
     def blocked(self, caller: PeerId, body: Blocked) -> None:
-        """A replica could not go on, or could not hand on. Looked at in turn."""
-        self._blocked.append((caller, body))
+        """A replica could not go on, or could not hand on. Looked at in turn; of what one says of a hop the newest."""
+        self._blocked[caller, body.hop, body.direction] = body
         self._wake()
 
     def awaits(self, at: int, work: Work) -> None:
@@ -184,7 +190,7 @@ class Repair:
     def _on_blocked(self, caller: PeerId, body: Blocked) -> None:
         back = body.direction == "backward"
         if back and not self.way.back:
-            self._blocked.append((caller, body))  # hosted: the receipt of the last stage is still to come
+            self._blocked[caller, body.hop, body.direction] = body  # hosted: the last stage's receipt is still to come
             return
         if not back and self.way.back:
             return
@@ -264,6 +270,8 @@ class Repair:
     def _start(self, at: int, error: PeerError | None) -> None:
         """Have a hop done: by another replica where there is an ``error``. On the way out one hop at a time is driven;
         what comes meanwhile is looked at when that has ended."""
+        if self._over:
+            return
         if self._driving(at):
             self._later.append((at, self.way.hops[at].replica, error))
             return
@@ -286,6 +294,7 @@ class Repair:
             if error is not None and not await self._replace(at, error, "forward"):
                 return
             within_s = self._begin(at, "forward")
+            asked = self.way.hops[max(0, at - 1)].replica  # by the time that it fails another may have taken the hop
             try:
                 if at == 0:
                     await self._courier.forward(self.cargo.first, within_s)
@@ -296,7 +305,7 @@ class Repair:
                 self._failed_call(at, failure)
                 at, error = max(0, at - 1), failure  # who was asked to send again is not there, or has nothing to send
                 self.way.hops[at].forwarded = False
-                self.blame.on(at, self.way.hops[at].replica, failure)
+                self.blame.on(at, asked, failure)
         self._escort.spawn(self._supply())
 
     async def _supply(self) -> None:
@@ -318,6 +327,7 @@ class Repair:
             if error is not None and not await self._replace(at, error, "backward"):
                 return
             within_s = self._begin(at, "backward" if first_time else "adopt")
+            asked = self.way.hops[at].replica
             try:
                 if self.cargo.gradient is not None and at == self.way.last and (first_time or error is not None):
                     await self._courier.backward(self.cargo.gradient, within_s)
@@ -326,7 +336,7 @@ class Repair:
                 return
             except PeerError as failure:
                 self._failed_call(at, failure)
-                self.blame.on(at, self.way.hops[at].replica, failure)
+                self.blame.on(at, asked, failure)
                 first_time, error = False, failure
 
     def _failed_call(self, at: int, failure: PeerError) -> None:

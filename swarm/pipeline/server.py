@@ -38,9 +38,10 @@ DONE = Answer(Empty())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageSettings:
-    """One replica's place and limits. ``send_timeout_s`` bounds one hand-over, ``max_under_way`` the graphs
-    and payloads held; four times as many may have sent their (hosted) targets ahead. ``retention_bytes`` is the budget
-    for what is retained of computed microbatches until their step closes. ``seed`` is the run's."""
+    """One replica's place and limits. ``send_timeout_s`` bounds one hand-over, ``max_under_way`` the graphs and
+    payloads held of the open step, of the next one half as many; four times as many may send (hosted) targets ahead.
+    ``retention_bytes`` is the budget for what is retained of computed microbatches until their step closes. ``seed`` is
+    the run's."""
 
     run: RunId
     stage: int
@@ -95,7 +96,7 @@ class StageServer:
         self._passages = Passages(settings.retention_bytes, self._dropped)
         self._handover = Handover(settings, context)
         self._worker = Worker(settings, context, self._passages, self._handover, self._send)
-        self._admission = Admission(settings, context, self._passages, lambda: self._worker.full, places)
+        self._admission = Admission(settings, context, self._passages, self._worker.full, places)
         self._recalls = Recalls(settings, context, self._passages, self._spawn)
         self._takeover = Takeover(settings, self._passages, self._recalls, self._worker, self._handover)
         self._settling = StageSettling(settings, context, self._passages, self._recalls, self._admission.replicas)

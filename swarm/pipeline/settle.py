@@ -111,6 +111,7 @@ class StageSettling:
         def compute() -> None:
             self._context.compute.reverse(material)
             passage.accumulated = passage.queued_back = passage.begun = False
+            passage.taken_out, passage.expires = True, 0.0
 
         await self._recalls.on_device(compute)
         part = stage_part(self._settings.stage)

@@ -12,13 +12,13 @@ from collections import deque
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from swarm.errors import PeerError, Refused, Violation, WrongStep
+from swarm.errors import PeerError, Refused, StateError, Violation, WrongStep
 from swarm.events import JourneyCompleted, JourneySetAside, JourneyStarted
 from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import Answer, Method, Request
 from swarm.pipeline.attendance import Attendance, begin_in
 from swarm.pipeline.batch import BatchSource
-from swarm.pipeline.blame import Poisoned
+from swarm.pipeline.blame import OwnFailure, Poisoned
 from swarm.pipeline.ends import TrainerEnds
 from swarm.pipeline.flight import journeys_in_flight
 from swarm.pipeline.journey import FinishedJourney, Journey, JourneyContext
@@ -33,6 +33,9 @@ from swarm.waiting import first_done
 
 logger = logging.getLogger(__name__)
 DONE = Answer(Empty())
+OWN_FAILURES = 3
+"""So many microbatches one after the other fail here before it is not put down to them: to set one after the other
+aside would take the shard's whole epoch out of the training."""
 LOOK_S = 0.5
 """How often is looked whether a stage has a replica again that is there, before more is leased."""
 
@@ -78,6 +81,7 @@ class Trainer:
         self._tasks: dict[tuple[int, MicrobatchId], asyncio.Task[None]] = {}
         self._outcomes: dict[tuple[int, MicrobatchId], FinishedJourney | Poisoned] = {}
         self._changed = asyncio.Event()
+        self._own_failures = 0
         self._taken = Taken()
         self._step, self._after = 0, ""
         self._ends = TrainerEnds(context, source, activation_bytes=activation_bytes, retention_bytes=retention_bytes)
@@ -186,7 +190,8 @@ class Trainer:
         """Work on ``step`` for as long as the leader has quota, or may have some again: until cancelled, or until
         another step is opened. Journeys under way are then cancelled.
 
-        No single journey ends it, whatever becomes of it; a bug does, and what ``leader`` raises and is no PeerError.
+        No single journey ends it, whatever becomes of it; a bug does, what ``leader`` raises and is no PeerError, and
+        StateError when our own part fails at one microbatch after the other, or our shard is not what it was.
         """
         changed = self._changed
         async with asyncio.TaskGroup() as group:
@@ -266,15 +271,25 @@ class Trainer:
         try:
             finished = await journey.travel()
         except Poisoned as poison:
+            self._check_own_part(poison)
             return poison
         finally:
             if self._journeys.get(index) is journey:
                 del self._journeys[index]
+        self._own_failures = 0
         self._ends.came_home(kept)
         self._round_trips.append(max(0.0, finished.seconds - finished.queued_s))
         for stage, seconds in finished.compute_s.items():
             self._compute_s[stage].append(seconds)
         return finished
+
+    def _check_own_part(self, poison: Poisoned) -> None:
+        self._own_failures += isinstance(poison, OwnFailure)
+        if self._own_failures >= OWN_FAILURES:
+            raise StateError(
+                f"{self._own_failures} microbatches one after the other cannot be computed here; the last: {poison}. "
+                "Check this machine's device and memory; then join again: the shard goes on where it was."
+            ) from poison
 
     async def _report(self, index: tuple[int, MicrobatchId], leader: StepLeader) -> None:
         """Tell the leader what came of a microbatch."""

@@ -37,10 +37,9 @@ class Worker:
         self._wake = asyncio.Event()
         self._step = 0
 
-    @property
-    def full(self) -> bool:
-        """Whether no more forwards are taken."""
-        return self._queue.full
+    def full(self, step: int) -> bool:
+        """Whether no more forwards of that step are taken."""
+        return self._queue.full(step)
 
     def open_step(self, step: int) -> None:
         """Work on this step, and forget older work."""
@@ -76,6 +75,8 @@ class Worker:
         """Queue the contribution, once."""
         if passage.queued_back or passage.accumulated:
             return
+        if passage.graph is not None:
+            self._passages.stay.observe(self._context.clock.monotonic() - passage.arrived)
         passage.queued_back, passage.begun = True, True
         passage.arrived = self._context.clock.monotonic()
         self._queue.push("backward", passage.key.step, passage)

@@ -32,18 +32,24 @@ def test_queue_holds_the_next_step_until_it_opens_and_drops_the_last() -> None:
     queue.push("forward", 1, "now")
     assert [queue.pop(1), queue.pop(1)] == ["now", None]
     queue.push("backward", 1, "late")
-    assert queue.drop_before(2) == ["late"]
-    assert queue.pop(2) == "next"
+    queue.drop_before(2)
+    assert [queue.pop(2), queue.pop(2)] == ["next", None]
 
 
 def test_queue_is_full_of_forwards_only() -> None:
     queue: WorkQueue[int] = WorkQueue(2)
     for item in range(5):
         queue.push("backward", 1, item)
-    assert not queue.full
+    assert not queue.full(1)
     queue.push("forward", 1, 8)
     queue.push("forward", 1, 9)
-    assert queue.full
+    assert queue.full(1)
+
+
+def test_queue_full_of_the_next_step_takes_the_open_one() -> None:
+    queue: WorkQueue[int] = WorkQueue(1)
+    queue.push("forward", 2, 0)
+    assert (queue.full(2), queue.full(1)) == (True, False)
 
 
 def choices(wiring: Wiring, seconds: dict[PeerId, float], count: int) -> Counter[PeerId]:

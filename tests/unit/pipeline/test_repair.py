@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from swarm.errors import Busy, StateError
 from swarm.events import HopMoved, JourneyCompleted, JourneySetAside
 from swarm.ids import MicrobatchId, PeerId
 from swarm.models.dropout import dropout_seed
+from swarm.optimization.calls import first_leaf
+from swarm.pipeline.messages import Blocked
 from swarm.pipeline.pace import Pace
 from swarm.pipeline.repair import EXTRA_TURNS, Escort, Repair
 from swarm.pipeline.silence import Silence
+from swarm.pipeline.trainer import OWN_FAILURES
 from swarm.pipeline.wiring import Wiring
 from tests.harness.expect import eventually
 from tests.unit.peers.fake_clock import FakeClock
 from tests.unit.pipeline.crew import PHASES, Crew, quick
-from tests.unit.pipeline.world import TRAINER, FakeLeader, microbatch, turns, working
+from tests.unit.pipeline.world import TRAINER, FakeLeader, microbatch, spoil, turns, working
 
 A, B, C = ([PeerId(f"{stage}{number}") for number in range(2)] for stage in "abc")
 STAGES = [A, B, C]
@@ -257,6 +262,45 @@ async def test_replica_lost_when_its_work_has_come_home_counts_all_the_same(stag
     assert len(leader.finished[0].receipts) == 2
 
 
+async def test_late_answer_while_the_ends_finish_changes_no_route() -> None:
+    gone: set[PeerId] = set()
+    crew = await Crew.of([A, B], in_flight=1, gone=lambda: gone)
+    usual = crew.side.context.device.run
+
+    async def run(fn: Any, /, *args: Any) -> Any:
+        (journey,) = crew.side.trainer._journeys.values()
+        if journey._way.complete:  # the ends finish, and who was asked in place of one believed gone has no place
+            gone.add(journey.route[1])
+            journey._repair._start(1, Busy("no place"))
+            await turns()
+        return await usual(fn, *args)
+
+    crew.side.context.device.run = run  # type: ignore[method-assign]
+    leader = await crew.feed(1)
+    assert gone == {leader.finished[0].route[1]}
+    assert set(crew.side.part.held) == {microbatch(0)}
+    assert crew.side.events.of(HopMoved) == []
+
+
+async def test_replica_that_says_the_same_again_and_again_takes_no_memory() -> None:
+    crew = await Crew.of([A, B], in_flight=1)
+    gate = crew.replicas[B[0]].device.gate = crew.replicas[B[1]].device.gate = asyncio.Event()
+    leader = FakeLeader(1)
+    async with working(*crew.replicas.values()), asyncio.timeout(8):
+        feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
+        await eventually(lambda: crew.side.trainer._journeys)
+        (journey,) = crew.side.trainer._journeys.values()
+        for _ in range(100):
+            journey.deliver_blocked(journey.route[0], Blocked(
+                step=1, microbatch=microbatch(0), attempt=0, hop=0, peer=journey.route[0], direction="backward",
+                code="refused", reason="not yet",
+            ))  # fmt: skip
+        assert len(journey._repair._blocked) == 1
+        gate.set()
+        await feeding
+    assert len(leader.finished) == 1
+
+
 # --- poison ---------------------------------------------------------------------------------------------
 
 
@@ -316,6 +360,41 @@ async def test_microbatch_whose_loss_is_no_number_is_set_aside(loss: float) -> N
     assert set(leader.aside) == {microbatch(0), microbatch(1)}
     assert all(f"the loss is {loss}" in reason for reason in leader.aside.values())
     assert crew.side.part.held == {}
+
+
+async def test_replica_that_computes_no_numbers_is_blamed_and_not_who_gets_them() -> None:
+    crew = await Crew.of([A, B, C], in_flight=1, pace=quick())
+    crew.replicas[A[0]].part.scale = float("nan")
+    leader = await run_with(crew)
+    assert (leader.aside, len(leader.finished)) == ({}, QUOTA)
+    parole = {peer for stage in crew.side.wiring.statistics() for peer, s in stage.items() if s.on_parole}
+    assert parole == {A[0]}
+
+
+async def test_trainer_whose_own_part_fails_again_and_again_ends_before_its_shard_is_set_aside() -> None:
+    crew = await Crew.of([A, B], in_flight=2)
+    crew.side.part.on["loss"] = spoil(RuntimeError("out of memory"))
+    leader = FakeLeader(50)
+    async with working(*crew.replicas.values()), asyncio.timeout(8):
+        with pytest.raises(ExceptionGroup) as ended:
+            await leader.fed_by(crew.side.trainer)
+    error = first_leaf(ended.value)
+    assert isinstance(error, StateError)
+    assert "out of memory" in str(error)
+    assert len(leader.aside) < OWN_FAILURES
+
+
+async def test_trainer_whose_own_part_fails_now_and_then_goes_on() -> None:
+    crew = await Crew.of([A, B], in_flight=1)
+    count = itertools.count()
+
+    def fail() -> None:
+        if next(count) % OWN_FAILURES != 0:
+            raise RuntimeError("index out of range")
+
+    crew.side.part.on["loss"] = fail
+    leader = await crew.feed(9)
+    assert (len(leader.aside), len(leader.finished)) == (6, 3)
 
 
 # --- a trainer's steps ----------------------------------------------------------------------------------

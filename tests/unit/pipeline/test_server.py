@@ -17,6 +17,7 @@ from swarm.events import Accumulated
 from swarm.ids import PeerId
 from swarm.network.protocols import Request
 from swarm.pipeline.messages import Backward, Drop, Forward, Resend, Targets
+from swarm.pipeline.passage import STAY_CEILING_S, STAY_FLOOR_S
 from swarm.security.receipts import receipt_bytes
 from swarm.sim.network import SimNetwork
 from tests.harness.expect import eventually
@@ -40,6 +41,8 @@ from tests.unit.pipeline.world import (
 UP, ME, DOWN, ALIEN = PeerId("up"), PeerId("me"), PeerId("down"), PeerId("stranger")
 ROUTE = (UP, ME, DOWN)
 NAN = float("nan")
+SEND_S = 30.0
+"""How long the payload of what was admitted may take."""
 
 
 class Scene:
@@ -261,6 +264,14 @@ async def test_server_with_too_much_under_way_is_busy_until_something_came_back(
         await scene.there(2)
 
 
+async def test_server_whose_own_numbers_overflow_says_so_itself(scene: Scene) -> None:
+    scene.part.scale = NAN
+    await scene.forward()
+    blocked = await scene.blocked()
+    assert (blocked.hop, blocked.code, blocked.reason) == (1, "violation", "the output is not finite")
+    assert scene.down.of("forward") == []
+
+
 async def test_server_frees_the_place_of_a_payload_that_never_came() -> None:
     scene = Scene(max_under_way=1, send_timeout_s=7.0)
     await scene.open()
@@ -271,6 +282,64 @@ async def test_server_frees_the_place_of_a_payload_that_never_came() -> None:
             await scene.forward(1)
         scene.replica.clock.now = 7.0
         await scene.there(1)
+
+
+async def test_server_whose_places_are_taken_by_what_nobody_continues_gives_them_to_others() -> None:
+    scene = Scene(max_under_way=2)
+    await scene.open()
+    async with working(scene.replica):
+        await scene.there(0)
+        scene.replica.clock.now = 5.0
+        await scene.backward(0)
+        await eventually(lambda: scene.part.held)  # this one waited 5 s for its gradient
+        for position in (1, 2):
+            await scene.there(position)
+        scene.replica.clock.now = 5.0 + STAY_FLOOR_S + SEND_S
+        with pytest.raises(Busy, match="2 microbatches under way"):
+            await scene.forward(3)
+        scene.replica.clock.now += 0.1
+        await scene.there(3)
+        await scene.backward(2)  # only one had to make room
+        await eventually(lambda: set(scene.part.held) == {microbatch(0), microbatch(2)})
+
+
+async def test_server_that_gave_a_place_away_computes_the_microbatch_when_its_gradient_comes() -> None:
+    scene = Scene(max_under_way=1)
+    await scene.open()
+    async with working(scene.replica):
+        await scene.there(0)
+        scene.replica.clock.now = STAY_CEILING_S + SEND_S + 0.1
+        await scene.there(1)
+        await scene.backward(1)
+        await eventually(lambda: scene.part.held)
+        await scene.backward(0)
+        blocked = await scene.blocked()  # a neighbour that only takes notes has no input to give again
+        assert (blocked.hop, blocked.direction) == (0, "backward")
+
+
+async def test_server_full_of_the_next_steps_work_takes_the_open_ones() -> None:
+    scene = Scene(max_under_way=2, max_queue=2)
+    await scene.open()
+    async with working(scene.replica):
+        await scene.forward(7, step=2)
+        with pytest.raises(Busy, match="1 microbatches under way"):
+            await scene.forward(8, step=2)
+        await scene.there(0)
+        await scene.there(1)
+
+
+async def test_server_places_are_not_taken_by_what_was_taken_out_of_the_sum() -> None:
+    scene = Scene(max_under_way=2)
+    await scene.open()
+    async with working(scene.replica):
+        for position in range(2):
+            await scene.there(position)
+            await scene.backward(position)
+        await eventually(lambda: len(scene.part.held) == 2)
+        await scene.server.settle(1, {})
+        assert scene.part.held == {}
+        await scene.there(2)
+        await scene.there(3)
 
 
 async def test_server_places_are_freed_by_microbatches_that_fail() -> None:
@@ -540,6 +609,15 @@ async def test_server_with_the_loss_bounds_the_targets_it_keeps() -> None:
         await scene.targets(position)
     with pytest.raises(Busy, match="4 targets"):
         await scene.targets(5)
+
+
+async def test_server_with_the_loss_does_not_count_what_is_computed_among_targets_that_wait() -> None:
+    scene = await hosted(max_under_way=1)
+    async with working(scene.replica):
+        for position in range(4):
+            passage = scene.server._passages.place(1, microbatch(position), scene.route)
+            passage.targets, passage.accumulated = token_ids(), True  # replayed here: nobody sent a forward
+        await scene.targets(9)
 
 
 async def test_server_whose_loss_is_no_number_adds_nothing() -> None:
