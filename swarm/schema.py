@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-PeerIdField = Annotated[str, StringConstraints(pattern=r"^[1-9A-HJ-NP-Za-km-z0]{1,64}$")]
+from swarm.ids import MicrobatchId
+
+_PEER_ID = r"^[1-9A-HJ-NP-Za-km-z0]{1,64}$"
+PeerIdField = Annotated[str, StringConstraints(pattern=_PEER_ID)]
 """A peer id as it may appear in a message; whether it is the sender's is checked against the connection."""
 
 PartField = Annotated[str, StringConstraints(pattern=r"^(ends|stage-\d{1,3})$")]
@@ -21,6 +25,20 @@ AfterField = Annotated[str, StringConstraints(pattern=rf"^[0-9a-f]{{0,{AFTER_CHA
 SignatureField = Annotated[bytes, Field(min_length=64, max_length=64)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def _checked(microbatch: MicrobatchId) -> MicrobatchId:
+    if not re.match(_PEER_ID, microbatch.trainer) or not re.match(r"^[0-9a-f]{16}\Z", microbatch.shard):
+        raise ValueError("the id of a trainer and 16 hex digits of a shard")
+    if not (0 <= microbatch.epoch < _MOST and 0 <= microbatch.position < _MOST):
+        raise ValueError("an epoch and a position from 0 on")
+    return microbatch
+
+
+_MOST = 2**53 - 1
+"""The next position is a number of :data:`Count`, too."""
+MicrobatchField = Annotated[MicrobatchId, AfterValidator(_checked)]
+"""A microbatch as it may appear in a message: records keep it, so that nobody may make it long."""
 
 
 def in_words(error: Mapping[str, Any], patterns: Mapping[str, str]) -> str:

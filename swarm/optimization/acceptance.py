@@ -124,6 +124,8 @@ class AcceptanceRules:
         record = body.record
         self._check_next(record)
         self._check_roster(roster, body)
+        for contribution in record.committed:
+            self._rules.check_loss(contribution)  # or the sum may be no number
         if (record.tokens, record.loss_sum) != totals(record.committed):
             raise Refused("the record's tokens and loss are not the sums of its microbatches")
         if record.term > body.term:

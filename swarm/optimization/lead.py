@@ -179,6 +179,13 @@ class LeadDesk:
         self._lost = frozenset(lost)
         return tuple(self._joins.values())
 
+    def check_rescue(self, peer: PeerId, part: str, rescue: Rescue) -> None:
+        """What a peer answered that was asked whether it would hold a lost part. Raises Refused, and Violation where no
+        honest peer would say this."""
+        if (rescue.peer, rescue.part) != (peer, part):
+            raise Violation(f"asked to hold {part} it answers for {rescue.peer} and {rescue.part}", peer=peer)
+        self._change_rules.check_rescue(self._moment, rescue)
+
     def give_up(
         self, rescues: Sequence[Rescue], joins: Sequence[Admission], absent: Collection[PeerId]
     ) -> tuple[Changes, Roster]:

@@ -22,6 +22,11 @@ def fixed_quota(step: int, trainers: Sequence[PeerId], target: int) -> dict[Peer
     return {trainer: share + (trainer in extra) for trainer in trainers}
 
 
+MOST_ASIDE, LEAST_ASIDE = 4096, 16
+"""How many may be put aside in a step, shared by its trainers, and how many each one may at least: all of them are in
+the close record, which travels in one message. Who would put more aside waits, and is a trainer that stalls."""
+
+
 def free_quota(trainers: Sequence[PeerId], target: int, max_share: float) -> dict[PeerId, int]:
     """The most each trainer may feed: ``max_share`` of the step, but never less than an equal share."""
     most = max(math.floor(max_share * target), math.ceil(target / len(trainers)))
@@ -123,6 +128,8 @@ class Ledger:
             return False
         if aside.microbatch in account.done:
             raise Refused("this microbatch was completed")
+        if len(account.aside) >= self._most_aside:
+            raise Refused(f"{len(account.aside)} microbatches of yours are put aside already: something is wrong there")
         _check_leased(trainer, account)
         account.aside[aside.microbatch] = aside
         return True
@@ -135,7 +142,7 @@ class Ledger:
         listed = {one.microbatch: one for one in aside}
         room = min(self._left(), self._room(trainer))
         for microbatch in started:
-            if microbatch in listed:
+            if microbatch in listed and len(account.aside) < self._most_aside:
                 account.aside[microbatch] = listed[microbatch]
             elif room == 0:
                 break
@@ -207,6 +214,10 @@ class Ledger:
         """What was put aside, in the order of the ids."""
         aside = {m: one for account in self._accounts.values() for m, one in account.aside.items()}
         return tuple(aside[microbatch] for microbatch in sorted(aside))
+
+    @property
+    def _most_aside(self) -> int:
+        return max(LEAST_ASIDE, MOST_ASIDE // max(1, len(self._quota)))
 
     def _left(self) -> int:
         return self.target - sum(account.counted for account in self._accounts.values())

@@ -9,12 +9,20 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from swarm.ids import MicrobatchId
 from swarm.optimization.acceptor import Candidate, Vote
 from swarm.optimization.changes import NO_CHANGES, Changes
 from swarm.optimization.records import Aside, CloseRecord, Contribution, MeasuredLink
 from swarm.optimization.turnout import MOST_TOLD, REASON_CHARS
-from swarm.schema import Count, DigestField, Finite, Message, PartField, PeerIdField, SignatureField
+from swarm.schema import (
+    Count,
+    DigestField,
+    Finite,
+    Message,
+    MicrobatchField,
+    PartField,
+    PeerIdField,
+    SignatureField,
+)
 
 
 class Lease(Message):
@@ -55,7 +63,7 @@ class Resume(Message):
 
     step: Count
     term: Count
-    started: tuple[MicrobatchId, ...]
+    started: tuple[MicrobatchField, ...]
     aside: tuple[Aside, ...]
 
 
@@ -137,7 +145,7 @@ class Averaged(Message):
     culprit: PeerIdField | None = None
     aborted_by: PeerIdField | None = None
     differs: bool = False
-    missing: tuple[MicrobatchId, ...] = ()
+    missing: tuple[MicrobatchField, ...] = ()
     heard: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=1024)] = {}
 
 

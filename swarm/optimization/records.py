@@ -12,9 +12,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, mo
 
 from swarm.averaging.meter import MOST_BYTES_PER_S, MOST_LATENCY_US
 from swarm.errors import Refused
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import PeerId
 from swarm.optimization.roster import Member, Roster
-from swarm.schema import Count, DigestField, Finite, Message, PartField, PeerIdField
+from swarm.schema import Count, DigestField, Finite, Message, MicrobatchField, PartField, PeerIdField
 
 if TYPE_CHECKING:
     import torch  # commands that only read records start without it
@@ -30,7 +30,7 @@ MeasuredLink = tuple[Annotated[int, Field(ge=0, le=MOST_LATENCY_US)], Annotated[
 class Contribution(Message):
     """One committed microbatch: its target tokens, its loss, and the replica of each stage that holds its gradient."""
 
-    microbatch: MicrobatchId
+    microbatch: MicrobatchField
     tokens: Count
     loss_sum: Finite
     route: Annotated[tuple[PeerIdField, ...], Field(max_length=1024)]
@@ -39,7 +39,7 @@ class Contribution(Message):
 class Aside(Message):
     """A microbatch that no replica could compute: it counts for nothing, and its trainer goes on after it."""
 
-    microbatch: MicrobatchId
+    microbatch: MicrobatchField
     reason: Annotated[str, StringConstraints(max_length=200)]
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from swarm.errors import EXIT_UNREACHABLE, PeerError, Refused, RunEnded, Superseded
 from swarm.ids import PartName, PeerId
 from swarm.optimization.acceptor import has_majority
 from swarm.optimization.awaited import awaited_holders
-from swarm.optimization.changes import Admission, Changes
+from swarm.optimization.changes import Admission, Changes, Rescue
 from swarm.optimization.copies import copy_holders
 from swarm.optimization.live_calls import fell_silent
 from swarm.optimization.messages import Propose
@@ -100,7 +100,10 @@ class Rescuing:
     async def _ask(self, peer: PeerId, part: str) -> Consent | PeerError:
         body = ConsentRequest(step=self._step, term=self._term, part=part)
         try:
-            return await self._filling.calls.ask(peer, CONSENT, body, Consent, timeout_s=self._closing.timeout_s())
+            said = await self._filling.calls.ask(peer, CONSENT, body, Consent, timeout_s=self._closing.timeout_s())
+            if said.rescue is not None:
+                self._closing.desk.check_rescue(peer, part, said.rescue)
+            return said
         except PeerError as error:
             logger.info("step %d: %s", self._step, error)
             return error
@@ -112,9 +115,12 @@ class Rescuing:
             raise RunEnded(f"{error} ({why})", error.exit_code, remedy=error.remedy)
 
     async def _proposal(self, offers: Mapping[str, Sequence[Consent]]) -> Propose | None:
-        gone = self._closing.liveness.gone
-        rescues = {part: [one.rescue for one in said if one.rescue is not None] for part, said in offers.items()}
-        joins = await self._present(self._closing.desk.joining(gone))
+        joins = await self._present(self._closing.desk.joining(self._closing.liveness.gone))
+        # Beside members others may be believed gone; and who is may have come back meanwhile.
+        gone = {peer: why for peer, why in self._closing.liveness.gone.items() if peer in self._roster}
+        if not lost_parts(self._roster, gone):
+            return None
+        rescues = {part: _of_those_there(said, gone) for part, said in offers.items()}
         try:
             changes, roster = self._closing.desk.give_up(choose(self._roster, gone, rescues), joins, gone)
         except Refused as refused:
@@ -142,3 +148,7 @@ class Rescuing:
         kept = [part for part, said in offers.items() if said]
         closing.waiting(awaited_holders(self._roster, closing.liveness.gone, closing.copies, kept))
         await first_done(closing.clock.sleep(AGAIN_S), closing.liveness.changed())
+
+
+def _of_those_there(said: Sequence[Consent], gone: Collection[str]) -> list[Rescue]:
+    return [one.rescue for one in said if one.rescue is not None and one.rescue.peer not in gone]

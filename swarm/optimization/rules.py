@@ -13,6 +13,9 @@ from swarm.optimization.records import Contribution
 from swarm.optimization.roster import Roster
 from swarm.optimization.schedules import OptimizerConfig, learning_rate
 
+MOST_LOSS = 1e9
+"""Nats a token, more than any model that is trained: the sum of a step's must be a number."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRules:
@@ -56,15 +59,19 @@ class StepRules:
         trainer = contribution.microbatch.trainer
         if trainer not in roster.trainers:
             raise Refused(f"{trainer} is not a trainer of the roster")
-        if not 0 < contribution.tokens <= self.max_tokens:
-            raise Violation(f"{contribution.tokens} target tokens in a microbatch of {self.max_tokens}")
-        if not math.isfinite(contribution.loss_sum) or contribution.loss_sum < 0:
-            raise Violation(f"a loss sum of {contribution.loss_sum}")
+        self.check_loss(contribution)
         if len(contribution.route) != self.stages:
             raise Violation(f"a route of {len(contribution.route)} replicas through {self.stages} stages")
         for stage, replica in enumerate(contribution.route):
             if replica not in roster.replicas(stage_part(stage)):
                 raise Refused(f"{replica} is not a replica of stage {stage}")
+
+    def check_loss(self, contribution: Contribution) -> None:
+        """Raises Violation for tokens or a loss that no microbatch has, and that cannot be summed."""
+        if not 0 < contribution.tokens <= self.max_tokens:
+            raise Violation(f"{contribution.tokens} target tokens in a microbatch of {self.max_tokens}")
+        if not 0 <= contribution.loss_sum <= MOST_LOSS * contribution.tokens:
+            raise Violation(f"a loss sum of {contribution.loss_sum} over {contribution.tokens} tokens")
 
     def check_committed(self, roster: Roster, committed: Sequence[Contribution]) -> None:
         """As :meth:`check_contribution`, for a step's whole set: complete, ordered, each microbatch once."""

@@ -84,6 +84,7 @@ async def test_desk_full_gives_the_committed_set() -> None:
         (complete(tokens=33), Violation, "33 target tokens"),
         (complete(tokens=0), Violation, "0 target tokens"),
         (complete(loss_sum=-1.0), Violation, "loss"),
+        (complete(loss_sum=1.7e308), Violation, "a loss sum of 1.7e"),
         (complete(route=(HOSTS[1].peer, HOSTS[0].peer)), Refused, "not a replica"),
         (complete(route=(HOSTS[0].peer,)), Violation, "1 replicas through 2 stages"),
         (complete(signers=[HOSTS[2], HOSTS[1]]), Violation, "stage 0 is forged"),

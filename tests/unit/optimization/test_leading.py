@@ -681,6 +681,9 @@ async def test_successor_is_free_when_a_later_leader_was() -> None:
     assert (await running).term == 4
 
 
+BEYOND_NUMBERS = tuple(one.model_copy(update={"loss_sum": 1.7e308}) for one in COMMITTED)
+
+
 @pytest.mark.parametrize(
     "lie",
     [
@@ -688,12 +691,13 @@ async def test_successor_is_free_when_a_later_leader_was() -> None:
         Promise(vote=Vote(term=8, record=record(previous="f" * 64)), free=0),
         Promise(vote=Vote(term=0, record=record(roster=ROSTER.members[1:])), free=0),
         Promise(vote=Vote(term=0, record=record(tokens=7)), free=0),
+        Promise(vote=Vote(term=0, record=record(committed=BEYOND_NUMBERS)), free=0),
         Promise(vote=Vote(term=0, record=record(lr=9.0)), free=0),
         Promise(vote=Vote(term=0, record=record(digests={})), free=0),
         Promise(vote=Vote(term=0, record=record(void=True, committed=(), tokens=0, loss_sum=0.0)), free=0),
         Promise(vote=None, free=0, candidate=Candidate(vote=Vote(term=0, record=record(lineage=1)), samples=10**9)),
     ],
-    ids=["free", "previous", "roster", "sums", "rate", "digests", "void", "candidate"],
+    ids=["free", "previous", "roster", "sums", "no sum", "rate", "digests", "void", "candidate"],
 )
 @virtual
 async def test_promise_that_would_hide_what_was_accepted_counts_for_nothing(lie: Promise) -> None:

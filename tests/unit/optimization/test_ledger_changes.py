@@ -11,8 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from swarm.errors import Refused, WrongStep
 from swarm.ids import MicrobatchId, PeerId
+from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.optimization.closing import cursors
-from swarm.optimization.ledger import Ledger, fixed_quota, free_quota, reassigned
+from swarm.optimization.ledger import LEAST_ASIDE, Ledger, fixed_quota, free_quota, reassigned
 from swarm.optimization.records import Aside, Contribution
 from swarm.optimization.roster import Roster
 from tests.unit.optimization.world import GENESIS
@@ -70,6 +71,22 @@ def test_microbatch_put_aside_counts_for_nothing_and_another_may_be_leased() -> 
     book.complete(STEP, BEN, contribution(BEN, 0))
     assert book.full
     assert (counted(book), book.aside()) == ([microbatch(ANN, 1), microbatch(BEN, 0)], (aside(ANN, 0),))
+
+
+def test_trainer_that_puts_one_after_the_other_aside_is_stopped_before_no_record_can_hold_them() -> None:
+    book, most = ledger(2, tuple(PeerId(f"t{number}") for number in range(512))), LEAST_ASIDE
+    trainer = PeerId("t0")
+    for number in range(most):
+        book.lease(STEP, trainer, number + 1)
+        assert book.put_aside(STEP, trainer, aside(trainer, number))
+    book.lease(STEP, trainer, most + 1)
+    with pytest.raises(Refused, match=f"{most} microbatches of yours"):
+        book.put_aside(STEP, trainer, aside(trainer, most))
+    assert not book.put_aside(STEP, trainer, aside(trainer, 0)), "what is known is told again"
+    started = [microbatch(trainer, number) for number in range(most + 2)]
+    kept = book.resume(STEP, trainer, started, [aside(trainer, number) for number in range(most + 2)])
+    assert (len(book.aside()), kept) == (most, most + 2)
+    assert most * len(book.trainers) * 400 < MAX_BODY_BYTES
 
 
 def test_microbatch_is_completed_or_put_aside_within_what_is_leased() -> None:

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from swarm.errors import Violation
+from swarm.ids import MicrobatchId
 from swarm.network.bodies import decode, pack, unpack
 from swarm.optimization.acceptor import Vote
 from swarm.optimization.messages import (
@@ -42,6 +43,17 @@ from tests.unit.optimization.world import (
 )
 
 RECEIPT = bytes(range(64))
+ODD: list[tuple[Any, ...]] = [
+    (T, "x" * 3_900_000, 0, 0),
+    (T, "00" * 7, 0, 0),
+    (T, "00" * 8 + "\n", 0, 0),
+    ("no peer!", "00" * 8, 0, 0),
+    (T, "00" * 8, -1, 0),
+    (T, "00" * 8, 0, -5),
+    (T, "00" * 8, 2**53 - 1, 0),
+    (T, "00" * 8, 0, 2**53 - 1),
+]
+"""Microbatches that no shard has, or that a record cannot go on behind."""
 SAMPLES: list[Message] = [
     Lease(step=1, term=2, total=4),
     Leased(total=4, reason="2 of 6 left"),
@@ -118,6 +130,8 @@ def test_record_hash_does_not_depend_on_the_order_of_its_tables() -> None:
         (Promise, {"vote": {"term": 1}, "free": 0}),
         (Resumed, {"kept": -1}),
         (PutAside, {"step": 1, "term": 0, "aside": {"microbatch": ["T", "00" * 8, 0, 0], "reason": "x" * 201}}),
+        *((PutAside, {"step": 1, "term": 0, "aside": {"microbatch": MicrobatchId(*odd), "reason": ""}}) for odd in ODD),
+        *((Resume, {"step": 1, "term": 0, "started": (MicrobatchId(*odd),), "aside": ()}) for odd in ODD),
         (Averaged, {"digest": "", "sq_norm": 0.0, "cursor": None, "failure": "x" * 401}),
         (Averaged, {"digest": "", "sq_norm": 0.0, "cursor": None, "culprit": "no peer!"}),
         (Leased, {"total": 1, "reason": "x" * 201}),
