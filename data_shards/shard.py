@@ -21,6 +21,8 @@ class Shard(Private):
     path: Path
     manifest: ShardManifest
     tokens: npt.NDArray[np.unsignedinteger]
+    opened: tuple[int, ...] = ()
+    """What the file system said of the token file when it was verified."""
 
     @classmethod
     def open(cls, path: Path) -> Shard:
@@ -31,6 +33,7 @@ class Shard(Private):
         manifest = read_manifest(path)
         file = path / manifest.file.name
         try:
+            opened = _stamp(file)
             size = file.stat().st_size
             if size != manifest.file.bytes:
                 raise broken(file, f"{size} bytes where its manifest says {manifest.file.bytes}: torn or cut short")
@@ -45,15 +48,26 @@ class Shard(Private):
             raise broken(file, error.strerror or "unreadable") from None
         if int(tokens.max()) >= manifest.vocab_size:
             raise broken(file, f"it holds token ids outside its vocabulary of {manifest.vocab_size}")
-        return cls(path, manifest, tokens)
+        return cls(path, manifest, tokens, opened)
 
     def row_count(self, context: int) -> int:
         """Rows of ``context`` + 1 tokens in the shard."""
         return row_count(self.manifest.tokens, context)
 
     def rows(self, numbers: list[int], context: int) -> npt.NDArray[np.int64]:
-        """Rows by number: int64, (len(numbers), context + 1)."""
-        return read_rows(self.tokens, numbers, context)
+        """Rows by number: int64, (len(numbers), context + 1). Raises StateError when the file has changed since it was
+        opened."""
+        file = self.path / self.manifest.file.name
+        try:
+            same = _stamp(file) == self.opened
+        except OSError as error:
+            raise broken(file, (error.strerror or "unreadable").lower()) from None
+        if not same:
+            raise broken(file, "it has changed since it was opened")
+        rows = read_rows(self.tokens, numbers, context)
+        if int(rows.max()) >= self.manifest.vocab_size:
+            raise broken(file, f"it holds token ids outside its vocabulary of {self.manifest.vocab_size}")
+        return rows
 
     def require(self, *, rows: int, context: int) -> None:
         """Raise ConfigError when the shard holds fewer than ``rows`` rows."""
@@ -69,3 +83,8 @@ class Shard(Private):
     def private_size(self) -> str:
         """See :class:`Private`."""
         return f"{self.manifest.tokens} tokens of {self.manifest.documents} documents"
+
+
+def _stamp(file: Path) -> tuple[int, ...]:
+    found = file.stat()
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

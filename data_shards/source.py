@@ -71,7 +71,8 @@ class ShardSource(Private):
         self._cursor = self._order.at(cursor)
 
     def take(self) -> ShardBatch:
-        """The microbatch at the cursor, which then moves on. Cost: some 100 µs, and the pages of its rows."""
+        """The microbatch at the cursor, which then moves on. Raises StateError when the shard has changed since it was
+        opened. Cost: some 100 µs, and the pages of its rows."""
         epoch, position = self._cursor
         rows = self._opened.rows(self._order.rows_of(epoch, position), self._context)
         self._cursor = self._order.after(epoch, position)

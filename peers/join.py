@@ -107,6 +107,7 @@ def _peer_settings(place: Place, who: Who, contacts: Contacts, settings: JoinSet
         checkpoint_every=settings.checkpoint_every,
         checkpoints_kept=CHECKPOINTS_KEPT,
         max_in_flight=settings.max_in_flight,
+        patience_s=None,
         grace_s=settings.grace,
         preemption=settings.preemption,
         preemption_url=settings.preemption_url,
@@ -123,8 +124,8 @@ def over_here(home: Path, run: str) -> str:
         if place.state is None or place.state.run != run or place.live:
             continue
         events = Path(place.state.session) / "events.jsonl"
-        found = last_event(events, lambda event: event.get("kind") == "RunFound", whole=True)
-        closed = last_event(events, lambda event: event.get("kind") == "StepClosed", whole=True)
+        found = last_event(events, "RunFound", whole=True)
+        closed = last_event(events, "StepClosed", whole=True)
         last = None if found is None else found.get("steps")
         if closed is not None and last is not None and closed.get("step") == last:
             return f"this run ended here at step {last}, its last"

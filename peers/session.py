@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,8 +68,8 @@ def live(place: Place, settings: PeerSettings) -> int:
     # what comes before it listens, and none cuts in until its end is noted.
     defer()
     code = run_peer(settings)
-    last = last_event(settings.home / "events.jsonl", lambda event: event.get("kind") == "PeerStopped")
-    found = last_event(settings.home / "events.jsonl", lambda event: event.get("kind") == "RunFound", whole=True)
+    last = last_event(settings.home / "events.jsonl", "PeerStopped")
+    found = last_event(settings.home / "events.jsonl", "RunFound", whole=True)
     try:
         if found is not None:
             place.joined(str(found.get("run", "")), str(found.get("name", "")))
@@ -91,21 +90,25 @@ def silent(label: str, text: str) -> None:
     """Say nothing: for those who asked for quiet or for JSON."""
 
 
-def last_event(events: Path, wanted: Callable[[dict[str, Any]], bool], *, whole: bool = False) -> dict[str, Any] | None:
-    """The newest event that is wanted, among the last 64 KiB unless the whole file is asked for; None when there is
-    none or the file cannot be read."""
+def last_event(events: Path, kind: str, *, whole: bool = False) -> dict[str, Any] | None:
+    """The newest event of a kind, among the last 64 KiB unless the whole file is asked for; None when there is none or
+    the file cannot be read. Memory: a line; a file of weeks takes seconds."""
+    found = None
     try:
         with events.open("rb") as file:
             if not whole:
                 file.seek(max(0, events.stat().st_size - _TAIL_BYTES))
-            lines = file.readlines()
+            for line in file:
+                if kind.encode() in line:
+                    found = _event(line, kind) or found
     except OSError:
         return None
-    for line in reversed(lines):
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and wanted(event):
-            return event
-    return None
+    return found
+
+
+def _event(line: bytes, kind: str) -> dict[str, Any] | None:
+    try:
+        event = json.loads(line)
+    except ValueError:
+        return None
+    return event if isinstance(event, dict) and event.get("kind") == kind else None

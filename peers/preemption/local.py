@@ -69,11 +69,14 @@ class CommandSource:
     async def ask(self) -> Notice | None:
         """See :class:`~peers.preemption.source.NoticeSource`. Costs an interpreter's start, about 20 ms. Cancelled, it
         kills the command."""
-        process = await asyncio.create_subprocess_exec(
-            *launched(self._command),  # it must not outlive a peer that is killed
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )  # fmt: skip
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *launched(self._command),  # it must not outlive a peer that is killed
+                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:  # this machine has no room for a process now: it may have later
+            raise SourceFailed(f"it cannot be started: {(error.strerror or str(error)).lower()}") from None
         try:
             async with asyncio.timeout(self.RUN_S):
                 words, code = await _read(process), await process.wait()

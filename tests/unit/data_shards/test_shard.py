@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,19 @@ def test_build_shard_interrupted_leaves_nothing(
     with pytest.raises((KeyboardInterrupt, StateError)):
         build_shard(tmp_path / "shard", ["text"], tokenizer_json)
     assert not list(tmp_path.iterdir())
+
+
+def test_build_shard_removes_what_a_killed_build_left_and_nothing_else(tmp_path: Path, tokenizer_json: bytes) -> None:
+    left, others, another = (tmp_path / name for name in (".shard-abcd1234", ".shard-mine5678", ".other-abcd1234"))
+    for path in (left, others, another):
+        path.mkdir()
+        (path / TOKENS_FILE).write_bytes(b"private")
+    (others / "notes.txt").write_text("not ours")
+    held = Path(tempfile.mkdtemp(prefix=".shard-", dir=tmp_path))
+    with data_shards.build._held(held):
+        build_shard(tmp_path / "shard", ["text"], tokenizer_json)
+        assert held.is_dir(), "another process builds it"
+    assert (left.exists(), others.exists(), another.exists()) == (False, True, True)
 
 
 def _cut(path: Path) -> None:

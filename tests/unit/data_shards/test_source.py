@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from data_shards.manifest import TOKENS_FILE
 from data_shards.shard import Shard
 from data_shards.source import ShardSource
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, StateError
 from swarm.ids import MicrobatchId, PeerId
 from swarm.pipeline.batch import BatchSource
 
@@ -37,6 +39,20 @@ def test_source_seek_back_gives_the_very_same_microbatch(shard_path: Path) -> No
     assert batch.id == taken[3].id
     assert torch.equal(batch.inputs, taken[3].inputs)
     assert again.cursor == (0, 4)
+
+
+@pytest.mark.parametrize("change", [b"", b"\xff" * 64], ids=["cut short", "written over"])
+def test_source_whose_shard_changes_while_it_is_read_says_so(shard_path: Path, change: bytes) -> None:
+    source, tokens = _source(shard_path), shard_path / TOKENS_FILE
+    source.take()
+    size, before = tokens.stat().st_size, source.cursor
+    with tokens.open("r+b") as file:
+        file.write(change or b"\0")
+        file.truncate(size if change else size // 2)
+    os.utime(tokens, ns=(0, 1))  # whatever a file system takes for now
+    with pytest.raises(StateError, match="changed since it was opened"):
+        source.take()
+    assert source.cursor == before
 
 
 def test_source_end_of_epoch_continues_with_the_next(shard_path: Path) -> None:

@@ -250,5 +250,6 @@ def test_check_listen_address_of_another_machine_is_refused() -> None:
 def test_last_event_passes_over_torn_lines(tmp_path: Path) -> None:
     path = tmp_path / "events.jsonl"
     path.write_text('{"kind": "A", "n": 1}\n{"kind": "A", "n": 2}\n{"kind": "B"}\n{"ki')
-    assert last_event(path, lambda event: event["kind"] == "A") == {"kind": "A", "n": 2}
-    assert last_event(tmp_path / "none", lambda event: True) is None
+    assert last_event(path, "A") == {"kind": "A", "n": 2}
+    assert last_event(path, "A", whole=True) == {"kind": "A", "n": 2}
+    assert last_event(tmp_path / "none", "A") is None

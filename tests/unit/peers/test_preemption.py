@@ -274,6 +274,19 @@ async def test_command_that_cannot_be_run_fails() -> None:
         await command_says("no-such-command-anywhere")
 
 
+async def test_command_for_which_there_is_no_room_now_fails_and_may_be_asked_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def none_left(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as full:
+        full.setattr(asyncio, "create_subprocess_exec", none_left)
+        with pytest.raises(SourceFailed, match="resource temporarily unavailable"):
+            await command_says("true")
+    assert await command_says("true") == Notice(left_s=None)
+
+
 async def test_command_that_prints_without_end_is_bounded() -> None:
     assert await command_says("sh", "-c", "head -c 5000000 /dev/zero") == Notice(left_s=None)
 
