@@ -24,7 +24,10 @@ def chaos(
     ] = None,
     on: Annotated[
         On | None,
-        typer.Option("--on", help="What peers are.  [default: containers where a Docker engine answers]"),
+        typer.Option(
+            "--on",
+            help="What peers are.  [default: containers where a Docker engine answers; with links: processes]",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -47,7 +50,8 @@ def chaos(
     Founds a run, starts its peers on this machine, strikes as the scenario says, and checks everything that the
     peers wrote: no microbatch lost or counted twice, replicas alike, one history. Leaves a report and a picture.
 
-    Exit code 0: all kept; 1: an invariant or an expectation broke, or a fault did not happen.
+    Exit code 0: all kept; 1: an invariant or an expectation broke, or a fault did not happen; 2: the scenario cannot be
+    used; 130: Ctrl-C.
 
     Example: swarm chaos docker/scenarios/kill-storm.toml
     """

@@ -97,10 +97,11 @@ def join(
 ) -> None:
     """Join a run, in the foreground, until it is over.
 
-    Needs an invite, and for a trainer some text. Ctrl-C leaves in order, Ctrl-C again at once.
+    Needs an invite, or --invite-file. A trainer without --data trains with text that comes with Python. Ctrl-C leaves
+    in order, Ctrl-C again at once.
 
-    Every option can also come from the environment (SWARM_DATA, SWARM_LISTEN, …) or from a file (--config, keys like
-    the options'): an option wins over the environment, which wins over the file.
+    Options but --port, --config, --quiet and --json can also come from the environment (SWARM_DATA, SWARM_LISTEN, …) or
+    from a file (--config, keys like the options'): an option wins over the environment, which wins over the file.
 
     Example: swarm join swarm1:eyJydW4… --role trainer --data texts/
     """

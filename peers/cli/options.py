@@ -11,13 +11,16 @@ Home = Annotated[
     typer.Option(
         "--home",
         metavar="DIR",
-        help="Where this machine's peers live.  [default: $SWARM_HOME, else ~/.local/share/swarm]",
+        help="Where this machine's peers live.  "
+        "[default: $SWARM_HOME, else $XDG_DATA_HOME/swarm, else ~/.local/share/swarm]",
     ),
 ]
 Peer = Annotated[
     str | None,
     typer.Option(
-        "--peer", metavar="PEER", help="Its name, its place, or how its peer id begins.  [default: the only one]"
+        "--peer",
+        metavar="PEER",
+        help="Its name, its place, or at least 10 characters with which its peer id begins.  [default: the only one]",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one line of JSON, nothing else.")]

@@ -41,7 +41,7 @@ Relay = Annotated[
 Grace = Annotated[
     float | None,
     typer.Option(
-        "--grace", metavar="S", min=0, help="Seconds to leave in order after Ctrl-C or SIGTERM.  [default: 60]"
+        "--grace", metavar="S", min=0, help="Seconds to leave in order after SIGTERM; 0: leave at once.  [default: 60]"
     ),
 ]
 Preemption = Annotated[

@@ -27,7 +27,7 @@ def quickstart(
     ] = 4,
     stages: Annotated[int, typer.Option(help="Pieces the model's blocks are cut into.")] = 2,
     trainers: Annotated[int, typer.Option(help="Peers that feed private text, each its own shard.")] = 2,
-    seed: Annotated[int, typer.Option(help="Seed of weights, order of data and sampling.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the weights, of which text is held out, and of the sample.")] = 0,
     text: Annotated[
         list[Path] | None,
         typer.Option(

@@ -1,7 +1,7 @@
 """Whether a run kept what every run must keep, from the files that its peers left.
 
-Numbers are those of the project's list of invariants; those that files cannot show (memory, leaks,
-private bytes, loss parity, crash points) have tests of their own.
+The numbers name them for good; those that are missing here are what files cannot show (memory, leaks, private bytes,
+loss parity, crash points) and have tests of their own. ``python -m peers.invariants DIR`` prints each with its meaning.
 """
 
 from __future__ import annotations

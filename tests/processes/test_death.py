@@ -1,4 +1,4 @@
-"""A peer that dies ends the run within 10 s, naming it, exit 3, and nothing is left; a daemon that dies does not."""
+"""A peer without which a local run cannot go on ends it at once, named, exit 3, and nothing is left; a daemon does not."""
 
 from __future__ import annotations
 
