@@ -129,7 +129,8 @@ class Copying:
         if self.held(part, step) is None:
             return None
         self._taken.add(part)  # first: meanwhile another copy of it would be begun
-        snapshot = await self._stopped(part)
+        await self._stop(part)
+        snapshot = await kept.copy.snapshot()
         await kept.copy.drop("it is taken as this peer's own part")
         if snapshot is None or snapshot.step != step:
             return None
@@ -150,7 +151,7 @@ class Copying:
             if part not in self._kept:
                 continue  # it was taken while another was dropped
             copy = self._kept[part].copy
-            await self._stopped(part)
+            await self._stop(part)
             await copy.drop("its steps did not count" if part in rewound else "other peers keep it now")
             await copy.leave()
         for part in sorted(self._wanted - self._kept.keys() - self._taken):
@@ -162,12 +163,11 @@ class Copying:
             if kept.following.done():
                 kept.following.result()  # it ends by a bug only, which ends this peer
 
-    async def _stopped(self, part: PartName) -> Snapshot | None:
-        """Follow a part no longer. The state that its copy has in the end."""
+    async def _stop(self, part: PartName) -> None:
+        """Follow a part no longer."""
         kept = self._kept.pop(part)
         kept.following.cancel()
         await asyncio.gather(kept.following, return_exceptions=True)
-        return await kept.copy.snapshot()
 
     def _part_in(self, record: CloseRecord) -> PartName | None:
         me = self._around.endpoint.peer

@@ -1,4 +1,4 @@
-"""A peer without which a local run cannot go on ends it at once, named, exit 3, and nothing is left; a daemon does not."""
+"""A local run that cannot go on without a peer that died ends at once, named, and nothing is left. A daemon may die."""
 
 from __future__ import annotations
 
