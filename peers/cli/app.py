@@ -34,7 +34,7 @@ Exit codes:
   2    wrong usage or setting
   3    a peer failed or cannot be reached
   4    incompatible manifest or version
-  75   left in order because it was told to (SIGTERM), or its machine is taken back
+  75   left in order: it was told to (SIGTERM), or its machine is taken back
   130  interrupted by Ctrl-C (143: by SIGTERM)"""
 
 app = typer.Typer(
