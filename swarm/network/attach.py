@@ -22,6 +22,7 @@ from multiaddr import Multiaddr
 from swarm.errors import PeerError, Unreachable
 from swarm.ids import PeerId
 from swarm.network.daemon_client import GONE, DaemonClient
+from swarm.network.directory_bounds import check_answer, check_ids, check_question
 from swarm.network.lean import spare_init
 
 spare_init()
@@ -150,20 +151,29 @@ class AttachedP2P(P2P):  # type: ignore[misc]
         if self._client is not None:
             await self._client.end()
 
-    async def add_protobuf_handler(self, name: str, *args: Any, **kwargs: Any) -> None:
-        """hivemind's, under our namespace."""
-        await super().add_protobuf_handler(self.namespace + name, *args, **kwargs)
+    async def add_protobuf_handler(self, name: str, handler: Any, *args: Any, **kwargs: Any) -> None:
+        """hivemind's, under our namespace, for calls that are no streams; a question that is too large gets an error
+        and never its handler."""
+
+        async def bounded(asked: Any, context: Any) -> Any:
+            check_question(asked)
+            return await handler(asked, context)
+
+        await super().add_protobuf_handler(self.namespace + name, bounded, *args, **kwargs)
 
     async def remove_protobuf_handler(self, name: str, **kwargs: Any) -> None:
         """hivemind's, under our namespace."""
         self._unary.pop(self.namespace + name, None)
         await super().remove_protobuf_handler(self.namespace + name, **kwargs)
 
-    async def call_protobuf_handler(self, peer_id: PeerID, name: str, *args: Any, **kwargs: Any) -> Any:
-        """hivemind's, under our namespace; fails at once where hivemind would wait for a daemon that is gone."""
+    async def call_protobuf_handler(self, peer_id: PeerID, name: str, asked: Any, *args: Any) -> Any:
+        """hivemind's, under our namespace; fails at once where hivemind would wait for a daemon that is gone. Raises
+        ValueError for an answer that is too large to be looked at."""
         if self._client is None or not self._client.alive:
             raise P2PDaemonError(GONE)
-        return await super().call_protobuf_handler(peer_id, self.namespace + name, *args, **kwargs)
+        answer = await super().call_protobuf_handler(peer_id, self.namespace + name, asked, *args)
+        check_answer(asked, answer)
+        return answer
 
     async def _connect_client(self) -> None:
         client = DaemonClient(self._daemon_listen_maddr)
@@ -219,7 +229,9 @@ def peer_bytes(peer: PeerId) -> bytes:
 
 
 def peer_of_bytes(raw: bytes) -> PeerId:
-    """The peer id behind its bytes. Any bytes give one: whether it is anybody's is found out by calling it."""
+    """The peer id behind its bytes. Any few bytes give one: whether it is anybody's is found out by calling it. Raises
+    ValueError for more bytes than any id has."""
+    check_ids(raw)
     return PeerId(PeerID(raw).to_base58())
 
 

@@ -130,7 +130,7 @@ class Relay:
         reader, writer = here
         try:
             target, status = self._judge(seat, decode_hop(await read_body(reader)))
-        except Violation:
+        except (Violation, ValueError):
             target, status = None, Status.MALFORMED_MESSAGE
         if target is not None:
             try:
@@ -143,7 +143,7 @@ class Relay:
         return target
 
     def _judge(self, seat: Seat, asked: CircuitMessage) -> tuple[PeerId | None, Status]:
-        """Whom to call for this message, or why not."""
+        """Whom to call for this message, or why not. Raises ValueError for what is no peer's id."""
         if asked.kind == HopType.RESERVE:
             return None, Status.RESERVATION_REFUSED
         if asked.kind != HopType.CONNECT or asked.peer is None:
