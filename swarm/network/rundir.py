@@ -10,6 +10,7 @@ import signal
 import tempfile
 import time
 from pathlib import Path
+from typing import NamedTuple
 
 from swarm.errors import ConfigError
 
@@ -22,6 +23,13 @@ _CLIENT = "client.sock"
 _DAEMON_NAME = "p2pd"
 _MAX_LOCK_BYTES = 256
 _SWEPT_IN_S = 1.0
+
+
+class _Short(NamedTuple):
+    """A short directory for sockets, and the descriptor whose lock says that its process lives."""
+
+    path: Path
+    lock: int
 
 
 class RunDirectory:
@@ -37,7 +45,7 @@ class RunDirectory:
     def __init__(self, path: Path) -> None:
         """Take the directory. Raises ConfigError when another live process has it or it cannot be made."""
         self.path = path
-        self._short: Path | None = None
+        self._short: _Short | None = None
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
             os.chmod(path, 0o700)
@@ -51,7 +59,8 @@ class RunDirectory:
         sweep_under(path.absolute().parent)
         sockets = path.absolute()
         if len(os.fsencode(sockets / _CLIENT)) > SUN_PATH_BYTES:
-            sockets = self._short = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-"))
+            self._short = _make_short()
+            sockets = self._short.path
         self.control = sockets / _CONTROL
         self.client = sockets / _CLIENT
         self._remove_sockets()
@@ -68,7 +77,8 @@ class RunDirectory:
             return
         self._remove_sockets()
         if self._short is not None:
-            shutil.rmtree(self._short, ignore_errors=True)
+            shutil.rmtree(self._short.path, ignore_errors=True)
+            os.close(self._short.lock)
         with contextlib.suppress(OSError):
             (self.path / _LOCK).unlink()
         os.close(self._lock)
@@ -80,12 +90,40 @@ class RunDirectory:
 
 
 def sweep_temporary() -> None:
-    """Remove the short socket directories of this user's dead processes."""
+    """Remove the short socket directories of this user's dead processes. Only its lock says that one is dead: a pid
+    says nothing where several containers share the system's temporary directory."""
     for path in Path(tempfile.gettempdir()).glob(f"{_prefix()}*"):
         pid = path.name.removeprefix(_prefix()).split("-")[0]
         with contextlib.suppress(OSError):
-            if pid.isdigit() and path.stat().st_uid == os.geteuid() and not _stamp(int(pid)):
-                shutil.rmtree(path, ignore_errors=True)
+            if pid.isdigit() and not _stamp(int(pid)):
+                _sweep_short(path)
+
+
+def _sweep_short(path: Path) -> None:
+    descriptor = _open_directory(path)
+    try:
+        if os.fstat(descriptor).st_uid == os.geteuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+    finally:
+        os.close(descriptor)
+
+
+def _make_short() -> _Short:
+    """A short private directory, locked. One that is swept before its lock is ours is let go, and another is made."""
+    while True:
+        path = Path(tempfile.mkdtemp(prefix=f"{_prefix()}{os.getpid()}-"))
+        with contextlib.suppress(FileNotFoundError):
+            descriptor = _open_directory(path)
+            with contextlib.suppress(FileNotFoundError, BlockingIOError):
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    return _Short(path, descriptor)
+            os.close(descriptor)
+
+
+def _open_directory(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
 def sweep_under(parent: Path) -> None:

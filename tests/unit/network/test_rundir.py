@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -14,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import ConfigError
-from swarm.network.rundir import RunDirectory
+from swarm.network import rundir
+from swarm.network.rundir import RunDirectory, sweep_temporary
 from tests.harness.expect import wait_until
 
 HOLDER = """
@@ -141,3 +143,40 @@ def test_directories_taken_side_by_side_never_meet_one_that_sweeps(home: Path) -
     assert failures == []
     RunDirectory(home / "last").close()
     assert [path for path in home.rglob("*") if not path.is_dir()] == []
+
+
+def test_short_directory_is_left_alone_while_its_process_lives_whatever_its_pid_is(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container beside this one, with the same temporary directory, ours is nobody's pid."""
+    held = RunDirectory(home / ("a" * 120))
+    held.control.touch()
+    monkeypatch.setattr("swarm.network.rundir._stamp", lambda pid: "")
+    sweep_temporary()
+    assert held.control.exists()
+    assert held._short is not None
+    fcntl.flock(held._short.lock, fcntl.LOCK_UN)  # as its death does
+    sweep_temporary()
+    assert not held.control.parent.exists()
+    held.close()
+
+
+def test_short_directory_that_is_swept_before_it_is_locked_is_made_again(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, swept = rundir._open_directory, []
+
+    def sweep_first(path: Path) -> int:
+        if len(swept) < 2:
+            descriptor = opened(path) if swept else -1
+            swept.append(path)
+            path.rmdir()
+            return descriptor if descriptor >= 0 else opened(path)
+        return opened(path)
+
+    monkeypatch.setattr("swarm.network.rundir._open_directory", sweep_first)
+    held = RunDirectory(home / ("a" * 120))
+    assert held.control.parent.is_dir()
+    assert held.control.parent not in swept
+    held.close()
+    assert not held.control.parent.exists()
