@@ -26,6 +26,9 @@ MAX_SKEW_S = 10.0
 live longer by less is still taken: a dictionary is stored whole or not at all, so one record at the edge must not
 spoil it."""
 
+LONGEST_S = MAX_TTL_S + MAX_SKEW_S
+"""An expiry date that is further away than this is not believed."""
+
 MAX_RECORD_BYTES = 4096
 
 RecordT = TypeVar("RecordT", bound=Record)
@@ -79,7 +82,7 @@ def lifetime_problem(expiry: Any, now: float) -> str:
     """Why an expiry date (seconds since the epoch) cannot be accepted at ``now``, or nothing."""
     if type(expiry) is not float or not math.isfinite(expiry):
         return "no expiry date"
-    if expiry > now + MAX_TTL_S + MAX_SKEW_S:
+    if expiry > now + LONGEST_S:
         return "lives too long"
     return "expired" if expiry < now - MAX_SKEW_S else ""
 
