@@ -55,7 +55,14 @@ class Outgoing:
         if dial is None:
             dial = self._dials[key] = asyncio.get_running_loop().create_task(self._dial(target, protocol), name="dial")
             dial.add_done_callback(lambda done: self._dialled(key, done))
-        return await asyncio.shield(dial)
+        try:
+            return await asyncio.shield(dial)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if dial.cancelled() and (task is None or not task.cancelling()):
+                # :meth:`close` ended the dial; nobody has cancelled whoever waits for it.
+                raise Unreachable("this endpoint is closed", peer=target) from None
+            raise
 
     async def connect_any(self, peers: Collection[PeerId]) -> None:
         """Connect with all of these, us left out. Raises Unreachable when there are some and none can be dialled."""
