@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import re
 import warnings
@@ -48,7 +49,7 @@ _MAX_REASON = 400
 
 
 class DaemonGone(Unreachable):
-    """Our own daemon does not answer: no fault of the peer that was to be reached."""
+    """Our own daemon does not answer, or we cannot ask it: no fault of the peer that was to be reached."""
 
 
 class AttachedP2P(P2P):  # type: ignore[misc]
@@ -205,6 +206,10 @@ class AttachedP2P(P2P):  # type: ignore[misc]
             return await asyncio.open_unix_connection(self._control)
         except (FileNotFoundError, ConnectionError) as error:
             raise DaemonGone(f"our libp2p daemon is gone ({type(error).__name__})", peer=peer) from error
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            raise DaemonGone("it was not asked: we have no file descriptor left", peer=peer) from error
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """The daemon hands us a stream that another peer opened. asyncio keeps this task."""

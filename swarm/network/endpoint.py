@@ -82,6 +82,7 @@ class LibP2PEndpoint:
         self._hints = Hints(identity.peer)
         self._candidates: tuple[PeerId, ...] = ()
         self._incoming = Incoming(self._desk, clock, self._meter, PUBLIC_PROTOCOL)
+        self._incoming.known = lambda peer: peer == identity.peer
         self._run: RunId | None = None
         self._directory: DHTDirectory | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -236,8 +237,10 @@ class LibP2PEndpoint:
     def allow_relay(self, may: MayRelay) -> None:
         """Relay without limits for the peers of which ``may(peer)`` is true, the run's members. It is asked again at
         every use, so it must be cheap and not raise. All others, and everybody before this is called, share small
-        bounds (:class:`~swarm.network.relay_seats.RelayLimits`), so that who joins can be reached, too."""
+        bounds (:class:`~swarm.network.relay_seats.RelayLimits`), so that who joins can be reached, too. The streams of
+        all others to us are bounded together as well (:data:`~swarm.network.incoming.MAX_STRANGER_STREAMS`)."""
         self._presence.allow_relay(may)
+        self._incoming.known = lambda peer: peer == self.peer or may(peer)
 
     async def retire_relay(self) -> None:
         """Relay for nobody anew from now on, and tell those who are reached through us, who find others within

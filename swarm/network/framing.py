@@ -75,7 +75,7 @@ class Header(NamedTuple):
 class FrameSink(Protocol):
     """Whom a decoder tells. Any method may raise Violation: the stream is then finished."""
 
-    def on_frame(self, header: Header, content: bytes | bytearray) -> None:
+    def on_frame(self, header: Header, content: memoryview) -> None:
         """A whole frame of any kind but CHUNK."""
 
     def place_chunk(self, call: int, size: int) -> memoryview | None:
@@ -120,8 +120,8 @@ def cut(payload: Payload) -> Iterator[memoryview]:
 
 
 def room(size: int) -> memoryview:
-    """Writable bytes for a payload that will fill them before anybody looks: they are not cleared first, and untouched
-    ones take no memory."""
+    """Writable bytes for what will fill them before anybody looks: they are not cleared first, and untouched ones take
+    no memory."""
     return np.empty(size, dtype=np.uint8).data if size else memoryview(bytearray())
 
 
@@ -134,16 +134,21 @@ def wire_bytes(content_bytes: int, payload_bytes: int = 0) -> int:
 class FrameDecoder:
     """The state between two reads. Use ``buffer``, fill its beginning, then say how much with ``advance``."""
 
-    __slots__ = ("_end", "_filled", "_header", "_scratch", "_sink", "_store", "_target")
+    __slots__ = ("_begun", "_end", "_filled", "_header", "_scratch", "_sink", "_store", "_target")
 
     def __init__(self, sink: FrameSink) -> None:
         self._sink = sink
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._end = 0
         self._header: Header | None = None
-        self._store: bytearray | None = None
+        self._store: memoryview | None = None
         self._target: memoryview | None = None
-        self._filled = 0
+        self._filled = self._begun = 0
+
+    @property
+    def within(self) -> int:
+        """The number of the frame whose content is still arriving, counted from 1; 0 between two frames."""
+        return self._begun if self._header is not None else 0
 
     def buffer(self) -> memoryview:
         """Where the next bytes go; never empty."""
@@ -184,11 +189,11 @@ class FrameDecoder:
         header = decode_header(self._scratch[start : start + HEADER_BYTES])
         start += HEADER_BYTES
         self._header, self._filled = header, 0
+        self._begun += 1
         if header.kind is Kind.CHUNK:
             self._target = self._sink.place_chunk(header.call, header.content_bytes)
         else:
-            self._store = bytearray(header.content_bytes)
-            self._target = memoryview(self._store)
+            self._store = self._target = room(header.content_bytes)
         size = min(self._end - start, header.content_bytes)
         if size and self._target is not None:
             self._target[:size] = self._scratch[start : start + size]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from typing import NamedTuple
 
 from swarm.clock import Clock
 from swarm.ids import PeerId
@@ -17,6 +19,16 @@ logger = logging.getLogger(__name__)
 _STREAMS_PER_PEER = 4
 _MAX_RECENT = 256
 
+MAX_STRANGER_STREAMS = 128
+"""Streams of all that are not known together: each takes a file descriptor, and identities cost nothing."""
+
+
+class _Served(NamedTuple):
+    peer: PeerId
+    protocol: str
+    stream: ServerStream
+    writer: asyncio.StreamWriter
+
 
 class Incoming:
     """Serves streams with the methods of one desk, until :meth:`close`."""
@@ -24,8 +36,10 @@ class Incoming:
     def __init__(self, desk: Desk, clock: Clock, meter: Meter, public_protocol: str) -> None:
         """On streams of ``public_protocol`` only public methods may be called."""
         self._desk, self._clock, self._meter, self._public = desk, clock, meter, public_protocol
-        self._serving: dict[asyncio.Task[None], tuple[PeerId, str]] = {}
+        self._serving: dict[asyncio.Task[None], _Served] = {}
         self._recent: dict[PeerId, None] = {}
+        self.known: Callable[[PeerId], bool] = lambda peer: False
+        """Whose streams are not bounded together. Asked again at every stream, so it must be cheap and not raise."""
 
     @property
     def open(self) -> int:
@@ -48,14 +62,23 @@ class Incoming:
         await p2p.serve_streams(protocol, accept)
 
     def accept(self, peer: PeerId, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a stream. A peer has few of each kind: the oldest gives way, it is what a dial after a break left."""
-        self._remember(peer)
-        same = [task for task, key in self._serving.items() if key == (peer, protocol)]
+        """Serve a stream, or close it where strangers have too many. A peer has few of each kind: the oldest gives way,
+        it is what a dial after a break left."""
+        same = [
+            task
+            for task, served in self._serving.items()
+            if (served.peer, served.protocol) == (peer, protocol) and not task.cancelling()
+        ]
         if len(same) >= _STREAMS_PER_PEER:
             same[0].cancel()
+        if not self._make_room(peer):
+            logger.debug("a stream of %s was closed: strangers have %d", peer, MAX_STRANGER_STREAMS)
+            writer.close()
+            return
+        self._remember(peer)
         stream = ServerStream(peer, self._desk, self._clock, self._meter, protocol == self._public)
         task = asyncio.get_running_loop().create_task(stream.serve(reader, writer), name=f"serve {protocol[:16]}")
-        self._serving[task] = (peer, protocol)
+        self._serving[task] = _Served(peer, protocol, stream, writer)
         task.add_done_callback(self._served)
 
     async def close(self) -> None:
@@ -65,6 +88,21 @@ class Incoming:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _make_room(self, peer: PeerId) -> bool:
+        """Whether one more stream may be served. Where strangers have too many, another of theirs takes the place of
+        the oldest on which nobody is calling, whose caller dials again when it calls."""
+        if self.known(peer):
+            return True
+        foreign = [
+            (task, served.stream)
+            for task, served in self._serving.items()
+            if not task.done() and not task.cancelling() and not self.known(served.peer)
+        ]
+        if len(foreign) < MAX_STRANGER_STREAMS:
+            return True
+        idle = next((task for task, stream in foreign if stream.idle), None)
+        return idle is not None and idle.cancel()
+
     def _remember(self, peer: PeerId) -> None:
         self._recent.pop(peer, None)
         self._recent[peer] = None
@@ -72,6 +110,6 @@ class Incoming:
             del self._recent[next(iter(self._recent))]
 
     def _served(self, task: asyncio.Task[None]) -> None:
-        del self._serving[task]
+        self._serving.pop(task).writer.close()  # here: a task that is cancelled before its first step closes nothing
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.error("a stream ended with a bug", exc_info=error)

@@ -29,6 +29,12 @@ LINGER_S = 1.0
 """How long a refused stream still swallows bytes, so that the reason reaches the other side before the end does."""
 
 
+FRAME_S = 60.0
+"""How long the content of one frame, 4 MiB at most, may take to arrive: it holds memory, and one of few streams."""
+
+LAST_LOOK_S = 1.0
+
+
 class Meter:
     """Bytes by remote peer, for the life of an endpoint."""
 
@@ -69,6 +75,7 @@ class Link(asyncio.BufferedProtocol):
         self._writer: asyncio.StreamWriter | None = None
         self._transport: asyncio.Transport
         self._linger: asyncio.TimerHandle | None = None
+        self._frame_timer: asyncio.TimerHandle | None = None
         self._closed = asyncio.Event()
 
     async def take_over(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -174,11 +181,29 @@ class Link(asyncio.BufferedProtocol):
             decode(what)
         except Violation as violation:
             self._owner.on_violation(violation)
+        if self._frame_timer is None and self._decoder.within:
+            self._time_frame()
+
+    def _time_frame(self, frame: int = 0, late: bool = False) -> None:
+        """Look again, for as long as frames are under way, and end the stream at one that was late at the last look
+        already: after a process was stopped its timers come first, and the bytes that had arrived meanwhile after
+        them."""
+        self._frame_timer, within = None, self._decoder.within
+        if self.lost is not None or not within:
+            return
+        if late and within == frame:
+            self.close(Unreachable(f"a frame was not complete in {FRAME_S:g} s", peer=self.peer))
+            return
+        late = within == frame
+        loop = asyncio.get_running_loop()
+        self._frame_timer = loop.call_later(LAST_LOOK_S if late else FRAME_S, self._time_frame, within, late)
 
     def _end(self, reason: PeerError) -> None:
         if self.lost is not None:
             return
         self.lost = reason
+        if self._frame_timer is not None:
+            self._frame_timer.cancel()
         self._writable.set()  # whoever waits wakes up and finds the stream lost
         self._owner.on_lost(reason)
 

@@ -26,7 +26,7 @@ class _Pending:
 
     max_reply_bytes: int
     answered: asyncio.Future[None]
-    body: bytearray | bytes | None = None
+    body: memoryview | None = None
     payload: memoryview = field(default_factory=lambda: room(0))
     filled: int = 0
     requested: bool = False
@@ -134,7 +134,7 @@ class CallerStream:
 
     # StreamOwner
 
-    def on_frame(self, header: Header, content: bytes | bytearray) -> None:
+    def on_frame(self, header: Header, content: memoryview) -> None:
         """An answer, or an error."""
         if header.kind is Kind.ERROR:
             self._on_error(header.call, content)
@@ -181,7 +181,7 @@ class CallerStream:
         if self._lost is not None:
             self._lost(self._peer)
 
-    def _on_error(self, call: int, content: bytes | bytearray) -> None:
+    def _on_error(self, call: int, content: memoryview) -> None:
         error = unpack_error(content, self._peer)
         pending = self._find(call) if call else None
         if pending is not None and not pending.answered.done():

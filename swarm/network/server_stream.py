@@ -68,9 +68,14 @@ class ServerStream:
         """End the stream now and cancel its handlers. Idempotent."""
         self._link.close(Unreachable("this endpoint is closing", peer=self.peer))
 
+    @property
+    def idle(self) -> bool:
+        """Whether no call is open on it."""
+        return not self._calls
+
     # StreamOwner
 
-    def on_frame(self, header: Header, content: bytes | bytearray) -> None:
+    def on_frame(self, header: Header, content: memoryview) -> None:
         """A request, a notice or a cancel."""
         if self._link.lost is not None:
             return  # what came in one piece with the frame that was refused
@@ -118,7 +123,7 @@ class ServerStream:
             self._on_cancel(call)
         self._unwanted.clear()
 
-    def _on_request(self, header: Header, content: bytes | bytearray) -> None:
+    def _on_request(self, header: Header, content: memoryview) -> None:
         if header.call <= self._last:
             raise Violation("a call id that does not grow")
         self._last = header.call
@@ -137,7 +142,7 @@ class ServerStream:
         else:
             self._start(header.call, open_call)
 
-    def _admit(self, content: bytes | bytearray, payload_bytes: int) -> Admitted:
+    def _admit(self, content: memoryview, payload_bytes: int) -> Admitted:
         envelope = unpack_request(content)
         return self.desk.admit(self.peer, envelope, payload_bytes, public=self.public)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,7 @@ from hivemind.utils.multiaddr import Multiaddr as HivemindMultiaddr
 
 from swarm.errors import Unreachable
 from swarm.ids import PeerId
-from swarm.network.attach import _plain, peer_bytes
+from swarm.network.attach import AttachedP2P, DaemonGone, _plain, peer_bytes
 from swarm.network.daemon_client import DaemonClient
 
 
@@ -70,3 +71,16 @@ async def test_who_is_told_that_the_daemon_is_gone_begins_no_call_that_nobody_an
     await client.end()
     assert await storing == 1
     assert reading.cancelled()
+
+
+async def test_stream_for_which_we_have_no_file_descriptor_is_no_fault_of_the_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def full(path: str) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(asyncio, "open_unix_connection", full)
+    p2p = AttachedP2P()
+    p2p._client_listen_maddr = None  # asked for when it is collected
+    with pytest.raises(DaemonGone, match="descriptor"):
+        await p2p.open_stream(PeerId(PEER), "control")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import struct
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -32,7 +34,7 @@ class Sink:
         self.told: list[object] = []
         self._chunk = bytearray()
 
-    def on_frame(self, header: Header, content: bytes | bytearray) -> None:
+    def on_frame(self, header: Header, content: memoryview) -> None:
         self.told.append((header.kind, header.call, bytes(content)))
 
     def place_chunk(self, call: int, size: int) -> memoryview | None:
@@ -104,3 +106,25 @@ def test_wire_bytes_are_what_is_sent(size: int) -> None:
     payload = bytes(size)
     sent = HEADER_BYTES + 10 + sum(HEADER_BYTES + len(chunk) for chunk in cut(payload))
     assert wire_bytes(10, size) == sent
+
+
+def resident() -> int:
+    """This process's bytes that are in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_content_that_is_announced_takes_memory_only_as_it_arrives() -> None:
+    decoders = [FrameDecoder(Sink()) for _ in range(32)]
+    before = resident()
+    for decoder in decoders:
+        decoder.feed(encode_header(Kind.REQUEST, 1, MAX_BODY_BYTES))
+    assert resident() - before < len(decoders) * MAX_BODY_BYTES // 4
+
+
+def test_frame_that_is_under_way_has_a_number_until_it_is_complete() -> None:
+    decoder = FrameDecoder(Sink())
+    seen = []
+    for piece in (encode_frame(Kind.CANCEL, 1), encode_header(Kind.REQUEST, 2, 2), b"x", b"x"):
+        decoder.feed(piece)
+        seen.append(decoder.within)
+    assert seen == [0, 2, 2, 0]

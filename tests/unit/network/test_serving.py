@@ -7,11 +7,13 @@ import contextlib
 import socket
 from collections.abc import AsyncIterator, Sequence
 
+import pytest
+
 from swarm.clock import SystemClock
 from swarm.errors import Busy
 from swarm.ids import PeerId
 from swarm.network.bodies import Envelope, pack_request
-from swarm.network.framing import Kind, encode_frame
+from swarm.network.framing import Kind, encode_frame, encode_header
 from swarm.network.link import Meter
 from swarm.network.protocols import Answer, Method, Request
 from swarm.network.server_stream import ServerStream
@@ -42,9 +44,9 @@ class Slow:
 
 
 @contextlib.asynccontextmanager
-async def serving(desk: Desk) -> AsyncIterator[socket.socket]:
+async def serving(desk: Desk, *, public: bool = False) -> AsyncIterator[socket.socket]:
     ours, theirs = socket.socketpair()
-    stream = ServerStream(CALLER, desk, SystemClock(), Meter(), public=False)
+    stream = ServerStream(CALLER, desk, SystemClock(), Meter(), public=public)
     task = asyncio.create_task(stream.serve(*await asyncio.open_connection(sock=theirs)))
     try:
         yield ours
@@ -55,6 +57,16 @@ async def serving(desk: Desk) -> AsyncIterator[socket.socket]:
 
 def request(call: int, *, remaining_s: float = 30.0, payload_bytes: int = 0) -> bytes:
     return encode_frame(Kind.REQUEST, call, pack_request("test/1/slow", remaining_s, 0, Ask()), payload_bytes)
+
+
+async def told(caller: socket.socket) -> bytes:
+    """All that is said until the stream is closed."""
+    caller.setblocking(False)
+    loop, received = asyncio.get_running_loop(), b""
+    async with asyncio.timeout(10):
+        while piece := await loop.sock_recv(caller, 1 << 16):
+            received += piece
+    return received
 
 
 def places(desk: Desk) -> int:
@@ -85,9 +97,13 @@ async def test_serving_payloads_that_are_announced_and_never_sent_end_the_stream
     desk.mount(Slow())
     async with serving(desk) as caller:
         caller.send(b"".join(request(call, remaining_s=1e-3, payload_bytes=8) for call in range(1, 1100)))
-        caller.setblocking(False)
-        loop, received = asyncio.get_running_loop(), b""
-        async with asyncio.timeout(10):
-            while piece := await loop.sock_recv(caller, 1 << 16):
-                received += piece
-        assert b"announced and not sent" in received
+        assert b"announced and not sent" in await told(caller)
+
+
+async def test_serving_frame_that_begins_and_does_not_go_on_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.network.link.FRAME_S", 0.01)
+    monkeypatch.setattr("swarm.network.link.LAST_LOOK_S", 0.01)
+    async with serving(Desk(ServeLimits())) as caller:
+        caller.send(encode_header(Kind.REQUEST, 1, 1000))
+        with contextlib.suppress(ConnectionResetError):
+            assert await told(caller) == b""

@@ -1,0 +1,97 @@
+"""Others' streams to us, all together, over socket pairs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+
+from swarm.clock import SystemClock
+from swarm.ids import PeerId
+from swarm.network.incoming import Incoming
+from swarm.network.link import Meter
+from swarm.network.serving import Desk, ServeLimits
+from tests.harness.expect import eventually
+from tests.unit.network.test_serving import Slow, request
+
+MEMBER = PeerId("member")
+MOST = 3
+
+
+class Door:
+    """The incoming streams of a peer that knows one other."""
+
+    def __init__(self) -> None:
+        self.service, desk = Slow(), Desk(ServeLimits())
+        desk.mount(self.service)
+        self.incoming = Incoming(desk, SystemClock(), Meter(), "public")
+        self.incoming.known = lambda peer: peer == MEMBER
+        self._ends: list[socket.socket] = []
+
+    async def knock(self, peer: PeerId) -> socket.socket:
+        """A stream of that peer's: its own end."""
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        self._ends.append(ours)
+        self.incoming.accept(peer, "control", *await asyncio.open_connection(sock=theirs))
+        return ours
+
+    async def call(self, end: socket.socket) -> None:
+        """A call on that stream, until its handler runs."""
+        begun = self.service.begun
+        end.send(request(1))
+        await eventually(lambda: self.service.begun > begun, what="the handler")
+
+    async def close(self) -> None:
+        """End all."""
+        await self.incoming.close()
+        for end in self._ends:
+            end.close()
+
+
+@pytest.fixture
+async def door(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Door]:
+    monkeypatch.setattr("swarm.network.incoming.MAX_STRANGER_STREAMS", MOST)
+    made = Door()
+    yield made
+    await made.close()
+
+
+async def ended(end: socket.socket) -> bool:
+    """Until the other side has closed it."""
+    with contextlib.suppress(ConnectionError):
+        async with asyncio.timeout(10):
+            return not await asyncio.get_running_loop().sock_recv(end, 1)
+    return True
+
+
+async def test_strangers_stream_too_many_takes_the_place_of_the_oldest_on_which_nobody_calls(door: Door) -> None:
+    ends = [await door.knock(PeerId(f"stranger{number}")) for number in range(MOST)]
+    await door.call(ends[0])
+    ends.append(await door.knock(PeerId("late")))
+    assert await ended(ends[1])
+    assert door.incoming.open == MOST
+    await door.call(ends[2])
+    await door.call(ends[3])
+
+
+async def test_strangers_stream_too_many_is_closed_while_all_others_are_calling_and_a_members_is_not(
+    door: Door,
+) -> None:
+    for number in range(MOST):
+        await door.call(await door.knock(PeerId(f"stranger{number}")))
+    assert await ended(await door.knock(PeerId("late")))
+    await door.call(await door.knock(MEMBER))
+    assert door.incoming.open == MOST + 1
+
+
+async def test_streams_that_come_all_at_once_leave_as_many_as_there_may_be(door: Door) -> None:
+    for number in range(MOST * 4):
+        ours, theirs = socket.socketpair()
+        door._ends.append(ours)
+        reader, writer = await asyncio.open_connection(sock=theirs)
+        door.incoming.accept(PeerId(f"stranger{number}"), "control", reader, writer)
+    await eventually(lambda: door.incoming.open == MOST, what="as many streams as there may be")
