@@ -1,8 +1,10 @@
-"""A guard in front of hivemind's msgpack decoder, which every directory message passes before any validator sees it.
+"""A guard in front of hivemind's msgpack decoder, which every directory message passes before any validator sees it,
+and of its store, which takes all that a validator lets through.
 
 Nested extension values make that decoder recurse in C until the process dies; a dictionary value may name its own
-capacity, which then applies to what honest peers stored. Both are closed here, once per process, by replacing
-``MSGPackSerializer.loads`` and ``DictionaryDHTValue.unpackb``.
+capacity, which then applies to what honest peers stored; a store without bounds grows until no answer has room for
+what one key holds. All are closed here, once per process, by replacing ``MSGPackSerializer.loads``,
+``DictionaryDHTValue.unpackb`` and ``DictionaryDHTValue.store``.
 """
 
 from __future__ import annotations
@@ -13,12 +15,14 @@ import warnings
 from typing import Any, Final
 
 from swarm.network.lean import spare_init
+from swarm.network.records import LONGEST_S
 
 spare_init()
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)
     from hivemind.dht.storage import DictionaryDHTValue
     from hivemind.utils.serializer import MSGPackSerializer
+    from hivemind.utils.timed_storage import get_dht_time
 
 MAX_VALUE_BYTES: Final = 4 << 20
 """The daemon's own limit of one message."""
@@ -26,14 +30,22 @@ MAX_VALUE_BYTES: Final = 4 << 20
 MAX_DEPTH: Final = 12
 """An honest dictionary of records has depth 4: extension, list, items, item."""
 
-MAX_ENTRIES: Final = 16_384
-"""Peers in one directory value."""
+MAX_ENTRIES: Final = 2560
+"""Peers in one directory value: a run has 2,097 members at most, which is what a step's record has room for. All are
+looked at whenever the value is read, and who may announce is anybody."""
+
+MAX_HELD_BYTES: Final = MAX_VALUE_BYTES * 7 // 8
+"""What one key's entries may take, so that they fit into one answer."""
+
+_ENTRY_BYTES: Final = 32
+"""What an entry takes beside its owner and its value."""
 
 MAX_ELEMENTS: Final = 8 * MAX_ENTRIES
 """A dictionary entry has four. Without a limit one message of 4 MiB of nothing would hold the loop up for a second."""
 
 _original_loads = MSGPackSerializer.__dict__["loads"].__func__
 _original_unpackb = DictionaryDHTValue.__dict__["unpackb"].__func__
+_original_store = DictionaryDHTValue.store
 
 
 class TooDeep(ValueError):
@@ -45,6 +57,7 @@ def install() -> None:
     if MSGPackSerializer.loads.__func__ is not _guarded_loads:
         MSGPackSerializer.loads = classmethod(_guarded_loads)
         DictionaryDHTValue.unpackb = classmethod(_strict_unpackb)
+        DictionaryDHTValue.store = _bounded_store
 
 
 def check_nesting(data: bytes | memoryview, limit: int = MAX_DEPTH) -> None:
@@ -131,5 +144,35 @@ def _strict_unpackb(cls: Any, raw: bytes) -> Any:
                 raise TooDeep("malformed dictionary entry")
             if not math.isfinite(entry[2]):
                 raise TooDeep("an expiry that is no date")
-            value.store(*entry)
+            _original_store(value, *entry)
     return value
+
+
+def _bounded_store(self: Any, key: Any, value: Any, expiration_time: float) -> bool:
+    """hivemind's, for as many entries as there is room for: those that are there are renewed, no more are taken.
+
+    What lives longer than any validator believes gives way: it was stored before our clock was set back, and would keep
+    its owner's newer entries out for as long as that was.
+    """
+    held = self.get(key)
+    if held is not None and held.expiration_time > get_dht_time() + LONGEST_S:
+        del self[key]
+        held = None
+    if held is not None and held.expiration_time >= expiration_time:
+        return False
+    if held is None and len(self) >= MAX_ENTRIES:
+        return False
+    more = _entry_bytes(key, value) - (0 if held is None else _entry_bytes(key, held.value))
+    total = getattr(self, "held_bytes", MAX_HELD_BYTES) + more
+    if total > MAX_HELD_BYTES:  # what has expired since the last look is still counted there
+        total = sum(_entry_bytes(each, entry.value) for each, entry in self.items()) + more
+        if total > MAX_HELD_BYTES:
+            return False
+    taken = bool(_original_store(self, key, value, expiration_time))
+    if taken:
+        self.held_bytes = total
+    return taken
+
+
+def _entry_bytes(key: Any, value: bytes) -> int:
+    return len(key) + len(value) + _ENTRY_BYTES

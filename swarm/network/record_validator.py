@@ -11,6 +11,7 @@ from typing import Any
 from swarm.clock import Clock
 from swarm.errors import Violation
 from swarm.ids import PeerId, RunId
+from swarm.network.guard import MAX_ENTRIES
 from swarm.network.lean import spare_init
 from swarm.network.records import (
     MAX_RECORD_BYTES,
@@ -34,7 +35,8 @@ with warnings.catch_warnings():
 
 logger = logging.getLogger(__name__)
 
-_REMEMBERED = 8192
+_REMEMBERED = 4 * MAX_ENTRIES
+"""More than one look at a full value takes: it would otherwise find none of its signatures verified before."""
 
 
 class RecordValidator(RecordValidatorBase):  # type: ignore[misc]

@@ -26,6 +26,7 @@ from swarm.network.framing import wire_bytes
 from swarm.network.link import Meter
 from swarm.network.protocols import PUBLIC_PREFIX, LinkStatistics, Payload, ReplyT, Request, Service
 from swarm.network.records import (
+    LONGEST_S,
     PeerRecord,
     decode_record,
     lifetime_problem,
@@ -104,11 +105,14 @@ class SimNetwork(Wires):
         return self._peers.get(peer)
 
     def store(self, key: str, owner: PeerId, signer: PeerId, expiry: float, body: bytes) -> bool:
-        """What a directory node does with a record: kept only when it is right and not older than what it has.
+        """What a directory node does with a record: kept only when it is right and not older than what it has, unless
+        that one lives longer than is believed since the clock was set back.
 
         Tests call this as a hostile peer would, with a ``signer`` that is not the owner or an ``expiry`` for ever."""
+        now = self.clock.wall()
         old = self._records.get(key, {}).get(owner)
-        if signer != owner or lifetime_problem(expiry, self.clock.wall()) or (old is not None and old.expiry >= expiry):
+        newer = old is not None and expiry <= old.expiry <= now + LONGEST_S
+        if signer != owner or lifetime_problem(expiry, now) or newer:
             return False
         with contextlib.suppress(Violation):
             decode_record(self.kinds[key.split("/")[1]], body)

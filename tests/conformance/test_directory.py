@@ -46,6 +46,18 @@ async def test_record_past_its_lifetime_is_not_found(world: World, alice: Peer, 
         world.clock.shift_s = 0.0
 
 
+async def test_record_announced_after_the_clock_was_set_back_replaces_the_one_before(
+    world: World, alice: Peer, bob: Peer
+) -> None:
+    world.clock.shift_s = 300.0
+    try:
+        await alice.directory.announce(record(step=1), ttl_s=30)
+    finally:
+        world.clock.shift_s = 0.0
+    await alice.directory.announce(record(step=2), ttl_s=30)
+    assert (await bob.directory.lookup(PeerRecord))[alice.endpoint.peer].step == 2
+
+
 async def test_record_of_a_stranger_is_taken_when_it_is_right(world: World, alice: Peer, bob: Peer) -> None:
     assert await world.plant(bob, None, world.clock.wall() + 30, encode_record(record(name="stranger")))
     found = await alice.directory.lookup(PeerRecord)

@@ -9,7 +9,10 @@ from hivemind.utils.serializer import MSGPackSerializer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.network.guard import MAX_DEPTH, TooDeep, check_nesting, install
+from swarm.network import guard
+from swarm.network.guard import MAX_DEPTH, MAX_ENTRIES, TooDeep, check_nesting, install
+from swarm.network.record_validator import _REMEMBERED
+from swarm.network.records import LONGEST_S
 
 install()
 
@@ -98,3 +101,58 @@ def test_dictionary_value_goes_through_and_its_capacity_is_ours() -> None:
 def test_dictionary_value_of_another_shape_is_refused(content: object) -> None:
     with pytest.raises(TooDeep):
         MSGPackSerializer.loads(_dictionary(content))
+
+
+NOW = 4e9
+
+
+@pytest.fixture
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("swarm.network.guard", "hivemind.utils.timed_storage"):
+        monkeypatch.setattr(f"{module}.get_dht_time", lambda: NOW)
+
+
+@pytest.mark.usefixtures("_clock")
+def test_store_takes_no_more_entries_than_a_value_may_have_and_renews_those_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(guard, "MAX_ENTRIES", 3)
+    value = DictionaryDHTValue()
+    assert [value.store(name, b"1", NOW + 30) for name in "abcd"] == [True, True, True, False]
+    assert value.store("a", b"2", NOW + 40)
+    assert not value.store("a", b"0", NOW + 35)
+    assert dict(value.items())["a"].value == b"2"
+    for module in ("swarm.network.guard", "hivemind.utils.timed_storage"):
+        monkeypatch.setattr(f"{module}.get_dht_time", lambda: NOW + 35)
+    assert value.store("d", b"1", NOW + 50), "others have expired"
+
+
+@pytest.mark.usefixtures("_clock")
+def test_store_takes_no_more_bytes_than_an_answer_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "MAX_HELD_BYTES", 400)
+    value = DictionaryDHTValue()
+    assert [value.store(name, b"x" * 100, NOW + 30) for name in "abcd"] == [True, True, True, False]
+    assert value.store("d", b"", NOW + 20) is False
+    assert value.store("a", b"x" * 60, NOW + 40), "shorter than it was"
+    assert value.store("d", b"", NOW + 20)
+    assert not value.store("a", b"x" * 100, NOW + 50)
+
+
+@pytest.mark.usefixtures("_clock")
+def test_store_replaces_what_lives_longer_than_anybody_believes() -> None:
+    value = DictionaryDHTValue()
+    assert value.store("a", b"old", NOW + LONGEST_S + 1)
+    assert value.store("a", b"new", NOW + LONGEST_S)
+    assert not value.store("a", b"older", NOW + LONGEST_S - 1)
+    assert [(key, entry.value) for key, entry in value.items()] == [("a", b"new")]
+
+
+def test_all_signatures_of_a_full_value_are_remembered_from_one_look_to_the_next() -> None:
+    assert 4 * MAX_ENTRIES <= _REMEMBERED
+
+
+def test_dictionary_value_with_too_many_entries_is_refused() -> None:
+    entries = [[f"{number}", b"", NOW] for number in range(MAX_ENTRIES + 1)]
+    assert len(MSGPackSerializer.loads(_dictionary([1, 5.0, entries[1:]]))) == MAX_ENTRIES
+    with pytest.raises(TooDeep, match="entries"):
+        MSGPackSerializer.loads(_dictionary([1, 5.0, entries]))
