@@ -1,7 +1,8 @@
 """Message bodies: pydantic models to msgpack and back, with every way a hostile body could hurt closed.
 
 Size is checked before decoding; extension types do not exist here; map keys are strings; nesting is bounded twice, by
-the C decoder's own stack (an error, not a crash) and by :data:`MAX_DEPTH` before the schema sees anything.
+the C decoder's own stack (an error, not a crash) and by :data:`MAX_DEPTH` before the schema sees anything, and so is
+the number of elements, by :data:`MAX_ELEMENTS`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ from swarm.schema import Message
 
 MAX_DEPTH = 16
 """Nesting no honest body comes near: a close record uses five levels."""
+
+MAX_ELEMENTS = MAX_BODY_BYTES // 8
+"""What a body may hold in all; an honest one has an element in some twenty bytes. Without a limit one body of 4 MiB of
+nothing would hold the loop up for a second."""
 
 MAX_REASON = 400
 MAX_TIMEOUT_S = 24 * 3600.0
@@ -50,11 +55,18 @@ def unpack(data: bytes | bytearray | memoryview) -> Any:
         raise Violation(f"a body of {len(data)} bytes exceeds the limit of {MAX_BODY_BYTES}")
     try:
         value = msgpack.unpackb(
-            data, raw=False, use_list=False, strict_map_key=True, max_ext_len=0, ext_hook=_refuse_extension
+            data,
+            raw=False,
+            use_list=False,
+            strict_map_key=True,
+            max_ext_len=0,
+            max_array_len=MAX_ELEMENTS,
+            max_map_len=MAX_ELEMENTS,
+            ext_hook=_refuse_extension,
         )
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise Violation(f"malformed body: {type(error).__name__}") from error
-    _check_depth(value)
+    _check_shape(value)
     return value
 
 
@@ -107,12 +119,17 @@ def _refuse_extension(code: int, data: bytes) -> NoReturn:
     raise ValueError("extension types are not used")
 
 
-def _check_depth(value: Any) -> None:
-    """Level by level, so that the cost is one look at each element and the check itself cannot recurse."""
+def _check_shape(value: Any) -> None:
+    """Level by level, so that the cost is one look at each element, of which each level is counted first, and the check
+    itself cannot recurse."""
     level = [value] if isinstance(value, (tuple, dict)) else []
+    elements = 0
     for _ in range(MAX_DEPTH):
         if not level:
             return
+        elements += sum(map(len, level))
+        if elements > MAX_ELEMENTS:
+            raise Violation(f"a body of more than {MAX_ELEMENTS} elements")
         level = [
             item
             for container in level

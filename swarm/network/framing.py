@@ -32,6 +32,8 @@ CHUNK_BYTES = 256 << 10
 
 MAX_PAYLOAD_BYTES = 4 << 30
 MAX_ERROR_BYTES = 4 << 10
+MAX_PUBLIC_BYTES = 4 << 10
+"""Content of a frame to a public method: anybody may send it, and it is unpacked before anything is known of it."""
 
 _HEADER = struct.Struct(">2sBBIIQ")
 HEADER_BYTES = _HEADER.size
@@ -95,16 +97,18 @@ def encode_frame(kind: Kind, call: int, content: bytes = b"", payload_bytes: int
     return encode_header(kind, call, len(content), payload_bytes) + content
 
 
-def decode_header(data: bytes | bytearray | memoryview) -> Header:
-    """Read a header's bytes. Raises Violation for anything our own encoder would not have written."""
+def decode_header(data: bytes | bytearray | memoryview, most_content: int = MAX_BODY_BYTES) -> Header:
+    """Read a header's bytes. Raises Violation for anything our own encoder would not have written, and for more than
+    ``most_content`` bytes that are no chunk."""
     magic, version, kind_code, call, content_bytes, payload_bytes = _HEADER.unpack(data)
     if magic != MAGIC or version != WIRE_VERSION:
         raise Violation("not a frame of this wire version")
     kind = _KINDS.get(kind_code)
     if kind is None:
         raise Violation(f"unknown frame kind {kind_code}")
-    if content_bytes > _CONTENT_LIMIT[kind]:
-        raise Violation(f"a {kind.name} frame of {content_bytes} bytes exceeds the limit of {_CONTENT_LIMIT[kind]}")
+    limit = _CONTENT_LIMIT[kind] if kind is Kind.CHUNK else min(_CONTENT_LIMIT[kind], most_content)
+    if content_bytes > limit:
+        raise Violation(f"a {kind.name} frame of {content_bytes} bytes exceeds the limit of {limit}")
     if payload_bytes > (MAX_PAYLOAD_BYTES if kind in (Kind.REQUEST, Kind.REPLY) else 0):
         raise Violation(f"a {kind.name} frame announces {payload_bytes} bytes of payload")
     if kind is Kind.CHUNK and not content_bytes:
@@ -134,10 +138,11 @@ def wire_bytes(content_bytes: int, payload_bytes: int = 0) -> int:
 class FrameDecoder:
     """The state between two reads. Use ``buffer``, fill its beginning, then say how much with ``advance``."""
 
-    __slots__ = ("_begun", "_end", "_filled", "_header", "_scratch", "_sink", "_store", "_target")
+    __slots__ = ("_begun", "_end", "_filled", "_header", "_most", "_scratch", "_sink", "_store", "_target")
 
-    def __init__(self, sink: FrameSink) -> None:
-        self._sink = sink
+    def __init__(self, sink: FrameSink, most_content: int = MAX_BODY_BYTES) -> None:
+        """``most_content`` as for :func:`decode_header`."""
+        self._sink, self._most = sink, most_content
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._end = 0
         self._header: Header | None = None
@@ -186,7 +191,7 @@ class FrameDecoder:
 
     def _begin(self, start: int) -> int:
         """Take one header, and what there is of its content, from the scratch; return where the rest begins."""
-        header = decode_header(self._scratch[start : start + HEADER_BYTES])
+        header = decode_header(self._scratch[start : start + HEADER_BYTES], self._most)
         start += HEADER_BYTES
         self._header, self._filled = header, 0
         self._begun += 1

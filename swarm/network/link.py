@@ -15,7 +15,7 @@ from typing import Any, Protocol, cast
 from swarm.errors import PeerError, Unreachable, Violation
 from swarm.ids import PeerId
 from swarm.network.framing import DISCARD, FrameDecoder, FrameSink, Kind, encode_frame, encode_header
-from swarm.network.protocols import LinkStatistics
+from swarm.network.protocols import MAX_BODY_BYTES, LinkStatistics
 
 HIGH_WATER_BYTES = 512 << 10
 """Two chunks: enough to keep the daemon busy, little enough that an error or a small reply is not far behind."""
@@ -63,12 +63,13 @@ class Link(asyncio.BufferedProtocol):
     Nothing here waits longer than its caller: a cancelled ``send`` leaves whole frames only.
     """
 
-    def __init__(self, peer: PeerId, meter: Meter, owner: StreamOwner) -> None:
+    def __init__(self, peer: PeerId, meter: Meter, owner: StreamOwner, most_content: int = MAX_BODY_BYTES) -> None:
+        """Frames that come may hold ``most_content`` bytes, chunks apart."""
         self.peer = peer
         self.lost: PeerError | None = None
         self._meter = meter
         self._owner = owner
-        self._decoder = FrameDecoder(owner)
+        self._decoder = FrameDecoder(owner, most_content)
         self._writable = asyncio.Event()
         self._writable.set()
         self._turn = asyncio.Lock()

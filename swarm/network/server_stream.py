@@ -11,9 +11,9 @@ from swarm.clock import Clock
 from swarm.errors import DeadlineMissed, PeerError, Unreachable, Violation
 from swarm.ids import PeerId
 from swarm.network.bodies import pack_error, unpack_request
-from swarm.network.framing import Header, Kind, cut, room
+from swarm.network.framing import MAX_PUBLIC_BYTES, Header, Kind, cut, room
 from swarm.network.link import Link, Meter
-from swarm.network.protocols import Request
+from swarm.network.protocols import MAX_BODY_BYTES, Request
 from swarm.network.serving import Admitted, Desk, handle
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class ServerStream:
     _link: Link = field(init=False)
 
     def __post_init__(self) -> None:
-        self._link = Link(self.peer, self.meter, self)
+        self._link = Link(self.peer, self.meter, self, MAX_PUBLIC_BYTES if self.public else MAX_BODY_BYTES)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer calls until the stream is gone and its handlers have ended. Cancelled, it closes the stream."""

@@ -11,6 +11,7 @@ from swarm.errors import PEER_ERRORS, PeerError, Violation
 from swarm.ids import MicrobatchId, PeerId
 from swarm.network.bodies import (
     MAX_DEPTH,
+    MAX_ELEMENTS,
     decode,
     pack,
     pack_error,
@@ -58,6 +59,9 @@ def test_message_of_named_tuples_comes_back_equal() -> None:
         b"\xc6\xff\xff\xff\xff",
         b"\x91" * 100_000 + b"\x01",
         pack(nested(MAX_DEPTH + 1)),
+        b"\xdd" + (MAX_ELEMENTS + 1).to_bytes(4, "big") + b"\xc0" * (MAX_ELEMENTS + 1),
+        pack([[None] * (MAX_ELEMENTS // 4)] * 4),
+        pack([[()] * (MAX_ELEMENTS // 4)] * 4),
     ],
 )
 def test_body_that_is_malformed_or_too_deep_is_a_violation(data: bytes) -> None:

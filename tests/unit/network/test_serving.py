@@ -13,7 +13,7 @@ from swarm.clock import SystemClock
 from swarm.errors import Busy
 from swarm.ids import PeerId
 from swarm.network.bodies import Envelope, pack_request
-from swarm.network.framing import Kind, encode_frame, encode_header
+from swarm.network.framing import MAX_PUBLIC_BYTES, Kind, encode_frame, encode_header
 from swarm.network.link import Meter
 from swarm.network.protocols import Answer, Method, Request
 from swarm.network.server_stream import ServerStream
@@ -107,3 +107,9 @@ async def test_serving_frame_that_begins_and_does_not_go_on_ends_the_stream(monk
         caller.send(encode_header(Kind.REQUEST, 1, 1000))
         with contextlib.suppress(ConnectionResetError):
             assert await told(caller) == b""
+
+
+async def test_serving_stranger_who_announces_a_long_body_is_told_no_before_he_sends_it() -> None:
+    async with serving(Desk(ServeLimits()), public=True) as caller:
+        caller.send(encode_header(Kind.REQUEST, 1, MAX_PUBLIC_BYTES + 1))
+        assert b"exceeds the limit" in await told(caller)
