@@ -76,7 +76,7 @@ def decode(model: type[MessageT], plain: Any) -> MessageT:
         return model.model_validate(plain)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = ".".join(str(part)[:40] for part in first["loc"][:6])
+        where = ".".join(_printable(str(part)[:40]) for part in first["loc"][:6])  # keys of the body among them
         raise Violation(f"{model.__name__}.{where}: {first['type']}") from error
 
 
@@ -111,8 +111,12 @@ def unpack_error(data: bytes | bytearray | memoryview, peer: str) -> PeerError:
     if not isinstance(value, tuple) or len(value) != 2 or not all(isinstance(part, str) for part in value):
         raise Violation("malformed error")
     code, reason = value
-    printable = "".join(character if character.isprintable() else "?" for character in reason[:MAX_REASON])
-    return PEER_ERRORS.get(code, PeerError)(printable, peer=peer)
+    return PEER_ERRORS.get(code, PeerError)(_printable(reason[:MAX_REASON]), peer=peer)
+
+
+def _printable(text: str) -> str:
+    """Another peer's words as a log can have them: on one line, and without a terminal's commands."""
+    return "".join(character if character.isprintable() else "?" for character in text)
 
 
 def _refuse_extension(code: int, data: bytes) -> NoReturn:

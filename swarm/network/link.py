@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections import defaultdict
 from collections.abc import Callable
 from typing import Any, Protocol, cast
 
@@ -28,19 +27,32 @@ _SOCKET_BUFFER_BYTES = 1 << 20
 LINGER_S = 1.0
 """How long a refused stream still swallows bytes, so that the reason reaches the other side before the end does."""
 
-
 FRAME_S = 60.0
 """How long the content of one frame, 4 MiB at most, may take to arrive: it holds memory, and one of few streams."""
 
 LAST_LOOK_S = 1.0
 
+MAX_METERED = 4096
+"""Peers whose bytes are counted apart, of all that were ever met."""
+
+
+class _Counts(dict[PeerId, int]):
+    """Numbers by peer, 0 at first. Before there are too many, those with the least become one, that of no peer."""
+
+    def __missing__(self, peer: PeerId) -> int:
+        if len(self) >= MAX_METERED:
+            nobody = PeerId("")
+            least = sorted(self.keys() - {nobody}, key=self.__getitem__)[: MAX_METERED // 2]
+            self[nobody] = self.get(nobody, 0) + sum(map(self.pop, least))
+        return 0
+
 
 class Meter:
-    """Bytes by remote peer, for the life of an endpoint."""
+    """Bytes by remote peer, for the life of an endpoint; of very many peers, those with the least only in the sum."""
 
     def __init__(self) -> None:
-        self.sent: defaultdict[PeerId, int] = defaultdict(int)
-        self.received: defaultdict[PeerId, int] = defaultdict(int)
+        self.sent = _Counts()
+        self.received = _Counts()
 
     def statistics(self) -> LinkStatistics:
         """A copy."""

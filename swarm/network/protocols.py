@@ -82,7 +82,8 @@ class Service(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LinkStatistics:
-    """Bytes on the wire since the endpoint opened, frames' headers included; by remote peer."""
+    """Bytes on the wire since the endpoint opened, frames' headers included; by remote peer; of very many
+    peers, those with the fewest together under no name."""
 
     bytes_sent: Mapping[PeerId, int]
     bytes_received: Mapping[PeerId, int]

@@ -86,6 +86,12 @@ def test_body_of_another_shape_names_the_field_and_not_its_content() -> None:
     assert "secret" not in str(caught.value)
 
 
+def test_body_with_a_hostile_key_is_told_without_what_a_terminal_obeys() -> None:
+    with pytest.raises(Violation) as caught:
+        decode(Holder, {"table": {"x\x1b[31m\ny": "no number"}})
+    assert caught.value.reason == "Holder.table.x?[31m?y: float_type"
+
+
 @pytest.mark.parametrize(
     "envelope",
     [

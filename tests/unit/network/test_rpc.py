@@ -63,3 +63,15 @@ async def test_payload_of_a_refused_call_is_let_go_without_the_collector() -> No
         gc.enable()
         stream.close()
         await serving
+
+
+def test_bytes_of_very_many_peers_are_counted_and_not_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("swarm.network.link.MAX_METERED", 8)
+    meter = Meter()
+    meter.received[CALLER] += 1000
+    for number in range(100):
+        meter.received[PeerId(f"stranger{number}")] += 1
+        meter.received[CALLER] += 1
+    assert len(meter.received) <= 8
+    assert meter.statistics().total == (0, 1200)
+    assert meter.statistics().bytes_received[CALLER] == 1100
