@@ -73,10 +73,16 @@ class Ballot:
 
     async def retire(self, reason: str) -> Acceptor:
         """Answer nothing any more; returns what it promised and accepted, when nothing is being written."""
+        async with self.retiring(reason):
+            return self._acceptor
+
+    @asynccontextmanager
+    async def retiring(self, reason: str) -> AsyncIterator[None]:
+        """As :meth:`retire`, when nothing is being written; it goes on as before if what is done meanwhile fails."""
         async with self._one_by_one:
             await self.close()
+            yield
             self._abstains = reason
-        return self._acceptor
 
     @asynccontextmanager
     async def _asked(self) -> AsyncIterator[None]:

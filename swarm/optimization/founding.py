@@ -179,17 +179,15 @@ async def _ask(calls: StepCalls, peer: PeerId, propose: Propose, timeout_s: floa
 async def announce(calls: StepCalls, decision: Decide, roster: Roster, timeout_s: float) -> None:
     """Tell everybody what was decided.
 
-    A member that accepted and then cannot be told is not waited for: the record is decided all the same, and the
-    health watch deals with the member. Our own decision comes last, so that whoever sees it knows all were told; a
-    close here that takes longer than an answer may goes on, and who waits for the next step hears of its end. Raises
-    OutOfSync, when all were told, for a member that answers no.
+    A member that accepted and then cannot be told, or was started anew and says no, is not waited for: the record is
+    decided all the same, and the health watch deals with the member. Our own decision comes last, so that whoever sees
+    it knows all were told; a close here that takes longer than an answer may goes on, and who waits for the next step
+    hears of its end. Raises OutOfSync, when all were told, when we say no ourselves.
     """
     others = [peer for peer in roster.peers if peer != calls.me]
-    answers = await asyncio.gather(*(_tell(calls, peer, decision, timeout_s) for peer in others))
-    ours = await _tell(calls, calls.me, decision, timeout_s)
-    refusals = [answer for answer in (*answers, ours) if answer is not None]
-    if refusals:
-        raise OutOfSync(f"step {decision.step} is decided, but {'; '.join(refusals)}")
+    await asyncio.gather(*(_tell(calls, peer, decision, timeout_s) for peer in others))
+    if (refusal := await _tell(calls, calls.me, decision, timeout_s)) is not None:
+        raise OutOfSync(f"step {decision.step} is decided, but {refusal}")
 
 
 async def _tell(calls: StepCalls, peer: PeerId, decision: Decide, timeout_s: float) -> str | None:
@@ -199,5 +197,6 @@ async def _tell(calls: StepCalls, peer: PeerId, decision: Decide, timeout_s: flo
     except (Unreachable, DeadlineMissed) as error:
         logger.warning("step %d is decided, but %s could not be told: %s", decision.step, peer, error)
     except PeerError as error:
+        logger.warning("step %d is decided, but %s", decision.step, error)
         return str(error)
     return None

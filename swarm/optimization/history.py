@@ -109,10 +109,10 @@ class History:
 
     def rewind(self, record: CloseRecord) -> None:
         """Go back to a record before the newest: what was since did not count. The file is numbered as it is, and the
-        next record begins another. Raises OSError."""
+        next record begins another. Raises OSError, with all as it was."""
         if self._path is not None:
-            self._unwritten.clear()
             self._set_aside(self._path)
+            self._unwritten.clear()
         self._head, self._hash = record, record.hash()
 
     async def add(self, record: CloseRecord, acceptances: Mapping[str, bytes] | None = None, term: int = 0) -> None:

@@ -168,10 +168,17 @@ class LeadDesk:
         """Who joins and leaves with this step, and the next step's roster. ``missing`` have asked to join and do not
         answer, ``absent`` are members that were lost. Later requests must wait for the next step. Raises Refused when
         the run cannot do without those that were lost."""
-        self._settled = True
-        joins = tuple(join for peer, join in self._joins.items() if peer not in missing and peer not in self._roster)
+        self._settled, self._lost = True, frozenset()  # who was taken for lost before is back, or absent
+        joins = tuple(join for peer, join in self._joins.items() if peer not in missing and self._may_join(join))
         changes = self._change_rules.gather(self._roster, joins, tuple(self._leaves.values()), absent)
         return changes, self._change_rules.apply(self._moment, changes)
+
+    def _may_join(self, join: Admission) -> bool:
+        try:
+            self._change_rules.check_admission(self._moment, join)
+        except (Refused, Violation):
+            return False
+        return True
 
     def joining(self, lost: Collection[PeerId]) -> tuple[Admission, ...]:
         """Who asks to join with a step that is to be given up, without those that are lost again. From now on who is

@@ -24,6 +24,7 @@ from swarm.optimization.records import (
     CloseRecord,
     Confirmation,
     check_confirmed,
+    valid_acceptances,
     voters,
 )
 from swarm.optimization.roster import Roster
@@ -138,8 +139,10 @@ class Fork:
     def decided(self, digest: str, term: int, acceptances: Mapping[str, bytes]) -> CloseRecord | None:
         """What a majority decided in this step: None when it is our candidate, which is confirmed by that; else the
         record that it is. Raises Refused for what is not known here or not decided."""
-        proof = Confirmation.of(term, acceptances)
         if digest == self.candidate.record.hash():
+            # Others than the voters may have signed it as well, and whoever tells us may have added what he likes.
+            votes = valid_acceptances(self.candidate.record, self.voters, acceptances, self.verify, term)
+            proof = Confirmation.of(term, votes)
             self.check(proof)
             self.confirmation = proof
             return None

@@ -55,6 +55,7 @@ class StepLoop:
         self._member, self._closing, self._feed = member, closing, feed
         self._parting, self._rejoin = parting, rejoin
         self._led = (-1, -1)
+        self._leading: Leading | None = None
         closing = dataclasses.replace(
             closing,
             confirmed=lambda: None if member.forking.fork is None else member.forking.fork.confirmation,
@@ -64,28 +65,34 @@ class StepLoop:
         self._solitude, self._reunion = Solitude(member, closing), Reunion(member, closing)
 
     async def run(self) -> None:
-        """Take part from the step in which this peer is in the roster. Raises, in an ExceptionGroup, what ends it
-        earlier."""
-        member = self._member
-        aside = [asyncio.create_task(work) for work in (self._solitude.run(), self._reunion.run())]
+        """Take part from the step in which this peer is in the roster. Raises what ends it earlier, of a step in an
+        ExceptionGroup."""
+        works = (self._steps(), self._solitude.run(), self._reunion.run())
+        tasks = [asyncio.create_task(work) for work in works]
         try:
-            await member.wait_begun()
-            while not self._done():
-                if member.cut_off:
-                    self._say_given_up()
-                    await self._rejoin()
-                    continue
-                roster = member.roster
-                leading = await self._step(member.open_step)
-                if leading is not None and leading.decided is not None:
-                    await self._dismiss(leading, leading.decided)
-                elif self._done():
-                    await self._parting.wait(roster.peers)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
-            for task in aside:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*aside, return_exceptions=True)
-            await member.close()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._member.close()
+
+    async def _steps(self) -> None:
+        member = self._member
+        await member.wait_begun()
+        while not self._done():
+            if member.cut_off:
+                self._say_given_up()
+                await self._rejoin()
+                continue
+            roster, self._leading = member.roster, None
+            leading = await self._step(member.open_step)
+            if leading is not None and leading.decided is not None:
+                await self._dismiss(leading, leading.decided)
+            elif self._done():
+                await self._parting.wait(roster.peers)
 
     def _say_given_up(self) -> None:
         fork, reason = self._member.forking.given_up, self._member.cut_off
@@ -97,18 +104,17 @@ class StepLoop:
 
     async def _step(self, step: int) -> Leading | None:
         """Take part in one step until it is closed here, or closed without us; how we led it, if we did."""
-        leads: list[Leading] = []
         async with asyncio.TaskGroup() as group:
             feeding = None if self._feed is None else group.create_task(self._feed(step))
-            lead = group.create_task(self._lead(step, leads))
+            lead = group.create_task(self._lead(step))
             await self._member.wait_open(step + 1)
             if feeding is not None:
                 feeding.cancel()
-            if not (leads and leads[-1].decided):
+            if self._leading is None or not self._leading.decided:
                 lead.cancel()
-        return leads[-1] if leads else None
+        return self._leading
 
-    async def _lead(self, step: int, leads: list[Leading]) -> None:
+    async def _lead(self, step: int) -> None:
         """Lead the step whenever it is our turn, until it is decided or goes on without us. No term twice, also when
         we were cut off and come back to the same step: two records in one term could both be decided."""
         member, liveness, patience = self._member, self._closing.liveness, Patience(0.1)
@@ -123,14 +129,15 @@ class StepLoop:
                 await self._closing.clock.sleep(patience.pause_s())
                 term = own_term(roster, step, me, max(self._led[1], member.term) + _leap(superseded))
             self._led = (step, term)
-            leads.append((Provisional if self._solitude.over() else Leading)(self._closing, step, term))
+            leading = (Provisional if self._solitude.over() else Leading)(self._closing, step, term)
+            self._leading = leading
             try:
-                await first_done(leads[-1].decide(), self._solitude.turned())
-                if leads[-1].decided is not None:
-                    return await self._announce(leads[-1])
+                await first_done(leading.decide(), self._solitude.turned())
+                if leading.decided is not None:
+                    return await self._announce(leading)
                 self._closing.desk.end_term()
             except (Superseded, WrongStep, OutOfSync) as error:
-                if isinstance(error, OutOfSync) and not leads[-1].provisional:
+                if isinstance(error, OutOfSync) and not leading.provisional:
                     raise
                 superseded += isinstance(error, Superseded)
                 logger.info("step %d, term %d was given up: %s", step, term, error)

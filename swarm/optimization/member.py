@@ -146,9 +146,9 @@ class Member:
         async with state.busy:
             if state is not self._open or record.step != self._step or self._cut_off:
                 return
-            self._accepts.check_decided(self._roster, decision)
+            proven = self._proven(decision)
             if state.closing is None:
-                state.closing = asyncio.create_task(self._close_step(decision))
+                state.closing = asyncio.create_task(self._close_step(proven))
         await asyncio.shield(state.closing)
 
     async def cut(self, reason: str) -> None:
@@ -160,16 +160,17 @@ class Member:
         await self._news.tell()
 
     async def rewind(self, reason: str, elsewhere: CloseRecord | None) -> None:
-        """Our provisional lineage does not count: be cut off where it began. What was accepted there is kept."""
+        """Our provisional lineage does not count: be cut off where it began. What was accepted there is kept. Raises
+        OSError, with all as it was."""
         async with self._settled() as state:
             if self.forking.fork is None:
                 return
             await state.close()
-            await state.ballot.retire(f"step {self._step} does not count")
-            fork = self.forking.rewind(elsewhere)  # from here on nothing is waited for: who told us may hang up
-            ballot = self._context.life.resume(fork.point, fork.acceptor)
-            self._open, self._step, self._roster = OpenStep(ballot), fork.step, fork.point.members
-            self._cut_off = f"its steps from {fork.step} on do not count: {reason}"
+            async with state.ballot.retiring(f"step {self._step} does not count"):
+                fork = self.forking.rewind(elsewhere)  # from here on nothing is waited for: who told us may hang up
+                ballot = self._context.life.resume(fork.point, fork.acceptor)
+                self._open, self._step, self._roster = OpenStep(ballot), fork.step, fork.point.members
+                self._cut_off = f"its steps from {fork.step} on do not count: {reason}"
         await self._news.tell()
 
     async def close(self) -> None:
@@ -275,15 +276,14 @@ class Member:
             if state.closing is None:
                 if self._cut_off:
                     raise Busy(f"catching up: {self._cut_off}")
-                decision = self._decision(state, body)
-                state.closing = asyncio.create_task(self._close_step(decision))
+                decision = Decision(state.accepted(body.record).record, body.acceptances, None, body.term)
+                state.closing = asyncio.create_task(self._close_step(self._proven(decision)))
         await asyncio.shield(state.closing)
         return Answer(Empty())
 
-    def _decision(self, state: OpenStep, body: Decide) -> Decision:
-        decision = Decision(state.accepted(body.record).record, body.acceptances, None, body.term)
+    def _proven(self, decision: Decision) -> Decision:
         self._accepts.check_decided(self._roster, decision)
-        return decision
+        return decision.proven(self._roster, self._context.verify)
 
     # --- closing it ----------------------------------------------------------------------------------------------
 
@@ -320,10 +320,9 @@ class Member:
         point = None if record.founding else context.history.head
         await context.history.add(record, decision.acceptances, decision.term)
         await self.forking.closed(decision, point, state)
-        vote = state.ballot.vote or state.candidate
-        asked = vote is not None and context.me in {leave.peer for leave in vote.changes.leaves}
-        self._departed = took_part and not inside and asked
-        if took_part and not inside and not asked:
+        out, lost = took_part and not inside, context.me in record.absent
+        self._departed = out and not lost  # nobody else is left out but who has asked for it
+        if out and lost:
             self.forking.elsewhere, self._cut_off = record, f"step {record.step} was closed without this peer"
         gradient = None if mean is None or record.void else mean.gradient
         digest = "" if record.void or record.founding else state.digest or ""

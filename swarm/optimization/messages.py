@@ -185,4 +185,4 @@ class Decide(Message):
     step: Count
     record: DigestField
     term: Count = 0
-    acceptances: dict[PeerIdField, SignatureField]
+    acceptances: Annotated[dict[PeerIdField, SignatureField], Field(max_length=20_000)]

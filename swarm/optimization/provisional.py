@@ -65,7 +65,8 @@ class Confirming(Leading):
     async def decide(self) -> CloseRecord:
         """See :meth:`Leading.decide`. Raises WrongStep when a majority has decided the step without us."""
         vote = await self._promises()
-        assert vote is not None  # noqa: S101 - we have offered one ourselves
+        if vote is None:
+            raise OutOfSync("nobody offers a candidate, not even this peer, which did not answer itself in time")
         await self._have_accepted(Propose(record=vote.record, changes=vote.changes, term=self.term))
         return vote.record
 
@@ -115,6 +116,7 @@ class Solitude:
 
     def over(self) -> bool:
         """Whether that is so now: see :func:`may_go_on_alone`."""
+        self._look()  # each record has other voters where there are many members
         head, grace_s = self._member.head, self._closing.rules.quorum_grace_s
         if self._since is None or head is None:
             return False
@@ -131,7 +133,6 @@ class Solitude:
             changed = self._closing.liveness.changed()
             if self._since is None or self._left_s() <= 0 or not self._closing.rules.quorum_grace_s:
                 await changed
-                await asyncio.sleep(0)  # run() looks first
             else:
                 await first_done(changed, self._closing.clock.sleep(self._left_s() + 0.001))
 
@@ -144,7 +145,8 @@ class Reunion:
         self._patience = Patience(0.1)
 
     async def run(self) -> None:
-        """Until cancelled: find out what a majority has decided, and else have our candidate accepted."""
+        """Until cancelled: find out what a majority has decided, and else have our candidate accepted. Raises OSError
+        when the disk does not let us give our lineage up."""
         fork: Fork | None = None
         said: Fork | None = None
         while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
@@ -150,6 +150,13 @@ class Decision:
     term: int = 0
     digest: str = ""
 
+    def proven(self, roster: Roster, verify: Callable[[PeerId, bytes, bytes], bool]) -> Decision:
+        """With the signatures of those only who take part in its step, ``roster``; of a founding record, whom it names.
+        Who tells of a decision may add what he likes."""
+        asked = self.record.members if self.record.founding else roster
+        signed = valid_acceptances(self.record, asked.peers, self.acceptances, verify, self.term)
+        return replace(self, acceptances=signed)
+
 
 def acceptance_bytes(record: CloseRecord, term: int = 0) -> bytes:
     """What a peer signs when it accepts a record in a term."""
@@ -207,12 +214,24 @@ def _check_signed(
     verify: Callable[[PeerId, bytes, bytes], bool],
     term: int,
 ) -> None:
-    signed = acceptance_bytes(record, term)
-    missing = [peer for peer in asked if not verify(peer, signed, acceptances.get(peer, b""))]
+    accepted = valid_acceptances(record, asked, acceptances, verify, term)
+    missing = [peer for peer in asked if peer not in accepted]
     if record.founding and missing:
         raise Refused(f"the acceptance of {missing[0]} is missing or forged")
     if 2 * (len(asked) - len(missing)) <= len(asked):
         raise Refused(f"{len(asked) - len(missing)} of {len(asked)} voters accepted it: that is no majority")
+
+
+def valid_acceptances(
+    record: CloseRecord,
+    asked: Sequence[PeerId],
+    acceptances: Mapping[str, bytes],
+    verify: Callable[[PeerId, bytes, bytes], bool],
+    term: int,
+) -> dict[str, bytes]:
+    """The signatures of those of ``asked`` that accepted the record in this term."""
+    signed = acceptance_bytes(record, term)
+    return {peer: acceptances[peer] for peer in asked if verify(peer, signed, acceptances.get(peer, b""))}
 
 
 def record_bytes(microbatches: int, stages: int, members: int) -> int:

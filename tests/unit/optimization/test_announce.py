@@ -46,9 +46,18 @@ async def test_founding_whose_founder_is_slow_to_close_is_decided_all_the_same()
 
 
 @virtual
-async def test_founding_with_a_member_that_says_no_is_reported_when_all_were_told() -> None:
+async def test_founding_with_a_member_that_says_no_is_decided_all_the_same() -> None:
+    """It may have accepted it in a life that is over."""
     here = await founding()
-    here.puppets[B].instead[DECIDE] = no(PeerError("the disk is full"))
-    with pytest.raises(OutOfSync, match=f"step 0 is decided, but {B}: the disk is full"):
+    here.puppets[B].instead[DECIDE] = no(PeerError("this record was not accepted here"))
+    await announce(here.calls, decide(GENESIS), ROSTER, 5.0)
+    assert here.asked(DECIDE) == set(ROSTER.peers)
+
+
+@virtual
+async def test_founding_whose_founder_says_no_itself_is_reported_when_all_were_told() -> None:
+    here = await founding()
+    here.puppets[FOUNDER].instead[DECIDE] = no(PeerError("the disk is full"))
+    with pytest.raises(OutOfSync, match=f"step 0 is decided, but {FOUNDER}: the disk is full"):
         await announce(here.calls, decide(GENESIS), ROSTER, 5.0)
     assert here.asked(DECIDE) == set(ROSTER.peers)

@@ -29,6 +29,7 @@ from tests.unit.optimization.world import RUN, verify
 
 RULES = replace(WORLD_RULES, steps=9, stages=2, parts=test_changes.PARTS, max_members=9)
 LEADER, *REST = ROSTER.succession(STEP)
+PLACES = (("C", "stage-1"), ("E", "stage-0"))
 
 
 async def _open(step: int) -> None:
@@ -141,6 +142,24 @@ async def test_newcomer_that_does_not_answer_any_more_is_not_let_in() -> None:
         await tell(opened, admission(member(peer)))
     assert set(opened.asking()) == {"C", "E"}
     assert opened.settle({PeerId("C")})[1].peers == tuple(sorted([*ROSTER.peers, "E"]))
+
+
+async def test_newcomer_to_a_part_that_was_not_lost_after_all_has_to_ask_again() -> None:
+    """Its only replica calls others and is called by nobody, as the newcomer: they could not average."""
+    one = Roster(m.model_copy(update={"outgoing": m.peer == "B1"}) for m in ROSTER.members if m.peer != "B2")
+    opened = LeadDesk(replace(RULES, served=True), one.succession(STEP)[0], _open, verify)
+    opened.open_step(STEP, one, BEFORE)
+    late, other = (admission(member(peer, part=part, outgoing=True)) for peer, part in PLACES)
+    with pytest.raises(Refused, match="no replica of stage-1 can be called"):
+        await tell(opened, late)
+    assert opened.joining([PeerId("B1")]) == ()
+    for body in (late, other):
+        await tell(opened, body)
+    changes, roster = opened.settle(())
+    assert (changes.joins, roster.peers) == ((other,), tuple(sorted([*one.peers, "E"])))
+    opened.begin_term(0, ())
+    with pytest.raises(Refused, match="no replica of stage-1 can be called"):
+        await tell(opened, late)
 
 
 async def test_absent_are_those_that_died_or_fell_silent_and_nobody_waits_for_them() -> None:

@@ -113,6 +113,19 @@ def test_member_whose_candidate_a_majority_accepts_keeps_the_proof() -> None:
     assert mine.confirmation is not None
 
 
+def test_proof_of_many_members_keeps_the_voters_signatures() -> None:
+    crowd = Roster(ROSTER[T].model_copy(update={"peer": f"P{number}"}) for number in range(10, 80))
+    point = GENESIS.model_copy(update={"roster": crowd.members})
+    first = record(point, lineage=1, term=1, absent=crowd.peers[1:], roster=crowd.members[:1])
+    mine = Fork(point, Acceptor(term=1), Vote(term=1, record=first), crowd.peers[0], verify)
+    signed = acceptances(first, 4, crowd.peers)
+    forged = {mine.voters[0]: bytes(64), "Ev1": bytes(64)}
+    assert mine.decided(first.hash(), 4, signed | forged) is None
+    assert mine.confirmation is not None
+    assert mine.confirmation.signatures() == {peer: signed[peer] for peer in mine.voters[1:]}
+    mine.check(mine.confirmation)
+
+
 # --- a model of one step ---------------------------------------------------------------------------------------------
 
 VOTERS = [PeerId(f"v{number}") for number in range(5)]
@@ -254,6 +267,30 @@ async def test_member_told_that_its_lineage_does_not_count_gives_it_up_whoever_h
     assert "do not count: another was decided" in bench.member.cut_off
     await bench.member.rewind("it was decided again", None)
     assert "another was decided" in bench.member.cut_off
+
+
+async def test_member_whose_disk_refuses_to_give_its_lineage_up_goes_on_in_it_and_votes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    candidate = forked(A, B)
+    bench = Bench(me=T)
+    state = OpenStep(Life(T).ballot(GENESIS))
+    await state.accept(Vote(term=1, record=candidate), T)
+    bench.history.append(candidate)
+    await bench.member.forking.closed(Decision(candidate, {}, term=1), GENESIS, state)
+    await bench.member._open_next(candidate)
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.history, "rewind", _refuse)
+        with pytest.raises(OSError, match="read-only"):
+            await bench.member.rewind("another was decided", None)
+    assert (bench.history.head, bench.member.open_step, bench.member.cut_off) == (candidate, 2, "")
+    await bench.member._open.ballot.follow(3)
+    await bench.member.rewind("another was decided", None)
+    assert (bench.history.head, bench.member.open_step) == (GENESIS, 1)
+
+
+def _refuse(to: CloseRecord) -> None:
+    raise OSError("read-only file system")
 
 
 async def _stubborn(gate: asyncio.Event) -> Mean:

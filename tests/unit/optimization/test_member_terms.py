@@ -13,7 +13,7 @@ from swarm.errors import Busy, PeerError, Refused, RunEnded, Superseded, Violati
 from swarm.ids import PeerId
 from swarm.optimization.attempts import ATTEMPTS_PER_TERM
 from swarm.optimization.changes import Changes
-from swarm.optimization.messages import Over, Propose
+from swarm.optimization.messages import Decide, Over, Propose
 from swarm.optimization.open_step import Round
 from swarm.optimization.records import NO_RECORD, CloseRecord, Decision, acceptance_bytes
 from swarm.optimization.roster import Member as Listed
@@ -331,6 +331,46 @@ async def test_member_that_learns_what_was_decided_swaps_when_it_holds_it(stage:
     for _ in range(2):
         await bench.member.learn(decided(record(), signers=[B, T]))
     assert (bench.part.swapped, bench.member.open_step) == ([record().digests["stage-0"]], 2)
+
+
+async def test_member_that_learns_that_it_may_leave_has_left_and_one_that_was_lost_is_cut_off() -> None:
+    """It voted for neither record, and so knows none of the requests."""
+    granted, lost = record(roster=WITHOUT_A.members), record(roster=WITHOUT_A.members, absent=(A,))
+    bench = await brought_to("apply")
+    await bench.member.learn(decided(granted, signers=[B, T]))
+    assert (bench.member.departed, bench.member.cut_off, len(bench.part.swapped)) == (True, "", 1)
+    bench = await brought_to("apply")
+    await bench.member.learn(decided(lost, signers=[B, T]))
+    assert (bench.member.departed, bench.member.cut_off) == (False, "step 1 was closed without this peer")
+
+
+@pytest.mark.parametrize("how", ["told", "learns"])
+async def test_member_keeps_of_a_decision_the_signatures_of_those_who_take_part(how: str) -> None:
+    kept: list[Decision] = []
+
+    async def keep(closed: Decision) -> None:
+        kept.append(closed)
+
+    bench = await brought_to("propose", decided=keep)
+    signed = acceptances(record(), signers=[B, T])
+    junk = {A: bytes(64), "Ev1": bytes(64), "Ev2": sign(PeerId("Ev2"), acceptance_bytes(record()))}
+    if how == "told":
+        await bench.ask(Decide(step=1, record=record().hash(), acceptances=signed | junk))
+    else:
+        await bench.member.learn(Decision(record(), signed | junk))
+    assert [one.acceptances for one in kept] == [signed]
+
+
+async def test_member_keeps_of_a_founding_record_the_signatures_of_all_whom_it_names() -> None:
+    kept: list[Decision] = []
+
+    async def keep(closed: Decision) -> None:
+        kept.append(closed)
+
+    bench = Bench(founded=False, decided=keep)
+    await bench.ask(Propose(record=GENESIS))
+    await bench.ask(decide(GENESIS, Ev1=bytes(64)))
+    assert [one.acceptances for one in kept] == [acceptances(GENESIS)]
 
 
 @pytest.mark.parametrize("stage", ["", "reconcile"])

@@ -146,6 +146,7 @@ def test_record_hash_does_not_depend_on_the_order_of_its_tables() -> None:
         (Prepared, {"digest": "not hex at all....."}),
         (Decide, {"step": 1, "record": "a" * 64, "acceptances": {"no peer!": RECEIPT}}),
         (Decide, {"step": 1, "record": "a" * 64, "acceptances": {"A": b""}}),
+        (Decide, {"step": 1, "record": "a" * 64, "acceptances": {f"A{n}": RECEIPT for n in range(1, 20_002)}}),
     ],
 )
 def test_message_that_no_honest_peer_sends_is_a_violation(kind: type[Message], fields: dict[str, Any]) -> None:

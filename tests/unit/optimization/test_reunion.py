@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
+
+import pytest
 
 from swarm.errors import Busy, WrongStep
 from swarm.events import LineageConfirmed
@@ -12,9 +15,11 @@ from swarm.ids import PeerId
 from swarm.optimization.acceptor import Vote
 from swarm.optimization.changes import NO_CHANGES
 from swarm.optimization.life import Life
+from swarm.optimization.loop import StepLoop
 from swarm.optimization.messages import Decide, Promise
 from swarm.optimization.observation import NEXT, START, Decided
 from swarm.optimization.open_step import OpenStep
+from swarm.optimization.parting import Parting
 from swarm.optimization.provisional import LOOK_S, Reunion
 from swarm.optimization.records import CloseRecord, Decision
 from swarm.optimization.roster import Member, Roster
@@ -68,6 +73,7 @@ class Reunited:
         """One look, and what comes of it."""
         running = asyncio.create_task(Reunion(self.bench.member, self.stage.closing).run())
         await asyncio.sleep(seconds)
+        assert not running.done(), "it looks for as long as the peer lives"
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
 
@@ -78,6 +84,9 @@ class Reunited:
 
 def decided(one: CloseRecord, term: int = 4) -> Decided:
     return Decided.of(Decision(one, acceptances(one, term, OTHERS), term=term))
+
+
+JUNK = {f"Ev{number}": bytes(64) for number in range(1, 9)} | {f"x{number}": bytes(64) for number in range(1, 90)}
 
 
 def told_later(one: Decided) -> Callable[[Any], Any]:
@@ -103,6 +112,51 @@ async def test_lineage_that_others_decided_already_is_confirmed_by_their_proof()
     assert here.fork.confirmation is not None
     assert (here.confirmed, here.bench.member.cut_off) == (1, "")
     assert not here.stage.asked(PREPARE)
+
+
+@virtual
+async def test_lineage_is_confirmed_by_a_proof_to_which_one_has_added_junk() -> None:
+    here = await Reunited().set()
+    proof = decided(CANDIDATE)
+    here.answers(B, NEXT, lambda body: proof.model_copy(update={"acceptances": proof.acceptances | JUNK}))
+    await here.look()
+    assert here.fork.confirmation is not None
+    assert here.fork.confirmation.acceptances.keys() == set(OTHERS)
+
+
+@virtual
+async def test_lineage_whose_own_members_do_not_answer_in_time_asks_again() -> None:
+    here = await Reunited().set()
+    for peer in OURS:
+        usual = here.stage.puppets[peer].instead[PREPARE]
+        late = no(Busy("it stalls"), times=1)
+        here.answers(peer, PREPARE, lambda body, late=late, usual=usual: late(body) or usual(body))
+    here.answers(ME, DECIDE, lambda body: here.fork.decided(body.record, body.term, body.acceptances) or Empty())
+    await here.look(3 * LOOK_S)
+    assert here.fork.confirmation is not None
+
+
+@virtual
+async def test_lineage_that_the_disk_does_not_let_it_give_up_ends_the_loop_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = await Reunited().set()
+    member, history = here.bench.member, here.bench.history
+
+    def refuse(to: CloseRecord) -> None:
+        raise OSError("read-only file system")
+
+    monkeypatch.setattr(history, "rewind", refuse)
+    here.answers(B, NEXT, lambda body: decided(ELSEWHERE))
+    closing = replace(here.stage.closing, history=history)
+    loop = StepLoop(member, closing, Parting(), None, _never)
+    with pytest.raises(OSError, match="read-only file system"):
+        await loop.run()
+    assert (member.cut_off, member.open_step, history.head) == ("", 2, CANDIDATE)
+
+
+async def _never() -> None:
+    raise AssertionError("it was not cut off")
 
 
 @virtual
