@@ -72,14 +72,16 @@ class FlatLayout:
         return {slot.name: flat[slot.offset : slot.offset + slot.elements].view(slot.shape) for slot in self.slots}
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
-        """A new float32 CPU vector filled from named tensors. Raises StateError for a missing name or a wrong shape."""
+        """A new float32 CPU vector filled from named tensors. Raises StateError, before anything is allocated, for a
+        missing name or a wrong shape."""
+        for slot in self.slots:
+            tensor = tensors.get(slot.name)
+            if tensor is None or tensor.shape != slot.shape:
+                found = "nothing" if tensor is None else f"shape {tuple(tensor.shape)}"
+                raise StateError(f"{slot.name}: expected shape {slot.shape}, found {found}; is it the same model?")
         flat = torch.zeros(self.elements, dtype=torch.float32)
         for name, view in self.views(flat).items():
-            tensor = tensors.get(name)
-            if tensor is None or tensor.shape != view.shape:
-                found = "nothing" if tensor is None else f"shape {tuple(tensor.shape)}"
-                raise StateError(f"{name}: expected shape {tuple(view.shape)}, found {found}; is it the same model?")
-            view.copy_(tensor)
+            view.copy_(tensors[name])
         return flat
 
     def decay_runs(self) -> tuple[tuple[int, int, bool], ...]:

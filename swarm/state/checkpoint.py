@@ -105,7 +105,7 @@ def load_file(path: Path) -> tuple[Snapshot, str]:
         snapshot = from_tensors(tensors, header.metadata)
     except OSError as error:
         raise StateError(f"{path}: {error.strerror}. {REMEDY}") from error
-    except (StateError, LookupError, TypeError, ValueError, RuntimeError) as error:
+    except (StateError, LookupError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise StateError(f"{path}: {error}. {REMEDY}") from error
     return snapshot, header.metadata["digest"]
 
@@ -140,7 +140,9 @@ def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes
 
 
 def _tensors(path: Path, header: PartHeader) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the file; sizes are checked before anything is allocated. Raises StateError and OSError."""
+    """Every tensor of the file, each behind the one before; sizes are checked before anything is allocated. Raises
+    StateError and OSError."""
+    begun = 0
     with path.open("rb", buffering=0) as file:
         for name, entry in header.header.items():
             if name == "__metadata__":
@@ -150,10 +152,11 @@ def _tensors(path: Path, header: PartHeader) -> Iterator[tuple[str, Tensor]]:
             size = 4 * torch.Size(shape).numel()
             if (
                 entry["dtype"] != "F32"
-                or not 0 <= begins <= ends <= header.size - header.begins
+                or not begun == begins <= ends <= header.size - header.begins
                 or ends - begins != size
             ):
                 raise StateError(f"{name}: {entry['dtype']} {shape} in bytes {begins} to {ends}")
+            begun = ends
             data = bytearray(size)
             _read_whole(file, header.begins + begins, memoryview(data))
             yield name, torch.frombuffer(data, dtype=torch.float32).view(shape) if size else torch.zeros(shape)

@@ -6,8 +6,10 @@ They lie below ``aside/``, where nobody lists, fetches or resumes them, and go w
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -28,14 +30,30 @@ def set_aside(root: Path, gone: Iterable[int]) -> list[int]:
         target = step_directory(aside_directory(root), step)
         make_directory(target.parent)
         with contextlib.suppress(FileNotFoundError):  # another peer of this machine was faster
-            if step_directory(root, step).is_dir():
-                shutil.rmtree(target, ignore_errors=True)
-            os.rename(step_directory(root, step), target)
+            _replace(step_directory(root, step), target)
             moved.append(step)
     if moved:
         sync_directory(aside_directory(root))
         sync_directory(root)
     return moved
+
+
+def _replace(directory: Path, target: Path) -> None:
+    """Rename a directory. One of that name goes only when this one is about to take its place: what another peer has
+    moved there a moment ago is the same, and all there is of it. Raises FileNotFoundError when it is not there."""
+    try:
+        os.rename(directory, target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not directory.is_dir():
+            raise
+        old = Path(tempfile.mkdtemp(prefix=".old-", dir=target.parent))
+        os.rename(target, old)
+        try:
+            os.rename(directory, target)
+        except FileNotFoundError:  # the other was faster, and what lay there was what it has moved
+            os.rename(old, target)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def drop_passed(root: Path, step: int) -> None:

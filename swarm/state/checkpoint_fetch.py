@@ -117,7 +117,8 @@ async def _piece(donor: Donor, wanted: WantedFile, offset: int, length: int) -> 
 
 
 def _finish(begun: Path, path: Path, wanted: WantedFile) -> None:
-    """Verify, sync, rename. Raises _Rotten, with the file gone, when it is not what was wanted; OSError."""
+    """Verify, sync, rename. Raises _Rotten, with the file gone, when it is not what was wanted; OSError. Whatever else
+    goes wrong with a file that others made, it is not kept, or the next call would go on with it."""
     try:
         snapshot, digest = load_file(begun)
         if (snapshot.part, snapshot.step, digest) != (wanted.part, wanted.step, wanted.digest):
@@ -126,6 +127,12 @@ def _finish(begun: Path, path: Path, wanted: WantedFile) -> None:
         with contextlib.suppress(OSError):
             begun.unlink()
         raise _Rotten(f"what came fails verification ({error})") from error
+    except OSError:
+        raise
+    except Exception:
+        with contextlib.suppress(OSError):
+            begun.unlink()
+        raise
     descriptor = os.open(begun, os.O_RDONLY)
     try:
         os.fsync(descriptor)

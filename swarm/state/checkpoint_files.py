@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -94,9 +94,11 @@ def part_path(root: Path, step: int, part: PartName) -> Path:
 
 def steps(root: Path) -> tuple[int, ...]:
     """All steps with a directory, complete or not, ascending; empty without a root."""
-    if not root.is_dir():
+    try:
+        names = os.listdir(root)  # not pathlib: it would look first, and fail when another peer takes it away meanwhile
+    except (FileNotFoundError, NotADirectoryError):
         return ()
-    found = (step_called(entry.name) for entry in root.iterdir() if entry.is_dir())
+    found = (step_called(name) for name in names if (root / name).is_dir())
     return tuple(sorted(step for step in found if step is not None))
 
 
@@ -176,11 +178,12 @@ def read_header(path: Path) -> PartHeader:
 def held(root: Path, step: int) -> HeldStep:
     """What lies of a step, and what is wrong with it. Reads the record and each file's header."""
     directory = step_directory(root, step)
-    begun = max(filter(None, map(_changed, directory.glob(".*"))), default=None)
+    names = _names(directory)
+    begun = max(filter(None, (_changed(directory / name) for name in names if name.startswith("."))), default=None)
     try:
         record = read_manifest(root, step)
     except StateError as error:
-        wrong = (str(error),) if any(_saved(directory)) else ()
+        wrong = (str(error),) if not all(name.startswith(".") for name in names) else ()
         return HeldStep(step=step, record=None, parts={}, missing=(), troubles=wrong, begun=begun)
     parts: dict[PartName, int] = {}
     missing, troubles = [], []
@@ -252,9 +255,13 @@ def refused_by_disk(path: Path, error: OSError) -> StateError:
     return StateError(f"{path}: {cause}. Free some space, or choose another directory for checkpoints.")
 
 
-def _saved(directory: Path) -> Iterator[Path]:
-    """The files of a step that have their names."""
-    return (path for path in directory.glob("*") if not path.name.startswith("."))
+def _names(directory: Path) -> list[str]:
+    """What lies there; nothing where no directory is that can be read, or none any more: another peer of the machine
+    may take it away at any moment."""
+    try:
+        return os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
 
 
 def _changed(path: Path) -> float | None:
@@ -274,5 +281,5 @@ def _ends(header: object) -> int | None:
         return None
     try:
         return max((int(one["data_offsets"][1]) for name, one in header.items() if name != "__metadata__"), default=0)
-    except (LookupError, TypeError, ValueError):
+    except (LookupError, TypeError, ValueError, OverflowError):  # the last for a number like 1e999
         return None

@@ -96,6 +96,8 @@ def from_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> 
     try:
         part, step, shapes = json.loads(metadata["state"])
         layout = FlatLayout.from_shapes((str(name), tuple(map(int, shape))) for name, shape in shapes)
+        if len(set(layout.names)) < len(layout.names):
+            raise StateError("it names a parameter twice")
         snapshot = Snapshot(
             part=PartName(str(part)),
             step=int(step),
@@ -104,7 +106,7 @@ def from_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> 
             exp_avg=layout.flatten(_without_prefix(tensors, MOMENTS[0])),
             exp_avg_sq=layout.flatten(_without_prefix(tensors, MOMENTS[1])),
         )
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         raise StateError(f"unreadable metadata: {error}") from error
     if digest(snapshot) != metadata.get("digest"):
         raise StateError("the content does not match the digest written with it")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -58,12 +58,12 @@ class ChunkRequest(Message):
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A state that is handed out: shared by all who were promised it. Its hashes are made when first asked for."""
+    """A state that is handed out: shared by all who were promised it. Its hashes are made when first asked for, and to
+    the end, whoever hangs up meanwhile."""
 
     snapshot: Snapshot
     digest: str
-    hashes: bytes | None = None
-    making: asyncio.Lock = field(default_factory=asyncio.Lock)
+    hashes: asyncio.Future[bytes] | None = None
 
     @property
     def cut(self) -> Cut:
@@ -189,10 +189,10 @@ class StateDonor:
         return Answer(description, await self._hashes(held))
 
     async def _hashes(self, held: _Held) -> bytes:
-        async with held.making:
-            if held.hashes is None:
-                held.hashes = await self._run(hashes_of, held.snapshot.buffers())
-        return held.hashes
+        if held.hashes is None or (held.hashes.done() and _failed(held.hashes)):
+            held.hashes = asyncio.ensure_future(self._run(hashes_of, held.snapshot.buffers()))
+            held.hashes.add_done_callback(_failed)  # nobody may be left to hear of it
+        return await asyncio.shield(held.hashes)
 
     def _offered(self, part: PartName, step: int | None) -> _Held:
         held = self._offers.get(part)
@@ -244,3 +244,7 @@ class StateDonor:
     def _expire(self) -> None:
         now = self._clock.monotonic()
         self._leases = {key: lease for key, lease in self._leases.items() if lease.expires > now}
+
+
+def _failed(work: asyncio.Future[bytes]) -> bool:
+    return work.cancelled() or work.exception() is not None

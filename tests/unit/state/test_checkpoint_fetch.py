@@ -18,6 +18,7 @@ from swarm.state import checkpoint_fetch, checkpoint_shelf
 from swarm.state.checkpoint import (
     CheckpointManifest,
     held,
+    load_file,
     load_part,
     part_path,
     step_directory,
@@ -219,13 +220,42 @@ async def test_fetch_part_throws_away_what_a_liar_sent_and_asks_another(tmp_path
     assert digest(load_part(here, 10, S0)) == record.parts["stage-0"]
 
 
-async def test_fetch_part_that_is_rotten_by_an_earlier_call_is_fetched_anew_from_the_same_donor(tmp_path: Path) -> None:
+def crafted(header: str) -> bytes:
+    """A file that has this for its header, and zeros."""
+    return len(header).to_bytes(8, "little") + header.encode() + bytes(64)
+
+
+ROTTEN = {
+    "no header": b"rotten" * 100,
+    "an end beyond numbers": crafted('{"a": {"dtype": "F32", "shape": [16], "data_offsets": [0, 1e999]}}'),
+    "one place for two": crafted(
+        '{"a": {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]},'
+        ' "b": {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]}}'
+    ),
+    "a state of any size": crafted(
+        '{"__metadata__": {"format": "swarm-part/2", "state": "[\\"stage-0\\", 10, [[\\"a\\", [1000000000000]]]]"},'
+        ' "a": {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]}}'
+    ),
+}
+
+
+@pytest.mark.parametrize("rotten", ROTTEN.values(), ids=ROTTEN)
+def test_file_that_no_peer_writes_is_an_error_and_takes_no_memory(tmp_path: Path, rotten: bytes) -> None:
+    (tmp_path / "file").write_bytes(rotten)
+    with pytest.raises(StateError, match="file"):
+        load_file(tmp_path / "file")
+
+
+@pytest.mark.parametrize("rotten", ROTTEN.values(), ids=ROTTEN)
+async def test_fetch_part_that_is_rotten_by_an_earlier_call_is_fetched_anew_from_the_same_donor(
+    tmp_path: Path, rotten: bytes
+) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     record = keep(there, 10)
     size = size_of(there, record)
     begun = step_directory(here, 10)
     begun.mkdir(parents=True)
-    (begun / f".stage-0.safetensors.{record.parts['stage-0'][:16]}.pull").write_bytes(b"rotten" * 100)
+    (begun / f".stage-0.safetensors.{record.parts['stage-0'][:16]}.pull").write_bytes(rotten)
     donor = Twisted(DirectoryDonor(there), "honest", as_it_is)
     await fetch_part(here, wanted(record), [(donor, size)], max_bytes=MOST, progress=silent)
     assert 0 in donor.offsets

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -101,3 +105,39 @@ def test_rotate_deletes_directories_and_keeps_what_can_be_loaded(tmp_path: Path)
     assert rotate(tmp_path, 2, 4) == [1]
     assert steps(tmp_path) == (0, 2, 3, 4)
     assert latest(tmp_path) == 3
+
+
+def test_set_aside_by_two_at_once_keeps_the_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_part(tmp_path, snapshot(step=4), {})
+    set_aside(tmp_path, [4])
+    path = write_part(tmp_path, snapshot(step=4), {})
+    usual = tempfile.mkdtemp
+
+    def faster(**options: Any) -> str:
+        """Another peer does the same, just as this one is about to."""
+        monkeypatch.setattr(tempfile, "mkdtemp", usual)
+        assert set_aside(tmp_path, [4]) == [4]
+        return usual(**options)
+
+    monkeypatch.setattr(tempfile, "mkdtemp", faster)
+    assert set_aside(tmp_path, [4]) == []
+    aside = aside_directory(tmp_path)
+    assert not path.exists()
+    assert (step_directory(aside, 4) / path.name).is_file()
+    assert [one.name for one in aside.iterdir()] == [step_directory(aside, 4).name]
+
+
+def test_rotation_beside_another_peer_s_does_not_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for step in (4, 5, 6):
+        write_part(tmp_path, snapshot(step=step), {})
+    usual = os.listdir
+
+    def late(path: Path) -> list[str]:
+        """What another deletes between two looks."""
+        names = usual(path)
+        shutil.rmtree(step_directory(tmp_path, 4), ignore_errors=True)
+        return names
+
+    monkeypatch.setattr(os, "listdir", late)
+    assert 4 not in rotate(tmp_path, 1, upto=6)
+    assert (step_directory(tmp_path, 6)).is_dir()

@@ -15,6 +15,7 @@ from swarm.state.chunks import hashes_of, root_of
 from swarm.state.donation import BURST_BYTES, Donation
 from swarm.state.snapshot import Snapshot, digest
 from swarm.state.transfer import CHUNK, DESCRIBE, ChunkRequest, DescribeRequest, Description, StateDonor
+from tests.unit.optimization.observed import turns
 from tests.unit.state.states import LAYOUT, StillClock, inline, snapshot
 
 ME, OTHER = PeerId("me"), PeerId("other")
@@ -121,6 +122,32 @@ async def test_donor_whose_caller_hangs_up_while_hashes_are_made_makes_them_for_
     go_on.set()
     assert (await second).step == 4
     assert first.cancelled()
+
+
+async def test_donor_makes_hashes_once_though_nobody_waits_for_them_and_again_when_that_failed() -> None:
+    made, go_on = 0, asyncio.Event()
+
+    async def slow(work: Any, *args: Any) -> Any:
+        nonlocal made
+        made += 1
+        await go_on.wait()
+        if made == 1:
+            raise MemoryError
+        return work(*args)
+
+    donor = StateDonor(StillClock(), run=slow)
+    donor.offer(snapshot(step=4), digest(snapshot(step=4)))
+    for caller in (ME, OTHER, ME):
+        impatient = asyncio.create_task(describe(donor, 4, caller))
+        await turns()
+        impatient.cancel()
+        await turns()
+    assert made == 1
+    go_on.set()
+    await turns()
+    assert (await describe(donor, 4)).step == 4
+    assert (await describe(donor, 4)).step == 4
+    assert made == 2
 
 
 async def test_donor_with_enough_downloads_is_busy_until_one_ends() -> None:
