@@ -110,6 +110,21 @@ def test_history_forgets_what_a_disk_refused_of_a_lineage_that_does_not_count(
     assert [json.loads(line)["term"] for line in path.read_text().splitlines()] == [4]
 
 
+def test_history_that_a_disk_does_not_let_be_numbered_goes_on_without_a_gap(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = written(path, GENESIS)
+    with monkeypatch.context() as full:
+        full.setattr(os, "fsync", _full)
+        full.setattr(os, "rename", _full)
+        history.append(ONE)
+        with pytest.raises(OSError, match="No space"):
+            history.rewind(GENESIS)
+    assert history.head == ONE
+    history.append(TWO)
+    assert (steps(path), names(path)) == ([0, 1, 2], ["history.jsonl"])
+
+
 def test_history_begins_with_a_founding_record_of_any_step(path: Path) -> None:
     history = History(path)
     history.check(RESUMED)
