@@ -35,6 +35,7 @@ def options(world: ContainerWorld, name: str) -> list[str]:
         f"FAKETIME_TIMESTAMP_FILE={CLOCKS}/{name}",
         "FAKETIME_NO_CACHE=1",
         "DONT_FAKE_MONOTONIC=1",
+        "NO_FAKE_STAT=1",  # what the file system says of a file does not change with the clock
     ):
         found += ["--env", variable]
     return found

@@ -288,6 +288,7 @@ class ProcessWorld(Company[RealPeer]):
             "FAKETIME_TIMESTAMP_FILE": str(file),
             "FAKETIME_NO_CACHE": "1",
             "DONT_FAKE_MONOTONIC": "1",
+            "NO_FAKE_STAT": "1",  # what the file system says of a file does not change with the clock
         }
 
 
