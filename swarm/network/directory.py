@@ -26,10 +26,9 @@ from swarm.network.lean import spare_init
 from swarm.network.protocols import RecordT
 from swarm.network.record_validator import RecordValidator
 from swarm.network.records import (
-    LONGEST_S,
-    MAX_TTL_S,
     decode_record,
     encode_record,
+    expiry_of,
     key_name,
     lifetime_problem,
 )
@@ -110,14 +109,10 @@ class DHTDirectory:
         )
 
     async def announce(self, record: Record, *, ttl_s: float) -> None:
-        """See :class:`~swarm.network.protocols.Directory`. A record never expires before the one it replaces: nodes
-        keep the later date. After our clock was set back it does, as late as anybody will believe. Raises BugError for
-        a ``ttl_s`` above 120 or a kind that is not of this run."""
+        """See :class:`~swarm.network.protocols.Directory`. Raises BugError for a ``ttl_s`` above 120 or a kind that is
+        not of this run."""
         key = self._key(type(record))
-        if not 0 < ttl_s <= MAX_TTL_S:
-            raise BugError(f"a record's ttl_s is within (0, {MAX_TTL_S:g}], not {ttl_s!r}")
-        now = self._clock.wall()
-        expiry = min(max(now + ttl_s, self._expiry.get(key, 0.0) + 1e-3), now + LONGEST_S)
+        expiry = expiry_of(self._clock.wall(), ttl_s, self._expiry.get(key, 0.0))
         body = encode_record(record)
         await self._rejoin()
         stored = await self._bounded(lambda: self._node.store(key, body, expiry, subkey=str(self._owner)))

@@ -14,7 +14,7 @@ import msgpack
 from pydantic import Field, StringConstraints
 
 from swarm import WIRE_VERSION
-from swarm.errors import Violation
+from swarm.errors import BugError, Violation
 from swarm.ids import PeerId, RunId
 from swarm.network.bodies import decode, pack, unpack
 from swarm.schema import Count, PartField, Record, RegionField
@@ -76,6 +76,15 @@ def decode_record(kind: type[RecordT], body: bytes) -> RecordT:
     if len(body) > MAX_RECORD_BYTES:
         raise Violation(f"a record of {len(body)} bytes exceeds the limit of {MAX_RECORD_BYTES}")
     return decode(kind, unpack(body))
+
+
+def expiry_of(now: float, ttl_s: float, before: float) -> float:
+    """When a record expires that is announced at ``now``: never before the one it replaces, at ``before``, for nodes
+    keep the later date; but after our clock was set back as late as anybody will believe. Raises BugError for a
+    ``ttl_s`` that is not above 0 or above 120."""
+    if not 0 < ttl_s <= MAX_TTL_S:
+        raise BugError(f"a record's ttl_s is within (0, {MAX_TTL_S:g}], not {ttl_s!r}")
+    return min(max(now + ttl_s, before + 1e-3), now + LONGEST_S)
 
 
 def lifetime_problem(expiry: Any, now: float) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from swarm.errors import BugError, Unreachable
 from swarm.ids import PeerId, RunId
 from swarm.network.protocols import RecordT
-from swarm.network.records import LONGEST_S, MAX_TTL_S, decode_record, encode_record, key_name
+from swarm.network.records import decode_record, encode_record, expiry_of, key_name
 from swarm.schema import Record
 
 if TYPE_CHECKING:
@@ -25,10 +25,7 @@ class SimDirectory:
     async def announce(self, record: Record, *, ttl_s: float) -> None:
         """See :class:`~swarm.network.protocols.Directory`."""
         key = self._key(type(record))
-        if not 0 < ttl_s <= MAX_TTL_S:
-            raise BugError(f"a record's ttl_s is within (0, {MAX_TTL_S:g}], not {ttl_s!r}")
-        now = self._network.clock.wall() + self._endpoint.skew_s
-        expiry = min(max(now + ttl_s, self._expiry.get(key, 0.0) + 1e-3), now + LONGEST_S)
+        expiry = expiry_of(self._network.clock.wall() + self._endpoint.skew_s, ttl_s, self._expiry.get(key, 0.0))
         if not self._network.store(key, self._owner, self._owner, expiry, encode_record(record)):
             raise Unreachable("no node of the directory stored our record")
         self._expiry[key] = expiry
