@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
 
 from swarm.ids import MicrobatchId
 
-_PEER_ID = r"^[1-9A-HJ-NP-Za-km-z0]{1,64}$"
-PeerIdField = Annotated[str, StringConstraints(pattern=_PEER_ID)]
+PeerIdField = Annotated[str, StringConstraints(pattern=r"^[1-9A-HJ-NP-Za-km-z0]{1,64}$")]
 """A peer id as it may appear in a message; whether it is the sender's is checked against the connection."""
 
 PartField = Annotated[str, StringConstraints(pattern=r"^(ends|stage-\d{1,3})$")]
@@ -27,16 +25,19 @@ Count = Annotated[int, Field(ge=0, lt=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
+_ShardField = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
+_BeforeAnother = Annotated[int, Field(ge=0, lt=2**53 - 1)]
+"""The next one is a :data:`Count`, too."""
+_microbatch = TypeAdapter(
+    tuple[PeerIdField, _ShardField, _BeforeAnother, _BeforeAnother], config=ConfigDict(strict=True)
+)
+
+
 def _checked(microbatch: MicrobatchId) -> MicrobatchId:
-    if not re.match(_PEER_ID, microbatch.trainer) or not re.match(r"^[0-9a-f]{16}\Z", microbatch.shard):
-        raise ValueError("the id of a trainer and 16 hex digits of a shard")
-    if not (0 <= microbatch.epoch < _MOST and 0 <= microbatch.position < _MOST):
-        raise ValueError("an epoch and a position from 0 on")
+    _microbatch.validate_python(microbatch)
     return microbatch
 
 
-_MOST = 2**53 - 1
-"""The next position is a number of :data:`Count`, too."""
 MicrobatchField = Annotated[MicrobatchId, AfterValidator(_checked)]
 """A microbatch as it may appear in a message: records keep it, so that nobody may make it long."""
 
