@@ -9,7 +9,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -50,7 +49,7 @@ def build_shard(out_dir: Path, documents: Iterable[str], tokenizer_json: bytes) 
     return manifest
 
 
-@contextmanager
+@contextlib.contextmanager
 def _held(draft: Path) -> Iterator[None]:
     """While it is held nobody takes it for one whose process was killed. Raises BlockingIOError."""
     descriptor = os.open(draft, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ class Shard(Private):
     path: Path
     manifest: ShardManifest
     tokens: npt.NDArray[np.unsignedinteger]
-    opened: tuple[int, ...] = ()
+    opened: tuple[int, ...]
     """What the file system said of the token file when it was verified."""
 
     @classmethod
@@ -33,8 +34,8 @@ class Shard(Private):
         manifest = read_manifest(path)
         file = path / manifest.file.name
         try:
-            opened = _stamp(file)
-            size = file.stat().st_size
+            found = file.stat()
+            size = found.st_size
             if size != manifest.file.bytes:
                 raise broken(file, f"{size} bytes where its manifest says {manifest.file.bytes}: torn or cut short")
             if not size:
@@ -46,9 +47,8 @@ class Shard(Private):
             raise broken(file, "no such file") from None
         except OSError as error:
             raise broken(file, error.strerror or "unreadable") from None
-        if int(tokens.max()) >= manifest.vocab_size:
-            raise broken(file, f"it holds token ids outside its vocabulary of {manifest.vocab_size}")
-        return cls(path, manifest, tokens, opened)
+        _check_ids(file, tokens, manifest)
+        return cls(path, manifest, tokens, _stamp(found))
 
     def row_count(self, context: int) -> int:
         """Rows of ``context`` + 1 tokens in the shard."""
@@ -59,14 +59,13 @@ class Shard(Private):
         opened."""
         file = self.path / self.manifest.file.name
         try:
-            same = _stamp(file) == self.opened
+            same = _stamp(file.stat()) == self.opened
         except OSError as error:
             raise broken(file, (error.strerror or "unreadable").lower()) from None
         if not same:
             raise broken(file, "it has changed since it was opened")
         rows = read_rows(self.tokens, numbers, context)
-        if int(rows.max()) >= self.manifest.vocab_size:
-            raise broken(file, f"it holds token ids outside its vocabulary of {self.manifest.vocab_size}")
+        _check_ids(file, rows, self.manifest)
         return rows
 
     def require(self, *, rows: int, context: int) -> None:
@@ -85,6 +84,10 @@ class Shard(Private):
         return f"{self.manifest.tokens} tokens of {self.manifest.documents} documents"
 
 
-def _stamp(file: Path) -> tuple[int, ...]:
-    found = file.stat()
+def _check_ids(file: Path, tokens: npt.NDArray[np.integer], manifest: ShardManifest) -> None:
+    if int(tokens.max()) >= manifest.vocab_size:
+        raise broken(file, f"it holds token ids outside its vocabulary of {manifest.vocab_size}")
+
+
+def _stamp(found: os.stat_result) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns

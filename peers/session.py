@@ -93,13 +93,13 @@ def silent(label: str, text: str) -> None:
 def last_event(events: Path, kind: str, *, whole: bool = False) -> dict[str, Any] | None:
     """The newest event of a kind, among the last 64 KiB unless the whole file is asked for; None when there is none or
     the file cannot be read. Memory: a line; a file of weeks takes seconds."""
-    found = None
+    found, named = None, kind.encode()
     try:
         with events.open("rb") as file:
             if not whole:
                 file.seek(max(0, events.stat().st_size - _TAIL_BYTES))
             for line in file:
-                if kind.encode() in line:
+                if named in line:
                     found = _event(line, kind) or found
     except OSError:
         return None

@@ -246,13 +246,19 @@ def test_model_confirms_what_it_should() -> None:
 # --- giving it up ----------------------------------------------------------------------------------------------------
 
 
-async def test_member_told_that_its_lineage_does_not_count_gives_it_up_whoever_hangs_up_meanwhile() -> None:
+async def in_a_lineage() -> tuple[Bench, CloseRecord]:
+    """T went on provisionally after the genesis. With the record that it went on with."""
     candidate = forked(A, B)
     bench = Bench(me=T)
     state = OpenStep(Life(T).ballot(GENESIS))
     await state.accept(Vote(term=1, record=candidate), T)
     bench.history.append(candidate)
     await bench.member.forking.closed(Decision(candidate, {}, term=1), GENESIS, state)
+    return bench, candidate
+
+
+async def test_member_told_that_its_lineage_does_not_count_gives_it_up_whoever_hangs_up_meanwhile() -> None:
+    bench, candidate = await in_a_lineage()
     gate = asyncio.Event()
     bench.member._open.averaging = asyncio.create_task(_stubborn(gate))
     await asyncio.sleep(0)
@@ -272,12 +278,7 @@ async def test_member_told_that_its_lineage_does_not_count_gives_it_up_whoever_h
 async def test_member_whose_disk_refuses_to_give_its_lineage_up_goes_on_in_it_and_votes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    candidate = forked(A, B)
-    bench = Bench(me=T)
-    state = OpenStep(Life(T).ballot(GENESIS))
-    await state.accept(Vote(term=1, record=candidate), T)
-    bench.history.append(candidate)
-    await bench.member.forking.closed(Decision(candidate, {}, term=1), GENESIS, state)
+    bench, candidate = await in_a_lineage()
     await bench.member._open_next(candidate)
     with monkeypatch.context() as patch:
         patch.setattr(bench.history, "rewind", _refuse)

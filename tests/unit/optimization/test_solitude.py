@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -11,6 +11,7 @@ from swarm.optimization.acceptor import has_majority
 from swarm.optimization.provisional import Solitude
 from swarm.optimization.records import CloseRecord, voters
 from swarm.optimization.roster import Roster
+from tests.unit.optimization.observed import HandClock
 from tests.unit.optimization.world import GENESIS, ROSTER, RULES, A, FakeLiveness, T, record
 
 GRACE_S = 60.0
@@ -18,22 +19,9 @@ CROWD = Roster(ROSTER[A if number % 2 else T].model_copy(update={"peer": f"P{num
 HEAD = GENESIS.model_copy(update={"roster": CROWD.members})
 
 
-@dataclass
-class Still:
-    """A clock that the test moves."""
-
-    now: float = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def wall(self) -> float:
-        return self.now
-
-
 def test_grace_is_over_only_while_the_voters_after_the_newest_record_are_no_majority() -> None:
     """Of many members other voters are drawn after each record: nobody need come back for a majority to be there."""
-    clock, liveness = Still(), FakeLiveness()
+    clock, liveness = HandClock(), FakeLiveness()
     for peer in voters(CROWD, HEAD.hash())[:6]:
         liveness.lose(peer)
     rules = replace(RULES, quorum_grace_s=GRACE_S)
