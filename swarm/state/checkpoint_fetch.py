@@ -45,6 +45,7 @@ async def fetch_part(
     authors = {"an earlier call"}
     left = [(donor, size) for donor, size in donors if size <= max_bytes]
     while left:
+        left.sort(key=lambda one: one[1] < _length(begun))  # who says that it is less would have us throw it away
         donor, size = left[0]
         try:
             authors = (set() if await asyncio.to_thread(_begin, begun, size) else authors) | {donor.name}
@@ -77,6 +78,13 @@ def _after(left: list[tuple[Donor, int]], donor: Donor, tries: dict[str, int]) -
     """The others first; a donor that failed too often is left out."""
     tries[donor.name] = tries.get(donor.name, 0) + 1
     return [*left[1:], *(left[:1] if tries[donor.name] < MAX_TRIES else [])]
+
+
+def _length(begun: Path) -> int:
+    try:
+        return begun.stat().st_size
+    except OSError:
+        return 0
 
 
 def _begin(begun: Path, size: int) -> bool:

@@ -27,12 +27,16 @@ from swarm.state.checkpoint_files import (
     step_directory,
     steps,
 )
+from swarm.state.open_answers import OpenAnswers
 
 LIST, RECORD_OF, READ = (f"checkpoint/1/{verb}" for verb in ("list", "record", "read"))
 PIECE_BYTES = 4 << 20
 MAX_STEPS = 32
 """The newest steps that are told of: more are of no use to who wants the newest."""
 MAX_READS = 8
+MAX_PIECES, MAX_TOLD = 24, 4
+"""What one caller may have on its way at once: pieces, twice what whoever pulls three parts asks for; records and lists.
+So who reads nothing holds 100 MB here, not a gigabyte."""
 
 T = TypeVar("T")
 
@@ -72,18 +76,21 @@ class ReadRequest(Message):
 
 
 class CheckpointShelf:
-    """Serves the checkpoints below a root. At most MAX_READS requests touch the disk at once; a further one is Busy."""
+    """Serves the checkpoints below a root. At most MAX_READS requests touch the disk at once, and one caller has
+    MAX_PIECES and MAX_TOLD answers at most on their way; a further one is Busy."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._reading = 0
+        self._pieces, self._told = OpenAnswers(MAX_PIECES), OpenAnswers(MAX_TOLD)
 
     def methods(self) -> Sequence[Method]:
         """See :class:`~swarm.network.protocols.Service`."""
+        pieces, told = self._pieces, self._told
         return (
-            Method(name=LIST, request=ListRequest, handle=self._list),
-            Method(name=RECORD_OF, request=RecordRequest, handle=self._record),
-            Method(name=READ, request=ReadRequest, handle=self._read),
+            Method(name=LIST, request=ListRequest, handle=self._list, admit=told.admit, over=told.over),
+            Method(name=RECORD_OF, request=RecordRequest, handle=self._record, admit=told.admit, over=told.over),
+            Method(name=READ, request=ReadRequest, handle=self._read, admit=pieces.admit, over=pieces.over),
         )
 
     async def _list(self, request: Request) -> Answer:

@@ -21,6 +21,8 @@ from swarm.network.protocols import Answer, Method, Request
 from swarm.schema import Count, DigestField, Empty, Message, PartField
 from swarm.state.chunks import Cut, hashes_of
 from swarm.state.donation import Donation
+from swarm.state.open_answers import OpenAnswers
+from swarm.state.sharing import MAX_WINDOW
 from swarm.state.snapshot import Snapshot
 
 DESCRIBE = "state/1/describe"
@@ -86,7 +88,8 @@ class StateDonor:
 
     A caller that described a snapshot has a lease on it: it stays pinned while newer ones are offered, until the
     caller falls silent. So at most ``max_downloads`` old states are in memory; a further caller is Busy. How fast all
-    of them together are served is for ``donation`` to say: tell it of every step by :meth:`step_closed`.
+    of them together are served is for ``donation`` to say: tell it of every step by :meth:`step_closed`. They take
+    turns by chunk, and who has twice the chunks of a part on their way that a download asks for is Busy.
     """
 
     def __init__(
@@ -103,12 +106,14 @@ class StateDonor:
         self._offers: dict[PartName, _Held] = {}
         self._leases: dict[tuple[PeerId, PartName], _Lease] = {}
         self._turn = asyncio.Lock()
+        self._chunks = OpenAnswers(2 * MAX_WINDOW, lambda asked: asked.part)
 
     def methods(self) -> Sequence[Method]:
         """See :class:`~swarm.network.protocols.Service`."""
+        chunks = self._chunks
         return (
             Method(name=DESCRIBE, request=DescribeRequest, handle=self._describe),
-            Method(name=CHUNK, request=ChunkRequest, handle=self._chunk),
+            Method(name=CHUNK, request=ChunkRequest, handle=self._chunk, admit=chunks.admit, over=chunks.over),
         )
 
     # --- what is handed out --------------------------------------------------------------------------------------

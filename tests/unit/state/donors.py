@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from swarm.ids import PeerId, RunId
@@ -110,10 +111,7 @@ class _Service:
 
     def methods(self) -> list[Method]:
         """See :class:`~swarm.network.protocols.Service`."""
-        return [
-            Method(name=method.name, request=method.request, handle=self._handler(method))
-            for method in self._donor.methods()
-        ]
+        return [replace(method, handle=self._handler(method)) for method in self._donor.methods()]
 
     def _handler(self, method: Method) -> Callable[[Request], Awaitable[Answer]]:
         async def handle(request: Request) -> Answer:

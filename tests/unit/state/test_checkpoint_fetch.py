@@ -155,6 +155,34 @@ async def test_shelf_says_busy_before_it_queues_up_the_disk(tmp_path: Path, monk
         await donor.read(wanted(record), 0, 10)
 
 
+async def test_shelf_has_who_does_not_take_its_answers_wait_and_serves_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = keep(tmp_path, 10)
+    monkeypatch.setattr(checkpoint_shelf, "MAX_PIECES", 2)
+    network = SimNetwork(SystemClock())
+    ends = {name: network.endpoint(name) for name in ("donor", "greedy", "modest")}
+    ends["donor"].mount(CheckpointShelf(tmp_path))
+    for endpoint in ends.values():
+        await endpoint.enter(RUN)
+    greedy, modest = (PeerDonor(ends[name], PeerId("donor"), timeout_s=5) for name in ("greedy", "modest"))
+    unread = asyncio.Event()
+    carry = network.carry
+
+    async def not_to_the_greedy(source: PeerId, target: PeerId, size: int) -> None:
+        if target == "greedy":
+            await unread.wait()
+        await carry(source, target, size)
+
+    monkeypatch.setattr(network, "carry", not_to_the_greedy)
+    asked = [asyncio.create_task(greedy.read(wanted(record), 0, 10)) for _ in range(3)]
+    await modest.read(wanted(record), 0, 10)
+    unread.set()
+    results = await asyncio.gather(*asked, return_exceptions=True)
+    assert [type(one) for one in results] == [memoryview, memoryview, Busy]
+    await greedy.read(wanted(record), 0, 10)
+
+
 async def test_shelf_s_messages_cannot_name_a_path(tmp_path: Path) -> None:
     reader, _ = await served(tmp_path)
     body = ReadRequest.model_construct(step=1, part="../../etc/passwd", digest="0" * 64, offset=0, length=10)
@@ -206,6 +234,20 @@ async def test_fetch_part_continues_what_an_earlier_call_began(tmp_path: Path) -
     again = Twisted(DirectoryDonor(there), "again", as_it_is)
     await fetch_part(here, wanted(record), [(again, size)], max_bytes=MOST, progress=silent)
     assert min(again.offsets) == 3 * PIECE
+
+
+async def test_fetch_part_asks_who_claims_less_than_is_here_last(tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    record = keep(there, 10)
+    size = size_of(there, record)
+    first, tiny, honest = (
+        Twisted(DirectoryDonor(there), name, twist)
+        for name, twist in (("first", dies), ("tiny", lies), ("honest", as_it_is))
+    )
+    donors: list[tuple[Donor, int]] = [(first, size), (tiny, 8), (honest, size)]
+    await fetch_part(here, wanted(record), donors, max_bytes=MOST, progress=silent)
+    assert tiny.offsets == []
+    assert min(honest.offsets) == 3 * PIECE, "what the first sent is kept"
 
 
 async def test_fetch_part_throws_away_what_a_liar_sent_and_asks_another(tmp_path: Path) -> None:

@@ -10,12 +10,16 @@ import pytest
 from swarm.errors import Busy, Refused, Violation, WrongStep
 from swarm.ids import PeerId, stage_part
 from swarm.network.protocols import Answer, Request
+from swarm.schema import Empty
+from swarm.sim.network import SimEndpoint
 from swarm.state import chunks
-from swarm.state.chunks import hashes_of, root_of
+from swarm.state.chunks import CHUNK_BYTES, hashes_of, root_of
 from swarm.state.donation import BURST_BYTES, Donation
+from swarm.state.sharing import MAX_WINDOW
 from swarm.state.snapshot import Snapshot, digest
 from swarm.state.transfer import CHUNK, DESCRIBE, ChunkRequest, DescribeRequest, Description, StateDonor
 from tests.unit.optimization.observed import turns
+from tests.unit.state.donors import RUN, Donors, in_time
 from tests.unit.state.states import LAYOUT, StillClock, inline, snapshot
 
 ME, OTHER = PeerId("me"), PeerId("other")
@@ -219,3 +223,29 @@ async def test_donor_whose_caller_hangs_up_while_it_waits_has_given_nothing() ->
         await asyncio.gather(asking, return_exceptions=True)
     await fetch(donor, 0, 0)
     assert clock.now == pytest.approx(1 / 3)
+
+
+async def test_donor_has_who_asks_for_too_much_of_a_part_at_once_wait_and_serves_others() -> None:
+    donors = Donors(snapshot(step=0), "a")
+    await donors.open(donation=Donation(most=SIZE))
+    (name,) = donors.names
+    greedy, modest = (donors.network.endpoint(one) for one in ("greedy", "modest"))
+    for endpoint in (greedy, modest):
+        await endpoint.enter(RUN)
+        describing = DescribeRequest(part="stage-0", step=0)
+        await endpoint.call(name, DESCRIBE, describing, Description, timeout_s=10.0, max_reply_bytes=1024)
+    donors.donors[name].step_closed()
+    donors.donors[name]._donation.give(BURST_BYTES, 0.0)  # from here on chunks wait for their turn
+
+    def asking(endpoint: SimEndpoint) -> asyncio.Task[Any]:
+        body = ChunkRequest(part="stage-0", step=0, chunk=0)
+        call = endpoint.call(name, CHUNK, body, Empty, timeout_s=1000.0, max_reply_bytes=CHUNK_BYTES)
+        return asyncio.create_task(call)
+
+    many = [asking(greedy) for _ in range(2 * MAX_WINDOW)]
+    await turns()
+    with pytest.raises(Busy, match="on their way"):
+        await asking(greedy)
+    await in_time(donors.clock, asking(modest))
+    assert all(call.done() for call in many), "it waited for its turn behind so many, and no more"
+    await in_time(donors.clock, asking(greedy))

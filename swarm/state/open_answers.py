@@ -1,0 +1,42 @@
+"""How many answers one caller may have on their way at once: who never reads what it asked for holds no more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from swarm.errors import Busy, Violation
+from swarm.ids import PeerId
+
+
+def _all_alike(body: Any) -> str:
+    return ""
+
+
+class OpenAnswers:
+    """Counts a caller's calls from their admission until they are over, the answer's way included; one more than
+    ``most`` of one ``kind`` is Busy. For methods that take no payload: give them :meth:`admit` and :meth:`over`.
+
+    The endpoint's own bound is for small answers: as many of some MiB each would be a gigabyte.
+    """
+
+    def __init__(self, most: int, kind: Callable[[Any], str] = _all_alike) -> None:
+        self._most, self._kind = most, kind
+        self._open: Counter[tuple[PeerId, str]] = Counter()
+
+    def admit(self, caller: PeerId, body: Any, payload_bytes: int) -> None:
+        """See :class:`~swarm.network.protocols.Method`. Raises Busy, and Violation for a payload."""
+        if payload_bytes:
+            raise Violation("this takes no payload", peer=caller)
+        key = caller, self._kind(body)
+        if self._open[key] >= self._most:
+            raise Busy(f"{self._most} answers to this peer are on their way")
+        self._open[key] += 1
+
+    def over(self, caller: PeerId, body: Any) -> None:
+        """See :class:`~swarm.network.protocols.Method`."""
+        key = caller, self._kind(body)
+        self._open[key] -= 1
+        if not self._open[key]:
+            del self._open[key]
