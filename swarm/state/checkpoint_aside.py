@@ -16,6 +16,8 @@ from pathlib import Path
 from swarm.state.checkpoint_disk import make_directory, sync_directory
 from swarm.state.checkpoint_files import step_directory, steps
 
+OLD = ".old-"
+
 
 def aside_directory(root: Path) -> Path:
     """Where they lie under a checkpoint root, laid out as the root is."""
@@ -46,14 +48,16 @@ def _replace(directory: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST) or not directory.is_dir():
             raise
-        old = Path(tempfile.mkdtemp(prefix=".old-", dir=target.parent))
-        os.rename(target, old)
+        old = Path(tempfile.mkdtemp(prefix=OLD, dir=target.parent))
         try:
+            os.rename(target, old)
             os.rename(directory, target)
         except FileNotFoundError:  # the other was faster, and what lay there was what it has moved
-            os.rename(old, target)
+            with contextlib.suppress(OSError):  # or has moved there by now
+                os.rename(old, target)
             raise
-        shutil.rmtree(old, ignore_errors=True)
+        finally:
+            shutil.rmtree(old, ignore_errors=True)
 
 
 def drop_passed(root: Path, step: int) -> None:
@@ -61,5 +65,7 @@ def drop_passed(root: Path, step: int) -> None:
     for one in steps(aside_directory(root)):
         if one <= step:
             shutil.rmtree(step_directory(aside_directory(root), one), ignore_errors=True)
+    for old in aside_directory(root).glob(f"{OLD}*"):  # of a process that was killed as it replaced one
+        shutil.rmtree(old, ignore_errors=True)
     with contextlib.suppress(OSError):
         aside_directory(root).rmdir()  # when it is empty

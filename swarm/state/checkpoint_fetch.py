@@ -33,22 +33,24 @@ async def fetch_part(
 ) -> Path:
     """Have a part's file in place; ``donors`` are asked in turn, each with the bytes that it says the file has.
 
-    What came before a failure, of this call or an earlier one, stays beside the file's name and is not fetched again.
-    The file gets its name when every byte is verified: one that fails is thrown away, and so is who alone sent it.
+    What came before a failure, of this call or an earlier one, stays beside the file's name and is not fetched again;
+    what those send who say that it has another size is kept apart. The file gets its name when every byte is verified:
+    one that fails is thrown away, and so is who alone sent it.
     Raises StateError when the disk refuses, or when nobody has a good one: it says who failed and how. Cancelled, it
     leaves what came.
     """
     path = part_path(root, wanted.step, wanted.part)
-    begun = path.with_name(f".{path.name}.{wanted.digest[:16]}.pull")
     failures: dict[str, str] = {}
     tries: dict[str, int] = {}
-    authors = {"an earlier call"}
+    wrote: dict[int, set[str]] = {}
     left = [(donor, size) for donor, size in donors if size <= max_bytes]
     while left:
-        left.sort(key=lambda one: one[1] < _length(begun))  # who says that it is less would have us throw it away
         donor, size = left[0]
+        begun, authors = begun_file(path, wanted.digest, size), wrote.setdefault(size, {"an earlier call"})
         try:
-            authors = (set() if await asyncio.to_thread(_begin, begun, size) else authors) | {donor.name}
+            if await asyncio.to_thread(_begin, begun):
+                authors.clear()
+            authors.add(donor.name)
             await _fill(begun, wanted, donor, size, progress)
             await asyncio.to_thread(_finish, begun, path, wanted)
         except Busy as busy:
@@ -80,21 +82,16 @@ def _after(left: list[tuple[Donor, int]], donor: Donor, tries: dict[str, int]) -
     return [*left[1:], *(left[:1] if tries[donor.name] < MAX_TRIES else [])]
 
 
-def _length(begun: Path) -> int:
-    try:
-        return begun.stat().st_size
-    except OSError:
-        return 0
+def begun_file(path: Path, digest: str, size: int) -> Path:
+    """Where a part's file lies while it is fetched: one for each digest and size, for donors may lie about the size."""
+    return path.with_name(f".{path.name}.{digest[:16]}.{size}.pull")
 
 
-def _begin(begun: Path, size: int) -> bool:
+def _begin(begun: Path) -> bool:
     """Have the file that is filled; whether nothing is in it yet."""
     make_directory(begun.parent)
     with begun.open("ab") as file:
-        length = file.tell()
-        if length > size:
-            file.truncate(0)
-        return length > size or not length
+        return not file.tell()
 
 
 async def _fill(begun: Path, wanted: WantedFile, donor: Donor, size: int, progress: Progress) -> None:
@@ -125,18 +122,19 @@ async def _piece(donor: Donor, wanted: WantedFile, offset: int, length: int) -> 
 
 
 def _finish(begun: Path, path: Path, wanted: WantedFile) -> None:
-    """Verify, sync, rename. Raises _Rotten, with the file gone, when it is not what was wanted; OSError. Whatever else
-    goes wrong with a file that others made, it is not kept, or the next call would go on with it."""
+    """Verify, sync, rename; others of the name are swept. Raises _Rotten, with the file gone, when it is not what was
+    wanted; OSError when it cannot be read, which says nothing of it. Whatever else goes wrong with a file that others
+    made, it is not kept, or the next call would go on with it."""
     try:
         snapshot, digest = load_file(begun)
         if (snapshot.part, snapshot.step, digest) != (wanted.part, wanted.step, wanted.digest):
             raise StateError(f"it is {snapshot.part} after step {snapshot.step} with another digest")
     except StateError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from error
         with contextlib.suppress(OSError):
             begun.unlink()
         raise _Rotten(f"what came fails verification ({error})") from error
-    except OSError:
-        raise
     except Exception:
         with contextlib.suppress(OSError):
             begun.unlink()
@@ -147,4 +145,7 @@ def _finish(begun: Path, path: Path, wanted: WantedFile) -> None:
     finally:
         os.close(descriptor)
     os.replace(begun, path)
+    for other in path.parent.glob(f".{path.name}.*.pull"):
+        with contextlib.suppress(OSError):
+            other.unlink()
     sync_directory(path.parent)

@@ -14,7 +14,7 @@ from typing import Annotated, TypeVar
 
 from pydantic import Field
 
-from swarm.errors import Busy, Refused, StateError, WrongStep
+from swarm.errors import Refused, StateError, WrongStep
 from swarm.ids import PartName
 from swarm.network.protocols import Answer, Method, Request
 from swarm.schema import Count, DigestField, Empty, Message, PartField
@@ -35,8 +35,9 @@ MAX_STEPS = 32
 """The newest steps that are told of: more are of no use to who wants the newest."""
 MAX_READS = 8
 MAX_PIECES, MAX_TOLD = 24, 4
-"""What one caller may have on its way at once: pieces, twice what whoever pulls three parts asks for; records and lists.
-So who reads nothing holds 100 MB here, not a gigabyte."""
+"""What one caller may have on its way at once: pieces, twice what who pulls three parts asks for; records and lists."""
+ALL_PIECES, ALL_TOLD = 64, 16
+"""And all callers together: who reads nothing holds 100 MB here, and however many such peers 256 MB of pieces."""
 
 T = TypeVar("T")
 
@@ -76,13 +77,14 @@ class ReadRequest(Message):
 
 
 class CheckpointShelf:
-    """Serves the checkpoints below a root. At most MAX_READS requests touch the disk at once, and one caller has
-    MAX_PIECES and MAX_TOLD answers at most on their way; a further one is Busy."""
+    """Serves the checkpoints below a root. At most MAX_READS requests touch the disk at once, others wait for it. One
+    caller has at most MAX_PIECES and MAX_TOLD answers on their way, all have ALL_PIECES and ALL_TOLD: a further one is
+    Busy."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._reading = 0
-        self._pieces, self._told = OpenAnswers(MAX_PIECES), OpenAnswers(MAX_TOLD)
+        self._disk = asyncio.Semaphore(MAX_READS)
+        self._pieces, self._told = OpenAnswers(MAX_PIECES, ALL_PIECES), OpenAnswers(MAX_TOLD, ALL_TOLD)
 
     def methods(self) -> Sequence[Method]:
         """See :class:`~swarm.network.protocols.Service`."""
@@ -106,18 +108,14 @@ class CheckpointShelf:
         return Answer(Empty(), await self._on_disk(lambda: self._piece(body)))
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
-        """In a thread. Raises Busy; Refused for what is damaged, WrongStep for what is not there (any more)."""
-        if self._reading >= MAX_READS:
-            raise Busy(f"{MAX_READS} others are reading checkpoints here")
-        self._reading += 1
+        """In a thread. Raises Refused for what is damaged, WrongStep for what is not there (any more)."""
         try:
-            return await asyncio.to_thread(work)
+            async with self._disk:
+                return await asyncio.to_thread(work)
         except FileNotFoundError as error:
             raise WrongStep("that checkpoint is not here (any more)") from error
         except (StateError, OSError) as error:
             raise Refused(f"that checkpoint cannot be read: {type(error).__name__}") from error
-        finally:
-            self._reading -= 1
 
     def _offered(self) -> tuple[OfferedStep, ...]:
         found = (held(self._root, step) for step in steps(self._root)[-MAX_STEPS:])

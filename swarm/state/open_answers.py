@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -15,14 +16,15 @@ def _all_alike(body: Any) -> str:
 
 
 class OpenAnswers:
-    """Counts a caller's calls from their admission until they are over, the answer's way included; one more than
-    ``most`` of one ``kind`` is Busy. For methods that take no payload: give them :meth:`admit` and :meth:`over`.
+    """Counts calls from their admission until they are over, the answer's way included: one more than ``most`` of a
+    caller and of one ``kind``, or than ``in_all``, is Busy. For methods that take no payload: give them :meth:`admit`
+    and :meth:`over`.
 
     The endpoint's own bound is for small answers: as many of some MiB each would be a gigabyte.
     """
 
-    def __init__(self, most: int, kind: Callable[[Any], str] = _all_alike) -> None:
-        self._most, self._kind = most, kind
+    def __init__(self, most: int, in_all: float = math.inf, *, kind: Callable[[Any], str] = _all_alike) -> None:
+        self._most, self._in_all, self._kind = most, in_all, kind
         self._open: Counter[tuple[PeerId, str]] = Counter()
 
     def admit(self, caller: PeerId, body: Any, payload_bytes: int) -> None:
@@ -32,6 +34,8 @@ class OpenAnswers:
         key = caller, self._kind(body)
         if self._open[key] >= self._most:
             raise Busy(f"{self._most} answers to this peer are on their way")
+        if self._open.total() >= self._in_all:
+            raise Busy(f"{self._in_all} answers are on their way")
         self._open[key] += 1
 
     def over(self, caller: PeerId, body: Any) -> None:

@@ -106,7 +106,7 @@ class StateDonor:
         self._offers: dict[PartName, _Held] = {}
         self._leases: dict[tuple[PeerId, PartName], _Lease] = {}
         self._turn = asyncio.Lock()
-        self._chunks = OpenAnswers(2 * MAX_WINDOW, lambda asked: asked.part)
+        self._chunks = OpenAnswers(2 * MAX_WINDOW, kind=lambda asked: asked.part)
 
     def methods(self) -> Sequence[Method]:
         """See :class:`~swarm.network.protocols.Service`."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -26,7 +29,7 @@ from swarm.state.checkpoint import (
     write_part,
 )
 from swarm.state.checkpoint_donors import DirectoryDonor, Donor, PeerDonor, WantedFile
-from swarm.state.checkpoint_fetch import fetch_part
+from swarm.state.checkpoint_fetch import begun_file, fetch_part
 from swarm.state.checkpoint_files import decode_manifest
 from swarm.state.checkpoint_plan import Offer, lacking, plans
 from swarm.state.checkpoint_shelf import READ, RECORD_OF, CheckpointShelf, ReadRequest, RecordRequest
@@ -147,12 +150,24 @@ async def test_shelf_does_not_hand_out_another_history_s_file(tmp_path: Path) ->
         await donor.read(wanted(old), 0, 10)
 
 
-async def test_shelf_says_busy_before_it_queues_up_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_shelf_reads_so_much_at_once_and_has_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     record = keep(tmp_path, 10)
-    monkeypatch.setattr(checkpoint_shelf, "MAX_READS", 0)
+    monkeypatch.setattr(checkpoint_shelf, "MAX_READS", 2)
     _, donor = await served(tmp_path)
-    with pytest.raises(Busy):
-        await donor.read(wanted(record), 0, 10)
+    both, reading, most = threading.Barrier(2, timeout=5), Counter[str](), [0]
+    usual = CheckpointShelf._piece
+
+    def counted(shelf: CheckpointShelf, body: ReadRequest) -> bytes:
+        reading["now"] += 1
+        most.append(reading["now"])
+        both.wait()  # nobody reads on before there are two
+        reading["now"] -= 1
+        both.wait()
+        return usual(shelf, body)
+
+    monkeypatch.setattr(CheckpointShelf, "_piece", counted)
+    await asyncio.gather(*(donor.read(wanted(record), 0, 10) for _ in range(6)))
+    assert max(most) == 2
 
 
 async def test_shelf_has_who_does_not_take_its_answers_wait_and_serves_others(
@@ -236,7 +251,7 @@ async def test_fetch_part_continues_what_an_earlier_call_began(tmp_path: Path) -
     assert min(again.offsets) == 3 * PIECE
 
 
-async def test_fetch_part_asks_who_claims_less_than_is_here_last(tmp_path: Path) -> None:
+async def test_fetch_part_keeps_what_came_whatever_size_another_claims(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     record = keep(there, 10)
     size = size_of(there, record)
@@ -244,10 +259,31 @@ async def test_fetch_part_asks_who_claims_less_than_is_here_last(tmp_path: Path)
         Twisted(DirectoryDonor(there), name, twist)
         for name, twist in (("first", dies), ("tiny", lies), ("honest", as_it_is))
     )
-    donors: list[tuple[Donor, int]] = [(first, size), (tiny, 8), (honest, size)]
-    await fetch_part(here, wanted(record), donors, max_bytes=MOST, progress=silent)
-    assert tiny.offsets == []
+    with pytest.raises(StateError, match="it died"):
+        await fetch_part(here, wanted(record), [(first, size)], max_bytes=MOST, progress=silent)
+    await fetch_part(here, wanted(record), [(tiny, 8), (honest, size)], max_bytes=MOST, progress=silent)
+    assert tiny.offsets == [0]
     assert min(honest.offsets) == 3 * PIECE, "what the first sent is kept"
+    assert [entry.name for entry in step_directory(here, 10).iterdir()] == ["stage-0.safetensors"]
+
+
+async def test_fetch_part_whose_disk_cannot_be_read_keeps_what_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    record = keep(there, 10)
+    donor, size = Twisted(DirectoryDonor(there), "honest", as_it_is), size_of(there, record)
+
+    def broken(path: Path) -> None:
+        raise StateError("cannot be read") from OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_fetch, "load_file", broken)
+        with pytest.raises(StateError, match="Input/output error"):
+            await fetch_part(here, wanted(record), [(donor, size)], max_bytes=MOST, progress=silent)
+    donor.offsets.clear()
+    await fetch_part(here, wanted(record), [(donor, size)], max_bytes=MOST, progress=silent)
+    assert donor.offsets == []
 
 
 async def test_fetch_part_throws_away_what_a_liar_sent_and_asks_another(tmp_path: Path) -> None:
@@ -297,7 +333,7 @@ async def test_fetch_part_that_is_rotten_by_an_earlier_call_is_fetched_anew_from
     size = size_of(there, record)
     begun = step_directory(here, 10)
     begun.mkdir(parents=True)
-    (begun / f".stage-0.safetensors.{record.parts['stage-0'][:16]}.pull").write_bytes(rotten)
+    begun_file(begun / "stage-0.safetensors", record.parts["stage-0"], size).write_bytes(rotten)
     donor = Twisted(DirectoryDonor(there), "honest", as_it_is)
     await fetch_part(here, wanted(record), [(donor, size)], max_bytes=MOST, progress=silent)
     assert 0 in donor.offsets

@@ -127,6 +127,37 @@ def test_set_aside_by_two_at_once_keeps_the_files(tmp_path: Path, monkeypatch: p
     assert [one.name for one in aside.iterdir()] == [step_directory(aside, 4).name]
 
 
+def test_set_aside_by_two_in_the_middle_of_each_other_leaves_one_and_nothing_half_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for run in (RUN, "cd" * 32):
+        write_manifest(tmp_path, CheckpointManifest(run=run, step=4, parts={}))
+        if run == RUN:
+            set_aside(tmp_path, [4])
+    aside, usual = aside_directory(tmp_path), os.rename
+    target = step_directory(aside, 4)
+
+    def between(source: Path, to: Path) -> None:
+        """Another peer moves the step, once this one has made room for it."""
+        usual(source, to)
+        if source == target:
+            monkeypatch.setattr(os, "rename", usual)
+            assert set_aside(tmp_path, [4]) == [4]
+
+    monkeypatch.setattr(os, "rename", between)
+    assert set_aside(tmp_path, [4]) == []
+    assert read_manifest(aside, 4).run == "cd" * 32
+    assert [one.name for one in aside.iterdir()] == [target.name]
+
+
+def test_what_a_killed_process_left_of_setting_aside_goes(tmp_path: Path) -> None:
+    write_manifest(tmp_path, CheckpointManifest(run=RUN, step=2, parts={}))
+    set_aside(tmp_path, [2])
+    (aside_directory(tmp_path) / ".old-killed").mkdir()
+    rotate(tmp_path, 1, 2)
+    assert not aside_directory(tmp_path).exists()
+
+
 def test_rotation_beside_another_peer_s_does_not_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (4, 5, 6):
         write_part(tmp_path, snapshot(step=step), {})
