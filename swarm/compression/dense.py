@@ -3,7 +3,7 @@
 | name | bytes | error of an element x |
 |---|---|---|
 | float32 | 4 | none for float32 and narrower tensors |
-| bfloat16 | 2 | ≤ 2⁻⁸·abs(x) (8 bits of mantissa), the range of float32 |
+| bfloat16 | 2 | ≤ 2⁻⁸·abs(x) (8 bits of mantissa); beyond 3.39·10³⁸ saturated |
 | float16 | 2 | ≤ 2⁻¹¹·abs(x), or ≤ 2⁻²⁵ below 2⁻¹⁴; beyond ±65504 saturated, see :class:`DenseCodec` |
 | int32 | 4 | none: token ids and targets, for int64 tensors |
 """
@@ -55,9 +55,10 @@ class DenseCodec:
             return torch.empty(spec.shape, dtype=target)
         # frombuffer warns of read-only memory, which it cannot protect: that case pays one copy.
         wire = torch.frombuffer(bytearray(view) if view.readonly else view, dtype=self.dtype)
-        if check_finite and wire.is_floating_point() and not _all_finite(wire):
-            raise Violation("a value is not finite")
-        return wire.view(spec.shape).to(target)
+        values = wire.view(spec.shape).to(target)
+        if check_finite and values.is_floating_point() and not _all_finite(values):
+            raise Violation(f"a value is not finite in {spec.dtype}")
+        return values
 
     def _narrow(self, source: Tensor) -> Tensor:
         if self.dtype == torch.int32:
@@ -65,7 +66,7 @@ class DenseCodec:
         if not source.is_floating_point():
             raise BugError(f"codec {self.name} cannot carry {source.dtype}")
         wire = source.to(self.dtype)
-        if self.dtype != torch.float16 or source.dtype == torch.float16:
+        if torch.finfo(source.dtype).max <= torch.finfo(self.dtype).max:
             return wire
         overflown = wire.isinf() & source.isfinite()
         limit = torch.finfo(self.dtype).max

@@ -139,7 +139,7 @@ class Journey:
     async def _with_private_ends(self, ends: EndsCompute) -> tuple[float, int]:
         batch = self._batch
         seed = dropout_seed(self._context.seed, batch.id)
-        self._cargo.first, graph = await self._on_device(lambda: ends.embed(batch.inputs, seed))
+        self._cargo.first, graph = await self._on_device(lambda: ends.embed(batch.inputs, seed), OwnFailure)
         self._repair.set_out()
         loss_sum, tokens, gradient, head = await self._loss(ends)
         self._cargo.gradient = self._kept.loss_gradient = gradient
@@ -182,11 +182,12 @@ class Journey:
         hop = self._way.hops[-1]
         return hop.receipts[hop.replica].loss_sum, hop.receipts[hop.replica].tokens
 
-    async def _on_device(self, work: Callable[[], Any]) -> Any:
+    async def _on_device(self, work: Callable[[], Any], not_finite: type[Poisoned] = Poisoned) -> Any:
+        """``not_finite``: whose doing it is when nothing finite comes of it, ours alone or also that of what came."""
         try:
             return await self._context.device.run(work)
         except Violation as error:
-            raise Poisoned(f"the trainer's own part: {error.reason}") from error
+            raise not_finite(f"the trainer's own part: {error.reason}") from error
         except SwarmError:
             raise
         except Exception as error:  # as for a replica: one microbatch

@@ -90,6 +90,21 @@ def test_codec_float16_saturates_finite_values_only() -> None:
     assert decoded[4].isinf()
 
 
+def test_codec_bfloat16_saturates_finite_values_only() -> None:
+    largest = torch.finfo(torch.bfloat16).max
+    tensor = torch.tensor([3.4e38, -3.4e38, 1.0, float("inf")])
+    decoded = codec_named("bfloat16").decode(codec_named("bfloat16").encode(tensor), TensorSpec((4,), "float32"))
+    assert decoded[:3].tolist() == [largest, -largest, 1.0]
+    assert decoded[3].isinf()
+
+
+@pytest.mark.parametrize(("target", "value"), [("bfloat16", 3.4e38), ("float16", 1e5)])
+def test_codec_value_that_is_not_finite_in_what_it_is_read_as_is_a_violation(target: str, value: float) -> None:
+    wire = codec_named("float32").encode(torch.tensor([1.0, value]))
+    with pytest.raises(Violation, match=f"not finite in {target}"):
+        codec_named("float32").decode(wire, TensorSpec((2,), target), check_finite=True)
+
+
 def test_codec_tokens_round_trip_and_refuse_floats() -> None:
     tokens = torch.tensor([[0, 5], [-100, 1 << 20]])
     codec, spec = codec_named("int32"), TensorSpec((2, 2), "int64")

@@ -315,7 +315,7 @@ async def test_trainer_given_a_gradient_that_is_no_number_sets_the_microbatch_as
             await walk.send(by, "hop")
         await walk.send(A0, "gradient", x=NAN)
         await walk.leader.over.wait()
-        assert walk.leader.aside == {microbatch(0): "the trainer's own part: a value is not finite"}
+        assert walk.leader.aside == {microbatch(0): "the trainer's own part: a value is not finite in float32"}
         assert walk.side.part.held == {}
 
 

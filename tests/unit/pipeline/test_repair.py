@@ -384,6 +384,17 @@ async def test_trainer_whose_own_part_fails_again_and_again_ends_before_its_shar
     assert len(leader.aside) < OWN_FAILURES
 
 
+async def test_trainer_whose_embedding_is_no_number_ends_before_its_shard_is_set_aside() -> None:
+    crew = await Crew.of([A, B], in_flight=2)
+    crew.side.part.embedded = float("nan")
+    leader = FakeLeader(50)
+    async with working(*crew.replicas.values()), asyncio.timeout(8):
+        with pytest.raises(ExceptionGroup) as ended:
+            await leader.fed_by(crew.side.trainer)
+    assert isinstance(first_leaf(ended.value), StateError)
+    assert len(leader.aside) < OWN_FAILURES
+
+
 async def test_trainer_whose_own_part_fails_now_and_then_goes_on() -> None:
     crew = await Crew.of([A, B], in_flight=1)
     count = itertools.count()

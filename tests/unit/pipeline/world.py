@@ -133,6 +133,7 @@ class FakePart:
         self.held: dict[MicrobatchId, float] = {}
         self.on: dict[str, Callable[[], None]] = {}
         self.scale = 2.0
+        self.embedded = 1.0
         self.loss_value = 3.0
         self.graphs: list[Any] = []
         self.step = 0
@@ -181,7 +182,7 @@ class FakePart:
 
     def embed(self, tokens: torch.Tensor, *, seed: int) -> tuple[torch.Tensor, Any]:
         """See :class:`~swarm.pipeline.compute.EndsPart`."""
-        return torch.ones(ACTIVATION.shape), FakeGraph(tokens)
+        return torch.full(ACTIVATION.shape, self.embedded), FakeGraph(tokens)
 
     def loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> tuple[float, int, torch.Tensor, Any]:
         """See :class:`~swarm.pipeline.compute.EndsPart`."""
