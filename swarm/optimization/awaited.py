@@ -26,6 +26,11 @@ def awaited_round(part: PartName, reason: str) -> str:
     return f"a round of {part} that does not break, as {reason or 'nobody says why'}: nobody agrees on whom it broke"
 
 
+def awaited_numbers(count: int, reason: str) -> str:
+    """What a leader waits for where all that trainers try is put aside."""
+    return f"a microbatch that can be computed: {count} of this step were put aside, one of them as {reason}"
+
+
 def awaited_answer(roster: Roster, late: Mapping[PeerId, str]) -> str:
     """What a leader waits for who has nobody else than these, who are there and gave no good answer; "" for none."""
     named = ", ".join(f"{roster[peer].name or peer} ({why})" for peer, why in late.items())

@@ -11,14 +11,20 @@ from swarm.errors import PeerError, Superseded, WrongStep
 from swarm.events import WorkWithdrawn
 from swarm.ids import PartName, PeerId
 from swarm.optimization.acceptor import has_majority, majority
-from swarm.optimization.awaited import awaited_answer, awaited_holders, awaited_majority, awaited_others
+from swarm.optimization.awaited import (
+    awaited_answer,
+    awaited_holders,
+    awaited_majority,
+    awaited_numbers,
+    awaited_others,
+)
 from swarm.optimization.fitness import Fitness
 from swarm.optimization.live_calls import LiveCalls
 from swarm.optimization.messages import Feed, Over, Prepare, Promise
 from swarm.optimization.records import Contribution
 from swarm.optimization.roster import Roster, lost_parts, needed, part_lost
 from swarm.optimization.serving import unserved
-from swarm.optimization.standstill import LOOK_S, Standstill
+from swarm.optimization.standstill import LOOK_S, STALLED_S, Standstill
 from swarm.optimization.turnout import MOST_TOLD, REASON_CHARS
 from swarm.planning.patience import Patience
 from swarm.schema import Empty
@@ -54,6 +60,7 @@ class Filling:
         self.calls = LiveCalls(closing.calls, closing.liveness)
         self._untold: set[PeerId] = set()
         self._lost_since: dict[str, float] = {}
+        self._fruitless = False
 
     @property
     def out(self) -> dict[PeerId, str]:
@@ -124,6 +131,8 @@ class Filling:
             for task in (full, changed, stalled, given_back, telling):
                 task.cancel()
             await asyncio.gather(telling, return_exceptions=True)
+        if committed is not None:
+            self._tell_fruitless(0.0)
         # Whoever is found gone is so at once; those who wait for changes are told some turns later. Between this
         # and the question that names who is there nothing else runs.
         return committed if self.out.keys() == out.keys() else None
@@ -236,9 +245,18 @@ class Filling:
         others can do instead."""
         desk, clock = self._closing.desk, self._closing.clock
         while not (late := standstill.look(clock.monotonic(), desk.done, desk.waits_for())):
+            self._tell_fruitless(standstill.still_s(clock.monotonic()))
             await clock.sleep(LOOK_S)
         logger.warning("step %d is closed without %s: nothing comes of it", self._step, ", ".join(late))
         return late
+
+    def _tell_fruitless(self, still_s: float) -> None:
+        """Where nothing comes of what all trainers try, no peer is at fault: a person must know of it."""
+        aside = self._closing.desk.aside()
+        fruitless = bool(aside) and still_s >= STALLED_S
+        if fruitless != self._fruitless:
+            self._fruitless = fruitless
+            self._closing.waiting(awaited_numbers(len(aside), aside[-1].reason) if fruitless else "")
 
     async def _tell_to_feed(self) -> None:
         """Until all that are there have heard it: who has not would wait for ever, and the step with it. Raises

@@ -32,7 +32,11 @@ class Standstill:
             self._began, self._moved = self._began + now - self._moved, now
         if (done, waits_for) != self._seen:
             self._seen, self._moved = (done, waits_for), now
-        still = now - self._moved
+        still = self.still_s(now)
         if not waits_for or still < max(STALLED_S, SLOWEST * (self._moved - self._began)):
             return {}
         return dict.fromkeys(waits_for, f"nothing came of its work for {still:.0f} s")
+
+    def still_s(self, now: float) -> float:
+        """For how long the batch has not come on, as far as its leader has looked."""
+        return now - self._moved

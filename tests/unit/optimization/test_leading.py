@@ -828,6 +828,22 @@ async def test_trainer_that_puts_all_its_work_aside_is_left_out() -> None:
 
 
 @virtual
+async def test_batch_of_which_everything_is_put_aside_is_said_to_wait_for_what_can_be_computed() -> None:
+    here = await Stage(roster=HOSTED, hosted=True).set()
+    running = asyncio.create_task(here.leading().run())
+    for trainer in (T, U):
+        await here.ask_desk(Lease(step=1, term=0, total=1), trainer)
+        aside = Aside(microbatch=by(trainer, 0).microbatch, reason="the loss is nan")
+        await here.ask_desk(PutAside(step=1, term=0, aside=aside), trainer)
+    await asyncio.sleep(2 * STALLED_S)
+    said = "a microbatch that can be computed: 2 of this step were put aside, one of them as the loss is nan"
+    assert here.waited == [said], "once, and nobody is left out for it"
+    await here.feed([by(T, 1), by(U, 1)])
+    assert (await running).absent == ()
+    assert here.waited[:2] == [said, ""]
+
+
+@virtual
 async def test_trainer_that_never_says_what_it_has_begun_is_left_out() -> None:
     leader = HOSTED.succession(1)[1]
     here = await Stage(roster=HOSTED, leader=leader, hosted=True).set()
