@@ -15,6 +15,7 @@ from swarm.errors import PeerError, Unreachable, Violation
 from swarm.ids import PeerId
 from swarm.network.framing import DISCARD, FrameDecoder, FrameSink, Kind, encode_frame, encode_header
 from swarm.network.protocols import MAX_BODY_BYTES, LinkStatistics
+from swarm.network.standstill import Standstill
 
 HIGH_WATER_BYTES = 512 << 10
 """Two chunks: enough to keep the daemon busy, little enough that an error or a small reply is not far behind."""
@@ -30,7 +31,10 @@ LINGER_S = 1.0
 FRAME_S = 60.0
 """How long the content of one frame, 4 MiB at most, may take to arrive: it holds memory, and one of few streams."""
 
-LAST_LOOK_S = 1.0
+UNREAD_S = 300.0
+"""How long a peer may take nothing of what waits for it: whoever sends holds what is to be sent for as long. More than
+anybody is stopped for, or waits for a turn on a busy machine. The kernel makes room in pieces of up to 1.5 MiB, and
+shows no smaller ones: so this asks for 5 KiB/s, about what FRAME_S asks of a chunk on the other side."""
 
 MAX_METERED = 4096
 """Peers whose bytes are counted apart, of all that were ever met."""
@@ -72,7 +76,8 @@ class StreamOwner(FrameSink, Protocol):
 class Link(asyncio.BufferedProtocol):
     """The sending and receiving of frames on one stream.
 
-    Nothing here waits longer than its caller: a cancelled ``send`` leaves whole frames only.
+    Nothing here waits longer than its caller: a cancelled ``send`` leaves whole frames only. The stream ends when one
+    frame has been arriving for FRAME_S, or when the other side takes nothing for UNREAD_S of what waits for it.
     """
 
     def __init__(self, peer: PeerId, meter: Meter, owner: StreamOwner, most_content: int = MAX_BODY_BYTES) -> None:
@@ -88,7 +93,9 @@ class Link(asyncio.BufferedProtocol):
         self._writer: asyncio.StreamWriter | None = None
         self._transport: asyncio.Transport
         self._linger: asyncio.TimerHandle | None = None
-        self._frame_timer: asyncio.TimerHandle | None = None
+        self._written = 0
+        self._frames = Standstill(self._frame, FRAME_S, self._late_frame)
+        self._reading = Standstill(self._taken, UNREAD_S, self._unread)
         self._closed = asyncio.Event()
 
     async def take_over(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -113,30 +120,29 @@ class Link(asyncio.BufferedProtocol):
             transport.resume_reading()
 
     async def send(self, kind: Kind, call: int, content: bytes = b"", payload_bytes: int = 0) -> None:
-        """Write one frame when it is this sender's turn and the stream takes more. Raises Unreachable."""
+        """Write one frame when it is this sender's turn and the stream takes more. Raises Unreachable, also for a peer
+        that has not read for UNREAD_S."""
         async with self._turn:
             await self._writable.wait()
             self.send_nowait(kind, call, content, payload_bytes)
 
     async def send_chunk(self, call: int, chunk: memoryview) -> None:
-        """Write one chunk in turn; the bytes are not copied and must stay as they are. Raises Unreachable."""
+        """Write one chunk in turn; the bytes are not copied and must stay as they are. Raises Unreachable, also for a
+        peer that has not read for UNREAD_S."""
         async with self._turn:
             await self._writable.wait()
             self._check_open()
-            header = encode_header(Kind.CHUNK, call, len(chunk))
-            self._meter.sent[self.peer] += len(header) + len(chunk)
-            self._transport.write(header)
-            self._transport.write(chunk)
+            self._write(encode_header(Kind.CHUNK, call, len(chunk)))
+            self._write(chunk)
 
     def send_nowait(self, kind: Kind, call: int, content: bytes = b"", payload_bytes: int = 0) -> None:
         """Write one small frame ahead of every waiting sender. Raises Unreachable, also for a peer that never reads."""
         self._check_open()
         frame = encode_frame(kind, call, content, payload_bytes)
         if self._transport.get_write_buffer_size() + len(frame) > MAX_UNSENT_BYTES:
-            self.close(Unreachable("it does not read what we send", peer=self.peer))
+            self._unread()
             self._check_open()
-        self._meter.sent[self.peer] += len(frame)
-        self._transport.write(frame)
+        self._write(frame)
 
     def close(self, reason: PeerError) -> None:
         """End the stream now: whatever is unsent is dropped."""
@@ -184,6 +190,7 @@ class Link(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         """The transport's buffer is full."""
         self._writable.clear()
+        self._reading.watch()
 
     def resume_writing(self) -> None:
         """The transport takes more."""
@@ -194,29 +201,36 @@ class Link(asyncio.BufferedProtocol):
             decode(what)
         except Violation as violation:
             self._owner.on_violation(violation)
-        if self._frame_timer is None and self._decoder.within:
-            self._time_frame()
+        if self._decoder.within:
+            self._frames.watch()
 
-    def _time_frame(self, frame: int = 0, late: bool = False) -> None:
-        """Look again, for as long as frames are under way, and end the stream at one that was late at the last look
-        already: after a process was stopped its timers come first, and the bytes that had arrived meanwhile after
-        them."""
-        self._frame_timer, within = None, self._decoder.within
-        if self.lost is not None or not within:
-            return
-        if late and within == frame:
-            self.close(Unreachable(f"a frame was not complete in {FRAME_S:g} s", peer=self.peer))
-            return
-        late = within == frame
-        loop = asyncio.get_running_loop()
-        self._frame_timer = loop.call_later(LAST_LOOK_S if late else FRAME_S, self._time_frame, within, late)
+    def _write(self, piece: bytes | memoryview) -> None:
+        self._meter.sent[self.peer] += len(piece)
+        self._written += len(piece)  # first: the transport may be full, and say so, before it returns
+        self._transport.write(piece)
+
+    def _frame(self) -> int | None:
+        return self._decoder.within or None if self.lost is None else None
+
+    def _late_frame(self) -> None:
+        self.close(Unreachable(f"a frame was not complete in {FRAME_S:g} s", peer=self.peer))
+
+    def _taken(self) -> int | None:
+        """The bytes that have left us so far, while senders wait for room. Not what is left: small frames are written
+        without waiting."""
+        if self.lost is not None or self._writable.is_set():
+            return None
+        return self._written - self._transport.get_write_buffer_size()
+
+    def _unread(self) -> None:
+        self.close(Unreachable("it does not read what we send", peer=self.peer))
 
     def _end(self, reason: PeerError) -> None:
         if self.lost is not None:
             return
         self.lost = reason
-        if self._frame_timer is not None:
-            self._frame_timer.cancel()
+        self._frames.cancel()
+        self._reading.cancel()
         self._writable.set()  # whoever waits wakes up and finds the stream lost
         self._owner.on_lost(reason)
 

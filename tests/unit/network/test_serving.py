@@ -18,14 +18,32 @@ from swarm.network.link import Meter
 from swarm.network.protocols import Answer, Method, Request
 from swarm.network.server_stream import ServerStream
 from swarm.network.serving import Desk, ServeLimits
-from swarm.schema import Message
+from swarm.schema import Empty, Message
 from tests.harness.expect import eventually
 
 CALLER = PeerId("caller")
+LONG = 8 << 20
 
 
 class Ask(Message):
     """A question without content."""
+
+
+class Generous:
+    """A service whose one method answers with more than a stream takes at once."""
+
+    def __init__(self) -> None:
+        self.over = 0
+
+    def methods(self) -> Sequence[Method]:
+        """See :class:`~swarm.network.protocols.Service`."""
+        return [Method(name="test/1/slow", request=Ask, handle=self._give, over=self._over)]
+
+    async def _give(self, request: Request) -> Answer:
+        return Answer(Empty(), bytes(LONG))
+
+    def _over(self, caller: PeerId, body: Message) -> None:
+        self.over += 1
 
 
 class Slow:
@@ -55,8 +73,9 @@ async def serving(desk: Desk, *, public: bool = False) -> AsyncIterator[socket.s
         await task
 
 
-def request(call: int, *, remaining_s: float = 30.0, payload_bytes: int = 0) -> bytes:
-    return encode_frame(Kind.REQUEST, call, pack_request("test/1/slow", remaining_s, 0, Ask()), payload_bytes)
+def request(call: int, *, remaining_s: float = 30.0, payload_bytes: int = 0, max_reply_bytes: int = 0) -> bytes:
+    body = pack_request("test/1/slow", remaining_s, max_reply_bytes, Ask())
+    return encode_frame(Kind.REQUEST, call, body, payload_bytes)
 
 
 async def told(caller: socket.socket) -> bytes:
@@ -102,11 +121,24 @@ async def test_serving_payloads_that_are_announced_and_never_sent_end_the_stream
 
 async def test_serving_frame_that_begins_and_does_not_go_on_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.network.link.FRAME_S", 0.01)
-    monkeypatch.setattr("swarm.network.link.LAST_LOOK_S", 0.01)
+    monkeypatch.setattr("swarm.network.standstill.LAST_LOOK_S", 0.01)
     async with serving(Desk(ServeLimits())) as caller:
         caller.send(encode_header(Kind.REQUEST, 1, 1000))
         with contextlib.suppress(ConnectionResetError):
             assert await told(caller) == b""
+
+
+async def test_serving_caller_who_does_not_read_his_answer_loses_it_and_the_stream(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("swarm.network.link.UNREAD_S", 0.01)
+    monkeypatch.setattr("swarm.network.standstill.LAST_LOOK_S", 0.01)
+    desk, service = Desk(ServeLimits()), Generous()
+    desk.mount(service)
+    async with serving(desk) as caller:
+        caller.send(request(1, remaining_s=3600.0, max_reply_bytes=LONG))
+        await eventually(lambda: service.over, what="the end of the call")
+        assert len(await told(caller)) < LONG
 
 
 async def test_serving_stranger_who_announces_a_long_body_is_told_no_before_he_sends_it() -> None:
