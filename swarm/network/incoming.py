@@ -62,8 +62,8 @@ class Incoming:
         await p2p.serve_streams(protocol, accept)
 
     def accept(self, peer: PeerId, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve a stream, or close it where strangers have too many. A peer has few of each kind: the oldest gives way,
-        it is what a dial after a break left."""
+        """Serve a stream; where there are too many another gives way. A peer has few of each kind: the oldest goes, it
+        is what a dial after a break left."""
         same = [
             task
             for task, served in self._serving.items()
@@ -71,10 +71,8 @@ class Incoming:
         ]
         if len(same) >= _STREAMS_PER_PEER:
             same[0].cancel()
-        if not self._make_room(peer):
-            logger.debug("a stream of %s was closed: strangers have %d", peer, MAX_STRANGER_STREAMS)
-            writer.close()
-            return
+        if not self.known(peer):
+            self._make_room()
         self._remember(peer)
         stream = ServerStream(peer, self._desk, self._clock, self._meter, protocol == self._public)
         task = asyncio.get_running_loop().create_task(stream.serve(reader, writer), name=f"serve {protocol[:16]}")
@@ -88,20 +86,18 @@ class Incoming:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _make_room(self, peer: PeerId) -> bool:
-        """Whether one more stream may be served. Where strangers have too many, another of theirs takes the place of
-        the oldest on which nobody is calling, whose caller dials again when it calls."""
-        if self.known(peer):
-            return True
+    def _make_room(self) -> None:
+        """Where strangers have too many streams, the oldest on which nobody is calling gives way, whose caller dials
+        again when it calls; if there is none, the oldest of all: a call may go on for a day."""
         foreign = [
             (task, served.stream)
             for task, served in self._serving.items()
             if not task.done() and not task.cancelling() and not self.known(served.peer)
         ]
-        if len(foreign) < MAX_STRANGER_STREAMS:
-            return True
-        idle = next((task for task, stream in foreign if stream.idle), None)
-        return idle is not None and idle.cancel()
+        if len(foreign) >= MAX_STRANGER_STREAMS:
+            leaving = next((task for task, stream in foreign if stream.idle), foreign[0][0])
+            logger.debug("strangers have %d streams: one of %s gives way", len(foreign), self._serving[leaving].peer)
+            leaving.cancel()
 
     def _remember(self, peer: PeerId) -> None:
         self._recent.pop(peer, None)

@@ -39,10 +39,10 @@ class Door:
         self.incoming.accept(peer, "control", *await asyncio.open_connection(sock=theirs))
         return ours
 
-    async def call(self, end: socket.socket) -> None:
-        """A call on that stream, until its handler runs."""
+    async def call(self, end: socket.socket, number: int = 1) -> None:
+        """A call on that stream, its ``number``-th, until its handler runs."""
         begun = self.service.begun
-        end.send(request(1))
+        end.send(request(number))
         await eventually(lambda: self.service.begun > begun, what="the handler")
 
     async def close(self) -> None:
@@ -78,14 +78,21 @@ async def test_strangers_stream_too_many_takes_the_place_of_the_oldest_on_which_
     await door.call(ends[3])
 
 
-async def test_strangers_stream_too_many_is_closed_while_all_others_are_calling_and_a_members_is_not(
+async def test_strangers_stream_too_many_takes_the_place_of_the_oldest_while_all_are_calling_and_no_members(
     door: Door,
 ) -> None:
-    for number in range(MOST):
-        await door.call(await door.knock(PeerId(f"stranger{number}")))
-    assert await ended(await door.knock(PeerId("late")))
+    member = await door.knock(MEMBER)
+    await door.call(member)
+    ends = [await door.knock(PeerId(f"stranger{number}")) for number in range(MOST)]
+    for end in ends:
+        await door.call(end)
+    ends.append(await door.knock(PeerId("late")))
+    assert await ended(ends[0])
+    await door.call(ends[-1])
     await door.call(await door.knock(MEMBER))
-    assert door.incoming.open == MOST + 1
+    assert door.incoming.open == MOST + 2
+    for end in (member, *ends[1:]):
+        await door.call(end, number=2)
 
 
 async def test_streams_that_come_all_at_once_leave_as_many_as_there_may_be(door: Door) -> None:
