@@ -144,6 +144,11 @@ class Link(asyncio.BufferedProtocol):
             self._check_open()
         self._write(frame)
 
+    @property
+    def flushed(self) -> bool:
+        """Whether the kernel has all that was written, and :meth:`close` drops nothing."""
+        return self._writer is None or not self._transport.get_write_buffer_size()
+
     def close(self, reason: PeerError) -> None:
         """End the stream now: whatever is unsent is dropped."""
         self._end(reason)

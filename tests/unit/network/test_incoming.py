@@ -15,19 +15,21 @@ from swarm.network.incoming import Incoming
 from swarm.network.link import Meter
 from swarm.network.serving import Desk, ServeLimits
 from tests.harness.expect import eventually
-from tests.unit.network.test_serving import Slow, request
+from tests.unit.network.test_serving import Generous, Slow, request
 
 MEMBER = PeerId("member")
 MOST = 3
+ANSWER = 300 << 10
+"""More than the kernel takes at once, and less than a stream does."""
 
 
 class Door:
     """The incoming streams of a peer that knows one other."""
 
     def __init__(self) -> None:
-        self.service, desk = Slow(), Desk(ServeLimits())
-        desk.mount(self.service)
-        self.incoming = Incoming(desk, SystemClock(), Meter(), "public")
+        self.service, self.desk = Slow(), Desk(ServeLimits())
+        self.desk.mount(self.service)
+        self.incoming = Incoming(self.desk, SystemClock(), Meter(), "public")
         self.incoming.known = lambda peer: peer == MEMBER
         self._ends: list[socket.socket] = []
 
@@ -35,6 +37,7 @@ class Door:
         """A stream of that peer's: its own end."""
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1)
         self._ends.append(ours)
         self.incoming.accept(peer, "control", *await asyncio.open_connection(sock=theirs))
         return ours
@@ -93,6 +96,17 @@ async def test_strangers_stream_too_many_takes_the_place_of_the_oldest_while_all
     assert door.incoming.open == MOST + 2
     for end in (member, *ends[1:]):
         await door.call(end, number=2)
+
+
+async def test_strangers_stream_whose_answer_is_not_out_yet_is_not_one_on_which_nobody_calls(door: Door) -> None:
+    answering = Generous(ANSWER)
+    door.desk.mount(answering)
+    ends = [await door.knock(PeerId(f"stranger{number}")) for number in range(MOST)]
+    ends[0].send(request(1, "give", max_reply_bytes=ANSWER))
+    await eventually(lambda: answering.over, what="the end of the call")
+    await door.knock(PeerId("late"))
+    assert await ended(ends[1])
+    await door.call(ends[0], number=2)
 
 
 async def test_streams_that_come_all_at_once_leave_as_many_as_there_may_be(door: Door) -> None:

@@ -23,6 +23,7 @@ from tests.harness.expect import eventually
 
 CALLER = PeerId("caller")
 LONG = 8 << 20
+"""More than a stream takes at once."""
 
 
 class Ask(Message):
@@ -30,17 +31,17 @@ class Ask(Message):
 
 
 class Generous:
-    """A service whose one method answers with more than a stream takes at once."""
+    """A service whose one method answers with many bytes."""
 
-    def __init__(self) -> None:
-        self.over = 0
+    def __init__(self, size: int) -> None:
+        self._size, self.over = size, 0
 
     def methods(self) -> Sequence[Method]:
         """See :class:`~swarm.network.protocols.Service`."""
-        return [Method(name="test/1/slow", request=Ask, handle=self._give, over=self._over)]
+        return [Method(name="test/1/give", request=Ask, handle=self._give, over=self._over)]
 
     async def _give(self, request: Request) -> Answer:
-        return Answer(Empty(), bytes(LONG))
+        return Answer(Empty(), bytes(self._size))
 
     def _over(self, caller: PeerId, body: Message) -> None:
         self.over += 1
@@ -73,8 +74,10 @@ async def serving(desk: Desk, *, public: bool = False) -> AsyncIterator[socket.s
         await task
 
 
-def request(call: int, *, remaining_s: float = 30.0, payload_bytes: int = 0, max_reply_bytes: int = 0) -> bytes:
-    body = pack_request("test/1/slow", remaining_s, max_reply_bytes, Ask())
+def request(
+    call: int, what: str = "slow", *, remaining_s: float = 30.0, payload_bytes: int = 0, max_reply_bytes: int = 0
+) -> bytes:
+    body = pack_request(f"test/1/{what}", remaining_s, max_reply_bytes, Ask())
     return encode_frame(Kind.REQUEST, call, body, payload_bytes)
 
 
@@ -133,10 +136,10 @@ async def test_serving_caller_who_does_not_read_his_answer_loses_it_and_the_stre
 ) -> None:
     monkeypatch.setattr("swarm.network.link.UNREAD_S", 0.01)
     monkeypatch.setattr("swarm.network.standstill.LAST_LOOK_S", 0.01)
-    desk, service = Desk(ServeLimits()), Generous()
+    desk, service = Desk(ServeLimits()), Generous(LONG)
     desk.mount(service)
     async with serving(desk) as caller:
-        caller.send(request(1, remaining_s=3600.0, max_reply_bytes=LONG))
+        caller.send(request(1, "give", remaining_s=3600.0, max_reply_bytes=LONG))
         await eventually(lambda: service.over, what="the end of the call")
         assert len(await told(caller)) < LONG
 
