@@ -1,4 +1,4 @@
-"""How large the directory's questions and answers may be, in numbers: a look at a message before hivemind, which builds
+"""What the directory's questions and answers may be, and how large: a look at a message before hivemind, which builds
 something for everything it holds, has it. Knows the fields of hivemind's messages by their names only."""
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ def check_question(asked: Any) -> None:
         raise ValueError(f"a question about {len(keys)} keys, more than {MAX_KEYS}")
     if len(set(keys)) < len(keys):
         raise ValueError("a question about one key twice")
+    if any(getattr(asked, "in_cache", ())):  # none of us does; what is cached is answered before what is stored
+        raise ValueError("a question to keep something in the cache")
 
 
 def check_answer(asked: Any, answer: Any) -> None:

@@ -95,6 +95,24 @@ async def test_question_about_too_many_keys_or_one_twice_never_reaches_its_handl
     assert seen == [MAX_KEYS]
 
 
+async def test_question_to_hide_what_is_stored_behind_the_cache_never_reaches_its_handler() -> None:
+    p2p, served = attached()
+    seen: list[dht_pb2.StoreRequest] = []
+
+    async def answer(asked: dht_pb2.StoreRequest, context: object) -> dht_pb2.StoreResponse:
+        seen.append(asked)
+        return dht_pb2.StoreResponse()
+
+    await p2p.add_protobuf_handler("store", answer, dht_pb2.StoreRequest)
+    asked = dht_pb2.StoreRequest(keys=[b"a", b"b"], in_cache=[False, True])
+    with pytest.raises(ValueError, match="cache"):
+        await served["store"](asked.SerializeToString(), OTHER)
+    assert not seen
+    asked.in_cache[1] = False
+    await served["store"](asked.SerializeToString(), OTHER)
+    assert seen == [asked]
+
+
 def test_peer_of_more_bytes_than_any_id_has_is_refused() -> None:
     assert peer_of_bytes(LONG[1:])
     with pytest.raises(ValueError, match="65 bytes"):
