@@ -101,9 +101,10 @@ def _another_run(addresses: Sequence[str], expected: RunId | None, error: PeerEr
 async def ask_standing(endpoint: Endpoint, clock: Clock, contact: PeerId) -> RunStanding:
     """Where the run stands as the contact sees it; waits some seconds for a contact that is only starting.
 
-    Raises Unreachable or DeadlineMissed when it is gone, its last error when it never answers.
+    Asks once more when the stream breaks: a contact with too many ends those of peers that it does not know. Raises
+    Unreachable or DeadlineMissed when it is gone, its last error when it never answers.
     """
-    left = STANDING_TRIES
+    left, broke = STANDING_TRIES, False
     while True:
         left -= 1
         try:
@@ -111,7 +112,11 @@ async def ask_standing(endpoint: Endpoint, clock: Clock, contact: PeerId) -> Run
                 contact, STANDING, StandingRequest(), RunStanding, timeout_s=CONTACT_TIMEOUT_S
             )
             return standing
-        except (Unreachable, DeadlineMissed, Violation):
+        except Unreachable:
+            if broke:
+                raise
+            broke = True
+        except (DeadlineMissed, Violation):
             raise
         except PeerError:
             if not left:

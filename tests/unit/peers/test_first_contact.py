@@ -20,11 +20,25 @@ class Answering:
 
     def __init__(self, closed: int | None) -> None:
         self.answer: RunStanding | None = RunStanding(founder=FOUNDER, closed=closed, waiting_for="")
+        self.breaks = 0
 
     async def call(self, peer: PeerId, *question: Any, timeout_s: float) -> tuple[RunStanding, bytes]:
-        if self.answer is None:
+        self.breaks -= 1
+        if self.answer is None or self.breaks >= 0:
             raise Unreachable("the daemon hung up", peer=peer)
         return self.answer, b""
+
+
+async def test_peer_whose_stream_to_its_contact_breaks_asks_once_more() -> None:
+    endpoint = Answering(7)
+    first = FirstContact(cast(Any, endpoint), FakeClock(), OTHER, FOUNDER)
+    for _ in range(2):
+        endpoint.breaks = 1
+        assert (await first.standing()).closed == 7
+    endpoint.breaks = 2
+    with pytest.raises(RunEnded):
+        await first.standing()
+    assert endpoint.breaks == 0
 
 
 @pytest.mark.parametrize(
