@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Protocol, runtime_checkable
 
 from peers.roles import Surroundings
@@ -41,6 +41,13 @@ class _Linked(Protocol):
     """An endpoint that knows whom it is connected with."""
 
     async def links(self) -> Mapping[PeerId, object]: ...
+
+
+@runtime_checkable
+class _Bounded(Protocol):
+    """An endpoint at which those whom it does not know have few streams together."""
+
+    def expect(self, peers: int) -> None: ...
 
 
 class Beginning(Protocol):
@@ -91,6 +98,19 @@ class Founder:
         start = around.manifest.run.start_when
         places: dict[Role, int] = {"stage": start.stage_hosts, "trainer": start.trainers}
         self._room = WaitingRoom(places, random.Random())
+
+    @contextlib.contextmanager
+    def expecting(self) -> Iterator[None]:
+        """Have room for those who come, each of whom is a stranger until the first record is decided here."""
+        endpoint, start = self._around.endpoint, self._around.manifest.run.start_when
+        if not isinstance(endpoint, _Bounded):
+            yield
+            return
+        endpoint.expect(start.stage_hosts + start.trainers)
+        try:
+            yield
+        finally:
+            endpoint.expect(0)
 
     async def found(self, patience_s: float | None, waiting: Callable[[str], None]) -> None:
         """Return when the founding record is decided; ``waiting`` is told who is missing, or has not accepted it yet.

@@ -242,6 +242,11 @@ class LibP2PEndpoint:
         self._presence.allow_relay(may)
         self._incoming.known = lambda peer: peer == self.peer or may(peer)
 
+    def expect(self, peers: int) -> None:
+        """So many are to come that :meth:`allow_relay` does not name yet, and four streams of each have room beside
+        those of strangers. Counts until it is called again."""
+        self._incoming.expected = peers
+
     async def retire_relay(self) -> None:
         """Relay for nobody anew from now on, and tell those who are reached through us, who find others within
         seconds. Connections passed on now stay until :meth:`close`. For a peer that is about to leave; takes 1 s at

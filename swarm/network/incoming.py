@@ -40,6 +40,8 @@ class Incoming:
         self._recent: dict[PeerId, None] = {}
         self.known: Callable[[PeerId], bool] = lambda peer: False
         """Whose streams are not bounded together. Asked again at every stream, so it must be cheap and not raise."""
+        self.expected = 0
+        """How many peers are to come that are not known yet: strangers may have as many streams more as those have."""
 
     @property
     def open(self) -> int:
@@ -94,7 +96,7 @@ class Incoming:
             for task, served in self._serving.items()
             if not task.done() and not task.cancelling() and not self.known(served.peer)
         ]
-        if len(foreign) >= MAX_STRANGER_STREAMS:
+        if len(foreign) >= MAX_STRANGER_STREAMS + _STREAMS_PER_PEER * self.expected:
             leaving = next((task for task, stream in foreign if stream.idle), foreign[0][0])
             logger.debug("strangers have %d streams: one of %s gives way", len(foreign), self._serving[leaving].peer)
             leaving.cancel()

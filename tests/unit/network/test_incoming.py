@@ -98,6 +98,16 @@ async def test_strangers_stream_too_many_takes_the_place_of_the_oldest_while_all
         await door.call(end, number=2)
 
 
+async def test_strangers_who_are_expected_have_streams_of_their_own_beside_the_bound(door: Door) -> None:
+    door.incoming.expected = 2
+    ends = [await door.knock(PeerId(f"stranger{number}")) for number in range(MOST + 8)]
+    for end in ends:
+        await door.call(end)
+    door.incoming.expected = 0
+    await door.knock(PeerId("late"))
+    assert await ended(ends[0])
+
+
 async def test_strangers_stream_whose_answer_is_not_out_yet_is_not_one_on_which_nobody_calls(door: Door) -> None:
     answering = Generous(ANSWER)
     door.desk.mount(answering)

@@ -7,10 +7,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from data_shards.tokenize import train_tokenizer
-from peers.founder import Founder
+from peers.founder import Founder, _Bounded
 from peers.waiting_room import NEWCOMERS
 from swarm.errors import Unreachable
 from swarm.ids import PeerId
+from swarm.network.endpoint import LibP2PEndpoint
 from swarm.network.records import PeerRecord
 from swarm.schema import Empty
 from tests.harness.swarm import small_manifest
@@ -31,9 +32,14 @@ class Called:
 
     def __init__(self) -> None:
         self.calls: list[PeerId] = []
+        self.expected = 0
 
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Nothing to learn."""
+
+    def expect(self, peers: int) -> None:
+        """Remember how many."""
+        self.expected = peers
 
     async def links(self) -> Mapping[PeerId, str]:
         """Whoever called us."""
@@ -47,21 +53,32 @@ class Called:
         return Empty(), memoryview(b"")
 
 
+def _founder(endpoint: Called, records: Mapping[PeerId, PeerRecord]) -> Founder:
+    async def lookup(kind: object) -> Mapping[PeerId, PeerRecord]:
+        return records
+
+    manifest = small_manifest(train_tokenizer(["some words"], 300), 1, 1, {"split": {"stages": 1}})
+    around = SimpleNamespace(endpoint=endpoint, clock=FakeClock(), manifest=manifest)
+    return Founder(
+        cast(Any, around), cast(Any, SimpleNamespace(lookup=lookup)), cast(Any, None),
+        lambda: _record("bootstrap", 1), cast(Any, None),
+    )  # fmt: skip
+
+
+def test_founder_has_room_for_all_whom_its_run_waits_for_until_it_has_begun() -> None:
+    endpoint = Called()
+    with _founder(endpoint, {}).expecting():
+        assert endpoint.expected == 2
+    assert endpoint.expected == 0
+    assert issubclass(LibP2PEndpoint, _Bounded)
+
+
 async def test_founder_calls_few_of_thousands_and_takes_those_who_answer() -> None:
     """Forged records claim the oldest age, by which nobody is chosen."""
     records = {PeerId(f"forged{n}"): _record(("stage", "trainer")[n % 2], 0) for n in range(5000)}
     records |= {peer: _record(role, 10**12) for peer, role in HERE.items()}
-
-    async def lookup(kind: object) -> Mapping[PeerId, PeerRecord]:
-        return records
-
     endpoint = Called()
-    manifest = small_manifest(train_tokenizer(["some words"], 300), 1, 1, {"split": {"stages": 1}})
-    around = SimpleNamespace(endpoint=endpoint, clock=FakeClock(), manifest=manifest)
-    founder = Founder(
-        cast(Any, around), cast(Any, SimpleNamespace(lookup=lookup)), cast(Any, None),
-        lambda: _record("bootstrap", 1), cast(Any, None),
-    )  # fmt: skip
+    founder = _founder(endpoint, records)
     found = await founder._candidates()
     assert {candidate.peer for candidate in found} == {ME, *HERE}
     assert len(endpoint.calls) <= NEWCOMERS
