@@ -14,6 +14,11 @@ ATTEMPTS_PER_TERM = 1 << 10
 """A later term's numbers are greater than all of an earlier one's."""
 
 
+MOST_TIES, TIED_S = 3, 30.0
+"""From so many ties in a term on the next attempt waits for so long: of two replicas one that lies, or whose memory
+fails, may do so each time."""
+
+
 class Attempts:
     """Numbers that no other attempt of the step has, each part's own."""
 
@@ -21,6 +26,7 @@ class Attempts:
         self._term, self._roster = term, roster
         self._made: Counter[PartName] = Counter()
         self._under_way: dict[PartName, object] = {}
+        self._ties = 0
 
     def numbers(self, committed: Sequence[Contribution], live: Sequence[PeerId]) -> dict[str, int]:
         """Each part's attempt: a new number when its last round was void, or who takes part in it or what they must
@@ -41,3 +47,10 @@ class Attempts:
     def void(self, part: PartName) -> None:
         """The round under way gave nothing."""
         self._under_way.pop(part, None)
+
+    def tied(self, part: PartName) -> float:
+        """It gave one result to as many replicas as another: all must average anew, else each would answer again what
+        it has answered. Returns how many seconds later: others may be back, or somebody looks at the machines."""
+        self.void(part)
+        self._ties += 1
+        return TIED_S if self._ties >= MOST_TIES else 0.0

@@ -31,6 +31,15 @@ def awaited_numbers(count: int, reason: str) -> str:
     return f"a microbatch that can be computed: {count} of this step were put aside, one of them as {reason}"
 
 
+def awaited_agreement(roster: Roster, part: PartName, peers: Collection[str]) -> str:
+    """What a leader waits for where of all these replicas as many hold one result as another, and what can be done."""
+    named = " and ".join(sorted(roster[peer].name or peer for peer in peers))
+    return (
+        f"{named} to agree on {part}: each is asked to compute it again, for nobody knows which is right; if it goes "
+        "on, end the one whose machine you trust less"
+    )
+
+
 def awaited_answer(roster: Roster, late: Mapping[PeerId, str]) -> str:
     """What a leader waits for who has nobody else than these, who are there and gave no good answer; "" for none."""
     named = ", ".join(f"{roster[peer].name or peer} ({why})" for peer, why in late.items())

@@ -5,15 +5,28 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from swarm.errors import OutOfSync
 from swarm.ids import PartName, PeerId
-from swarm.optimization.messages import Averaged
+from swarm.optimization.messages import Apply, Averaged
 from swarm.optimization.records import CloseRecord, Contribution
 from swarm.optimization.roster import Roster
 
 CLIP_EPSILON = 1e-6
 """Keeps the division defined for a zero norm; the same as ``torch.nn.utils.clip_grad_norm_`` uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the members that closed a step hold: all the same."""
+
+    committed: tuple[Contribution, ...]
+    averaged: Mapping[PeerId, Averaged]
+    norm: float
+    apply: Apply
+    digests: Mapping[PartName, str]
+    live: tuple[PeerId, ...]
 
 
 class Disagreement(OutOfSync):

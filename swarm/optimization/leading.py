@@ -19,10 +19,10 @@ from swarm.ids import PartName, PeerId
 from swarm.optimization.acceptor import Promised, Vote, majority, must_propose
 from swarm.optimization.answers import AnswerRules
 from swarm.optimization.attempts import Attempts
-from swarm.optimization.awaited import awaited_majority, awaited_round
+from swarm.optimization.awaited import awaited_agreement, awaited_majority, awaited_round
 from swarm.optimization.blame import Blame
 from swarm.optimization.changes import Changes
-from swarm.optimization.closing import Disagreement, agreed, clip_factor, cursors, global_norm, totals
+from swarm.optimization.closing import Disagreement, Outcome, agreed, clip_factor, cursors, global_norm, totals
 from swarm.optimization.closing_context import Closing
 from swarm.optimization.filling import RETURNED_S, Filling, PartsLost
 from swarm.optimization.fitness import Fitness
@@ -47,25 +47,18 @@ from swarm.optimization.rescuing import Rescuing
 from swarm.optimization.roster import Roster
 from swarm.planning.patience import Patience
 from swarm.schema import Empty, Message
+from swarm.waiting import first_done
 
 logger = logging.getLogger(__name__)
 ReplyT = TypeVar("ReplyT", bound=Message)
 
 
-@dataclass(frozen=True, slots=True)
-class _Outcome:
-    """What the members that closed the step hold: all the same."""
-
-    committed: tuple[Contribution, ...]
-    averaged: Mapping[PeerId, Averaged]
-    norm: float
-    apply: Apply
-    digests: Mapping[PartName, str]
-    live: tuple[PeerId, ...]
-
-
 class _Retry(Exception):
-    """An attempt failed; who is unfit is noted, and another may be made."""
+    """An attempt failed; who is unfit is noted, and another may be made, after so long or when who is there changes."""
+
+    def __init__(self, reason: str, after_s: float = 0.0) -> None:
+        super().__init__(reason)
+        self.after_s = after_s
 
 
 @dataclass(slots=True)
@@ -108,9 +101,9 @@ class Leading:
         """Lead until the step is decided; returns the record, of which nobody has been told yet.
 
         Raises Superseded when another leads, or so many attempts failed that only a later term has numbers for more,
-        WrongStep when the step was closed by another, OutOfSync when as many replicas have one result as another,
-        RunEnded when a part of the model is lost with its last replica. Waits, and says so, for as long as the voters
-        that are there are no majority.
+        WrongStep when the step was closed by another, OutOfSync when so many refuse the record that it cannot be
+        decided, RunEnded when a part of the model is lost with its last replica. Waits, and says so, for as long as the
+        voters that are there are no majority, and as many replicas of a part have one result as another.
         """
         proposal = None
         if self.term > 0:
@@ -165,6 +158,8 @@ class Leading:
                 self._tries += 1
                 self.closing.events.emit(AttemptFailed(step=self.step, term=self.term, reason=str(failed)[:400]))
                 await self.closing.clock.sleep(patience.pause_s() if self._tries > 1 else 0.0)
+                if failed.after_s:
+                    await first_done(self.closing.clock.sleep(failed.after_s), self.closing.liveness.changed())
 
     async def _try(self, peer: PeerId, method: str, body: Message, reply: type[ReplyT]) -> ReplyT | None:
         """One member's answer, None when it gives none. Raises Superseded and WrongStep."""
@@ -189,7 +184,7 @@ class Leading:
         out = self._filling.out
         return tuple(peer for peer in self._roster.peers if peer not in out)
 
-    async def _attempt(self, committed: tuple[Contribution, ...]) -> _Outcome:
+    async def _attempt(self, committed: tuple[Contribution, ...]) -> Outcome:
         """Reconcile, average and apply, once, with those that are there. Raises _Retry when one of them fails."""
         live = self._live()
         stages = [[peer for peer in replicas if peer in live] for replicas in self._roster.stages()]
@@ -217,14 +212,15 @@ class Leading:
         except Disagreement as found:
             self._leave_out(found)
             raise _Retry(str(found)) from found
-        return _Outcome(counted, averaged, norm, apply, digests, live)
+        return Outcome(counted, averaged, norm, apply, digests, live)
 
     def _leave_out(self, found: Disagreement) -> None:
         """Who differs from what most replicas of a part have is unfit: the step closes without it, so it is cut off and
-        gets the state anew. Raises the Disagreement when no answer is that of most: nobody knows which is right."""
+        gets the state anew. When no answer is that of most, nobody knows which is right: all compute theirs anew."""
         self.closing.events.emit(DigestMismatch(step=self.step, part=found.part, digests=found.digests))
         if not found.dissenters:
-            raise found
+            self.closing.waiting(awaited_agreement(self._roster, found.part, found.digests))
+            raise _Retry(str(found), self._attempts.tied(found.part)) from found
         self._fitness.differ(found.dissenters, str(found))
 
     async def _judge(self, averaged: Mapping[PeerId, Averaged]) -> None:
@@ -293,7 +289,7 @@ class Leading:
 
     # --- the record ----------------------------------------------------------------------------------------------
 
-    def _proposal(self, outcome: _Outcome, changes: Changes, following: Roster) -> Propose:
+    def _proposal(self, outcome: Outcome, changes: Changes, following: Roster) -> Propose:
         history = self.closing.history
         (tokens, loss_sum), averaged = totals(outcome.committed), outcome.averaged
         record = CloseRecord(

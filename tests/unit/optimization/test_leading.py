@@ -22,7 +22,7 @@ from swarm.errors import (
 from swarm.events import AttemptFailed, Committed, DigestMismatch, TermBegan, WorkExcluded, WorkWithdrawn
 from swarm.ids import MicrobatchId, PeerId
 from swarm.optimization.acceptor import Candidate, Vote
-from swarm.optimization.attempts import ATTEMPTS_PER_TERM
+from swarm.optimization.attempts import ATTEMPTS_PER_TERM, MOST_TIES, TIED_S
 from swarm.optimization.blame import MOST_VOID
 from swarm.optimization.filling import ALONE_S, LOST_PART_S
 from swarm.optimization.fitness import MOST_FAILURES
@@ -43,6 +43,7 @@ from tests.unit.optimization.puppets import (
     QUESTIONS,
     RECONCILE,
     SUCCESSOR,
+    Puppet,
     Stage,
     broken,
     no,
@@ -144,19 +145,63 @@ async def test_leader_whose_own_close_is_slow_has_decided_all_the_same() -> None
 # --- disagreement ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("what", "words"), [("gradient", "averaged gradient"), ("weights", "updated weights")])
+TIES = pytest.mark.parametrize(
+    ("what", "words"), [("gradient", "the averaged gradient"), ("weights", "the updated weights")]
+)
+
+
+def lie(puppet: Puppet, what: str, *, times: int) -> None:
+    """So often it tells of other numbers than it should, each time of the same."""
+    usual, left = getattr(puppet, what), iter(range(times))
+
+    def answer(body: Any) -> None:
+        setattr(puppet, what, usual if next(left, None) is None else "e" * 64)
+
+    puppet.instead[RECONCILE if what == "gradient" else APPLY] = answer
+
+
+@TIES
 @virtual
-async def test_step_whose_replicas_disagree_one_to_one_is_reported_and_not_decided(what: str, words: str) -> None:
-    here, value = await stage(), "e" * 64
-    setattr(here.puppets[B], what, value)
-    with pytest.raises(OutOfSync, match=words):
-        await here.leading().run()
-    (mismatch,) = here.events.events
-    assert isinstance(mismatch, DigestMismatch)
-    assert (mismatch.part, set(mismatch.digests)) == ("stage-0", {A, B})
-    assert mismatch.digests[B] == value
+async def test_part_whose_replicas_differ_one_to_one_is_averaged_anew_until_they_agree(what: str, words: str) -> None:
+    here = await stage()
+    lie(here.puppets[B], what, times=1)
+    closed = await here.leading().run()
+    assert (closed.absent, closed.digests) == ((), {"ends": "d" * 64, "stage-0": "c" * 64})
+    (mismatch,), (failed,) = here.events.of(DigestMismatch), here.events.of(AttemptFailed)
+    assert (mismatch.part, set(mismatch.digests), mismatch.digests[B]) == ("stage-0", {A, B}, "e" * 64)
+    assert f"disagree about {words}" in failed.reason
+    first, second = here.puppets[A].told(RECONCILE)
+    assert second.attempts["stage-0"] > first.attempts["stage-0"]  # else it would repeat what it had answered
+    assert second.attempts["ends"] == first.attempts["ends"]
+    assert any(said.startswith("a and b to agree on stage-0") for said in here.waited)
+    assert here.waited[-1] == ""
+
+
+@TIES
+@pytest.mark.parametrize("back", [True, False])
+@virtual
+async def test_tie_that_repeats_is_tried_now_and_then_and_ends_when_who_is_there_changes(
+    back: bool, what: str, words: str
+) -> None:
+    voter = Member(peer="Z", role="bootstrap", name="z", part=None, addresses=())
+    here, third = await stage(roster=Roster([*THREE.members, voter])), PeerId("C")
+    here.liveness.lose(third, "cut off")
+    liar = next(peer for peer in (A, B) if peer != here.leader)
+    lie(here.puppets[liar], what, times=1_000)
+    running = asyncio.create_task(here.leading().run())
+    await asyncio.sleep(10 * TIED_S)
+    assert MOST_TIES < len(here.events.of(DigestMismatch)) <= MOST_TIES + 10
     assert not here.asked(PROPOSE)
-    assert not here.asked(DECIDE)
+    assert words in here.events.of(AttemptFailed)[-1].reason
+    before = asyncio.get_running_loop().time()
+    if back:
+        here.liveness.find(third)
+    else:
+        here.liveness.lose(liar, "its machine was ended")
+    closed = await running
+    assert asyncio.get_running_loop().time() - before < TIED_S / 2
+    assert set(closed.absent) == ({liar} if back else {liar, third})
+    assert closed.digests["stage-0"] == "c" * 64
 
 
 @pytest.mark.parametrize(("what", "method"), [("gradient", RECONCILE), ("weights", APPLY)])
