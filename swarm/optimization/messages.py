@@ -24,6 +24,9 @@ from swarm.schema import (
     SignatureField,
 )
 
+MOST_SQ_NORM = 1e100
+"""More than any mean gradient has: its numbers fit into float32, so that their squares are below 1.2e77 each."""
+
 
 class Lease(Message):
     """A trainer wants ``total`` microbatches of a step in all."""
@@ -139,7 +142,7 @@ class Averaged(Message):
     """
 
     digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
-    sq_norm: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    sq_norm: Annotated[float, Field(ge=0, le=MOST_SQ_NORM, allow_inf_nan=False)]
     cursor: tuple[Count, Count] | None
     failure: Annotated[str, StringConstraints(max_length=400)] = ""
     culprit: PeerIdField | None = None

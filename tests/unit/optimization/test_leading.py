@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ from swarm.optimization.attempts import ATTEMPTS_PER_TERM, MOST_TIES, TIED_S
 from swarm.optimization.blame import MOST_VOID
 from swarm.optimization.filling import ALONE_S, LOST_PART_S
 from swarm.optimization.fitness import MOST_FAILURES
-from swarm.optimization.messages import Accepted, Lease, Promise, PutAside, Reconcile, Resume
+from swarm.optimization.messages import Accepted, Averaged, Lease, Promise, PutAside, Reconcile, Resume
 from swarm.optimization.records import Aside, Contribution, acceptance_bytes, voters
 from swarm.optimization.rescuing import AGAIN_S, SILENT_PART_S
 from swarm.optimization.roster import Member, Roster
@@ -234,14 +235,16 @@ async def test_leader_that_differs_from_the_others_leaves_itself_out_and_lives()
     assert closed.absent == (leads,)
 
 
+@pytest.mark.parametrize("claim", [1e308, math.inf])
 @virtual
-async def test_step_whose_norm_is_no_number_ends() -> None:
+async def test_member_that_claims_a_norm_that_no_gradient_has_is_left_out(claim: float) -> None:
+    """Of two parts it would make the norm of the model no number, and no leader could close the step."""
     here = await stage()
-    for puppet in here.puppets.values():
-        puppet.sq_norm = 1e308
-    with pytest.raises(OutOfSync, match="gradient norm"):
-        await here.leading().run()
-    assert not here.asked(APPLY)
+    here.puppets[OTHER].instead[RECONCILE] = lambda body: Averaged.model_construct(
+        digest="a" * 64, sq_norm=claim, cursor=None, failure="", missing=(), heard={}
+    )
+    closed = await here.leading().run()
+    assert (closed.absent, closed.grad_norm) == ((OTHER,), pytest.approx(6**0.5))
 
 
 # --- a member is lost ------------------------------------------------------------------------------------------------

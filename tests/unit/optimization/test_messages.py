@@ -143,6 +143,7 @@ def test_record_hash_does_not_depend_on_the_order_of_its_tables() -> None:
         (Averaged, {"digest": "", "sq_norm": float("nan"), "cursor": None}),
         (Averaged, {"digest": "", "sq_norm": float("inf"), "cursor": None}),
         (Averaged, {"digest": "", "sq_norm": -1.0, "cursor": None}),
+        (Averaged, {"digest": "", "sq_norm": 1e101, "cursor": None}),
         (Averaged, {"digest": "", "sq_norm": 1.0, "cursor": (1,)}),
         (Prepared, {"digest": "not hex at all....."}),
         (Decide, {"step": 1, "record": "a" * 64, "acceptances": {"no peer!": RECEIPT}}),
