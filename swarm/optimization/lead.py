@@ -96,8 +96,9 @@ class LeadDesk:
         self._changed.set()
 
     def end_term(self) -> None:
-        """Another leads."""
+        """Another leads, or we do in another term: who asked us to join or to leave asks again."""
         self._ledger = None
+        self._joins, self._leaves, self._lost = {}, {}, frozenset()
 
     def count_on(self, gone: Container[PeerId]) -> bool:
         """Go on without the trainers that are gone, and with those that have come back; whether there is quota again

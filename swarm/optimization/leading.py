@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
@@ -100,10 +100,11 @@ class Leading:
     async def decide(self) -> CloseRecord:
         """Lead until the step is decided; returns the record, of which nobody has been told yet.
 
-        Raises Superseded when another leads, or so many attempts failed that only a later term has numbers for more,
-        WrongStep when the step was closed by another, OutOfSync when so many refuse the record that it cannot be
-        decided, RunEnded when a part of the model is lost with its last replica. Waits, and says so, for as long as the
-        voters that are there are no majority, and as many replicas of a part have one result as another.
+        Raises Superseded when another leads, or only a later term can get further: because so many attempts failed that
+        this one has no more numbers, so many do not follow it, or what was asked in it cannot be granted; WrongStep
+        when the step was closed by another, OutOfSync when so many refuse the record that it cannot be decided,
+        RunEnded when a part of the model is lost with its last replica. Waits, and says so, for as long as the voters
+        that are there are no majority, and as many replicas of a part have one result as another.
         """
         proposal = None
         if self.term > 0:
@@ -153,13 +154,21 @@ class Leading:
                 with absent(self.closing.calls, self.closing.desk.asking()) as missing:
                     outcome = await self._attempt(committed)
                 lost = [peer for peer in self._roster.peers if peer not in outcome.live]
-                return self._proposal(outcome, *self.closing.desk.settle(missing, lost))
+                return self._proposal(outcome, *self._settle(missing, lost))
             except _Retry as failed:
                 self._tries += 1
                 self.closing.events.emit(AttemptFailed(step=self.step, term=self.term, reason=str(failed)[:400]))
                 await self.closing.clock.sleep(patience.pause_s() if self._tries > 1 else 0.0)
                 if failed.after_s:
                     await first_done(self.closing.clock.sleep(failed.after_s), self.closing.liveness.changed())
+
+    def _settle(self, missing: Collection[PeerId], lost: Collection[PeerId]) -> tuple[Changes, Roster]:
+        """Who joins and leaves with the step. Raises Superseded when the run may not become that: what was asked is
+        forgotten with the term, and whoever still wants it asks again."""
+        try:
+            return self.closing.desk.settle(missing, lost)
+        except (Refused, Violation) as error:
+            raise Superseded(f"what was asked in this term cannot be granted: {error}") from error
 
     async def _try(self, peer: PeerId, method: str, body: Message, reply: type[ReplyT]) -> ReplyT | None:
         """One member's answer, None when it gives none. Raises Superseded and WrongStep."""
@@ -334,7 +343,8 @@ class Leading:
     ) -> dict[PeerId, ReplyT]:
         """The answers of those who are there, among them a majority of the electors: until it is one, who has not
         answered is asked again. When too few are there, those that are gone are asked as well: started anew, they may
-        have kept their vote, if nothing else. Raises OutOfSync when so many say no that it cannot be one."""
+        have kept their vote, if nothing else. Raises OutOfSync when so many say no that it cannot be one; only
+        Superseded where nobody has voted yet: those who answer for another step may be back in this one."""
         given: dict[PeerId, ReplyT] = {}
         patience, needed = Patience(0.1), majority(len(electors))
         while True:
@@ -350,11 +360,13 @@ class Leading:
                 return given
             refused = {peer: error for peer, error in self._refusals.items() if isinstance(error, (Refused, Violation))}
             said_no = [str(error) for peer, error in refused.items() if peer in electors]
-            if len(said_no) > len(electors) - needed:
+            if len(said_no) > len(electors) - needed and not isinstance(body, Prepare):
                 raise OutOfSync(f"step {self.step} cannot be decided: {'; '.join(said_no)}")
             if isinstance(body, Propose) and body.record.void and body.record.term == self.term:
                 self._rescuing.check_lost()
             self.closing.waiting(awaited_majority(count, len(electors), needed, self.closing.alone_at()))
+            if len(said_no) > len(electors) - needed:
+                raise Superseded(f"step {self.step} is not led in term {self.term}: {'; '.join(said_no)}")
             await self.closing.clock.sleep(patience.pause_s())
 
     # --- the decision --------------------------------------------------------------------------------------------

@@ -162,6 +162,21 @@ async def test_newcomer_to_a_part_that_was_not_lost_after_all_has_to_ask_again()
         await tell(opened, late)
 
 
+async def test_leader_of_a_later_term_forgets_what_it_was_asked_before_and_takes_it_anew() -> None:
+    opened = desk()
+    asked = (admission(member("C")), departure("A1"))
+    for body in asked:
+        await tell(opened, body)
+    opened.end_term()
+    opened.begin_term(len(ROSTER), ())
+    assert opened.settle(())[1].members == ROSTER.members
+    opened.end_term()
+    opened.begin_term(2 * len(ROSTER), ())
+    for body in asked:
+        await tell(opened, body)
+    assert opened.settle(())[1].peers == ("A2", "B1", "B2", "C", "F", "T1", "T2")
+
+
 async def test_absent_are_those_that_died_or_fell_silent_and_nobody_waits_for_them() -> None:
     network = SimNetwork(SystemClock())
     there, dead, silent, me = (PeerId(name) for name in ("C", "E", "G", "L"))

@@ -18,6 +18,7 @@ from swarm.errors import (
     RunEnded,
     Superseded,
     Unreachable,
+    Violation,
     WrongStep,
 )
 from swarm.events import AttemptFailed, Committed, DigestMismatch, TermBegan, WorkExcluded, WorkWithdrawn
@@ -807,6 +808,29 @@ async def test_leader_gives_up_when_another_leads_or_has_closed(question: str, e
         await leading.run()
     assert leading.decided is None
     assert not here.asked(DECIDE)
+
+
+@pytest.mark.parametrize("error", [Refused("F cannot leave"), Violation("forged")])
+@virtual
+async def test_leader_that_may_not_grant_what_it_was_asked_gives_up_its_term_alone(
+    error: PeerError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = await stage()
+    monkeypatch.setattr(here.desk, "settle", lambda missing, lost: no(error)(None))
+    with pytest.raises(Superseded, match=f"cannot be granted: {error.reason}"):
+        await here.leading().run()
+    assert not here.asked(PROPOSE)
+
+
+@virtual
+async def test_leader_whom_so_many_do_not_follow_gives_up_its_term_alone_and_says_what_it_waits_for() -> None:
+    """They answer for another step: their lineage was given up, and they have yet to come back to this one."""
+    here = await Stage(leader=SUCCESSOR).set()
+    for peer in (LEADER, T):
+        here.puppets[peer].instead[PREPARE] = no(Refused(f"{LEADER} leads step 1"))
+    with pytest.raises(Superseded, match=f"step 1 is not led in term 1: {min(LEADER, T)}: {LEADER} leads step 1"):
+        await here.leading(1).run()
+    assert here.waited == ["a majority: 1 of 3 voters answer, 2 are needed, however long that takes"]
 
 
 @virtual

@@ -14,6 +14,7 @@ from swarm.ids import PeerId
 from swarm.network.protocols import Request
 from swarm.optimization.acceptor import MOST_LEAP
 from swarm.optimization.calls import StepCalls
+from swarm.optimization.changes import Departure
 from swarm.optimization.closing import clip_factor
 from swarm.optimization.loop import StepLoop
 from swarm.optimization.messages import Propose, Resume
@@ -318,6 +319,44 @@ async def test_loop_that_duels_leads_in_a_term_of_its_own_each_time() -> None:
     await eventually(lambda: home.bench.member.open_step == 2)
     assert home.bench.history.head.term == 3
     assert {body.term for body in home.stage.puppets[T].told(PREPARE)} == {3}
+    await stop(running)
+
+
+@virtual
+async def test_loop_that_may_not_grant_what_it_was_asked_forgets_it_and_leads_in_another_term() -> None:
+    home = await Home(LEADER).set()
+    fit(home)
+    home.stage.desk._leaves[SUCCESSOR] = Departure(step=9, peer=SUCCESSOR, signature=bytes(64))
+    running = asyncio.create_task(home.loop().run())
+    await home.stage.feed()
+    await eventually(lambda: home.stage.puppets[T].told(AGAIN))
+    await home.stage.ask_desk(Resume(step=1, term=3, started=(), aside=()), T)
+    await home.stage.feed(term=3)
+    await eventually(lambda: home.bench.member.open_step == 2)
+    assert (home.bench.history.head.term, home.bench.history.head.members.peers) == (3, ROSTER.peers)
+    await stop(running)
+
+
+@virtual
+async def test_loop_that_nobody_follows_yet_tries_now_and_then_and_leads_when_they_do() -> None:
+    home = await Home(SUCCESSOR).set()
+    fit(home)
+    for peer in (LEADER, T):
+        home.stage.puppets[peer].instead[PREPARE] = no(Refused(f"{LEADER} leads step 1"))
+    running = asyncio.create_task(home.loop().run())
+    home.stage.liveness.lose(LEADER, "cut off")
+    await eventually(lambda: home.stage.puppets[T].told(PREPARE))
+    home.stage.liveness.find(LEADER)
+    await asyncio.sleep(60.0)
+    assert not running.done()
+    assert 20 < len(home.stage.puppets[T].told(PREPARE)) < 100
+    for peer in (LEADER, T):
+        del home.stage.puppets[peer].instead[PREPARE]
+    await eventually(lambda: home.stage.puppets[T].told(AGAIN))
+    term = home.bench.member.term
+    await home.stage.ask_desk(Resume(step=1, term=term, started=(), aside=()), T)
+    await home.stage.feed(term=term)
+    await eventually(lambda: home.bench.member.open_step == 2)
     await stop(running)
 
 
