@@ -170,13 +170,15 @@ class LeadDesk:
         answer, ``absent`` are members that were lost. Later requests must wait for the next step. Raises Refused when
         the run cannot do without those that were lost."""
         self._settled, self._lost = True, frozenset()  # who was taken for lost before is back, or absent
-        joins = tuple(join for peer, join in self._joins.items() if peer not in missing and self._may_join(join))
+        now = self._moment
+        joins = tuple(join for peer, join in self._joins.items() if peer not in missing and self._may_join(now, join))
         changes = self._change_rules.gather(self._roster, joins, tuple(self._leaves.values()), absent)
-        return changes, self._change_rules.apply(self._moment, changes)
+        return changes, self._change_rules.apply(now, changes)
 
-    def _may_join(self, join: Admission) -> bool:
+    def _may_join(self, now: Moment, join: Admission) -> bool:
+        """Whether it may still: who is lost, and who can be called, has changed since it asked."""
         try:
-            self._change_rules.check_admission(self._moment, join)
+            self._change_rules.check_admission(now, join)
         except (Refused, Violation):
             return False
         return True
@@ -197,10 +199,12 @@ class LeadDesk:
     def give_up(
         self, rescues: Sequence[Rescue], joins: Sequence[Admission], absent: Collection[PeerId]
     ) -> tuple[Changes, Roster]:
-        """As :meth:`settle`, for a step that is given up. Raises Refused, with nothing settled, while the run cannot go
-        on with these."""
-        changes = Changes(joins=tuple(joins), rescues=tuple(rescues), absent=tuple(sorted(absent)))
-        roster = self._change_rules.give_up(self._moment, changes)
+        """As :meth:`settle`, for a step that is given up: without those of ``joins`` that may not join any more. Raises
+        Refused, with nothing settled, while the run cannot go on with the others."""
+        now = dataclasses.replace(self._moment, lost=frozenset(absent))
+        granted = tuple(join for join in joins if self._may_join(now, join))
+        changes = Changes(joins=granted, rescues=tuple(rescues), absent=tuple(sorted(absent)))
+        roster = self._change_rules.give_up(now, changes)
         self._settled = True
         return changes, roster
 

@@ -162,6 +162,26 @@ async def test_newcomer_to_a_part_that_was_not_lost_after_all_has_to_ask_again()
         await tell(opened, late)
 
 
+@pytest.mark.parametrize("how", ["a member that is back", "a newcomer that lacks a server"])
+async def test_step_is_given_up_without_a_newcomer_that_may_not_join_any_more(how: str) -> None:
+    """One request that held when it was made would else keep a lost part lost for ever."""
+    before = Roster(m.model_copy(update={"outgoing": m.peer == "A1"}) for m in ROSTER.members)
+    opened = LeadDesk(replace(RULES, served=True), before.succession(STEP)[0], _open, verify)
+    opened.open_step(STEP, before, BEFORE)
+    dead = [PeerId("B1"), PeerId("B2")]
+    if how == "a member that is back":
+        late, first, absent_at_last = admission(member("A2")), [*dead, PeerId("A2")], dead
+    else:
+        late, first, absent_at_last = admission(member("E", outgoing=True)), dead, [*dead, PeerId("A2")]
+    opened.joining(first)
+    saves = admission(member("C", part="stage-1"))
+    for body in (late, saves):
+        await tell(opened, body)
+    changes, roster = opened.give_up((), opened.joining(absent_at_last), absent_at_last)
+    assert changes.joins == (saves,)
+    assert roster.peers == tuple(sorted({*before.peers, "C"} - {*absent_at_last}))
+
+
 async def test_leader_of_a_later_term_forgets_what_it_was_asked_before_and_takes_it_anew() -> None:
     opened = desk()
     asked = (admission(member("C")), departure("A1"))
