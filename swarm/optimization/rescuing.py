@@ -7,7 +7,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from swarm.errors import EXIT_UNREACHABLE, PeerError, Refused, RunEnded, Superseded
+from swarm.errors import EXIT_UNREACHABLE, PeerError, Refused, RunEnded, Superseded, Violation
 from swarm.ids import PartName, PeerId
 from swarm.optimization.acceptor import has_majority
 from swarm.optimization.awaited import awaited_holders
@@ -79,7 +79,7 @@ class Rescuing:
 
     async def _offers(self, lost: Sequence[str], waited_s: float) -> dict[str, list[Consent]]:
         """Of each lost part what those say who hold a copy. Raises RunEnded when there is none, and nobody is expected
-        back either."""
+        back either: who lies about its copy has none for us."""
         offers = {}
         for part in lost:
             if part == TRAINERS:
@@ -88,7 +88,7 @@ class Rescuing:
             there = [peer for peer in holders if peer not in self._closing.liveness.gone]
             answers = await asyncio.gather(*(self._ask(peer, part) for peer in there))
             offers[part] = [answer for answer in answers if isinstance(answer, Consent)]
-            nobody = not offers[part] and all(isinstance(answer, Refused) for answer in answers)
+            nobody = not offers[part] and all(isinstance(answer, (Refused, Violation)) for answer in answers)
             if nobody and (waited_s >= SILENT_PART_S or not self._may_come_back(part)):
                 await self._end(part, "; ".join(map(str, answers)) or "nobody held a copy of it")
         return offers

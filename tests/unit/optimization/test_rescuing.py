@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from swarm.errors import PeerError, Refused
+from swarm.errors import PeerError, Refused, RunEnded
 from swarm.ids import PartName, PeerId
 from swarm.optimization.changes import Rescue, rescue_bytes
 from swarm.optimization.copies import copy_holders
@@ -130,6 +130,25 @@ def test_lie_of_one_that_keeps_a_copy_is_a_no_and_the_other_takes_the_part_over(
         assert record.members.replicas(LOST) == (SECOND if liar == FIRST else FIRST,)
 
     story()
+
+
+@pytest.mark.parametrize("lie", LIES)
+@virtual
+async def test_part_of_which_the_only_ones_that_keep_a_copy_lie_ends_the_run(lie: str) -> None:
+    """They would else be asked for ever: it is no better than that nobody has a copy."""
+    scene, told = Scene(), []
+
+    async def tell_over(part: PartName) -> None:
+        told.append(part)
+
+    scene.rescuing._filling.tell_over = tell_over  # type: ignore[method-assign]
+    for liar in (FIRST, SECOND):
+        scene.says[liar] = lambda liar=liar: Consent(rescue=LIES[lie](liar))  # type: ignore[misc]
+    with pytest.raises(RunEnded, match=r"last replica of stage-0 is lost: a \(silent\)"):
+        await scene.record()
+    assert told == [LOST]
+    assert set(scene.asked) == {FIRST, SECOND}
+    assert len(scene.asked) == 2
 
 
 @virtual
