@@ -31,7 +31,7 @@ MAX_DEPTH: Final = 12
 """An honest dictionary of records has depth 4: extension, list, items, item."""
 
 MAX_ENTRIES: Final = 2560
-"""Peers in one directory value: a run has 2,097 members at most, which is what a step's record has room for. All are
+"""Peers in one directory value: a run has 1,687 members at most, which is what a step's record has room for. All are
 looked at whenever the value is read, and who may announce is anybody."""
 
 MAX_HELD_BYTES: Final = MAX_VALUE_BYTES * 7 // 8

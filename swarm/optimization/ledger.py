@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from swarm.errors import Refused, WrongStep
 from swarm.ids import MicrobatchId, PeerId
-from swarm.optimization.records import Aside, Contribution
+from swarm.optimization.records import MOST_ASIDE, Aside, Contribution
 
 
 def fixed_quota(step: int, trainers: Sequence[PeerId], target: int) -> dict[PeerId, int]:
@@ -20,11 +20,6 @@ def fixed_quota(step: int, trainers: Sequence[PeerId], target: int) -> dict[Peer
     share, remainder = divmod(target, len(trainers))
     extra = {trainers[(step + index) % len(trainers)] for index in range(remainder)}
     return {trainer: share + (trainer in extra) for trainer in trainers}
-
-
-MOST_ASIDE, LEAST_ASIDE = 4096, 16
-"""How many may be put aside in a step, shared by its trainers, and how many each one may at least: all of them are in
-the close record, which travels in one message. Who would put more aside waits, and is a trainer that stalls."""
 
 
 def free_quota(trainers: Sequence[PeerId], target: int, max_share: float) -> dict[PeerId, int]:
@@ -128,10 +123,10 @@ class Ledger:
             return False
         if aside.microbatch in account.done:
             raise Refused("this microbatch was completed")
-        if len(account.aside) >= self._most_aside:
+        if self._aside_room(account) <= 0:
             raise Refused(f"{len(account.aside)} microbatches of yours are put aside already: something is wrong there")
         _check_leased(trainer, account)
-        account.aside[aside.microbatch] = aside
+        account.aside[aside.microbatch] = _in_ascii(aside)
         return True
 
     def resume(self, step: int, trainer: PeerId, started: Sequence[MicrobatchId], aside: Sequence[Aside]) -> int:
@@ -142,8 +137,8 @@ class Ledger:
         listed = {one.microbatch: one for one in aside}
         room = min(self._left(), self._room(trainer))
         for microbatch in started:
-            if microbatch in listed and len(account.aside) < self._most_aside:
-                account.aside[microbatch] = listed[microbatch]
+            if microbatch in listed and self._aside_room(account) > 0:
+                account.aside[microbatch] = _in_ascii(listed[microbatch])
             elif room == 0:
                 break
             else:
@@ -215,9 +210,12 @@ class Ledger:
         aside = {m: one for account in self._accounts.values() for m, one in account.aside.items()}
         return tuple(aside[microbatch] for microbatch in sorted(aside))
 
-    @property
-    def _most_aside(self) -> int:
-        return max(LEAST_ASIDE, MOST_ASIDE // max(1, len(self._quota)))
+    def _aside_room(self, account: _Account) -> int:
+        """How many more a trainer may put aside: its share of what the close record, which travels in one message, has
+        room for. Who would put more aside waits, and is a trainer that stalls."""
+        share = max(1, MOST_ASIDE // max(1, len(self._quota)))
+        left = MOST_ASIDE - sum(len(one.aside) for one in self._accounts.values())
+        return min(share - len(account.aside), left)
 
     def _left(self) -> int:
         return self.target - sum(account.counted for account in self._accounts.values())
@@ -236,6 +234,12 @@ class Ledger:
             raise WrongStep(f"step {step} is not the open step {self.step}")
         if trainer not in self._quota:
             raise Refused(f"{trainer} is not counted on in this step")
+
+
+def _in_ascii(aside: Aside) -> Aside:
+    """With a reason that has as many bytes as characters: that many a record has room for."""
+    reason = aside.reason.encode("ascii", "backslashreplace").decode()
+    return aside if reason == aside.reason else Aside(microbatch=aside.microbatch, reason=reason[:200])
 
 
 def _check_leased(trainer: PeerId, account: _Account) -> None:

@@ -234,9 +234,15 @@ def valid_acceptances(
     return {peer: acceptances[peer] for peer in asked if verify(peer, signed, acceptances.get(peer, b""))}
 
 
+MOST_ASIDE, ASIDE_BYTES = 2048, 400
+"""How many microbatches a record has room for that were put aside, and the most that one takes with a reason in ASCII.
+More than the trainers that it has room for, so that each may put one aside."""
+
+
 def record_bytes(microbatches: int, stages: int, members: int) -> int:
-    """An upper estimate of a record's size on the wire: 60 bytes a microbatch and peer id, 400 and more a member."""
-    return microbatches * (150 + 60 * stages) + members * 2000
+    """An upper estimate of a record's size on the wire: 60 bytes a microbatch and peer id, 400 and more a member, and
+    all that may be put aside."""
+    return microbatches * (150 + 60 * stages) + members * 2000 + MOST_ASIDE * ASIDE_BYTES
 
 
 def record_room(microbatches: int, stages: int, limit_bytes: int) -> int:
