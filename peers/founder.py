@@ -116,14 +116,14 @@ class Founder:
         """Return when the founding record is decided; ``waiting`` is told who is missing, or has not accepted it yet.
 
         Raises StateError when the state is not to be had; RunEnded when too few peers come, or one does not accept,
-        within ``patience_s`` each (None: wait for ever), which those who came are told; a PeerError when this peer
-        itself cannot accept.
+        within ``patience_s`` each (None: wait for ever); a PeerError when this peer itself cannot accept. When it ends
+        so, or is cancelled, those who came are told, which takes GIVE_UP_S at most.
         """
         run = self._around.manifest.run
-        origin, snapshots = await self._beginning.load()
-        for snapshot in snapshots:
-            self._donor.offer(snapshot, origin.digests[snapshot.part])
         try:
+            origin, snapshots = await self._beginning.load()
+            for snapshot in snapshots:
+                self._donor.offer(snapshot, origin.digests[snapshot.part])
             candidates = await gather_candidates(
                 self._candidates,
                 self._around.clock,
@@ -137,7 +137,10 @@ class Founder:
             calls, run_id = self._calls, self._around.manifest.run_id
             await found(calls, run_id, candidates, origin, patience, timeout_s=FOUNDING_TIMEOUT_S)
         except RunEnded as ended:
-            await self.give_up(ended.reason)
+            await self._give_up(ended.reason)
+            raise
+        except asyncio.CancelledError:
+            await self._give_up("its founder left before the run started")
             raise
         for part in origin.digests:
             self._donor.withdraw(part)
@@ -151,7 +154,7 @@ class Founder:
             if problem := without_server(roster):
                 raise RunEnded(f"the run cannot start: {problem}", EXIT_UNREACHABLE)
 
-    async def give_up(self, reason: str) -> None:
+    async def _give_up(self, reason: str) -> None:
         """Tell those who wait that the run will not start. A courtesy: takes at most GIVE_UP_S."""
         watch = self._around.watch
         with contextlib.suppress(TimeoutError, PeerError):

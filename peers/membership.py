@@ -244,11 +244,7 @@ class Membership:
             self._around, self._directory, self._calls, self._announcer.record, self._donor, self._keeper.beginning()
         )
         with founder.expecting():
-            try:
-                await founder.found(self._settings.patience_s, self.situation.wait_for)
-            except asyncio.CancelledError:
-                await founder.give_up("its founder left before the run started")
-                raise
+            await founder.found(self._settings.patience_s, self.situation.wait_for)
             await self._member.wait_member()  # our own close may take longer than the others'
         await self._around.be_reachable(self._member.roster.peers)  # now there is somebody to ask
 
