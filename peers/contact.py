@@ -119,6 +119,6 @@ async def ask_standing(endpoint: Endpoint, clock: Clock, contact: PeerId) -> Run
         except (DeadlineMissed, Violation):
             raise
         except PeerError:
-            if not left:
+            if left <= 0:
                 raise
             await clock.sleep(STANDING_PAUSE_S)

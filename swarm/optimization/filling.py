@@ -60,7 +60,7 @@ class Filling:
         self.calls = LiveCalls(closing.calls, closing.liveness)
         self._untold: set[PeerId] = set()
         self._lost_since: dict[str, float] = {}
-        self._fruitless = False
+        self._fruitless, self._brought = False, (0, 0)
 
     @property
     def out(self) -> dict[PeerId, str]:
@@ -113,7 +113,7 @@ class Filling:
     async def _filled(self, standstill: Standstill) -> tuple[Contribution, ...] | None:
         """The batch, once it is complete; None when who is there has changed, those left out that stalled among it, or
         others must hear that there is quota again."""
-        desk, out = self._closing.desk, self.out
+        desk, out, self._fruitless = self._closing.desk, self.out, False  # others may have said something else
         self._count_trainers(out)
         full = asyncio.ensure_future(desk.wait_full())
         changed = asyncio.ensure_future(self._closing.liveness.changed())
@@ -251,9 +251,11 @@ class Filling:
         return late
 
     def _tell_fruitless(self, still_s: float) -> None:
-        """Where nothing comes of what all trainers try, no peer is at fault: a person must know of it."""
-        aside = self._closing.desk.aside()
-        fruitless = bool(aside) and still_s >= STALLED_S
+        """Where all that came for long was put aside, no peer is at fault: a person must know of it."""
+        aside, done = self._closing.desk.aside(), self._closing.desk.done
+        if done != self._brought[0]:
+            self._brought = done, len(aside)
+        fruitless = len(aside) > self._brought[1] and still_s >= STALLED_S
         if fruitless != self._fruitless:
             self._fruitless = fruitless
             self._closing.waiting(awaited_numbers(len(aside), aside[-1].reason) if fruitless else "")

@@ -101,10 +101,10 @@ class Leading:
         """Lead until the step is decided; returns the record, of which nobody has been told yet.
 
         Raises Superseded when another leads, or only a later term can get further: because so many attempts failed that
-        this one has no more numbers, so many do not follow it, or what was asked in it cannot be granted; WrongStep
-        when the step was closed by another, OutOfSync when so many refuse the record that it cannot be decided,
-        RunEnded when a part of the model is lost with its last replica. Waits, and says so, for as long as the voters
-        that are there are no majority, and as many replicas of a part have one result as another.
+        this one has no more numbers, or what was asked in it cannot be granted; WrongStep when the step was closed by
+        another, OutOfSync when so many refuse the record that it cannot be decided, RunEnded when a part of the model
+        is lost with its last replica. Waits, and says so, for as long as the voters that are there and follow are no
+        majority, and as many replicas of a part have one result as another.
         """
         proposal = None
         if self.term > 0:
@@ -343,8 +343,8 @@ class Leading:
     ) -> dict[PeerId, ReplyT]:
         """The answers of those who are there, among them a majority of the electors: until it is one, who has not
         answered is asked again. When too few are there, those that are gone are asked as well: started anew, they may
-        have kept their vote, if nothing else. Raises OutOfSync when so many say no that it cannot be one; only
-        Superseded where nobody has voted yet: those who answer for another step may be back in this one."""
+        have kept their vote, if nothing else. Raises OutOfSync when so many say no that it cannot be one; but where
+        nobody has voted yet it asks on: those who answer for another step, or see another lead, may be back."""
         given: dict[PeerId, ReplyT] = {}
         patience, needed = Patience(0.1), majority(len(electors))
         while True:
@@ -365,8 +365,6 @@ class Leading:
             if isinstance(body, Propose) and body.record.void and body.record.term == self.term:
                 self._rescuing.check_lost()
             self.closing.waiting(awaited_majority(count, len(electors), needed, self.closing.alone_at()))
-            if len(said_no) > len(electors) - needed:
-                raise Superseded(f"step {self.step} is not led in term {self.term}: {'; '.join(said_no)}")
             await self.closing.clock.sleep(patience.pause_s())
 
     # --- the decision --------------------------------------------------------------------------------------------

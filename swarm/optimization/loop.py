@@ -142,6 +142,7 @@ class StepLoop:
                 superseded += isinstance(error, Superseded)
                 logger.info("step %d, term %d was given up: %s", step, term, error)
                 self._closing.desk.end_term()
+                self._closing.waiting("")  # for nothing any more, as its leader
                 await self._closing.clock.sleep(patience.pause_s())
 
     async def _announce(self, leading: Leading) -> None:

@@ -89,7 +89,8 @@ class Rescuing:
             answers = await asyncio.gather(*(self._ask(peer, part) for peer in there))
             offers[part] = [answer for answer in answers if isinstance(answer, Consent)]
             nobody = not offers[part] and all(isinstance(answer, (Refused, Violation)) for answer in answers)
-            if nobody and (waited_s >= SILENT_PART_S or not self._may_come_back(part)):
+            lied = any(isinstance(answer, Violation) for answer in answers)  # or has another history, to be given up
+            if nobody and (waited_s >= SILENT_PART_S or not (lied or self._may_come_back(part))):
                 await self._end(part, "; ".join(map(str, answers)) or "nobody held a copy of it")
         return offers
 

@@ -17,6 +17,8 @@ from swarm.state.checkpoint_disk import make_directory, sync_directory
 from swarm.state.checkpoint_files import step_directory, steps
 
 OLD = ".old-"
+ABANDONED_S = 600.0
+"""Nobody takes so long to replace a directory."""
 
 
 def aside_directory(root: Path) -> Path:
@@ -65,7 +67,14 @@ def drop_passed(root: Path, step: int) -> None:
     for one in steps(aside_directory(root)):
         if one <= step:
             shutil.rmtree(step_directory(aside_directory(root), one), ignore_errors=True)
-    for old in aside_directory(root).glob(f"{OLD}*"):  # of a process that was killed as it replaced one
-        shutil.rmtree(old, ignore_errors=True)
     with contextlib.suppress(OSError):
+        for name in os.listdir(aside_directory(root)):
+            _drop_abandoned(aside_directory(root) / name, root.stat().st_mtime)
         aside_directory(root).rmdir()  # when it is empty
+
+
+def _drop_abandoned(path: Path, newest: float) -> None:
+    """What a process left that was killed as it replaced a directory, long before the ``newest`` step was written.
+    Raises OSError when it is gone meanwhile."""
+    if path.name.startswith(OLD) and newest - path.stat().st_ctime > ABANDONED_S:
+        shutil.rmtree(path, ignore_errors=True)

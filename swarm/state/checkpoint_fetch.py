@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,7 +23,9 @@ logger = logging.getLogger(__name__)
 WINDOW = 4
 """Pieces asked for at once."""
 MAX_TRIES = 3
-"""How often in a row one donor may fail before it is left out."""
+"""How often one donor may fail before it is left out."""
+BUSY_PAUSE_S, MAX_WAITS = 1.0, 60
+"""How long a busy donor is left alone, and how often without anything from it meanwhile before it is left out."""
 
 Progress = Callable[[PartName, int, int], None]
 """Told (part, bytes that are here, bytes in all)."""
@@ -34,30 +37,33 @@ async def fetch_part(
     """Have a part's file in place; ``donors`` are asked in turn, each with the bytes that it says the file has.
 
     What came before a failure, of this call or an earlier one, stays beside the file's name and is not fetched again;
-    what those send who say that it has another size is kept apart. The file gets its name when every byte is verified:
-    one that fails is thrown away, and so is who alone sent it.
+    what those send who say that it has another size is kept apart, two such files at most. The file gets its name when
+    every byte is verified: one that fails is thrown away, and so is who alone sent it. Who is busy is waited for.
     Raises StateError when the disk refuses, or when nobody has a good one: it says who failed and how. Cancelled, it
     leaves what came.
     """
     path = part_path(root, wanted.step, wanted.part)
     failures: dict[str, str] = {}
-    tries: dict[str, int] = {}
+    tries, waits = Counter[str](), Counter[str]()
     wrote: dict[int, set[str]] = {}
     left = [(donor, size) for donor, size in donors if size <= max_bytes]
     while left:
         donor, size = left[0]
         begun, authors = begun_file(path, wanted.digest, size), wrote.setdefault(size, {"an earlier call"})
         try:
-            if await asyncio.to_thread(_begin, begun):
+            if not (here := await asyncio.to_thread(_begin, path, begun)):
                 authors.clear()
             authors.add(donor.name)
             await _fill(begun, wanted, donor, size, progress)
             await asyncio.to_thread(_finish, begun, path, wanted)
         except Busy as busy:
-            failures[donor.name], left = busy.reason, _after(left, donor, tries)
+            if await asyncio.to_thread(_length, begun) > here:
+                waits.pop(donor.name, None)
+            failures[donor.name], left = busy.reason, _after(left, donor, waits, MAX_WAITS)
+            await asyncio.sleep(BUSY_PAUSE_S)
         except PeerError as error:
             logger.warning("%s of step %d from %s: %s", wanted.part, wanted.step, donor.name, error)
-            failures[donor.name], left = error.reason, _after(left, donor, tries)
+            failures[donor.name], left = error.reason, _after(left, donor, tries, MAX_TRIES)
         except _Rotten as error:
             logger.warning("%s of step %d from %s: %s", wanted.part, wanted.step, donor.name, error)
             failures[donor.name] = str(error)
@@ -76,10 +82,10 @@ class _Rotten(Exception):
     """What came is not what was wanted."""
 
 
-def _after(left: list[tuple[Donor, int]], donor: Donor, tries: dict[str, int]) -> list[tuple[Donor, int]]:
-    """The others first; a donor that failed too often is left out."""
-    tries[donor.name] = tries.get(donor.name, 0) + 1
-    return [*left[1:], *(left[:1] if tries[donor.name] < MAX_TRIES else [])]
+def _after(left: list[tuple[Donor, int]], donor: Donor, tries: Counter[str], most: int) -> list[tuple[Donor, int]]:
+    """The others first; a donor that failed so often is left out."""
+    tries[donor.name] += 1
+    return [*left[1:], *(left[:1] if tries[donor.name] < most else [])]
 
 
 def begun_file(path: Path, digest: str, size: int) -> Path:
@@ -87,11 +93,26 @@ def begun_file(path: Path, digest: str, size: int) -> Path:
     return path.with_name(f".{path.name}.{digest[:16]}.{size}.pull")
 
 
-def _begin(begun: Path) -> bool:
-    """Have the file that is filled; whether nothing is in it yet."""
-    make_directory(begun.parent)
+def _begin(path: Path, begun: Path) -> int:
+    """Have the file that is filled; how many bytes are in it. Of others only that with the most is kept: whoever claims
+    one size after the other fills no disk."""
+    make_directory(path.parent)
     with begun.open("ab") as file:
-        return not file.tell()
+        others = sorted((one for one in _all_begun(path) if one != begun), key=_length)
+        for other in others[:-1]:
+            other.unlink(missing_ok=True)
+        return file.tell()
+
+
+def _all_begun(path: Path) -> list[Path]:
+    return list(path.parent.glob(f".{path.name}.*.pull"))
+
+
+def _length(begun: Path) -> int:
+    try:
+        return begun.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 async def _fill(begun: Path, wanted: WantedFile, donor: Donor, size: int, progress: Progress) -> None:
@@ -145,7 +166,7 @@ def _finish(begun: Path, path: Path, wanted: WantedFile) -> None:
     finally:
         os.close(descriptor)
     os.replace(begun, path)
-    for other in path.parent.glob(f".{path.name}.*.pull"):
+    for other in _all_begun(path):
         with contextlib.suppress(OSError):
             other.unlink()
     sync_directory(path.parent)

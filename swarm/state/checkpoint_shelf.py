@@ -37,7 +37,7 @@ MAX_READS = 8
 MAX_PIECES, MAX_TOLD = 24, 4
 """What one caller may have on its way at once: pieces, twice what who pulls three parts asks for; records and lists."""
 ALL_PIECES, ALL_TOLD = 64, 16
-"""And all callers together: who reads nothing holds 100 MB here, and however many such peers 256 MB of pieces."""
+"""And from how many in all on each caller has a few only. Who reads nothing so holds 100 MB here at most."""
 
 T = TypeVar("T")
 
@@ -78,8 +78,8 @@ class ReadRequest(Message):
 
 class CheckpointShelf:
     """Serves the checkpoints below a root. At most MAX_READS requests touch the disk at once, others wait for it. One
-    caller has at most MAX_PIECES and MAX_TOLD answers on their way, all have ALL_PIECES and ALL_TOLD: a further one is
-    Busy."""
+    caller has at most MAX_PIECES and MAX_TOLD answers on their way, and a few when all have ALL_PIECES and ALL_TOLD: a
+    further one is Busy."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -349,7 +349,9 @@ async def test_loop_that_nobody_follows_yet_tries_now_and_then_and_leads_when_th
     home.stage.liveness.find(LEADER)
     await asyncio.sleep(60.0)
     assert not running.done()
-    assert 20 < len(home.stage.puppets[T].told(PREPARE)) < 100
+    asked = home.stage.puppets[T].told(PREPARE)
+    assert 20 < len(asked) < 100
+    assert {body.term for body in asked} == {1}, "a later one would be out of their reach"
     for peer in (LEADER, T):
         del home.stage.puppets[peer].instead[PREPARE]
     await eventually(lambda: home.stage.puppets[T].told(AGAIN))

@@ -267,6 +267,49 @@ async def test_fetch_part_keeps_what_came_whatever_size_another_claims(tmp_path:
     assert [entry.name for entry in step_directory(here, 10).iterdir()] == ["stage-0.safetensors"]
 
 
+async def test_fetch_part_waits_for_a_donor_that_is_busy_as_long_as_something_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    record = keep(there, 10)
+    monkeypatch.setattr(checkpoint_fetch, "BUSY_PAUSE_S", 0.0)
+    monkeypatch.setattr(checkpoint_fetch, "MAX_WAITS", 2)
+    refused: Counter[int] = Counter()
+
+    def busy_once(offset: int, data: bytes) -> bytes:
+        refused[offset] += 1
+        if refused[offset] == 1:
+            raise Busy("full")
+        return data
+
+    size = size_of(there, record)
+    often = Twisted(DirectoryDonor(there), "often", busy_once)
+    await fetch_part(here, wanted(record), [(often, size)], max_bytes=MOST, progress=silent)
+    assert len(refused) > 2 * checkpoint_fetch.MAX_TRIES
+
+    def never(offset: int, data: bytes) -> bytes:
+        raise Busy("full")
+
+    donor = Twisted(DirectoryDonor(there), "never", never)
+    with pytest.raises(StateError, match="nobody has a good stage-1 of step 10: never: full"):
+        await fetch_part(here, wanted(record, S1), [(donor, size)], max_bytes=MOST, progress=silent)
+    assert donor.offsets.count(0) == 2
+
+
+async def test_fetch_part_keeps_two_begun_files_at_most_whatever_sizes_are_claimed(tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    record = keep(there, 10)
+    size = size_of(there, record)
+    claims: list[tuple[Donor, int]] = [
+        (Twisted(DirectoryDonor(there), f"donor {more}", dies), size + more) for more in range(5)
+    ]
+    with pytest.raises(StateError, match="it died"):
+        await fetch_part(here, wanted(record), claims, max_bytes=MOST, progress=silent)
+    left = [entry.stat().st_size for entry in step_directory(here, 10).iterdir()]
+    assert len(left) == 2
+    assert max(left) == 3 * PIECE
+
+
 async def test_fetch_part_whose_disk_cannot_be_read_keeps_what_came(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.ids import PartName
+from swarm.state import checkpoint_aside
 from swarm.state.checkpoint import CheckpointManifest, latest, read_manifest, steps, write_manifest, write_part
 from swarm.state.checkpoint_aside import aside_directory, set_aside
 from swarm.state.checkpoint_files import HeldStep, step_directory
@@ -150,10 +151,16 @@ def test_set_aside_by_two_in_the_middle_of_each_other_leaves_one_and_nothing_hal
     assert [one.name for one in aside.iterdir()] == [target.name]
 
 
-def test_what_a_killed_process_left_of_setting_aside_goes(tmp_path: Path) -> None:
+def test_what_a_killed_process_left_of_setting_aside_goes_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_manifest(tmp_path, CheckpointManifest(run=RUN, step=2, parts={}))
     set_aside(tmp_path, [2])
-    (aside_directory(tmp_path) / ".old-killed").mkdir()
+    left = aside_directory(tmp_path) / ".old-killed"
+    left.mkdir()
+    rotate(tmp_path, 1, 2)
+    assert left.exists(), "somebody may be at it"
+    monkeypatch.setattr(checkpoint_aside, "ABANDONED_S", -600.0)
     rotate(tmp_path, 1, 2)
     assert not aside_directory(tmp_path).exists()
 
