@@ -5,16 +5,22 @@ set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")"
 project=${PROJECT:-swarm}
-# All of them at once, peers at their time of grace or not: what they would hand over is removed with them.
-docker ps -q --filter "label=com.docker.compose.project=$project" | xargs -r docker kill >/dev/null 2>&1 || true
-COMPOSE_PROFILES=more,nat ./compose.sh down --volumes --remove-orphans --timeout 1
-left=$(
+left() {
   docker ps --all --quiet --filter "label=com.docker.compose.project=$project"
   docker network ls --quiet --filter "label=com.docker.compose.project=$project"
   docker volume ls --quiet --filter "label=com.docker.compose.project=$project"
-)
-if [[ -n $left ]]; then
-  printf 'swarm-down: error: left behind: %s\n' $left >&2
+}
+found=$(left)
+if [[ -z $found ]]; then
+  echo "swarm-down: there was none"
+  exit
+fi
+# All of them at once, peers at their time of grace or not: what they would hand over is removed with them.
+docker ps -q --filter "label=com.docker.compose.project=$project" | xargs -r docker kill >/dev/null 2>&1 || true
+COMPOSE_PROFILES=more,nat ./compose.sh down --volumes --remove-orphans --timeout 1
+found=$(left)
+if [[ -n $found ]]; then
+  printf 'swarm-down: error: left behind: %s\n' $found >&2
   exit 1
 fi
 echo "swarm-down: no container, network or volume is left. To have the disk back, too:"

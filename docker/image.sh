@@ -34,7 +34,7 @@ find_base() {
   elif "$engine" image inspect "$official" >/dev/null 2>&1 || timeout "$pull_s" "$engine" pull --quiet "$official" >/dev/null 2>&1; then
     printf '%s\n' "$official"
   else
-    say "$official is not here and cannot be had"
+    say "$official is not here and cannot be had: the base is one made from Debian's packages"
     docker/base-image.sh
   fi
 }

@@ -56,7 +56,7 @@ Gap = tuple[int, tuple[PartName, ...]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled:
     """What came of it: the newest complete ``step`` here now, and the parts of it that were fetched. ``newer`` says of
-    each newer step, newest first, what nobody has of it."""
+    each newer step, newest first, what nobody has of it; ``run_step`` how far the run is, where that is known."""
 
     directory: RunDirectory
     run: str
@@ -64,6 +64,7 @@ class Pulled:
     fetched: tuple[PartName, ...]
     bytes: int
     newer: tuple[str, ...]
+    run_step: int | None
 
 
 def destination(given: Path | None, manifest: Manifest, home: Path) -> RunDirectory:
@@ -124,13 +125,25 @@ async def _pull(source: Source, directory: RunDirectory, say: Say, progress: Pro
         if record is not None:
             await asyncio.to_thread(keep_run, directory, manifest, source.tokenizer)
             size = await _follow(plan, record, source, directory, say, progress)
-            fetched, newer = tuple(plan.donors), _newer(gaps, plan.step, source)
-            return Pulled(directory=directory, run=record.run, step=plan.step, fetched=fetched, bytes=size, newer=newer)
+            return _pulled(source, directory, gaps, plan.step, tuple(plan.donors), size)
     if complete is None:
         raise _nothing_whole(gaps, directory, unproven=bool(found))
     await asyncio.to_thread(keep_run, directory, manifest, source.tokenizer)
-    newer = _newer(gaps, complete, source)
-    return Pulled(directory=directory, run=manifest.run_id, step=complete, fetched=(), bytes=0, newer=newer)
+    return _pulled(source, directory, gaps, complete, (), 0)
+
+
+def _pulled(
+    source: Source, directory: RunDirectory, gaps: Sequence[Gap], step: int, fetched: tuple[PartName, ...], size: int
+) -> Pulled:
+    return Pulled(
+        directory=directory,
+        run=source.manifest.run_id,
+        step=step,
+        fetched=fetched,
+        bytes=size,
+        newer=_newer(gaps, step, source),
+        run_step=None if source.head is None else source.head.step,
+    )
 
 
 def _newer(gaps: Sequence[Gap], step: int, source: Source) -> tuple[str, ...]:

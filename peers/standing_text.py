@@ -44,7 +44,7 @@ def averaging_lines(seen: Sequence[Seen]) -> list[str]:
     for standing in newest.values():
         parts = sorted(standing.averaging, key=lambda one: _part_order(one.part))
         what = f": {standing.averages}" if standing.averages else ""
-        lines += ["", f"averaging in {_run(standing.run_name, standing.run)}, step {parts[0].step}{what}"]
+        lines += ["", f"averaging in {_run(standing.run_name, standing.run)}, when step {parts[0].step} closed{what}"]
         lines += [f"  {row}" for row in table([(one.part, turnout_text(one)) for one in parts])]
     return lines
 

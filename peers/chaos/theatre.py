@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import shutil
 import sys
@@ -77,9 +78,17 @@ def chaos(options: Options, clock: Clock) -> int:
 
 
 def _file(named: Path) -> Path:
-    """One that comes with the project may be called by its name alone."""
-    of_ours = SCENARIOS / f"{named.name}.toml"
-    return of_ours if named == Path(named.name) and not named.exists() and of_ours.exists() else named
+    """One that comes with the project may be called by its name alone. Raises ConfigError for what is nearly such a
+    name, and no file."""
+    ours = {path.stem: path for path in SCENARIOS.glob("*.toml")}
+    if named != Path(named.name) or named.exists():
+        return named
+    close = difflib.get_close_matches(named.stem, ours, n=1)
+    if named.name not in ours and close:
+        raise ConfigError(
+            "SCENARIO.toml", str(named), "a file, or the name of one of docker/scenarios", f"Did you mean {close[0]}?"
+        )
+    return ours.get(named.name, named)
 
 
 def _check_report(path: Path | None) -> None:

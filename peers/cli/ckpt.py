@@ -130,11 +130,13 @@ def pull(
     if as_json:
         document = {"schema": SCHEMA, "path": str(result.directory.root.absolute()), "run": result.run,
                     "step": result.step, "fetched": result.fetched, "bytes": result.bytes,
-                    "newer": result.newer}  # fmt: skip
+                    "newer": result.newer, "run_step": result.run_step}  # fmt: skip
         typer.echo(json.dumps(document))
         return
     what = "is complete here" if result.fetched else "was complete here already, and no newer one can be had whole"
-    typer.echo(f"step {result.step} {what}: {result.directory.root}")
+    late = result.run_step is not None and result.run_step > result.step
+    of = f" (the run is at step {result.run_step}, and keeps every so many: --checkpoint-every)" if late else ""
+    typer.echo(f"step {result.step} {what}{of}: {result.directory.root}")
 
 
 def _facts(one: CheckedStep) -> dict[str, object]:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from swarm.clock import moment
 from swarm.ids import ENDS, PartName, PeerId
 from swarm.optimization.copies import copy_holders
-from swarm.optimization.roster import TRAINERS, Roster, lost_parts, lost_replicas
+from swarm.optimization.roster import TRAINERS, Roster, join_command, lost_parts, lost_replicas
 
 
 def awaited_majority(there: int, voters: int, needed: int, alone_at: float | None) -> str:
@@ -62,7 +62,8 @@ def awaited_holders(
 
 def _holder(roster: Roster, part: str, gone: Mapping[PeerId, str], copies: int, kept: Collection[str] | None) -> str:
     if part == TRAINERS:
-        return f"a trainer to join: {_named(roster, roster.trainers)} lost, and nobody else feeds the run"
+        lost = _named(roster, roster.trainers)
+        return f"a trainer to join ({join_command(None)}): {lost} lost, and nobody else feeds the run"
     replicas = roster.replicas(PartName(part))
     there = [peer for peer in copy_holders(roster, PartName(part), copies) if peer not in gone]
     if not (there if kept is None else part in kept):
@@ -71,7 +72,7 @@ def _holder(roster: Roster, part: str, gone: Mapping[PeerId, str], copies: int, 
     if kept is None and any(_can_be_spared(roster, peer, part, gone) for peer in there):
         return f"{part} to be taken over from a copy: {_named(roster, replicas)} lost"
     who = "a trainer" if part == ENDS else "a stage host"
-    return f"{who} to join for {part}: {_named(roster, replicas)} lost; a copy is kept"
+    return f"{who} to join for {part} ({join_command(PartName(part))}): {_named(roster, replicas)} lost; a copy is kept"
 
 
 def _can_be_spared(roster: Roster, peer: PeerId, part: str, gone: Collection[str]) -> bool:

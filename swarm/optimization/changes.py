@@ -17,8 +17,8 @@ from typing import Annotated
 from pydantic import Field
 
 from swarm.errors import Refused, Violation
-from swarm.ids import ENDS, PartName, PeerId, RunId, stage_of
-from swarm.optimization.roster import Member, Roster, lost_parts
+from swarm.ids import ENDS, PartName, PeerId, RunId
+from swarm.optimization.roster import Member, Roster, join_command, lost_parts
 from swarm.optimization.serving import lacks_server, serves_alone
 from swarm.schema import Count, Message, PartField, PeerIdField, SignatureField
 
@@ -234,5 +234,5 @@ class ChangeRules:
 
 def _another(member: Member) -> str:
     """What must happen before a member can be spared, with the command."""
-    place = f"--stage {stage_of(PartName(member.part))}" if member.role == "stage" and member.part else "--role trainer"
-    return f"another must join first (swarm join INVITE {place}), or all lose a step at least"
+    part = PartName(member.part) if member.role == "stage" and member.part else None
+    return f"another must join first ({join_command(part)}), or all lose a step at least"

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
 
 from swarm.errors import EXIT_UNREACHABLE, Refused, RunEnded
-from swarm.ids import ENDS, PartName, PeerId, stage_part
+from swarm.ids import ENDS, PartName, PeerId, stage_of, stage_part
 from swarm.schema import Message, PartField, PeerIdField, RegionField
 
 Role = Literal["bootstrap", "stage", "trainer"]
@@ -207,6 +207,12 @@ def needed(roster: Roster, parts: Collection[str]) -> set[PeerId]:
     return {
         peer for part in parts for peer in (roster.trainers if part == TRAINERS else roster.replicas(PartName(part)))
     }
+
+
+def join_command(part: PartName | None) -> str:
+    """What a person types for one more replica of a part: a stage host, for the ends (or None) a trainer."""
+    stage = None if part is None else stage_of(part)
+    return "swarm join INVITE --role trainer" if stage is None else f"swarm join INVITE --stage {stage}"
 
 
 def part_lost(roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> RunEnded | None:

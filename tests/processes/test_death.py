@@ -145,5 +145,5 @@ def test_others_notice_a_killed_peer_by_themselves(tmp_path: Path) -> None:
 
 def _waits_for_successor(out: Path, other: str, lost: str) -> bool:
     told = [event for event in events(out, other) if event["kind"] in ("PeerLost", "Waiting")]
-    awaited = f"a stage host to join for stage-0: {lost} is lost; a copy is kept"
+    awaited = f"a stage host to join for stage-0 (swarm join INVITE --stage 0): {lost} is lost; a copy is kept"
     return any(event.get("name") == lost for event in told) and any(event.get("what") == awaited for event in told)

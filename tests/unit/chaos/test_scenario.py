@@ -203,7 +203,10 @@ def test_strike_may_wait_for_who_comes_later(peer: str) -> None:
 def test_scenario_of_the_project_is_found_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(ROOT)
     assert theatre._file(Path("nat")) == Path("docker/scenarios/nat.toml")
-    assert theatre._file(Path("nat.toml")) == Path("nat.toml")
+    for nearly in ("nat.toml", "natt"):
+        with pytest.raises(ConfigError, match=r"Did you mean nat\?"):
+            theatre._file(Path(nearly))
+    assert theatre._file(Path("mine")) == Path("mine")
     assert theatre._file(Path("elsewhere/nat")) == Path("elsewhere/nat")
     monkeypatch.chdir(tmp_path)
     assert theatre._file(Path("nat")) == Path("nat")

@@ -282,7 +282,7 @@ def test_turnout_is_shown_once_for_each_run_as_the_newest_step_has_it() -> None:
     new = dataclasses.replace(standing("owl"), averaging=(part(12, 2, hen="no microbatch this step"),))
     lines = status_lines([Seen(place=place, standing=one) for one in (old, new)])
     assert lines[-2:] == [
-        "averaging in tiny (9f2c41000000), step 12",
+        "averaging in tiny (9f2c41000000), when step 12 closed",
         "  stage-0  3 live / 3 participating / 2 averaged (hen: no microbatch this step)",
     ]
     assert "averaging  stage-0: 3 live / 3 participating / 3 averaged" in detail_lines(Seen(place=place, standing=old))
@@ -299,7 +299,7 @@ def test_status_says_what_is_averaged_when_and_how_often_a_peer_mixed_alone() ->
     words = "weights of replicas that train apart, mixed by grid every 4 batches; of all after every 3 times"
     alone = "199 times, 68 of them alone: the others were away, or too far behind"
     lines = status_lines([one])
-    assert f"averaging in tiny (9f2c41000000), step 12: {words}" in lines
+    assert f"averaging in tiny (9f2c41000000), when step 12 closed: {words}" in lines
     assert f"    mixed: {alone}" in lines
     assert f"mixed      {alone}" in detail_lines(one)
 

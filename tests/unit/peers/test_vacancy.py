@@ -24,6 +24,7 @@ from tests.unit.optimization.world import RUN
 from tests.unit.peers.fake_clock import FakeClock
 
 KEPT = 2
+B_LOST = "a stage host to join for stage-1 (swarm join INVITE --stage 1): b is lost; a copy is kept"
 
 
 def roster(**held: str) -> Roster:
@@ -73,7 +74,7 @@ class Scene:
 def test_every_member_says_who_must_join_for_a_lost_part_until_it_is_held_again() -> None:
     here = Scene(SMALL, me="t", leader="u")
     here.lose("b")
-    assert here.waited == ["a stage host to join for stage-1: b is lost; a copy is kept"]
+    assert here.waited == [B_LOST]
     here.gone.clear()
     here.look()
     assert here.situation.waiting_for == ""
@@ -85,7 +86,7 @@ def test_status_shows_what_a_member_that_does_not_lead_waits_for() -> None:
     place = SimpleNamespace(live=True, name="1", state=None)
     shown = dataclasses.replace(standing("t"), waiting_for=here.situation.waiting_for)
     seen = cast(Any, SimpleNamespace(place=place, standing=shown, trouble=None, phase="ready"))
-    assert "    waiting: a stage host to join for stage-1: b is lost; a copy is kept" in status_lines([seen])
+    assert f"    waiting: {B_LOST}" in status_lines([seen])
 
 
 def test_leader_is_left_to_say_it_itself() -> None:
@@ -113,7 +114,12 @@ def test_member_without_a_majority_judges_nobody() -> None:
     ("there", "gone", "copies", "said"),
     [
         (SMALL, "", KEPT, ""),
-        (SMALL, "tu", KEPT, "a trainer to join for ends: t, u are lost; a copy is kept"),
+        (
+            SMALL,
+            "tu",
+            KEPT,
+            "a trainer to join for ends (swarm join INVITE --role trainer): t, u are lost; a copy is kept",
+        ),
         (LARGE, "b", 4, "stage-1 to be taken over from a copy: b is lost"),
         (SMALL, "b", 0, "a replica of stage-1: b (silent); nobody keeps a copy, and the run ends if none comes back"),
         (
