@@ -318,6 +318,7 @@ async def test_pull_from_a_live_run_names_who_trains_what_nobody_has(run: KeptRu
     source = replace(directory_source([copy]), head=run.decisions[-1].record)
     pulled = await pull(source, RunDirectory(tmp_path / "new"), lambda *said: None, lambda *told: None)
     assert (pulled.step, pulled.newer) == (10, ("of step 20 nobody who answers has stage-1 (trained by peer-stage-1)",))
+    assert pulled.run_step == run.decisions[-1].record.step > pulled.step
 
 
 def test_pull_that_fetches_nothing_leaves_nothing(run: KeptRun, tmp_path: Path, capsys: Any) -> None:
