@@ -128,7 +128,8 @@ group = PeerGroup(home / "server.log", entry=sys.argv[2], preload=sys.argv[3:])
 group.open()
 for name in ("obey", "stubborn"):
     group.start(PeerSettings(home=home / name, role="stage", name=name))
-(home / "opened").write_text(str(group._client.pid))
+(home / "server").write_text(str(group._client.pid))
+(home / "opened").touch()
 threading.Event().wait(60)
 """
 
@@ -141,14 +142,16 @@ def _starter(tmp_path: Path, *preload: str) -> subprocess.Popen[bytes]:
 @pytest.mark.parametrize("preload", [(), ("tests.unit.peers.slow_import",)])
 def test_group_starter_killed_leaves_no_process_and_no_directory(tmp_path: Path, preload: tuple[str, ...]) -> None:
     starter = _starter(tmp_path, *preload)
-    wait_until((tmp_path / "opened").exists, deadline_s=START_S)
-    pids = [int((tmp_path / "opened").read_text())]
-    if not preload:
-        for name in ("obey", "stubborn"):
-            wait_until((tmp_path / name / "ready").exists, deadline_s=START_S)
-            pids.append(int((tmp_path / name / "pid").read_text()))
-    starter.kill()
-    starter.wait()
+    try:
+        wait_until((tmp_path / "opened").exists, deadline_s=START_S)
+        pids = [int((tmp_path / "server").read_text())]
+        if not preload:
+            for name in ("obey", "stubborn"):
+                wait_until((tmp_path / name / "ready").exists, deadline_s=START_S)
+                pids.append(int((tmp_path / name / "pid").read_text()))
+    finally:
+        starter.kill()
+        starter.wait()
     wait_until(lambda: all(_gone(pid) for pid in pids), deadline_s=5)
     sweep_scratch(tmp_path)
     assert not list(tmp_path.glob("swarm-*"))
