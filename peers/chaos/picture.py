@@ -48,7 +48,8 @@ class _Row:
 
 def picture_svg(title: str, lives: Sequence[Life], strikes: Sequence[Struck], closed: Sequence[Closing]) -> str:
     """A complete SVG document. Peers are grouped by region, in their order; losses that are not finite are left out."""
-    zero = closed[0].wall if closed else min((span.from_s for life in lives for span in life.spans), default=0.0)
+    trained = [one.wall for one in closed if one.tokens]
+    zero = trained[0] if trained else min((span.from_s for life in lives for span in life.spans), default=0.0)
     last = max([zero + 1.0, *(span.to_s for life in lives for span in life.spans), *(one.wall for one in closed)])
     rows, groups, bottom = _rows(lives)
     x = Axis(-LEAD_S, last - zero, LEFT, WIDTH - RIGHT)

@@ -254,7 +254,7 @@ def parse_scenario(document: Mapping[str, Any], origin: str) -> Scenario:
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
-        allowed = in_words(first, _PATTERNS).removeprefix("value error, ")
+        allowed = in_words(first, _PATTERNS)
         if first["type"] == "extra_forbidden":
             allowed = _keys_beside(first["loc"])
         raise ConfigError(

@@ -26,7 +26,9 @@ Names = Callable[[str], str]
 
 
 class Timeline:
-    """Turns events and strikes into lines for ``say``; ``names`` turns a peer id into a name. From any thread."""
+    """Turns events and strikes into lines for ``say``; ``names`` turns a peer id into a name. From any thread.
+
+    Seconds count from the first closed step, as in the picture; before it, from the start of the play."""
 
     def __init__(self, say: Callable[[str], None], names: Names) -> None:
         self._say, self._names = say, names
@@ -40,7 +42,7 @@ class Timeline:
         self.lines: list[str] = []
 
     def tell(self, wall: float, text: str) -> None:
-        """One line now: seconds since the first, the newest step, the text."""
+        """One line now: seconds, the newest step, the text."""
         with self._lock:
             self._tell(wall, text)
 
@@ -74,6 +76,8 @@ class Timeline:
         step = int(fields["step"])
         if step <= self._step:
             return
+        if self._step == 0:
+            self._began = wall
         self._step = step
         notes = [f"{count} {COUNTED[kind]}" for kind, count in self._counts.items()]
         self._counts.clear()
@@ -86,7 +90,8 @@ class Timeline:
     def _tell(self, wall: float, text: str) -> None:
         if self._began is None:
             self._began = wall
-        line = f"{wall - self._began:7.1f} s  step {self._step:<4} {text}"
+        since = f"{'' if self._step else 'start + '}{wall - self._began:.1f} s"
+        line = f"{since:>15}  step {self._step:<4} {text}"
         self.lines.append(line)
         self._say(line)
 
