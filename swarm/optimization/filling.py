@@ -113,7 +113,9 @@ class Filling:
     async def _filled(self, standstill: Standstill) -> tuple[Contribution, ...] | None:
         """The batch, once it is complete; None when who is there has changed, those left out that stalled among it, or
         others must hear that there is quota again."""
-        desk, out, self._fruitless = self._closing.desk, self.out, False  # others may have said something else
+        desk, out = self._closing.desk, self.out
+        if self._fruitless:
+            self._say_fruitless()  # others may have said something else
         self._count_trainers(out)
         full = asyncio.ensure_future(desk.wait_full())
         changed = asyncio.ensure_future(self._closing.liveness.changed())
@@ -258,7 +260,11 @@ class Filling:
         fruitless = len(aside) > self._brought[1] and still_s >= STALLED_S
         if fruitless != self._fruitless:
             self._fruitless = fruitless
-            self._closing.waiting(awaited_numbers(len(aside), aside[-1].reason) if fruitless else "")
+            self._say_fruitless()
+
+    def _say_fruitless(self) -> None:
+        aside = self._closing.desk.aside()
+        self._closing.waiting(awaited_numbers(len(aside), aside[-1].reason) if self._fruitless and aside else "")
 
     async def _tell_to_feed(self) -> None:
         """Until all that are there have heard it: who has not would wait for ever, and the step with it. Raises

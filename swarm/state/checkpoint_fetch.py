@@ -111,7 +111,7 @@ def _all_begun(path: Path) -> list[Path]:
 def _length(begun: Path) -> int:
     try:
         return begun.stat().st_size
-    except FileNotFoundError:
+    except OSError:  # what is wrong with it is said where it is opened
         return 0
 
 

@@ -21,7 +21,8 @@ FEW = 2
 class OpenAnswers:
     """Counts calls from their admission until they are over, the answer's way included: one more than ``most`` of a
     caller and of one ``kind`` is Busy. When there are ``in_all`` a caller has FEW, so that those who read nothing keep
-    nobody out. For methods that take no payload: give them :meth:`admit` and :meth:`over`.
+    nobody out, until there are twice as many: identities are free, memory is not. For methods that take no payload:
+    give them :meth:`admit` and :meth:`over`.
 
     The endpoint's own bound is for small answers: as many of some MiB each would be a gigabyte.
     """
@@ -37,7 +38,8 @@ class OpenAnswers:
         key = caller, self._kind(body)
         if self._open[key] >= self._most:
             raise Busy(f"{self._most} answers to this peer are on their way")
-        if self._open[key] >= FEW and self._open.total() >= self._in_all:
+        in_all = self._open.total()
+        if in_all >= (2 if self._open[key] < FEW else 1) * self._in_all:
             raise Busy(f"{self._in_all} answers are on their way")
         self._open[key] += 1
 

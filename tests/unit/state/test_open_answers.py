@@ -39,6 +39,14 @@ def test_caller_has_a_few_however_many_others_have() -> None:
     answers.admit(MODEST, None, 0)
 
 
+def test_callers_of_many_identities_have_twice_as_many_at_most() -> None:
+    answers = OpenAnswers(10, 10)
+    for number in range(20):
+        answers.admit(PeerId(f"greedy-{number}"), None, 0)
+    with pytest.raises(Busy):
+        answers.admit(MODEST, None, 0)
+
+
 def test_payload_is_a_violation() -> None:
     with pytest.raises(Violation):
         OpenAnswers(1).admit(GREEDY, None, 1)
