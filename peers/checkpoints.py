@@ -131,7 +131,7 @@ class CheckpointWriter:
         if proof is None or proof.record.hash() != record.hash():
             proof = Proof(record=record)
         if self._waiting >= MAX_WAITING and not last:
-            await self._failed(snapshot, f"{self._waiting} earlier ones are still being written")
+            await self._failed(snapshot, f"{self._waiting} earlier ones are still being written", last=last)
             return
         self._waiting += 1
         started = self._clock.monotonic()
@@ -140,7 +140,7 @@ class CheckpointWriter:
                 path = await asyncio.to_thread(self._write, snapshot, proof)
         except (StateError, OSError) as error:
             await asyncio.to_thread(clear_bare, self._root, snapshot.step)
-            await self._failed(snapshot, str(error))
+            await self._failed(snapshot, str(error), last=last)
             return
         finally:
             self._waiting -= 1
@@ -150,13 +150,13 @@ class CheckpointWriter:
                 CheckpointWritten(part=snapshot.part, step=snapshot.step, path=str(path), seconds=seconds)
             )
 
-    async def _failed(self, snapshot: Snapshot, reason: str) -> None:
+    async def _failed(self, snapshot: Snapshot, reason: str, *, last: bool) -> None:
         logger.info("checkpoint of step %d was not written: %s", snapshot.step, reason)
         kept: int | None = None
         with contextlib.suppress(OSError):
             kept = await asyncio.to_thread(latest, self._root)
         failed = CheckpointFailed(part=snapshot.part, step=snapshot.step, reason=reason, kept=kept)
-        if snapshot.step == self._last_step != kept:  # else another replica on this machine has written it
+        if last and snapshot.step != kept:  # else another replica on this machine has written it
             self.unkept = failed
         self._events.emit(failed)
 

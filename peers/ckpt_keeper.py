@@ -65,11 +65,11 @@ class CheckpointKeeper:
         if self._before:  # the first record that this peer hears of: the run has come to there
             self._writing.create_task(self._writer.set_aside(self._before, decision.record))
             self._before = ()
-        step = decision.record.step
-        last = departed or step == self._around.manifest.run.steps
+        record, step = decision.record, decision.record.step
+        last = departed or record.ended or step == self._around.manifest.run.steps
         if held is not None and (last or self._writer.due(step)):
             snapshot = await self._around.device.run(held.snapshot)
-            self._writing.create_task(self._writer.write(snapshot, decision.record, last=last))
+            self._writing.create_task(self._writer.write(snapshot, record, last=last))
 
     def check_last(self) -> None:
         """That what the whole run was for is on this disk. To ask when the last step is closed and the context left;

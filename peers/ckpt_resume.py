@@ -85,8 +85,9 @@ def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
         if checked.good and not lacking:
             if step >= manifest.run.steps:
                 raise _over(directory, manifest)
-            if chosen is None and _was_over(directory, manifest, passed, home):
-                raise _last_step_elsewhere(directory, manifest, passed, step)
+            last = _over_with(directory, manifest, passed, home) if chosen is None else None
+            if last is not None:
+                raise _last_step_elsewhere(directory, manifest, passed, step, last)
             told = tuple(_told(one, manifest) for one in passed)
             return Resumable(directory=directory, manifest=manifest, tokenizer=tokenizer, step=step, passed_over=told)
         passed.append(checked)
@@ -101,16 +102,19 @@ def _asked_for(given: Path | None) -> tuple[Path | None, int | None]:
     return given.absolute().parent.parent, step
 
 
-def _was_over(
+def _over_with(
     directory: RunDirectory, manifest: Manifest, passed: Sequence[CheckedStep], home: Path | str | None
-) -> bool:
-    """Whether the last step is closed, as its record here says, or what a peer of this machine saw of a run that never
-    went on from before."""
-    if any(one.step >= manifest.run.steps and one.proof for one in passed):
-        return True
+) -> int | None:
+    """The step with which the run is over, the last or one that ended it, as its record here says, or what a peer of
+    this machine saw of a run that never went on from before; None when it is not."""
+    last = manifest.run.steps
+    for one in passed:
+        if one.proof and (one.ended or one.step >= last):
+            return one.step
     ours = directory.root.absolute().parent == (home_directory(home) / RUNS).absolute()
     went_back = steps(aside_directory(directory.checkpoints))
-    return ours and not went_back and bool(over_here(home_directory(home), manifest.run_id))
+    seen = ours and not went_back and over_here(home_directory(home), manifest.run_id)
+    return last if seen else None
 
 
 def _lacking(checked: CheckedStep, manifest: Manifest) -> list[PartName]:
@@ -134,9 +138,8 @@ def _over(directory: RunDirectory, manifest: Manifest) -> Complaint:
 
 
 def _last_step_elsewhere(
-    directory: RunDirectory, manifest: Manifest, passed: Sequence[CheckedStep], whole: int
+    directory: RunDirectory, manifest: Manifest, passed: Sequence[CheckedStep], whole: int, last: int
 ) -> Complaint:
-    last = manifest.run.steps
     told = next((_told(one, manifest) for one in passed if one.step >= last), f"step {last} is not here")
     earlier = shlex.quote(str(step_directory(directory.checkpoints, whole)))
     return Complaint(

@@ -19,8 +19,8 @@ from swarm.state.checkpoint_files import RECORD, held, part_path, read_manifest,
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedStep:
     """A step after every byte of it was looked at: ``parts`` are good, of ``of`` that its record names. ``proof`` is
-    ``decided``, ``unproven``, or "" for a bad record; ``bad`` says what is wrong, beginning with the file's path. Where
-    nothing was saved all of it is empty."""
+    ``decided``, ``unproven``, or "" for a bad record; ``ended``: this record ended the run; ``bad`` says what is wrong,
+    beginning with the file's path. Where nothing was saved all of it is empty."""
 
     step: int
     bytes: int
@@ -29,6 +29,7 @@ class CheckedStep:
     proof: str
     missing: tuple[PartName, ...]
     bad: tuple[str, ...]
+    ended: bool = False
 
     @property
     def good(self) -> bool:
@@ -45,9 +46,10 @@ def check_step(directory: RunDirectory, run: RunId, step: int) -> CheckedStep:
         record = read_manifest(root, step)
     except StateError:
         return CheckedStep(step=step, bytes=0, parts=(), of=0, proof="", missing=(), bad=held(root, step).troubles)
-    proof, bad = "", []
+    proof, ended, bad = "", False, []
     try:
-        proof = proof_in(record, run).standing()
+        found = proof_in(record, run)
+        proof, ended = found.standing(), found.record.ended
     except StateError as error:
         bad.append(f"{where}: {error}")
     missing, good, size = [], [], 0
@@ -69,6 +71,7 @@ def check_step(directory: RunDirectory, run: RunId, step: int) -> CheckedStep:
         proof=proof,
         missing=tuple(missing),
         bad=tuple(bad),
+        ended=ended,
     )
 
 

@@ -36,7 +36,7 @@ class Row:
     the first row of a file. ``leader`` is who owned the term, None where the roster before is not known. ``accepted``
     is how many signatures lie with it, None where none were kept. ``cursors`` are (epoch, position) by trainer.
     ``provisional_since`` is the first step that was closed without a majority, of a record that counts only when one
-    agrees; ``confirmed`` is the record that proves it did.
+    agrees; ``confirmed`` is the record that proves it did, ``ended`` one with which the run was ended early.
     """
 
     step: int
@@ -62,6 +62,7 @@ class Row:
     cursors: Mapping[str, tuple[int, int]]
     provisional_since: int | None = None
     confirmed: bool = False
+    ended: bool = False
 
     def document(self) -> dict[str, Any]:
         """The same as plain data for ``--json``."""
@@ -100,6 +101,7 @@ def row_of(line: HistoryLine, before: Roster | None) -> Row:
         cursors=dict(record.cursors),
         provisional_since=record.lineage or None,
         confirmed=record.confirmation is not None,
+        ended=record.ended,
     )
 
 
@@ -125,6 +127,8 @@ def _changes(row: Row) -> Iterable[str]:
             yield f"{word}: {_listed(peers)}"
     if row.provisional_since is not None:
         yield f"provisional since step {row.provisional_since}"
+    if row.ended:
+        yield "the run was ended"
     if row.confirmed:
         yield "a majority agrees with what was provisional before it"
     if row.aside:

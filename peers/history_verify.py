@@ -104,6 +104,8 @@ def _link(record: CloseRecord, before: CloseRecord, before_hash: str) -> Iterato
         yield f"step {record.step} does not follow step {before.step}"
     if record.previous != before_hash:
         yield f"it follows the record {record.previous[:12]}, the one before it here is {before_hash[:12]}"
+    if before.ended:
+        yield f"step {before.step} ended the run: nothing follows it"
     if record.founding:
         yield "it commits no microbatch: a run does not begin in its middle"
     if record.void and (record.committed or record.digests != before.digests):

@@ -9,8 +9,8 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from peers.announcer import only_calls
 from peers.download import PartDownload
-from peers.leaving import Leaving
-from peers.roles import Surroundings, build_empty
+from peers.leaving import Leaving, ended_in_order
+from peers.roles import Surroundings, build_empty, insist_on_being_reached
 from peers.settings import PeerSettings
 from peers.situation import Situation
 from peers.survey import Survey
@@ -63,18 +63,6 @@ Prepare = Callable[[TrainedPart | None, CloseRecord], Awaitable[None]]
 """Our part has the state of this record for the first time: be ready to take work with it."""
 
 
-async def insist_on_being_reached(around: Surroundings, through: Sequence[PeerId]) -> None:
-    """Who is named in a roster must be there for everybody in it. Raises RunEnded when nobody can call this peer."""
-    problem = await around.be_reachable(through)
-    if problem:
-        raise RunEnded(
-            f"others cannot call this peer: {problem}",
-            EXIT_UNREACHABLE,
-            check="can they reach a port of this machine? (swarm join --port N, opened in the firewall)",
-            remedy="Open a port, or let a peer relay for this one (--relay auto, here and there).",
-        )
-
-
 class Joining:
     """One peer's way into a running run. ``prepare`` is called once, before anybody can send us work."""
 
@@ -111,6 +99,7 @@ class Joining:
         attempts = failures = 0
         patience = Patience(FIRST_PAUSE_S)
         while True:
+            self._check_ended(self._known, self._member.head)  # nobody else may be there to say so
             newest = await self._newest(contact)
             head = newest.record
             self._around.watch.follow(())  # from here on the contact is one of many, and may leave
@@ -175,9 +164,16 @@ class Joining:
         random.Random(me).shuffle(others)
         return sorted(others, key=lambda peer: peer in gone)
 
+    def _check_ended(self, *records: CloseRecord | None) -> None:
+        """Raises RunEnded, in order, for a record that ended the run without us."""
+        for record in records:
+            if record is not None and record.ended and not self._member.names(record):
+                raise RunEnded(ended_in_order(record.step), EXIT_OK)
+
     def _check_place(self, head: CloseRecord) -> None:
         """Raises RunEnded when it is too late to be let in: in order, when there is nothing more to take part in."""
         last = self._around.manifest.run.steps
+        self._check_ended(head)
         if head.step >= last and not self._member.names(head):
             raise RunEnded(f"the run is over: its last step, {last}, is closed", EXIT_OK)
         if self._around.endpoint.peer not in head.members and head.step + 1 >= last:

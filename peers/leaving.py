@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from peers.roles import Surroundings
 from peers.situation import Situation
@@ -14,10 +15,22 @@ from swarm.optimization.records import NO_RECORD
 from swarm.planning.deadlines import AdaptiveDeadline
 from swarm.planning.patience import Patience
 from swarm.schema import Empty
+from swarm.waiting import first_done
+
+HANDOVER_S, LOOK_S = 15.0, 1.0
+"""So long after it was told to leave a peer waits for others to come before it lets the run end; looked at so often."""
+
+
+def ended_in_order(step: int) -> str:
+    """Why the run is over before its last step, in words."""
+    return f"the run was ended with step {step}, as all its peers were asked to leave; to go on: swarm new --resume"
 
 
 class Leaving:
-    """Asks the leader of each step to let this peer go, from the moment it is told to, until a record does."""
+    """Asks the leader of each step to let this peer go, from the moment it is told to, until a record does. When all
+    members ask, who can be spared or not, the record of the step ends the run: unless one was told so a moment ago, or
+    is ``helping`` a peer that is no member yet.
+    """
 
     def __init__(
         self,
@@ -29,9 +42,10 @@ class Leaving:
     ) -> None:
         self._run, self._identity, self._clock = around.manifest.run_id, around.identity, around.clock
         self._member, self._calls, self._situation, self._deadline = member, calls, situation, deadline
-        self._asked = asyncio.Event()
+        self._asked, self._asked_at = asyncio.Event(), 0.0
         self._heard: set[str] = set()
         self.exit_code = EXIT_OK
+        self.helping: Callable[[], bool] = bool
         self.admitted = asyncio.Event()
         """Set once this peer has asked to be let in: from then on a record may name it, and it leaves by another."""
 
@@ -40,11 +54,27 @@ class Leaving:
         """Whether this peer is to leave."""
         return self._asked.is_set()
 
+    @property
+    def let_go(self) -> bool:
+        """Whether this peer left in order, by itself or with all others."""
+        return self._member.departed or self._ended
+
+    @property
+    def _ended(self) -> bool:
+        return self._member.head is not None and self._member.head.ended
+
+    @property
+    def outcome(self) -> str:
+        """Why it is over, once it is, in words."""
+        if self._member.departed:
+            return f"it left in order after step {self._member.open_step - 1}"
+        return ended_in_order(self._member.open_step - 1) if self._ended else "every step of the run is closed"
+
     def ask(self, reason: str, exit_code: int) -> str:
         """Leave as soon as the run can do without. Returns what happens now, in words. Idempotent;
         whoever else asks is told so."""
         if not self._asked.is_set():
-            self.exit_code = exit_code
+            self.exit_code, self._asked_at = exit_code, self._clock.monotonic()
         if reason not in self._heard:  # who presses Ctrl-C after `swarm drain` must see that it was heard
             self._situation.drain(reason, again=self._asked.is_set())
         self._heard.add(reason)
@@ -64,19 +94,29 @@ class Leaving:
             if self._member.cut_off:
                 raise RunEnded(f"it left while the run went on without it: {self._member.cut_off}", self.exit_code)
             await self._member.wait_member()
-            step, term = self._member.open_step, self._member.term
-            if await self._ask_leader(step):
+            step, term, ends = self._member.open_step, self._member.term, self._agrees()
+            if not await self._ask_leader(step, ends=ends):
+                await self._clock.sleep(patience.pause_s())
+            elif ends:
                 await self._member.wait_term(step, term)
             else:
-                await self._clock.sleep(patience.pause_s())
+                await first_done(self._member.wait_term(step, term), self._agree())
 
-    async def _ask_leader(self, step: int) -> bool:
+    def _agrees(self) -> bool:
+        """Whether the run may end for this peer, if all want it: nobody who comes would find it gone."""
+        return self._clock.monotonic() - self._asked_at >= HANDOVER_S and not self.helping()
+
+    async def _agree(self) -> None:
+        while not self._agrees():
+            await self._clock.sleep(LOOK_S)
+
+    async def _ask_leader(self, step: int, *, ends: bool) -> bool:
         """Whether its answer stands until the step is closed, or another leads it."""
         me = self._calls.me
         head = self._member.head
         previous = NO_RECORD if head is None else head.hash()
-        signature = self._identity.sign(departure_bytes(self._run, step, previous, me))
-        body, leader = Departure(step=step, peer=me, signature=signature), self._member.leader
+        signature = self._identity.sign(departure_bytes(self._run, step, previous, me, ends=ends))
+        body, leader = Departure(step=step, peer=me, ends=ends, signature=signature), self._member.leader
         try:
             await self._calls.ask(leader, "lead/1/leave", body, Empty, timeout_s=self._deadline.seconds())
             self._situation.wait_for(f"step {step} to close")

@@ -19,10 +19,10 @@ from peers.download import download_part
 from peers.first_contact import FirstContact
 from peers.founder import Founder
 from peers.holding import Holding
-from peers.joining import Joining, insist_on_being_reached
+from peers.joining import Joining
 from peers.leaving import Leaving
 from peers.quorum import Quorum
-from peers.roles import Surroundings, build_empty
+from peers.roles import Surroundings, build_empty, insist_on_being_reached
 from peers.rounds import Rounds
 from peers.rules import rules_of
 from peers.settings import PeerSettings
@@ -124,6 +124,7 @@ class Membership:
         self._step_events = StepEvents(around, self.situation)
         self._leaving = Leaving(around, self._member, self._calls, self.situation, self._deadline)
         self._observers.leaving = lambda: self._leaving.asked
+        self._leaving.helping = lambda: self._observers.helps_beside(self._member.roster.peers)
         self._joining = Joining(settings, around, self._member, self.situation, self._leaving, self._prepare)
         self._was_member = False
         self._unfit: asyncio.Future[ConfigError | StateError] = asyncio.get_running_loop().create_future()
@@ -182,10 +183,9 @@ class Membership:
             await self._announcer.gone()
             raise
         await self._announcer.gone()
-        if self._member.departed:
-            return f"it left in order after step {self._member.open_step - 1}"
-        self._keeper.check_last()
-        return "every step of the run is closed"
+        if not self._member.departed:
+            self._keeper.check_last()
+        return self._leaving.outcome
 
     async def _live(self) -> None:
         async with self._keeper, asyncio.TaskGroup() as group:  # checkpoints may outlast the steps
@@ -220,7 +220,7 @@ class Membership:
     @property
     def exit_code(self) -> int:
         """What the process ends with when :meth:`run` returned."""
-        return self._leaving.exit_code if self._member.departed else 0
+        return self._leaving.exit_code if self._leaving.let_go else 0
 
     async def _begin(self) -> None:
         """Be in the roster, in one of three ways: found the run, be in its genesis, or join it in progress."""
@@ -335,7 +335,7 @@ class Membership:
         held = self._holding.part
         await self._observers.publish(decision, None if held is None else held.spec.name)
         await self._keeper.decided(decision, held, departed=self._member.departed)
-        if record.step >= self._rules.steps or self._member.departed:
+        if self._rules.over(record) or self._member.departed:
             self._around.watch.follow(())
             return
         if inside:
@@ -346,7 +346,7 @@ class Membership:
         if self._around.endpoint.peer in roster and not inside:
             return  # an earlier life of this peer is in it, for which it votes at most
         digest = record.hash()
-        self._desk.open_step(record.step + 1, roster, digest, record.cursors)
+        self._desk.open_step(record.step + 1, roster, digest, record.cursors, may_end=not record.provisional)
         self._holding.open_step(record, digest[:AFTER_CHARS])
         if inside and not self._was_member:
             self._ready(record)

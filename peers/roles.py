@@ -17,7 +17,7 @@ from swarm.clock import Clock
 from swarm.compression.codec import codec_named
 from swarm.config import Manifest
 from swarm.device import DeviceThread
-from swarm.errors import ConfigError, StateError, WrongStep
+from swarm.errors import EXIT_UNREACHABLE, ConfigError, RunEnded, StateError, WrongStep
 from swarm.events import EventSink
 from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.models.passes import rehearse
@@ -216,3 +216,15 @@ def open_shard(around: Surroundings, path: Path) -> ShardSource:
 
 Role = StageRole | TrainerRole
 """What a peer does; a bootstrap has no role beside its membership."""
+
+
+async def insist_on_being_reached(around: Surroundings, through: Sequence[PeerId]) -> None:
+    """Who is named in a roster must be there for everybody in it. Raises RunEnded when nobody can call this peer."""
+    problem = await around.be_reachable(through)
+    if problem:
+        raise RunEnded(
+            f"others cannot call this peer: {problem}",
+            EXIT_UNREACHABLE,
+            check="can they reach a port of this machine? (swarm join --port N, opened in the firewall)",
+            remedy="Open a port, or let a peer relay for this one (--relay auto, here and there).",
+        )

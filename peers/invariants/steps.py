@@ -155,6 +155,7 @@ def _unbroken(chain: Chain, found: Findings) -> None:
         resumed = _founding(record) and record.step == before.step and record.previous == before.hash()
         text = f"does not follow the record of {before.step}"
         found.expect(follows or resumed, text, step=record.step, peer=chain.peer)
+        found.expect(resumed or not before.ended, "follows one that ended the run", step=record.step, peer=chain.peer)
     for record in chain.records[:1]:
         genesis = record.step > 0 or record.previous == NO_RECORD
         found.expect(genesis, "a first record that follows another", step=record.step, peer=chain.peer)

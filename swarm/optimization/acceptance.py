@@ -190,6 +190,8 @@ class AcceptanceRules:
             raise Refused("nobody joins or leaves with the run's last step")
         if body.record.absent != body.changes.absent:
             raise Refused("the record's absent members are not those of its changes")
+        if body.record.ended != body.changes.end(roster) or (body.record.ended and body.record.provisional):
+            raise Refused("the run ends when all members ask for it, not provisionally, and else goes on")
         now = Moment(step, roster, self._history.head_hash)
         if body.record.roster != self._changes.apply(now, body.changes).members:
             raise Refused("the record's roster is not what the requests with it make of the one before")

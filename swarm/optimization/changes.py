@@ -37,10 +37,12 @@ class Admission(Message):
 
 
 class Departure(Message):
-    """A member asks not to be in the roster that the record of ``step`` names."""
+    """A member asks not to be in the roster that the record of ``step`` names. ``ends``: where all members ask so, the
+    run may end with it."""
 
     step: Count
     peer: PeerIdField
+    ends: bool = False
     signature: SignatureField
 
 
@@ -63,6 +65,12 @@ class Changes(Message):
     rescues: Annotated[tuple[Rescue, ...], Field(max_length=MAX_CHANGES)] = ()
     absent: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000)] = ()
 
+    def end(self, before: Roster) -> bool:
+        """Whether the run ends with the record: every member of the roster ``before`` asks for it, none was lost, and
+        nobody joins. Then all stay in the roster, for nobody has to do without anybody."""
+        agreed = {leave.peer for leave in self.leaves if leave.ends}
+        return bool(agreed) and not self.joins and not self.absent and agreed == set(before.peers)
+
 
 NO_CHANGES = Changes()
 
@@ -73,9 +81,9 @@ def admission_bytes(run: RunId, step: int, previous: str, member: Member) -> byt
     return f"join|{run}|{step}|{previous}|{hashlib.sha256(text.encode()).hexdigest()}".encode()
 
 
-def departure_bytes(run: RunId, step: int, previous: str, peer: str) -> bytes:
-    """What a member signs to leave; see :func:`admission_bytes`."""
-    return f"leave|{run}|{step}|{previous}|{peer}".encode()
+def departure_bytes(run: RunId, step: int, previous: str, peer: str, *, ends: bool = False) -> bytes:
+    """What a member signs to leave; see :func:`admission_bytes` and :class:`Departure`."""
+    return f"leave|{run}|{step}|{previous}|{peer}{'|ends' if ends else ''}".encode()
 
 
 def rescue_bytes(run: RunId, step: int, previous: str, peer: str, part: str) -> bytes:
@@ -128,7 +136,8 @@ class ChangeRules:
         peer = PeerId(request.peer)
         if request.step != now.step or peer not in now.roster:
             raise Refused(f"{peer} asks to leave in step {request.step}; it is step {now.step}'s members that may now")
-        if not self._verify(peer, departure_bytes(self._run, now.step, now.previous, peer), request.signature):
+        signed = departure_bytes(self._run, now.step, now.previous, peer, ends=request.ends)
+        if not self._verify(peer, signed, request.signature):
             raise Violation(f"the request of {peer} to leave is forged")
 
     def check_rescue(self, now: Moment, request: Rescue) -> None:
@@ -180,9 +189,17 @@ class ChangeRules:
             absent=tuple(gone),
         )
 
+    def end(self, before: Roster, leaves: Sequence[Departure]) -> Changes | None:
+        """What a leader grants when all members have sent it a checked request that lets the run end; None when not all
+        have, or more than a record has room for: then those leave first that can be spared."""
+        if len(leaves) > MAX_CHANGES:
+            return None
+        changes = Changes(leaves=tuple(sorted(leaves, key=lambda leave: leave.peer)))
+        return changes if changes.end(before) else None
+
     def apply(self, now: Moment, changes: Changes) -> Roster:
-        """The roster that a record with these changes must name. Raises Refused or Violation for changes that no
-        honest leader makes."""
+        """The roster that a record with these changes must name; of one that ends the run, the same. Raises
+        Refused or Violation for changes that no honest leader makes."""
         before = now.roster
         for join in changes.joins:
             self.check_admission(now, join)
@@ -194,6 +211,8 @@ class ChangeRules:
             raise Violation("somebody was lost who did not take part")
         if len(joining) != len(changes.joins) or len(set(leaving)) != len(leaving):
             raise Violation("a peer that joins or leaves twice in one step")
+        if changes.end(before):
+            leaving = []
         for index, peer in enumerate(leaving):
             lost = peer in changes.absent
             if (reason := self.spared(before, leaving[:index], peer, lost=lost)) is not None:
@@ -235,4 +254,4 @@ class ChangeRules:
 def _another(member: Member) -> str:
     """What must happen before a member can be spared, with the command."""
     part = PartName(member.part) if member.role == "stage" and member.part else None
-    return f"another must join first ({join_command(part)}), or all lose a step at least"
+    return f"another must join first ({join_command(part)}), or all be asked to leave, which ends the run in order"

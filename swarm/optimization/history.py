@@ -94,6 +94,8 @@ class History:
             if record.previous == NO_RECORD:
                 raise OutOfSync(f"the founding record of step {record.step} names no checkpoint's record before it")
             return
+        if self._head is not None and self._head.ended:
+            raise OutOfSync(f"the run was ended with step {self._head.step}: nothing follows it")
         if record.step != self.next_step:
             raise OutOfSync(f"a record of step {record.step} came where step {self.next_step} is next")
         if record.previous != self._hash:

@@ -42,7 +42,7 @@ class LeadDesk:
     ) -> None:
         self._rules, self._me, self._wait_open, self._verify = rules, me, wait_open, verify
         self._term_of, self._hosted = term_of, hosted
-        self._step, self._previous = 0, NO_RECORD
+        self._step, self._previous, self._may_end = 0, NO_RECORD, True
         self._roster = Roster(())
         self._term = 0
         self._cursors: dict[str, tuple[int, int]] = {}
@@ -53,6 +53,7 @@ class LeadDesk:
         self._change_rules = ChangeRules(rules.run, rules.parts, rules.max_members, verify, served=rules.served)
         self._joins: dict[PeerId, Admission] = {}
         self._leaves: dict[PeerId, Departure] = {}
+        self._unspared: dict[PeerId, Departure] = {}
         self._lost: frozenset[PeerId] = frozenset()
         self._settled = False
 
@@ -68,15 +69,24 @@ class LeadDesk:
         ]
 
     def open_step(
-        self, step: int, roster: Roster, previous: str = NO_RECORD, cursors: Mapping[str, tuple[int, int]] | None = None
+        self,
+        step: int,
+        roster: Roster,
+        previous: str = NO_RECORD,
+        cursors: Mapping[str, tuple[int, int]] | None = None,
+        *,
+        may_end: bool = True,
     ) -> None:
         """Start a step: as the leader of its first term with a new ledger, else idle. ``previous`` is the hash of the
-        record before it, ``cursors`` are that record's."""
+        record before it, ``cursors`` are that record's; ``may_end``: it is not provisional, so that who was cut off
+        finds no run that has ended without him."""
+        self._may_end = may_end
         self._step, self._roster, self._previous = step, roster, previous
         self._cursors = dict(cursors or {})
         self._witnessed = {}
         self._term, self._awaited, self._ledger = 0, set(), None
-        self._joins, self._leaves, self._lost, self._settled = {}, {}, frozenset(), False
+        self._forget_asked()
+        self._settled = False
         if owner(roster, step, 0) == self._me:
             self._ledger = Ledger(step, self._rules.target, self._rules.quota(step, roster.trainers))
         self._changed.set()
@@ -98,7 +108,10 @@ class LeadDesk:
     def end_term(self) -> None:
         """Another leads, or we do in another term: who asked us to join or to leave asks again."""
         self._ledger = None
-        self._joins, self._leaves, self._lost = {}, {}, frozenset()
+        self._forget_asked()
+
+    def _forget_asked(self) -> None:
+        self._joins, self._leaves, self._unspared, self._lost = {}, {}, {}, frozenset()
 
     def count_on(self, gone: Container[PeerId]) -> bool:
         """Go on without the trainers that are gone, and with those that have come back; whether there is quota again
@@ -167,13 +180,21 @@ class LeadDesk:
 
     def settle(self, missing: Collection[PeerId], absent: Collection[PeerId] = ()) -> tuple[Changes, Roster]:
         """Who joins and leaves with this step, and the next step's roster. ``missing`` have asked to join and do not
-        answer, ``absent`` are members that were lost. Later requests must wait for the next step. Raises Refused when
-        the run cannot do without those that were lost."""
+        answer, ``absent`` are members that were lost. Where there are neither, and all have asked for the end, the run
+        ends. Later requests must wait for the next step. Raises Refused when the run cannot do without those that were
+        lost."""
         self._settled, self._lost = True, frozenset()  # who was taken for lost before is back, or absent
         now = self._moment
         joins = tuple(join for peer, join in self._joins.items() if peer not in missing and self._may_join(now, join))
-        changes = self._change_rules.gather(self._roster, joins, tuple(self._leaves.values()), absent)
+        changes = None if joins or absent else self._end()
+        if changes is None:
+            changes = self._change_rules.gather(self._roster, joins, tuple(self._leaves.values()), absent)
         return changes, self._change_rules.apply(now, changes)
+
+    def _end(self) -> Changes | None:
+        """See :meth:`ChangeRules.end`."""
+        everybody = (*self._leaves.values(), *self._unspared.values())
+        return self._change_rules.end(self._roster, everybody) if self._may_end else None
 
     def _may_join(self, now: Moment, join: Admission) -> bool:
         """Whether it may still: who is lost, and who can be called, has changed since it asked."""
@@ -311,9 +332,12 @@ class LeadDesk:
         await self._wait_to_change(body.step)
         self._change_rules.check_departure(self._moment, body)
         others = [peer for peer in self._leaves if peer != request.caller]
-        if (reason := self._change_rules.spared(self._roster, others, request.caller)) is not None:
-            raise Refused(reason)
-        self._leaves[request.caller] = body
+        if (reason := self._change_rules.spared(self._roster, others, request.caller)) is None:
+            self._leaves[request.caller] = body
+            return Answer(Empty())
+        self._unspared[request.caller] = body
+        if self._end() is None:
+            raise Refused(reason if self._may_end else f"{reason}, once a majority is there again")
         return Answer(Empty())
 
     async def _wait_to_change(self, step: int) -> None:

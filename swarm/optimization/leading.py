@@ -316,6 +316,7 @@ class Leading:
             cursors=cursors(history.head, outcome.committed, averaged, following, self.closing.rules.max_members),
             roster=following.members,
             absent=changes.absent,
+            ended=changes.end(self._roster),
             links=measured(history.head, averaged, following),
             **self._lineage(),
             previous=history.head_hash,

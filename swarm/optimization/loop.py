@@ -13,16 +13,17 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any
 
 from swarm.errors import OutOfSync, Superseded, WrongStep
 from swarm.events import LineageGivenUp
+from swarm.ids import PeerId
 from swarm.optimization.acceptor import MOST_LEAP
 from swarm.optimization.closing_context import Closing
 from swarm.optimization.leading import Leading
 from swarm.optimization.member import Member
-from swarm.optimization.parting import Parting
+from swarm.optimization.parting import FAREWELL_S, Parting
 from swarm.optimization.provisional import Provisional, Reunion, Solitude
 from swarm.optimization.records import CloseRecord
 from swarm.optimization.succession import due_term, own_term
@@ -154,13 +155,27 @@ class StepLoop:
             await self._closing.clock.sleep(patience.pause_s())
             await leading.announce()
 
+    async def _tell_rest(self, leading: Leading, members: Collection[PeerId]) -> None:
+        """Those who are there and were not told yet. Takes at most FAREWELL_S."""
+        liveness, patience = self._closing.liveness, Patience(0.1)
+        rest = set(members) - {self._closing.calls.me}
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                while not rest <= leading.told | liveness.gone.keys():
+                    await leading.announce()
+                    await self._closing.clock.sleep(patience.pause_s())
+        except TimeoutError:
+            return
+
     async def _wait_turn(self, step: int, term: int) -> None:
         """Until somebody is gone or back, or another term begins."""
         await first_done(self._closing.liveness.changed(), self._member.wait_term(step, term))
 
     async def _dismiss(self, leading: Leading, record: CloseRecord) -> None:
-        """As the leader of a step: let those go who leave with it: all, with the last one."""
-        last = record.step >= self._closing.rules.steps
+        """As the leader of a step: let those go who leave with it, and all with the last one, once all know it."""
+        last = self._closing.rules.over(record)
+        if last:
+            await self._tell_rest(leading, record.members.peers)
         leaving = [peer for peer in leading.told if last or peer not in record.members]
         await self._parting.dismiss(self._closing.calls, leaving, record.step)
 

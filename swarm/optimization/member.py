@@ -86,8 +86,9 @@ class Member:
 
     @property
     def over(self) -> bool:
-        """Whether the run's last step is closed."""
-        return self._step > self._context.rules.steps
+        """Whether the run's last step is closed, or one with which it was ended."""
+        head = self.head
+        return head is not None and self._context.rules.over(head)
 
     @property
     def departed(self) -> bool:

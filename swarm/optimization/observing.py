@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -118,6 +118,11 @@ class ObserverDesk:
     def closed(self) -> int | None:
         """The newest closed step."""
         return self._decisions[-1].record.step if self._decisions else None
+
+    def helps_beside(self, members: Collection[PeerId]) -> bool:
+        """Whether a peer that is none of these fetches a part here, or follows one."""
+        self._expire()
+        return any(peer not in members for peer, _ in self._observers)
 
     async def publish(self, decision: Decision, part: PartName | None) -> None:
         """A step was decided and swapped here, where ``part`` is held. Its update is kept only when somebody follows

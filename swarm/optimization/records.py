@@ -65,7 +65,8 @@ class CloseRecord(Message):
     """What counts in a step, its scalars, and what comes out. One with which a run begins (``founding``) has no
     microbatches: step 0 is the genesis, with the digests of the initial weights; a run that is resumed begins with the
     step of its checkpoint. One that is ``void`` has none either: the step was given up, because all that hold a part
-    were lost; weights and cursors stay, and the roster says who holds the part now (``optimization.rescue``).
+    were lost; weights and cursors stay, and the roster says who holds the part now (``optimization.rescue``). With one
+    that is ``ended`` the run is over before its last step: all members had asked for that.
 
     ``roster`` takes part in the *next* step. ``digests`` are of parameters and optimizer state after this step.
     ``cursors`` say where every shard continues. ``term`` is the one in which it was proposed first. ``absent`` are the
@@ -92,15 +93,16 @@ class CloseRecord(Message):
     roster: tuple[Member, ...]
     absent: tuple[PeerIdField, ...] = ()
     void: bool = False
+    ended: bool = False
     links: dict[PeerIdField, MeasuredLink] = {}
     confirmation: Confirmation | None = None
     previous: DigestField
 
     @model_serializer(mode="wrap")
     def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without links where none are known: records that were made before there were any keep their hash."""
+        """What was not said is left out: records that were made before it could be said keep their hash."""
         plain: dict[str, Any] = dump(self)
-        return {key: value for key, value in plain.items() if value or key != "links"}
+        return {key: value for key, value in plain.items() if value or key not in ("links", "ended")}
 
     @property
     def members(self) -> Roster:

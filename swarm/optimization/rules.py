@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from swarm.errors import Refused, Violation
 from swarm.ids import PartName, PeerId, RunId, stage_part
 from swarm.optimization.ledger import fixed_quota, free_quota
-from swarm.optimization.records import Contribution
+from swarm.optimization.records import CloseRecord, Contribution
 from swarm.optimization.roster import Roster
 from swarm.optimization.schedules import OptimizerConfig, learning_rate
 
@@ -49,6 +49,10 @@ class StepRules:
         if self.reproducible:
             return fixed_quota(step, trainers, self.target)
         return free_quota(trainers, self.target, self.max_share)
+
+    def over(self, record: CloseRecord) -> bool:
+        """Whether the run is over with this record."""
+        return record.ended or record.step >= self.steps
 
     def lr(self, step: int) -> float:
         """The learning rate at the end of a step: everybody computes it, nobody needs to be believed."""

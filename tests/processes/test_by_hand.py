@@ -63,7 +63,7 @@ def test_run_by_hand_late_join_drain_and_signals(tmp_path: Path) -> None:
         successor.wait_event(
             "Waiting",
             what="it holds the only replica of ends: another must join first (swarm join INVITE --role trainer), "
-            "or all lose a step at least",
+            "or all be asked to leave, which ends the run in order",
         )
         successor.process.send_signal(signal.SIGINT)
         assert successor.end()[0] == 130

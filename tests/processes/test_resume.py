@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from peers.run_directory import RunDirectory
+from swarm.errors import EXIT_DRAINED
 from swarm.state.checkpoint_files import held, steps
 from tests.harness.by_hand import RUN, ByHand, Started, by_hand
-from tests.harness.expect import wait_until
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 LOCAL = ("--listen", "/ip4/127.0.0.1/tcp/0")
@@ -39,13 +39,16 @@ def kill_all(peers: list[Started]) -> None:
         one.process.wait(20)
 
 
-def stop_all(peers: list[Started]) -> None:
-    """Twice Ctrl-C, the second when the first was heard: two signals at once may be one."""
-    for one in peers:
-        one.process.send_signal(signal.SIGINT)
-        wait_until(lambda one=one: one.events("Draining") or one.process.poll() is not None, deadline_s=240)  # type: ignore[misc]
-        one.process.send_signal(signal.SIGINT)
-        one.process.wait(30)
+def end_all(founder: Started, peers: list[Started]) -> int:
+    """Ask everybody to leave; the step with which the run ended. The founder holds nothing and may leave before."""
+    for one in (founder, *peers):
+        one.process.send_signal(signal.SIGTERM)
+    assert founder.end(deadline_s=240)[0] == EXIT_DRAINED
+    ends = [one.end(deadline_s=240) for one in peers]
+    last = max(closed(peers[0]))
+    reason = f"the run was ended with step {last}, as all its peers were asked to leave; to go on: swarm new --resume"
+    assert ends == [(EXIT_DRAINED, reason)] * len(peers)
+    return last
 
 
 def closed(peer: Started) -> dict[int, dict[str, Any]]:
@@ -114,4 +117,16 @@ def test_run_of_which_every_peer_was_killed_goes_on_bit_for_bit(tmp_path: Path) 
             assert min(peer.wait_event("CheckpointsSetAside", step=begin)["steps"]) > begin
             peer.wait_event("CheckpointWritten", step=again)
             assert max(steps(kept(tmp_path / name).checkpoints)) >= again
-        stop_all([founder, *second])
+
+        # The whole run is asked to leave: it ends with the open step, of which everybody keeps its part.
+        last = end_all(founder, second)
+        for name, part in (("a", "stage-0"), ("b", "stage-1"), ("c", "ends")):
+            assert list(held(kept(tmp_path / name).checkpoints, last).parts) == [part]
+        shown = hand.run("history", "--verify", "--home", str(tmp_path / "c"))
+        assert shown.returncode == 0, shown.stderr
+        assert "the run was ended" in shown.stdout
+        others = [word for name in ("b", "c") for word in ("--from", str(kept(tmp_path / name).root))]
+        gathered = hand.run("ckpt", "pull", str(kept(tmp_path / "a").root), *others, "--json")
+        assert json.loads(gathered.stdout)["step"] == last, gathered.stderr
+        again = hand.start("new", "--resume", str(kept(tmp_path / "a").root), *LOCAL, home=tmp_path / "again")
+        again.wait_event("Invited")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from data_shards.build import build_shard
+from peers import leaving
 from peers.download import PartDownload
 from swarm.errors import EXIT_DRAINED, EXIT_USAGE, RunEnded
 from swarm.events import (
@@ -23,6 +24,7 @@ from swarm.events import (
     RosterChanged,
     StateDownloaded,
     StepClosed,
+    SyncProgress,
     Waiting,
 )
 from swarm.ids import PeerId
@@ -343,6 +345,67 @@ async def test_only_one_of_two_replicas_that_want_to_leave_at_once_goes(tmp_path
     assert sorted(str(peer.outcome)[:4] for peer in pair) == ["ever", "it l"]
     stayed = next(peer for peer in pair if str(peer.outcome).startswith("every"))
     assert any("only replica of stage-0" in event.what for event in stayed.events.of(Waiting))
+
+
+def stage_of(peer: LocalPeer) -> str:
+    return str(peer.events.of(PeerReady)[0].part)
+
+
+async def test_run_of_which_all_are_asked_to_leave_ends_in_order_with_one_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leaving, "HANDOVER_S", 0.0)
+    swarm = LocalSwarm(tmp_path, hosts=4, trainers=2, run={"steps": 4000})
+
+    async def story(swarm: LocalSwarm) -> None:
+        await after_step(swarm, 2)
+        *others, last = swarm.peers.values()
+        for peer in others:
+            leave(peer)
+        await eventually(lambda: sum(peer.outcome is None for peer in others) == 2, deadline_s=LONG_S)
+        await after_step(swarm, max(event.step for event in swarm.events(StepClosed)) + 2)
+        assert sum(peer.outcome is None for peer in others) == 2, "one that was not asked keeps those that it needs"
+        leave(last)
+
+    await train(swarm, story)
+    history = swarm.history("trainer-1")
+    end = history[-1]["step"]
+    assert [record["step"] for record in history if record.get("ended")] == [end]
+    stayed = {member["peer"] for member in history[-1]["roster"]}
+    assert len(stayed) == 3, "both stages and a trainer"
+    for peer in swarm.peers.values():
+        so = f"the run was ended with step {end}, as all its peers were asked to leave; to go on: swarm new --resume"
+        assert (peer.outcome == so) is (peer.endpoint.peer in stayed), (peer.settings.name, peer.outcome)
+        assert peer.membership is not None
+        assert peer.membership.exit_code == EXIT_DRAINED
+    check_history(history, 0, end, 6)
+
+
+async def test_run_is_handed_over_to_who_comes_while_all_are_asked_to_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fetches its part when they are asked; nobody else would be left for it."""
+    monkeypatch.setattr(leaving, "HANDOVER_S", 0.0)
+    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 4000})
+    old: list[LocalPeer] = []
+    left: list[str] = []
+
+    async def story(swarm: LocalSwarm) -> None:
+        await after_step(swarm, 2)
+        old.extend(swarm.peers.values())
+        relief = await swarm.join("relief", "stage", 300, stage=0)
+        on(relief, SyncProgress, lambda: [leave(peer) for peer in old] and None)
+        await ready(relief)
+        relieved = next(peer for peer in old if peer.settings.role == "stage" and stage_of(peer) == "stage-0")
+        left.append(await ended(relieved))
+        assert relief.outcome is None
+        leave(relief)
+
+    await train(swarm, story)
+    assert "left in order" in left[0]
+    relief = swarm.peers["relief"]
+    assert "the run was ended" in str(relief.outcome)
+    check_history(swarm.history("relief"), swarm.history("relief")[0]["step"], swarm.history("relief")[-1]["step"], 6)
 
 
 # --- who comes too late, twice, or for what is not there ---------------------------------------------------------

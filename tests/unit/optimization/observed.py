@@ -106,7 +106,9 @@ class Run:
         """The newest record."""
         return self.decisions[-1].record
 
-    def close(self, roster: Roster | None = None, before: CloseRecord | None = None) -> Decision:
+    def close(
+        self, roster: Roster | None = None, before: CloseRecord | None = None, *, ended: bool = False
+    ) -> Decision:
         """The decision of the next step; ``roster`` is who takes part from then on."""
         before = before or self.head
         step = before.step + 1
@@ -116,6 +118,7 @@ class Run:
         record = CloseRecord(
             run=RUN,
             step=step,
+            ended=ended,
             committed=(),
             tokens=1,
             loss_sum=1.0,

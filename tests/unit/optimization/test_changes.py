@@ -39,9 +39,11 @@ def admission(who: Member, *, step: int = STEP, previous: str = BEFORE, signer: 
     return Admission(step=step, member=who, signature=sign(PeerId(signer or who.peer), signed))
 
 
-def departure(peer: str, *, step: int = STEP, previous: str = BEFORE, signer: str | None = None) -> Departure:
-    signed = departure_bytes(RUN, step, previous, peer)
-    return Departure(step=step, peer=peer, signature=sign(PeerId(signer or peer), signed))
+def departure(
+    peer: str, *, step: int = STEP, previous: str = BEFORE, signer: str | None = None, ends: bool = False
+) -> Departure:
+    signed = departure_bytes(RUN, step, previous, peer, ends=ends)
+    return Departure(step=step, peer=peer, ends=ends, signature=sign(PeerId(signer or peer), signed))
 
 
 ROSTER = Roster(
@@ -123,6 +125,52 @@ FORGED: list[tuple[str, Changes, type[PeerError], str]] = [
 def test_changes_that_no_honest_leader_makes_are_refused(changes: Changes, error: type[PeerError], words: str) -> None:
     with pytest.raises(error, match=words):
         RULES.apply(NOW, changes)
+
+
+def all_agree(*but: str) -> list[Departure]:
+    return [departure(peer, ends=peer not in but) for peer in ROSTER.peers]
+
+
+def test_when_all_members_agree_the_run_ends_with_them_in_its_roster() -> None:
+    changes = RULES.end(ROSTER, all_agree())
+    assert changes is not None
+    assert changes.end(ROSTER)
+    assert RULES.apply(NOW, changes).members == ROSTER.members
+
+
+@pytest.mark.parametrize(
+    ("leaves", "more"),
+    [
+        (all_agree()[1:], {}),
+        (all_agree("F"), {}),
+        (all_agree(), {"joins": (admission(member("C")),)}),
+        (all_agree()[1:], {"absent": (ROSTER.peers[0],)}),
+    ],
+    ids=["one stays", "one does not agree", "one joins", "one is lost"],
+)
+def test_run_does_not_end_unless_all_members_are_there_and_agree(leaves: list[Departure], more: dict[str, Any]) -> None:
+    changes = Changes(leaves=tuple(leaves), **more)
+    assert not changes.end(ROSTER)
+    assert more or RULES.end(ROSTER, leaves) is None
+    with pytest.raises(Refused, match="only replica of"):
+        RULES.apply(NOW, changes)
+
+
+def test_nobody_ends_a_run_with_what_others_signed_to_leave() -> None:
+    signed_to_leave = departure("A1").model_copy(update={"ends": True})
+    forged = Changes(leaves=(signed_to_leave, *all_agree()[1:]))
+    assert forged.end(ROSTER)
+    with pytest.raises(Violation, match="A1 to leave is forged"):
+        RULES.apply(NOW, forged)
+
+
+def test_more_than_a_record_takes_leave_one_after_the_other_before_the_run_ends() -> None:
+    many = Roster([member("A"), member("B", part="stage-1"), *(member(f"T{i}", "trainer", "ends") for i in range(90))])
+    rules, leaves = ChangeRules(RUN, PARTS, 500, verify), [departure(peer, ends=True) for peer in many.peers]
+    assert rules.end(many, leaves) is None
+    after = rules.apply(Moment(STEP, many, BEFORE), rules.gather(many, (), leaves))
+    assert len(after) == len(many) - MAX_CHANGES + 2, "A and B are not spared"
+    assert rules.end(after, [leave for leave in leaves if leave.peer in after]) is not None
 
 
 @pytest.mark.parametrize(

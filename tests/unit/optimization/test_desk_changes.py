@@ -14,7 +14,7 @@ from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Request
 from swarm.optimization import lead
 from swarm.optimization.calls import StepCalls
-from swarm.optimization.changes import Admission, Departure
+from swarm.optimization.changes import NO_CHANGES, Admission, Departure
 from swarm.optimization.lead import LeadDesk
 from swarm.optimization.observing import ObserverDesk
 from swarm.optimization.presence import absent
@@ -115,6 +115,65 @@ async def test_second_replica_that_wants_to_leave_is_told_why_it_cannot() -> Non
     with pytest.raises(Refused, match="only replica of stage-1"):  # it takes the step's result from who stays
         await tell(opened, departure("B1"))
     assert {"B1", "C"} <= set(opened.settle(())[1].peers)
+
+
+async def ask_for_the_end(opened: LeadDesk, *but: str) -> list[str]:
+    """All want to leave, and all but these agree that the run ends; who is refused, and why."""
+    refused = []
+    for peer in ROSTER.peers:
+        try:
+            await tell(opened, departure(peer, ends=peer not in but))
+        except Refused as error:
+            refused.append(f"{peer}: {error.reason}")
+    return refused
+
+
+async def test_run_ends_when_the_last_member_asks_for_it_whom_it_could_not_spare() -> None:
+    opened = desk()
+    refused = await ask_for_the_end(opened)
+    # T2 is the only trainer by now, and hears yes: there is nobody to wait for.
+    assert [one[:2] for one in refused] == ["A2", "B2"]
+    changes, roster = opened.settle(())
+    assert changes.end(ROSTER)
+    assert roster.members == ROSTER.members
+
+
+@pytest.mark.parametrize("why", ["one does not agree", "one is lost", "it is provisional"])
+async def test_run_goes_on_with_those_that_it_needs_though_all_want_to_leave(why: str) -> None:
+    opened = LeadDesk(RULES, LEADER, _open, verify)
+    opened.open_step(STEP, ROSTER, BEFORE, may_end=why != "it is provisional")
+    refused = await ask_for_the_end(opened, *(["A1"] if why == "one does not agree" else []))
+    changes, roster = opened.settle((), [PeerId("F")] if why == "one is lost" else ())
+    assert not changes.end(ROSTER)
+    assert roster.peers == ("A2", "B2", "T2")
+    assert ("once a majority is there again" in refused[0]) is (why == "it is provisional")
+
+
+async def test_member_that_agrees_later_in_the_step_lets_the_run_end() -> None:
+    opened = desk()
+    assert len(await ask_for_the_end(opened, "A1", "A2")) == 3
+    await tell(opened, departure("A1", ends=True))
+    await tell(opened, departure("A2", ends=True))
+    assert opened.settle(())[0].end(ROSTER)
+
+
+async def test_run_goes_on_when_somebody_joins_as_all_others_want_it_to_end() -> None:
+    opened = desk()
+    await tell(opened, admission(member("C")))
+    await ask_for_the_end(opened)
+    changes, roster = opened.settle(())
+    assert not changes.end(ROSTER)
+    assert roster.peers == ("A2", "B2", "C", "T2")
+    changes, roster = opened.settle([PeerId("C")])  # it does not answer any more
+    assert changes.end(ROSTER)
+
+
+async def test_leader_of_a_later_term_does_not_end_the_run_for_what_was_asked_before() -> None:
+    opened = desk()
+    await ask_for_the_end(opened)
+    opened.end_term()
+    opened.begin_term(len(ROSTER), ())
+    assert opened.settle(())[0] == NO_CHANGES
 
 
 async def test_full_run_refuses_newcomers_and_keeps_its_word_to_those_it_has_taken() -> None:

@@ -81,6 +81,14 @@ def test_history_does_not_begin_anew_with_what_contradicts_it(other: CloseRecord
     assert (steps(path), history.head) == ([2], TWO)
 
 
+def test_nothing_follows_a_record_with_which_the_run_was_ended(path: Path) -> None:
+    last = record(ended=True)
+    history = written(path, GENESIS, last)
+    with pytest.raises(OutOfSync, match="the run was ended with step 1"):
+        history.append(record(last))
+    assert steps(path) == [0, 1]
+
+
 def test_history_that_begins_anew_with_its_newest_record_stays_as_it_is(path: Path) -> None:
     history = written(path, ONE, TWO)
     history.begin(TWO)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from swarm.errors import Busy, PeerError, Refused, RunEnded, Superseded, Unreachable
+from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, RunEnded, Superseded, Unreachable
 from swarm.ids import PeerId
 from swarm.network.protocols import Request
 from swarm.optimization.acceptor import MOST_LEAP
 from swarm.optimization.calls import StepCalls
-from swarm.optimization.changes import Departure
+from swarm.optimization.changes import Departure, departure_bytes
 from swarm.optimization.closing import clip_factor
 from swarm.optimization.loop import StepLoop
 from swarm.optimization.messages import Propose, Resume
@@ -35,6 +37,7 @@ from tests.unit.optimization.world import (
     prepare,
     reconcile,
     record,
+    sign,
     weights_digest,
 )
 
@@ -152,6 +155,56 @@ async def test_loop_feeds_every_step_once_and_ends_after_the_last() -> None:
     await running
     assert feed.steps == [1, 2, 3]
     assert not home.stage.asked("step/1/reconcile")
+
+
+@virtual
+async def test_loop_ends_when_its_run_is_ended_before_the_last_step() -> None:
+    home, feed = await Home().set(), Script()
+    running = asyncio.create_task(home.loop(feed).run())
+    await eventually(lambda: feed.steps)
+    for body in (reconcile(), apply()):
+        await home.bench.ask(body)
+    ended = record(ended=True)
+    await home.bench.member.learn(Decision(ended, acceptances(ended)))
+    await home.farewell(ROSTER.succession(1)[0])
+    await running
+    assert feed.steps == [1]
+
+
+@virtual
+async def test_loop_of_the_leader_lets_everybody_go_when_the_run_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    home, dismissed = await Home(LEADER).set(), []
+
+    async def dismiss(calls: StepCalls, leaving: Iterable[PeerId], step: int) -> None:
+        dismissed.append((sorted(leaving), step))
+
+    monkeypatch.setattr(home.parting, "dismiss", dismiss)
+    fit(home)
+    for peer in ROSTER.peers:
+        signature = sign(peer, departure_bytes(RULES.run, 1, GENESIS.hash(), peer, ends=True))
+        with contextlib.suppress(Refused):
+            await home.stage.ask_desk(Departure(step=1, peer=peer, ends=True, signature=signature), peer)
+    await home.stage.feed()
+    await home.loop(Script()).run()
+    head = home.bench.history.head
+    assert (head.step, head.ended, head.roster) == (1, True, ROSTER.members)
+    assert dismissed == [([peer for peer in ROSTER.peers if peer != LEADER], 1)]
+
+
+@virtual
+async def test_loop_of_the_leader_lets_nobody_go_from_the_last_step_before_all_know_it() -> None:
+    home = await Home(LEADER).set()
+    home.stage.closing = replace(home.stage.closing, rules=replace(RULES, steps=1))
+    fit(home)
+    deaf = home.stage.puppets[T]
+    deaf.instead[DECIDE] = no(DeadlineMissed("late"))
+    await home.stage.feed()
+    running = asyncio.create_task(home.loop(Script()).run())
+    await eventually(lambda: len(deaf.told(DECIDE)) > 2)
+    del deaf.instead[DECIDE]
+    before = len(deaf.told(DECIDE))
+    await eventually(lambda: len(deaf.told(DECIDE)) > before)
+    await stop(running)
 
 
 @virtual

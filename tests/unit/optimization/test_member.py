@@ -9,6 +9,7 @@ import pytest
 
 from swarm.errors import Refused, RoundFailed, RunEnded, StateError, Superseded, Violation, WrongStep
 from swarm.ids import PeerId
+from swarm.optimization.changes import Changes, Departure, departure_bytes
 from swarm.optimization.messages import Propose
 from swarm.optimization.open_step import SETTLE_ROUNDS
 from swarm.optimization.records import CloseRecord, Decision, acceptance_bytes
@@ -17,6 +18,7 @@ from tests.unit.optimization.world import (
     COMMITTED,
     GENESIS,
     ROSTER,
+    RUN,
     A,
     B,
     Bench,
@@ -175,6 +177,7 @@ LIES: list[tuple[dict[str, Any], str]] = [
     ({"run": "cd" * 32}, "another run"),
     ({"roster": ROSTER.members[:2]}, "not what the requests"),
     ({"roster": ROSTER.members[1:]}, "not what the requests"),
+    ({"ended": True}, "and else goes on"),
 ]
 
 
@@ -184,6 +187,56 @@ async def test_member_accepts_no_record_that_differs_from_what_it_computed(chang
     with pytest.raises(Refused, match=words):
         await bench.ask(Propose(record=record(**changes)))
     await bench.ask(Propose(record=record()))
+
+
+def everybody_leaves() -> Changes:
+    return Changes(
+        leaves=tuple(
+            Departure(
+                step=1,
+                peer=peer,
+                ends=True,
+                signature=sign(peer, departure_bytes(RUN, 1, GENESIS.hash(), peer, ends=True)),
+            )
+            for peer in ROSTER.peers
+        )
+    )
+
+
+async def test_member_whose_run_is_ended_swaps_stays_in_the_roster_and_is_done() -> None:
+    bench, closed = await brought_to("apply"), record(ended=True)
+    await bench.ask(Propose(record=closed, changes=everybody_leaves()))
+    assert not bench.member.over
+    await bench.ask(decide(closed))
+    assert (bench.member.over, bench.member.departed, bench.member.is_member) == (True, False, True)
+    assert bench.part.swapped == [closed.digests["stage-0"]]
+
+
+async def test_member_has_the_end_that_a_dead_leader_proposed_proposed_again() -> None:
+    bench, closed = await brought_to("apply"), record(ended=True)
+    await bench.ask(Propose(record=closed, changes=everybody_leaves()))
+    promise = await bench.ask(prepare(term=1))
+    assert promise.vote.record == closed
+    await bench.ask(Propose(record=closed, changes=promise.vote.changes, term=1))
+    await bench.ask(decide(closed, term=1))
+    assert (bench.member.over, bench.part.swapped) == (True, [closed.digests["stage-0"]])
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({}, "and else goes on"),
+        ({"ended": True, "lineage": 1}, "not provisionally"),
+        ({"ended": True, "roster": ()}, "not what the requests"),
+    ],
+)
+async def test_member_of_which_all_want_the_end_accepts_nothing_but_the_end_that_a_majority_decides(
+    fields: dict[str, Any], words: str
+) -> None:
+    bench = await brought_to("apply")
+    bench.gone.update(dict.fromkeys((B, T), "silent") if fields.get("lineage") else {})
+    with pytest.raises(Refused, match=words):
+        await bench.ask(Propose(record=record(**fields), changes=everybody_leaves()))
 
 
 async def test_member_that_trains_accepts_no_other_cursor_than_its_own() -> None:

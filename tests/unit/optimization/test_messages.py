@@ -104,6 +104,7 @@ def test_record_hash_depends_on_every_field() -> None:
         "cursors": {T: (1, 0)},
         "roster": record().roster[:1],
         "void": True,
+        "ended": True,
         "links": {A: (1, 2)},
         "lineage": 1,
         "confirmation": Confirmation(term=1, acceptances={}),

@@ -71,6 +71,18 @@ async def test_updates_are_kept_only_while_somebody_observes_and_forgotten_at_on
     assert bench.kept == [], "a member gets its results like everybody else"
 
 
+async def test_desk_knows_whether_it_helps_somebody_who_is_no_member() -> None:
+    bench = await bench_at(1)
+    desk = bench.desks[DONOR]
+    assert not desk.helps_beside(ROSTER.peers)
+    await start(bench)
+    assert desk.helps_beside(ROSTER.peers)
+    assert not desk.helps_beside([*ROSTER.peers, JOINER]), "a member that keeps a copy is none to wait for"
+    await bench.close()  # it has asked for nothing more
+    await bench.clock.advance(LEASE_S + 1)
+    assert not desk.helps_beside(ROSTER.peers)
+
+
 async def test_slow_observer_makes_the_donor_keep_no_more_than_a_few_updates() -> None:
     bench = await bench_at(0)
     await start(bench)

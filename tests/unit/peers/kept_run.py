@@ -58,7 +58,7 @@ class KeptRun:
             )
         return found
 
-    def decide(self, step: int, *, term: int = 0, seed: int = 0) -> Decision:
+    def decide(self, step: int, *, term: int = 0, seed: int = 0, ended: bool = False) -> Decision:
         """A step that follows the newest decision, accepted by everybody; step 0 is the genesis."""
         digests = {part: digest(state) for part, state in self.states(step, seed).items()}
         record = genesis(self.manifest.run_id, self.roster, digests)
@@ -73,6 +73,7 @@ class KeptRun:
                 "loss_sum": 1.25,
                 "cursors": {trainer: (0, step + 1)},
                 "previous": self.decisions[-1].record.hash(),
+                "ended": ended,
             }
             record = record.model_copy(update=changes)
         self.decisions.append(self.signed(record, term))

@@ -428,6 +428,16 @@ def test_resume_of_a_run_whose_last_step_lies_elsewhere_in_part_says_how_to_gath
         find_resumable(step_directory(directory.checkpoints, 100), None)
 
 
+def test_resume_does_not_go_back_behind_the_step_that_ended_the_run(run: KeptRun, tmp_path: Path, capsys: Any) -> None:
+    run.keep(tmp_path / "ended", 10)
+    run.decide(11, ended=True)
+    directory = run.keep(tmp_path / "ended", 11, [STAGE_0])
+    assert swarm(["new", "--resume", str(directory.root)]) == 1
+    assert "its last step, 11, is closed; step 11 lacks stage-1 and ends here" in capsys.readouterr().err
+    run.keep(tmp_path / "ended", 11)
+    assert find_resumable(directory.root, None).step == 11
+
+
 @pytest.mark.parametrize("went_back", [False, True])
 def test_resume_of_a_run_that_a_peer_here_saw_end(
     kept: RunDirectory, run: KeptRun, tmp_path: Path, *, went_back: bool

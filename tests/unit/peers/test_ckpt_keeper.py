@@ -62,6 +62,24 @@ async def test_keeper_writes_what_is_due_and_the_last_that_it_takes_part_in(tmp_
     assert one.beginning() is None
 
 
+async def test_keeper_writes_the_step_with_which_the_run_is_ended_and_misses_it(
+    tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.decide(0)
+    ended = run.decide(11, ended=True)
+    async with keeper(run, tmp_path, checkpoint_every=10) as one:
+        await one.decided(ended, holds(run, 11), departed=False)
+    one.check_last()
+    assert steps(tmp_path / "checkpoints") == (11,)
+    with monkeypatch.context() as patch:
+        disk = install(patch, BrokenDisk(1, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        async with keeper(run, tmp_path / "full", checkpoint_every=10) as one:
+            await one.decided(ended, holds(run, 11), departed=False)
+    assert disk.fired
+    with pytest.raises(RunEnded, match="last step, 11, is closed, but its checkpoint of ends is not"):
+        one.check_last()
+
+
 async def test_keeper_whose_disk_takes_the_last_state_has_nothing_to_say(tmp_path: Path, run: KeptRun) -> None:
     async with keeper(run, tmp_path, checkpoint_every=10) as one:
         await one.decided(run.decide(0), holds(run, 0), departed=False)

@@ -59,6 +59,7 @@ def links() -> dict[str, Break]:
         "another run's record": (changed(3, run="77" * 32), 4, "it is of run 777777777777"),
         "begins with work": ([dataclasses.replace(LINES[1], record=first)], 1, "no run begins like that"),
         "a genesis after another": ([signed(genesis, THREE)], 1, "does not follow the record aaaaaaaaaaaa"),
+        "goes on after its end": (begun().close(ended=True).close().lines, 3, "step 1 ended the run"),
         "begins anew": (begun().close().close(committed=(), tokens=0, loss_sum=0.0).lines, 3, "in its middle"),
     }
 

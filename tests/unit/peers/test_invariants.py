@@ -313,6 +313,12 @@ def break_the_chain(run: PretendRun) -> None:
     run.chains["host1"] = [run.records[0], *run.records[2:]]
 
 
+def go_on_after_the_end(run: PretendRun) -> None:
+    *before, middle, last = run.chains["host1"]
+    middle = middle.model_copy(update={"ended": True})
+    run.chains["host1"] = [*before, middle, last.model_copy(update={"previous": middle.hash()})]
+
+
 def download_the_undecided(run: PretendRun) -> None:
     event = StateDownloaded(part=stage_part(0), step=9, donor=PeerId("host0"), bytes_received=1, seconds=1.0)
     run.say("host1", 4, event)
@@ -361,6 +367,7 @@ BROKEN: dict[Spoil, dict[str, int]] = {
     fork: {"I20": 1},
     announce_another: {"I20": 1},
     break_the_chain: {"I20": 1},
+    go_on_after_the_end: {"I20": 3},
     download_the_undecided: {"I17": 1},
     write_after_the_restart: {"I21": 8},
     overflow: {"I26": 1},

@@ -391,6 +391,35 @@ async def test_joiner_that_comes_after_the_last_step_ends_in_order(
     assert (world.downloads, world.admissions) == ([], [])
 
 
+async def test_joiner_that_comes_after_the_run_was_ended_ends_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.run.close(ROSTER, ended=True)
+    with pytest.raises(RunEnded, match="the run was ended with step 3, as all its peers were asked to leave") as ended:
+        await world.joining.run(CONTACT)
+    assert ended.value.exit_code == EXIT_OK
+    assert (world.downloads, world.admissions) == ([], [])
+
+
+async def test_joiner_that_is_beside_it_as_the_run_is_ended_asks_nobody_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+
+    async def follow(self: Scripted) -> CloseRecord:
+        world.member.head = self.head = world.run.close(ROSTER, ended=True).record
+        return self.head
+
+    world.member.names = lambda record: False
+    monkeypatch.setattr(Scripted, "follow", follow)
+    with pytest.raises(RunEnded, match="the run was ended with step 3") as ended:
+        await world.joining.run(CONTACT)
+    assert ended.value.exit_code == EXIT_OK
+    asked = len(world.asked)
+    with pytest.raises(RunEnded, match="the run was ended with step 3"):
+        await world.joining.again(None, world.run.head, CONTACT)
+    assert len(world.asked) == asked
+
+
 async def test_joiner_waits_for_the_run_to_miss_its_former_self_and_listens_for_another_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

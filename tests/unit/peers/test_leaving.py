@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from peers.leaving import Leaving
+from peers.leaving import HANDOVER_S, Leaving
 from peers.situation import Situation
 from swarm.errors import (
     EXIT_DRAINED,
@@ -125,6 +125,50 @@ async def test_member_that_is_told_to_leave_asks_the_leader_of_the_open_step_and
 
 
 @virtual
+async def test_member_agrees_that_the_run_ends_once_nobody_has_come_for_long_and_it_helps_nobody() -> None:
+    home = Home()
+    helped = True
+    home.leaving.helping = lambda: helped
+    going = asyncio.create_task(home.leaving.run())
+    home.leaving.ask("SIGTERM", EXIT_DRAINED)
+    rules, now = ChangeRules(RUN, RULES.parts, 9, verify), Moment(1, ROSTER, GENESIS.hash())
+    first = await home.asked(1)
+    await asyncio.sleep(10 * HANDOVER_S)
+    assert (first.ends, len(home.calls.asked)) == (False, 1)
+    helped = False
+    second = await home.asked(2)
+    assert second.ends
+    for request in (first, second):
+        rules.check_departure(now, request)
+    await asyncio.sleep(10 * HANDOVER_S)
+    assert len(home.calls.asked) == 2
+    await home.bench.ask(prepare(term=1))
+    assert (await home.asked(3)).ends
+    going.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await going
+
+
+@virtual
+async def test_member_asks_for_the_end_at_once_in_the_steps_after() -> None:
+    home = Home()
+    going = asyncio.create_task(home.leaving.run())
+    home.leaving.ask("swarm drain", EXIT_OK)
+    assert not (await home.asked(1)).ends
+    await asyncio.sleep(HANDOVER_S / 2)
+    closed = await home.close()
+    home.bench.replenish()
+    assert not (await home.asked(2)).ends
+    await asyncio.sleep(HANDOVER_S)
+    await home.close(closed)
+    home.bench.replenish()
+    assert [body.ends for _, body in home.calls.asked] == [False, False, True, True]
+    going.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await going
+
+
+@virtual
 async def test_member_that_cannot_be_spared_says_why_and_asks_again_with_every_step() -> None:
     home = Home()
     home.calls.answers = [Refused("it holds the only replica"), WrongStep("it is too late"), Violation("forged")]
@@ -187,10 +231,11 @@ async def test_member_asks_the_next_leader_when_another_takes_over() -> None:
     home.leaving.ask("SIGTERM", EXIT_DRAINED)
     await home.asked(1)
     await asyncio.sleep(60)
-    assert len(home.calls.asked) == 1
+    assert len(home.calls.asked) == 2, "the second time that it agrees to the end of the run"
     await home.bench.ask(prepare(term=2))
-    await home.asked(2)
-    assert [peer for peer, _ in home.calls.asked] == [ROSTER.succession(1)[0], ROSTER.succession(1)[2]]
+    await home.asked(3)
+    first, _, third = ROSTER.succession(1)
+    assert [peer for peer, _ in home.calls.asked] == [first, first, third]
     going.cancel()
     with pytest.raises(asyncio.CancelledError):
         await going
