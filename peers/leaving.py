@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from peers.roles import Surroundings
 from peers.situation import Situation
+from peers.words import command_name
 from swarm.errors import EXIT_OK, Busy, DeadlineMissed, PeerError, RunEnded, Superseded, Unreachable, WrongStep
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.changes import Departure, departure_bytes
@@ -23,7 +24,8 @@ HANDOVER_S, LOOK_S = 15.0, 1.0
 
 def ended_in_order(step: int) -> str:
     """Why the run is over before its last step, in words."""
-    return f"the run was ended with step {step}, as all its peers were asked to leave; to go on: swarm new --resume"
+    swarm = command_name()
+    return f"the run was ended with step {step}, as all its peers were asked to leave; to go on: {swarm} new --resume"
 
 
 class Leaving:

@@ -45,7 +45,7 @@ from swarm.optimization.observation import (
     Staying,
     StayRequest,
 )
-from swarm.optimization.records import Decision
+from swarm.optimization.records import CloseRecord, Decision
 from swarm.optimization.updates import KEPT_UPDATES as KEPT_UPDATES
 from swarm.optimization.updates import Updates
 from swarm.schema import Empty
@@ -130,6 +130,7 @@ class ObserverDesk:
         self._donor.tidy()
         self._donor.step_closed()
         self._drop_members()
+        self._drop_departed(decision.record)
         if self._decisions and not decision.record.follows(self._decisions[-1].record):
             self._decisions.clear()  # steps were left out, or did not count: nobody is led on from before them
             self._updates.clear()
@@ -323,6 +324,12 @@ class ObserverDesk:
                     del self._observers[key]
         for observer in self._observers.values():
             observer.asked = False
+
+    def _drop_departed(self, record: CloseRecord) -> None:
+        """Who leaves with this record needs nothing more of what it copied."""
+        before = self._decisions[-1].record.members.peers if self._decisions else ()
+        gone = {peer for peer in before if peer not in record.members and peer not in record.absent}
+        self._observers = {key: seen for key, seen in self._observers.items() if key[0] not in gone}
 
     async def _wait_closed(self, step: int) -> None:
         """Until ``step`` is closed here; only the next one is waited for. The caller's deadline ends the waiting."""

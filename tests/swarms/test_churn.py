@@ -14,6 +14,7 @@ import pytest
 from data_shards.build import build_shard
 from peers import leaving
 from peers.download import PartDownload
+from peers.leaving import ended_in_order
 from swarm.errors import EXIT_DRAINED, EXIT_USAGE, RunEnded
 from swarm.events import (
     DigestMismatch,
@@ -374,8 +375,7 @@ async def test_run_of_which_all_are_asked_to_leave_ends_in_order_with_one_step(
     stayed = {member["peer"] for member in history[-1]["roster"]}
     assert len(stayed) == 3, "both stages and a trainer"
     for peer in swarm.peers.values():
-        so = f"the run was ended with step {end}, as all its peers were asked to leave; to go on: swarm new --resume"
-        assert (peer.outcome == so) is (peer.endpoint.peer in stayed), (peer.settings.name, peer.outcome)
+        assert (peer.outcome == ended_in_order(end)) is (peer.endpoint.peer in stayed), peer.outcome
         assert peer.membership is not None
         assert peer.membership.exit_code == EXIT_DRAINED
     check_history(history, 0, end, 6)

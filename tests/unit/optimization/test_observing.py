@@ -83,6 +83,18 @@ async def test_desk_knows_whether_it_helps_somebody_who_is_no_member() -> None:
     assert not desk.helps_beside(ROSTER.peers)
 
 
+async def test_desk_forgets_the_copy_of_a_member_that_left_and_keeps_that_of_one_that_may_be_back() -> None:
+    with_joiner = Roster([*ROSTER.members, listed(JOINER, part="stage-1")])
+    for absent, helped in (((), False), ((JOINER,), True)):
+        bench = await bench_at(1)
+        await bench.close(with_joiner)
+        await start(bench)
+        decision = bench.run.close(ROSTER)
+        lost = decision.record.model_copy(update={"absent": absent})
+        await bench.desks[DONOR].publish(signed(lost), STAGE)
+        assert bench.desks[DONOR].helps_beside(ROSTER.peers) is helped
+
+
 async def test_slow_observer_makes_the_donor_keep_no_more_than_a_few_updates() -> None:
     bench = await bench_at(0)
     await start(bench)
