@@ -11,6 +11,7 @@ import functools
 import gc
 import logging
 import os
+import resource
 import secrets
 import threading
 from collections.abc import Coroutine, Sequence
@@ -62,6 +63,7 @@ from swarm.pipeline.health import Watch
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
+MOST_DESCRIPTORS = 1 << 16
 
 
 def run_peer(settings: PeerSettings) -> int:
@@ -73,7 +75,17 @@ def run_peer(settings: PeerSettings) -> int:
     # A quarter of a million objects of torch and hivemind, looked at again in each full collection of garbage: 0.2 s of
     # the event loop, and seconds of it with a small share of a processor.
     gc.freeze()
+    allow_descriptors()
     return uvloop.run(_run_peer(settings))
+
+
+def allow_descriptors() -> None:
+    """As many open files as this user may have, MOST_DESCRIPTORS at most: the usual 1,024 spare programs that use
+    ``select()``, and a founder of some 220 peers has so many streams. The daemon inherits it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def _run_peer(settings: PeerSettings) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 from typing import cast
 
@@ -9,7 +10,7 @@ import pytest
 
 from peers import node
 from peers.contact import CONTACT_TRIES, NO_CONTACT
-from peers.node import Node
+from peers.node import MOST_DESCRIPTORS, Node, allow_descriptors
 from peers.orders import Orders
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
@@ -69,3 +70,23 @@ async def test_node_whose_contacts_do_not_answer_tries_some_more_times(
 
 async def test_node_whose_endpoint_was_closed_has_nothing_to_say(tmp_path: Path) -> None:
     await _node(tmp_path)._watch_daemon(cast(LibP2PEndpoint, _Endpoint("")))
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "after"),
+    [
+        (1024, 4096, 4096),
+        (1024, resource.RLIM_INFINITY, MOST_DESCRIPTORS),
+        (1024, 1 << 20, MOST_DESCRIPTORS),
+        (1 << 17, 1 << 20, 1 << 17),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, resource.RLIM_INFINITY),
+    ],
+)
+def test_peer_may_open_as_many_files_as_its_user_within_reason(
+    soft: int, hard: int, after: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = [(soft, hard)]
+    monkeypatch.setattr(resource, "getrlimit", lambda what: limits[-1])
+    monkeypatch.setattr(resource, "setrlimit", lambda what, limit: limits.append(limit))
+    allow_descriptors()
+    assert limits[-1] == (after, hard)
