@@ -12,7 +12,7 @@ from pathlib import Path
 from peers.ckpt_proof import proof_in
 from peers.ckpt_verify import CheckedStep, check_step, check_tokenizer_file
 from peers.complaint import Complaint
-from peers.join import over_here
+from peers.join import last_closings
 from peers.places import home_directory
 from peers.run_directory import RUNS, RunDirectory, find_run_directory
 from peers.words import command_name, gathering, listed
@@ -108,13 +108,15 @@ def _over_with(
     """The step with which the run is over, the last or one that ended it, as its record here says, or what a peer of
     this machine saw of a run that never went on from before; None when it is not."""
     last = manifest.run.steps
-    for one in passed:
-        if one.proof and (one.ended or one.step >= last):
-            return one.step
+    newest = next((one for one in passed if one.proof), None)
+    if newest is not None and (newest.ended or newest.step >= last):
+        return newest.step
     ours = directory.root.absolute().parent == (home_directory(home) / RUNS).absolute()
     went_back = steps(aside_directory(directory.checkpoints))
-    seen = ours and not went_back and over_here(home_directory(home), manifest.run_id)
-    return last if seen else None
+    if not ours or went_back:
+        return None
+    seen = (closed for closed, _ in last_closings(home_directory(home), manifest.run_id))
+    return max((one["step"] for one in seen if one.get("ended") or one["step"] == last), default=None)
 
 
 def _lacking(checked: CheckedStep, manifest: Manifest) -> list[PartName]:

@@ -3,9 +3,9 @@ checked first, and nothing slow is imported before that."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from peers.join_settings import JoinSettings
 from peers.preflight import check_checkpoints, check_device, check_listen
@@ -118,6 +118,14 @@ def _peer_settings(place: Place, who: Who, contacts: Contacts, settings: JoinSet
 def over_here(home: Path, run: str) -> str:
     """That a run has ended, in words, when the last peer of some place of this machine saw its last step close; else
     empty. Reads events only."""
+    for closed, last in last_closings(home, run):
+        if last is not None and closed.get("step") == last:
+            return f"this run ended here at step {last}, its last"
+    return ""
+
+
+def last_closings(home: Path, run: str) -> Iterator[tuple[Mapping[str, Any], int | None]]:
+    """(the last StepClosed, how many steps the run has) of the last peer of each place here that takes part no more."""
     from peers.places import list_places
 
     for place in list_places(home):
@@ -126,10 +134,8 @@ def over_here(home: Path, run: str) -> str:
         events = Path(place.state.session) / "events.jsonl"
         found = last_event(events, "RunFound", whole=True)
         closed = last_event(events, "StepClosed", whole=True)
-        last = None if found is None else found.get("steps")
-        if closed is not None and last is not None and closed.get("step") == last:
-            return f"this run ended here at step {last}, its last"
-    return ""
+        if closed is not None:
+            yield closed, None if found is None else found.get("steps")
 
 
 def _checked_data(data: Path | None) -> tuple[str, str]:

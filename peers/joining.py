@@ -168,7 +168,7 @@ class Joining:
         """Raises RunEnded, in order, for a record that ended the run without us."""
         for record in records:
             if record is not None and record.ended and not self._member.names(record):
-                raise RunEnded(ended_in_order(record.step), EXIT_OK)
+                raise RunEnded(ended_in_order(record.step), self._leaving.exit_code)
 
     def _check_place(self, head: CloseRecord) -> None:
         """Raises RunEnded when it is too late to be let in: in order, when there is nothing more to take part in."""

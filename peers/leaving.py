@@ -31,7 +31,7 @@ def ended_in_order(step: int) -> str:
 class Leaving:
     """Asks the leader of each step to let this peer go, from the moment it is told to, until a record does. When all
     members ask, who can be spared or not, the record of the step ends the run: unless one was told so a moment ago, or
-    is ``helping`` a peer that is no member yet.
+    is ``helping`` a peer that is no member yet, for as long as it does.
     """
 
     def __init__(
@@ -99,17 +99,15 @@ class Leaving:
             step, term, ends = self._member.open_step, self._member.term, self._agrees()
             if not await self._ask_leader(step, ends=ends):
                 await self._clock.sleep(patience.pause_s())
-            elif ends:
-                await self._member.wait_term(step, term)
             else:
-                await first_done(self._member.wait_term(step, term), self._agree())
+                await first_done(self._member.wait_term(step, term), self._change_of_mind(ends))
 
     def _agrees(self) -> bool:
         """Whether the run may end for this peer, if all want it: nobody who comes would find it gone."""
         return self._clock.monotonic() - self._asked_at >= HANDOVER_S and not self.helping()
 
-    async def _agree(self) -> None:
-        while not self._agrees():
+    async def _change_of_mind(self, agreed: bool) -> None:
+        while self._agrees() == agreed:
             await self._clock.sleep(LOOK_S)
 
     async def _ask_leader(self, step: int, *, ends: bool) -> bool:
@@ -128,5 +126,6 @@ class Leaving:
             self._situation.wait_for(f"a leader of step {step}: {error.reason}")
             return False
         except PeerError as error:
-            self._situation.wait_for(error.reason)
+            helps = "; not while this peer helps another to join" if self.helping() else ""
+            self._situation.wait_for(f"{error.reason}{helps}")
         return True

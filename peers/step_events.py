@@ -114,6 +114,7 @@ class StepEvents:
                 record=record.hash(),
                 seconds=seconds,
                 whole=whole,
+                ended=record.ended,
             )
         )
         sent, received = self._around.endpoint.statistics().total

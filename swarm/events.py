@@ -226,7 +226,7 @@ class StepClosed(Event):
     """A close record was decided and this peer swapped. ``digests`` are all groups': of the part that it holds the one
     that it computed itself, of the others the record's. Loss is nats per target token. No microbatches: see
     :class:`StepGivenUp`. ``seconds`` are since the step before closed here: of a step that was not seen ``whole``, the
-    first after joining, the rest that this peer took part in."""
+    first after joining, the rest that this peer took part in. ``ended``: the run is over with it, before its last."""
 
     step: int
     loss: float
@@ -240,6 +240,7 @@ class StepClosed(Event):
     record: str
     seconds: float
     whole: bool = True
+    ended: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

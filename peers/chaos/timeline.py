@@ -34,6 +34,7 @@ class Timeline:
         self._say, self._names = say, names
         self._lock = threading.Lock()
         self._began: float | None = None
+        self._counts_steps = False
         self._told_at = 0.0
         self._step = 0
         self._counts: Counter[str] = Counter()
@@ -76,8 +77,8 @@ class Timeline:
         step = int(fields["step"])
         if step <= self._step:
             return
-        if self._step == 0:
-            self._began = wall
+        if not self._counts_steps and fields["tokens"]:
+            self._began, self._counts_steps = wall, True
         self._step = step
         notes = [f"{count} {COUNTED[kind]}" for kind, count in self._counts.items()]
         self._counts.clear()
@@ -90,7 +91,7 @@ class Timeline:
     def _tell(self, wall: float, text: str) -> None:
         if self._began is None:
             self._began = wall
-        since = f"{'' if self._step else 'start + '}{wall - self._began:.1f} s"
+        since = f"{'' if self._counts_steps else 'start + '}{wall - self._began:.1f} s"
         line = f"{since:>15}  step {self._step:<4} {text}"
         self.lines.append(line)
         self._say(line)

@@ -12,9 +12,9 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from swarm.errors import Refused, Violation
 from swarm.ids import ENDS, PartName, PeerId, RunId
@@ -44,6 +44,12 @@ class Departure(Message):
     peer: PeerIdField
     ends: bool = False
     signature: SignatureField
+
+    @model_serializer(mode="wrap")
+    def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Peers of before know nothing of ``ends``."""
+        plain: dict[str, Any] = dump(self)
+        return {key: value for key, value in plain.items() if value or key != "ends"}
 
 
 class Rescue(Message):

@@ -172,7 +172,7 @@ class StepLoop:
         await first_done(self._closing.liveness.changed(), self._member.wait_term(step, term))
 
     async def _dismiss(self, leading: Leading, record: CloseRecord) -> None:
-        """As the leader of a step: let those go who leave with it, and all with the last one, once all know it."""
+        """As the leader of a step: let those go who leave with it: all, with the last one, once told."""
         last = self._closing.rules.over(record)
         if last:
             await self._tell_rest(leading, record.members.peers)

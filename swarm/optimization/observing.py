@@ -53,8 +53,9 @@ from swarm.state.snapshot import Snapshot
 from swarm.state.transfer import StateDonor
 
 MAX_OBSERVERS = 8
-LEASE_S = 60.0
-"""An observer that has not asked, and neither downloads nor waits for an answer, for so long is forgotten."""
+LEASE_S, RECENT_S = 60.0, 15.0
+"""An observer that has not asked, and neither downloads nor waits for an answer, for so long is forgotten; and is taken
+for gone where nothing is lost if it is not."""
 
 SnapshotOf = Callable[[PartName], Awaitable[Snapshot | None]]
 """A part that is held here, as it is between two steps, our own or a copy; None for any other."""
@@ -120,9 +121,13 @@ class ObserverDesk:
         return self._decisions[-1].record.step if self._decisions else None
 
     def helps_beside(self, members: Collection[PeerId]) -> bool:
-        """Whether a peer that is none of these fetches a part here, or follows one."""
-        self._expire()
-        return any(peer not in members for peer, _ in self._observers)
+        """Whether a peer that is none of these fetches a part here, or follows one, and was heard a moment ago."""
+        recent = self._clock.monotonic() + LEASE_S - RECENT_S
+        return any(
+            seen.waiting or seen.expires > recent or self._donor.heard(*key, within_s=RECENT_S)
+            for key, seen in self._observers.items()
+            if key[0] not in members
+        )
 
     async def publish(self, decision: Decision, part: PartName | None) -> None:
         """A step was decided and swapped here, where ``part`` is held. Its update is kept only when somebody follows
@@ -327,7 +332,8 @@ class ObserverDesk:
 
     def _drop_departed(self, record: CloseRecord) -> None:
         """Who leaves with this record needs nothing more of what it copied."""
-        before = self._decisions[-1].record.members.peers if self._decisions else ()
+        follows = bool(self._decisions) and record.follows(self._decisions[-1].record)
+        before = self._decisions[-1].record.members.peers if follows else ()
         gone = {peer for peer in before if peer not in record.members and peer not in record.absent}
         self._observers = {key: seen for key, seen in self._observers.items() if key[0] not in gone}
 

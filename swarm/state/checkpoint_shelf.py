@@ -38,7 +38,7 @@ MAX_PIECES, MAX_TOLD = 24, 4
 """What one caller may have on its way at once: pieces, twice what who pulls three parts asks for; records and lists."""
 ALL_PIECES, ALL_TOLD = 64, 16
 """And from how many in all on each caller has a few only. Who reads nothing so holds 100 MB here at most, and
-however many identities do, 512 MB."""
+however many identities do, 512 MB of pieces: then who is honest is Busy, too."""
 
 T = TypeVar("T")
 

@@ -40,7 +40,7 @@ class OpenAnswers:
             raise Busy(f"{self._most} answers to this peer are on their way")
         in_all = self._open.total()
         if in_all >= (2 if self._open[key] < FEW else 1) * self._in_all:
-            raise Busy(f"{self._in_all} answers are on their way")
+            raise Busy(f"{in_all} answers are on their way")
         self._open[key] += 1
 
     def over(self, caller: PeerId, body: Any) -> None:

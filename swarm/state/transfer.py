@@ -139,6 +139,11 @@ class StateDonor:
         self._expire()
         return (caller, part) in self._leases
 
+    def heard(self, caller: PeerId, part: PartName, *, within_s: float) -> bool:
+        """Whether it has asked for a state that is kept for it, or for more of one, so short a time ago."""
+        lease = self._leases.get((caller, part))
+        return lease is not None and lease.expires > self._clock.monotonic() + self._lease_s - within_s
+
     def release(self, caller: PeerId, part: PartName) -> None:
         """The caller has what it came for: keep nothing for it any more."""
         self._leases.pop((caller, part), None)

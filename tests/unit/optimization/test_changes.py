@@ -164,6 +164,11 @@ def test_nobody_ends_a_run_with_what_others_signed_to_leave() -> None:
         RULES.apply(NOW, forged)
 
 
+def test_request_that_does_not_end_the_run_is_what_peers_of_before_understand() -> None:
+    assert set(departure("A1").model_dump()) == {"step", "peer", "signature"}
+    assert departure("A1", ends=True).model_dump()["ends"] is True
+
+
 def test_more_than_a_record_takes_leave_one_after_the_other_before_the_run_ends() -> None:
     many = Roster([member("A"), member("B", part="stage-1"), *(member(f"T{i}", "trainer", "ends") for i in range(90))])
     rules, leaves = ChangeRules(RUN, PARTS, 500, verify), [departure(peer, ends=True) for peer in many.peers]

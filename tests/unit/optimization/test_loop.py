@@ -192,8 +192,15 @@ async def test_loop_of_the_leader_lets_everybody_go_when_the_run_is_ended(monkey
 
 
 @virtual
-async def test_loop_of_the_leader_lets_nobody_go_from_the_last_step_before_all_know_it() -> None:
-    home = await Home(LEADER).set()
+async def test_loop_of_the_leader_lets_nobody_go_from_the_last_step_before_all_know_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    home, dismissed = await Home(LEADER).set(), []
+
+    async def dismiss(calls: StepCalls, leaving: Iterable[PeerId], step: int) -> None:
+        dismissed.append(sorted(leaving))
+
+    monkeypatch.setattr(home.parting, "dismiss", dismiss)
     home.stage.closing = replace(home.stage.closing, rules=replace(RULES, steps=1))
     fit(home)
     deaf = home.stage.puppets[T]
@@ -201,9 +208,10 @@ async def test_loop_of_the_leader_lets_nobody_go_from_the_last_step_before_all_k
     await home.stage.feed()
     running = asyncio.create_task(home.loop(Script()).run())
     await eventually(lambda: len(deaf.told(DECIDE)) > 2)
+    assert dismissed == []
     del deaf.instead[DECIDE]
-    before = len(deaf.told(DECIDE))
-    await eventually(lambda: len(deaf.told(DECIDE)) > before)
+    await eventually(lambda: dismissed)
+    assert T in dismissed[0]
     await stop(running)
 
 

@@ -27,7 +27,7 @@ from swarm.optimization.observation import (
     Staying,
     StayRequest,
 )
-from swarm.optimization.observing import KEPT_UPDATES, LEASE_S, MAX_OBSERVERS
+from swarm.optimization.observing import KEPT_UPDATES, LEASE_S, MAX_OBSERVERS, RECENT_S
 from swarm.optimization.roster import Roster
 from swarm.schema import Empty, Message
 from swarm.state.transfer import CHUNK, ChunkRequest
@@ -78,8 +78,16 @@ async def test_desk_knows_whether_it_helps_somebody_who_is_no_member() -> None:
     await start(bench)
     assert desk.helps_beside(ROSTER.peers)
     assert not desk.helps_beside([*ROSTER.peers, JOINER]), "a member that keeps a copy is none to wait for"
-    await bench.close()  # it has asked for nothing more
-    await bench.clock.advance(LEASE_S + 1)
+    await bench.clock.advance(RECENT_S - 1)
+    assert desk.helps_beside(ROSTER.peers)
+    await bench.clock.advance(2)
+    assert not desk.helps_beside(ROSTER.peers), "it has asked for nothing more, and may be dead"
+    following = asyncio.create_task(ask(bench, NEXT, NextRequest(part=STAGE, step=2), Decided))
+    await bench.clock.advance(RECENT_S + 1)
+    assert desk.helps_beside(ROSTER.peers)
+    await bench.close()
+    await following
+    await bench.clock.advance(RECENT_S + 1)
     assert not desk.helps_beside(ROSTER.peers)
 
 

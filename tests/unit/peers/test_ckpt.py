@@ -438,6 +438,26 @@ def test_resume_does_not_go_back_behind_the_step_that_ended_the_run(run: KeptRun
     assert find_resumable(directory.root, None).step == 11
 
 
+def test_resume_goes_on_where_the_run_went_on_after_it_was_ended(run: KeptRun, tmp_path: Path) -> None:
+    run.keep(tmp_path / "ended", 10)
+    run.decide(11, ended=True)
+    run.keep(tmp_path / "ended", 11, [STAGE_0])
+    directory = run.keep(tmp_path / "ended", 12, [STAGE_0])
+    assert find_resumable(directory.root, None).step == 10
+
+
+def test_resume_of_a_run_that_a_peer_here_saw_ended_does_not_go_back(
+    kept: RunDirectory, run: KeptRun, tmp_path: Path
+) -> None:
+    with take_place(tmp_path / "home", None, clock=FakeClock(), run=run.manifest.run_id, role="bootstrap") as place:
+        session = place.open_session(name="n", peer="p", role="bootstrap", run=run.manifest.run_id, run_name="kept")
+        events = ({"kind": "RunFound", "steps": 100}, {"kind": "StepClosed", "step": 23, "ended": True})
+        (session / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    with pytest.raises(Complaint, match="the run is over: its last step, 23, is closed; step 23 is not here"):
+        find_resumable(kept.root, None)
+    assert find_resumable(step_directory(kept.checkpoints, 10), None).step == 10
+
+
 @pytest.mark.parametrize("went_back", [False, True])
 def test_resume_of_a_run_that_a_peer_here_saw_end(
     kept: RunDirectory, run: KeptRun, tmp_path: Path, *, went_back: bool

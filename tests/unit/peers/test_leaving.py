@@ -144,6 +144,8 @@ async def test_member_agrees_that_the_run_ends_once_nobody_has_come_for_long_and
     assert len(home.calls.asked) == 2
     await home.bench.ask(prepare(term=1))
     assert (await home.asked(3)).ends
+    helped = True
+    assert not (await home.asked(4)).ends, "somebody has come after all"
     going.cancel()
     with pytest.raises(asyncio.CancelledError):
         await going
@@ -162,6 +164,7 @@ async def test_member_asks_for_the_end_at_once_in_the_steps_after() -> None:
     await asyncio.sleep(HANDOVER_S)
     await home.close(closed)
     home.bench.replenish()
+    await home.asked(4)
     assert [body.ends for _, body in home.calls.asked] == [False, False, True, True]
     going.cancel()
     with pytest.raises(asyncio.CancelledError):
