@@ -8,7 +8,7 @@ from pathlib import Path
 from peers.complaint import Complaint
 from peers.look import Seen, look_at_all
 from peers.places import PlaceInfo, list_places
-from peers.words import command_name
+from peers.words import ENDED, command_name
 from swarm.errors import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
 
 _LEAST_PREFIX = 10
@@ -31,6 +31,14 @@ def choose_live(home: Path, wanted: str | None, *, command: str) -> PlaceInfo:
     if not found:
         raise _not_running(wanted, places, home)
     return _only(found, command, f" that {wanted!r} could mean")
+
+
+def choose_all_live(home: Path) -> list[PlaceInfo]:
+    """All peers that run here. Raises Complaint, exit code 3, when none does."""
+    live = [place for place in list_places(home) if place.live]
+    if not live:
+        raise nobody_here(home)
+    return live
 
 
 def choose_speaker(home: Path, wanted: str | None, *, command: str) -> PlaceInfo:
@@ -86,10 +94,12 @@ def nobody_here(home: Path) -> Complaint:
 
 
 def _cut_short(places: Sequence[PlaceInfo]) -> bool:
-    """Whether the last peer that was started here lost its run, or its life."""
+    """Whether the last peer that was started here lost its run, or its life, or all of the run left together."""
     states = [place.state for place in places if place.state is not None and place.state.run]
     newest = max(states, key=lambda state: state.started, default=None)
-    return newest is not None and (newest.end is None or newest.end.exit_code not in (EXIT_OK, EXIT_USAGE))
+    if newest is None or newest.end is None:
+        return newest is not None
+    return newest.end.exit_code not in (EXIT_OK, EXIT_USAGE) or ENDED in newest.end.reason
 
 
 def _only(found: Sequence[PlaceInfo], command: str, meant: str) -> PlaceInfo:
@@ -100,8 +110,10 @@ def _only(found: Sequence[PlaceInfo], command: str, meant: str) -> PlaceInfo:
     distinct = len(titles) == len(found) and " " not in found[0].title
     # Nobody should drain the first of a list because a line was there to paste.
     example = "NAME" if command == "drain" else found[0].title if distinct else found[0].name
+    swarm = command_name()
+    all_of_them = f"; all of them: {swarm} drain --all" if command == "drain" and not meant else ""
     raise Complaint(f"there are {len(found)} peers here{meant}", check=_told_apart(found),
-                    next_=f"{command_name()} {command} --peer {example}", exit_code=EXIT_USAGE)  # fmt: skip
+                    next_=f"{swarm} {command} --peer {example}{all_of_them}", exit_code=EXIT_USAGE)  # fmt: skip
 
 
 def _told_apart(places: Sequence[PlaceInfo]) -> str:

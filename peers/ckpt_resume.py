@@ -86,7 +86,7 @@ def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
             if step >= manifest.run.steps:
                 raise _over(directory, manifest)
             last = _over_with(directory, manifest, passed, home) if chosen is None else None
-            if last is not None:
+            if last is not None and step < last:
                 raise _last_step_elsewhere(directory, manifest, passed, step, last)
             told = tuple(_told(one, manifest) for one in passed)
             return Resumable(directory=directory, manifest=manifest, tokenizer=tokenizer, step=step, passed_over=told)

@@ -12,7 +12,7 @@ from peers.preflight import check_checkpoints, check_device, check_listen
 from peers.run_directory import RUNS
 from peers.session import Who, aloud, know_thyself, last_event, live, open_session, silent
 from peers.settings import exact_settings
-from peers.words import command_name, print_error
+from peers.words import ENDED, command_name, print_error
 from swarm import __version__
 from swarm.clock import SystemClock
 from swarm.errors import EXIT_OK
@@ -60,6 +60,9 @@ def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_
     if run and (over := over_here(home, run)):
         print_error(over, next_=f"{command_name()} sample, or {command_name()} new for another run", label="note")
         return EXIT_OK
+    if run and (ended := [closed["step"] for closed, _ in last_closings(home, run) if closed.get("ended")]):
+        going_on = f"{command_name()} new --resume"
+        say("known", f"{ENDED} {max(ended)}, as a peer here saw; who goes on with it ({going_on}) has a new invite")
     with take_place(home, settings.place, clock=SystemClock(), run=run, role=role, data=data) as place:
         who = know_thyself(place, settings.name)
         say("identity", who.described())

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 from peers.roles import Surroundings
 from peers.situation import Situation
-from peers.words import command_name
-from swarm.errors import EXIT_OK, Busy, DeadlineMissed, PeerError, RunEnded, Superseded, Unreachable, WrongStep
+from peers.words import ENDED, command_name
+from swarm.errors import EXIT_OK, Busy, DeadlineMissed, PeerError, Refused, RunEnded, Superseded, Unreachable, WrongStep
 from swarm.optimization.calls import StepCalls
-from swarm.optimization.changes import Departure, departure_bytes
+from swarm.optimization.changes import ALL_ASKED, Departure, departure_bytes
 from swarm.optimization.member import Member
 from swarm.optimization.records import NO_RECORD
 from swarm.planning.deadlines import AdaptiveDeadline
@@ -20,12 +20,13 @@ from swarm.waiting import first_done
 
 HANDOVER_S, LOOK_S = 15.0, 1.0
 """So long after it was told to leave a peer waits for others to come before it lets the run end; looked at so often."""
+ASK_AGAIN_S = 4.0
+"""How often one that cannot be spared asks again: whether all others have been asked to leave meanwhile."""
 
 
 def ended_in_order(step: int) -> str:
     """Why the run is over before its last step, in words."""
-    swarm = command_name()
-    return f"the run was ended with step {step}, as all its peers were asked to leave; to go on: {swarm} new --resume"
+    return f"{ENDED} {step}, as all its peers were asked to leave; to go on: {command_name()} new --resume"
 
 
 class Leaving:
@@ -46,6 +47,7 @@ class Leaving:
         self._member, self._calls, self._situation, self._deadline = member, calls, situation, deadline
         self._asked, self._asked_at = asyncio.Event(), 0.0
         self._heard: set[str] = set()
+        self._refused, self._asked_in = False, -1
         self.exit_code = EXIT_OK
         self.helping: Callable[[], bool] = bool
         self.admitted = asyncio.Event()
@@ -99,8 +101,10 @@ class Leaving:
             step, term, ends = self._member.open_step, self._member.term, self._agrees()
             if not await self._ask_leader(step, ends=ends):
                 await self._clock.sleep(patience.pause_s())
-            else:
-                await first_done(self._member.wait_term(step, term), self._change_of_mind(ends))
+                continue
+            waits = [self._member.wait_term(step, term), self._change_of_mind(ends)]
+            waits += [self._clock.sleep(ASK_AGAIN_S)] if self._refused else []
+            await first_done(*waits)
 
     def _agrees(self) -> bool:
         """Whether the run may end for this peer, if all want it: nobody who comes would find it gone."""
@@ -112,7 +116,7 @@ class Leaving:
 
     async def _ask_leader(self, step: int, *, ends: bool) -> bool:
         """Whether its answer stands until the step is closed, or another leads it."""
-        me = self._calls.me
+        me, self._refused = self._calls.me, False
         head = self._member.head
         previous = NO_RECORD if head is None else head.hash()
         signature = self._identity.sign(departure_bytes(self._run, step, previous, me, ends=ends))
@@ -126,6 +130,10 @@ class Leaving:
             self._situation.wait_for(f"a leader of step {step}: {error.reason}")
             return False
         except PeerError as error:
+            self._refused = isinstance(error, Refused)
             helps = "; not while this peer helps another to join" if self.helping() else ""
-            self._situation.wait_for(f"{error.reason}{helps}")
+            # The first of all to ask in a step hears that the others have not: they are about to.
+            if self._asked_in == step or not self._situation.waiting_for.startswith(ALL_ASKED):
+                self._situation.wait_for(f"{error.reason}{helps}")
+        self._asked_in = step
         return True

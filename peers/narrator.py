@@ -35,6 +35,7 @@ from swarm.events import (
     Waiting,
 )
 from swarm.ids import PartName
+from swarm.state.checkpoint_files import held
 
 LINE_S = 1.0
 """Steps that close faster are told once in so many seconds."""
@@ -124,9 +125,9 @@ class Narrator:
             self._voice.say(labelled("kept", f"{kept.part} of step {kept.step} in {run}"))
             swarm = command_name()
             command = f"{swarm} sample {shlex.quote(str(run))}"
-            self._voice.say(
-                labelled("", f'once its other parts are there, too ({swarm} ckpt pull): {command} --prompt "The"')
-            )
+            whole = held(Path(kept.path).parents[1], kept.step).complete
+            others = "" if whole else f"once its other parts are there, too ({swarm} ckpt pull): "
+            self._voice.say(labelled("", f'{others}{command} --prompt "The"'))
 
     # --- events that need memory ---------------------------------------------------------------------------------
 

@@ -65,6 +65,10 @@ def _after(ended: RunEnded) -> str:
     )
 
 
+ENDED = "the run was ended with step"
+"""How the reason begins with which the peers of a run leave together."""
+
+
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= VALUE_WIDTH else text[: VALUE_WIDTH - 1] + "…"

@@ -7,34 +7,49 @@ from typing import Annotated
 import typer
 
 from peers.cli.options import Home, Peer
+from swarm.errors import EXIT_USAGE
 
 
 def drain(
     peer: Peer = None,
+    everyone: Annotated[bool, typer.Option("--all", help="All peers of this machine.")] = False,
     wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it has left, or only tell it to.")] = True,
     home: Home = None,
 ) -> None:
     """Have a peer leave its run in order.
 
-    No new work, hand over, leave at the end of a step. Exit code 0 when it
-    has left. Ctrl-C ends the waiting; the peer goes on leaving.
+    No new work, hand over, leave at the end of a step. Who cannot be spared
+    waits for another. When all peers of the run have been asked, on whatever
+    machines, and nobody comes, the run ends in order: nothing is lost, and
+    `swarm new --resume` goes on with it. Exit code 0 when it has left. Ctrl-C
+    ends the waiting; the peer goes on leaving.
 
     Example: swarm drain --peer brave-otter
+
+    Example: swarm drain --all
     """
-    from peers.choose import choose_live
+    from peers.choose import choose_all_live, choose_live
+    from peers.complaint import Complaint
     from peers.control_client import ask
     from peers.farewell import follow
     from peers.interrupt import Interrupted
     from peers.places import home_directory
     from peers.words import command_name
 
-    place = choose_live(home_directory(home), peer, command="drain")
-    print(f"{place.title}: {ask(place.control, 'drain', who=place.described)}", flush=True)
+    if everyone and peer is not None:
+        raise Complaint("--all is every peer, --peer is one", next_="Leave one of them out.", exit_code=EXIT_USAGE)
+    root = home_directory(home)
+    places = choose_all_live(root) if everyone else [choose_live(root, peer, command="drain")]
+    for place in places:
+        print(f"{place.title}: {ask(place.control, 'drain', who=place.described)}", flush=True)
     if not wait:
         return
-    try:
-        code = follow(place, lambda line: print(line, flush=True))
-    except Interrupted:
-        print(f"{place.title}: goes on leaving; how far it is: {command_name()} status --peer {place.name}", flush=True)
-        raise
-    raise typer.Exit(code)
+    codes = []
+    for place in places:
+        try:
+            codes.append(follow(place, lambda line: print(line, flush=True)))
+        except Interrupted:
+            look = f"{command_name()} status{'' if everyone else f' --peer {place.name}'}"
+            print(f"{place.title}: goes on leaving; how far it is: {look}", flush=True)
+            raise
+    raise typer.Exit(max(codes))

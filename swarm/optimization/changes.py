@@ -25,6 +25,9 @@ from swarm.schema import Count, Message, PartField, PeerIdField, SignatureField
 MAX_CHANGES = 64
 """Of each kind in one step; who comes later is asked to try the next one."""
 
+ALL_ASKED = "all have been asked to leave"
+"""How it begins what a leader says to one that cannot be spared, and need not be for long."""
+
 Verify = Callable[[PeerId, bytes, bytes], bool]
 
 

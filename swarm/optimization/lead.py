@@ -12,7 +12,16 @@ from collections.abc import Awaitable, Callable, Collection, Container, Iterable
 from swarm.errors import Busy, Refused, Superseded, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import Answer, Method, Request
-from swarm.optimization.changes import MAX_CHANGES, Admission, ChangeRules, Changes, Departure, Moment, Rescue
+from swarm.optimization.changes import (
+    ALL_ASKED,
+    MAX_CHANGES,
+    Admission,
+    ChangeRules,
+    Changes,
+    Departure,
+    Moment,
+    Rescue,
+)
 from swarm.optimization.ledger import Ledger
 from swarm.optimization.messages import Complete, Lease, Leased, PutAside, Resume, Resumed
 from swarm.optimization.records import NO_RECORD, Aside, Contribution
@@ -337,8 +346,16 @@ class LeadDesk:
             return Answer(Empty())
         self._unspared[request.caller] = body
         if self._end() is None:
-            raise Refused(reason if self._may_end else f"{reason}, once a majority is there again")
+            raise Refused(self._why_not_yet(reason))
         return Answer(Empty())
+
+    def _why_not_yet(self, reason: str) -> str:
+        """Why one that cannot be spared, for that reason, must wait for more than the step."""
+        if not self._may_end:
+            return f"{reason}, once a majority is there again"
+        if self._leaves.keys() | self._unspared.keys() < set(self._roster.peers):
+            return reason
+        return f"{ALL_ASKED}: the run ends soon, with the step that is open then, unless somebody joins"
 
     async def _wait_to_change(self, step: int) -> None:
         """Until ``step`` is open here, and only as long as its leader has not settled who joins and leaves."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ from swarm.schema import Empty
 from swarm.state.snapshot import Snapshot
 from swarm.state.transfer import StateDonor
 
-MAX_OBSERVERS = 8
+MAX_OBSERVERS, MAX_STRANGERS = 8, 64
 LEASE_S, RECENT_S = 60.0, 15.0
 """An observer that has not asked, and neither downloads nor waits for an answer, for so long is forgotten; and is taken
 for gone where nothing is lost if it is not."""
@@ -95,6 +95,7 @@ class ObserverDesk:
         self._founder, self._donor, self._snapshot = founder, donor, snapshot
         self._waiting_for, self._clock = waiting_for, clock
         self._observers: dict[tuple[PeerId, PartName], _Observer] = {}
+        self._strangers: OrderedDict[PeerId, float] = OrderedDict()
         self._own: PartName | None = None
         self._updates = Updates()
         self._averaged: _Averaged | None = None
@@ -121,13 +122,16 @@ class ObserverDesk:
         return self._decisions[-1].record.step if self._decisions else None
 
     def helps_beside(self, members: Collection[PeerId]) -> bool:
-        """Whether a peer that is none of these fetches a part here, or follows one, and was heard a moment ago."""
+        """Whether a peer that is none of these has asked here a moment ago where the run stands, fetches a part, or
+        follows one."""
         recent = self._clock.monotonic() + LEASE_S - RECENT_S
-        return any(
-            seen.waiting or seen.expires > recent or self._donor.heard(*key, within_s=RECENT_S)
-            for key, seen in self._observers.items()
-            if key[0] not in members
-        )
+        helped = {
+            peer
+            for (peer, part), seen in self._observers.items()
+            if seen.waiting or seen.expires > recent or self._donor.heard(peer, part, within_s=RECENT_S)
+        }
+        asked = {peer for peer, at in self._strangers.items() if at > self._clock.monotonic() - RECENT_S}
+        return not (helped | asked) <= set(members)
 
     async def publish(self, decision: Decision, part: PartName | None) -> None:
         """A step was decided and swapped here, where ``part`` is held. Its update is kept only when somebody follows
@@ -179,6 +183,10 @@ class ObserverDesk:
             self._published.notify_all()
 
     async def _on_standing(self, request: Request) -> Answer:
+        self._strangers[request.caller] = self._clock.monotonic()
+        self._strangers.move_to_end(request.caller)
+        while len(self._strangers) > MAX_STRANGERS:
+            self._strangers.popitem(last=False)
         waiting = "" if self._decisions else self._waiting_for()[:400]
         return Answer(
             RunStanding(

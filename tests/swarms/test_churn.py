@@ -508,7 +508,7 @@ async def test_joiner_that_dies_right_after_it_became_a_member_is_left_out_and_t
 async def test_joiner_that_dies_between_asking_and_the_close_is_not_let_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 20})
+    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 80})
     asked: list[PeerId] = []
     honest = LeadDesk.asking
 
@@ -528,7 +528,7 @@ async def test_joiner_that_dies_between_asking_and_the_close_is_not_let_in(
 
     await train(swarm, story)
     assert asked == [swarm.peers["short"].endpoint.peer], "the fault did not fire"
-    check_history(swarm.history(), 0, 20, 6)
+    check_history(swarm.history(), 0, 80, 6)
     assert not swarm.peers["bootstrap"].events.of(RosterChanged)
 
 

@@ -149,6 +149,14 @@ async def test_run_goes_on_with_those_that_it_needs_though_all_want_to_leave(why
     assert ("once a majority is there again" in refused[0]) is (why == "it is provisional")
 
 
+async def test_member_that_cannot_be_spared_hears_whether_all_have_been_asked() -> None:
+    opened = desk()
+    *_, last = await ask_for_the_end(opened, *ROSTER.peers)
+    assert "T2: all have been asked to leave: the run ends soon" in last
+    with pytest.raises(Refused, match="all have been asked to leave"):
+        await tell(opened, departure("A2"))
+
+
 async def test_member_that_agrees_later_in_the_step_lets_the_run_end() -> None:
     opened = desk()
     assert len(await ask_for_the_end(opened, "A1", "A2")) == 3

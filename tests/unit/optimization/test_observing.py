@@ -75,6 +75,10 @@ async def test_desk_knows_whether_it_helps_somebody_who_is_no_member() -> None:
     bench = await bench_at(1)
     desk = bench.desks[DONOR]
     assert not desk.helps_beside(ROSTER.peers)
+    await ask(bench, STANDING, StandingRequest(), RunStanding)
+    assert desk.helps_beside(ROSTER.peers), "who asks how the run stands is about to come"
+    await bench.clock.advance(RECENT_S + 1)
+    assert not desk.helps_beside(ROSTER.peers)
     await start(bench)
     assert desk.helps_beside(ROSTER.peers)
     assert not desk.helps_beside([*ROSTER.peers, JOINER]), "a member that keeps a copy is none to wait for"

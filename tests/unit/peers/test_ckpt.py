@@ -456,6 +456,9 @@ def test_resume_of_a_run_that_a_peer_here_saw_ended_does_not_go_back(
     with pytest.raises(Complaint, match="the run is over: its last step, 23, is closed; step 23 is not here"):
         find_resumable(kept.root, None)
     assert find_resumable(step_directory(kept.checkpoints, 10), None).step == 10
+    run.decide(23, ended=True)
+    run.keep(kept.root, 23)
+    assert find_resumable(kept.root, None).step == 23
 
 
 @pytest.mark.parametrize("went_back", [False, True])

@@ -166,6 +166,24 @@ def test_drain_without_waiting_only_tells(otter: subprocess.Popen[str], capsys: 
     assert otter.poll() is None
 
 
+def test_drain_all_tells_every_peer_of_the_machine_and_follows_them(
+    otter: subprocess.Popen[str], mole: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["drain", "--all"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in lines[:2]] == ["brave-otter", "keen-mole"]
+    assert sum("has left" in line for line in lines) == 2
+    assert (otter.wait(), mole.wait()) == (75, 75)
+    assert run(["drain", "--all"]) == 3
+    assert "no peer runs here" in capsys.readouterr().err
+
+
+def test_drain_is_of_one_peer_or_of_all(otter: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["drain", "--all", "--peer", "brave-otter"]) == 2
+    assert "--all is every peer, --peer is one" in capsys.readouterr().err
+    assert otter.poll() is None
+
+
 def test_follow_without_a_process_to_watch_sees_the_end_all_the_same(
     otter: subprocess.Popen[str], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,7 +366,9 @@ def test_commands_with_several_peers_of_one_run_ask_any_that_answers(
     assert "as keen-mole sees it" in shown
     assert shown.endswith(f"\n\nstarting on this machine\n  brave-otter (place 1, pid {otter.pid})\n")
     assert run(["drain"]) == 2
-    assert "there are 2 peers here" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "there are 2 peers here" in error
+    assert "drain --all" in error
 
 
 def test_peers_shows_those_that_run_while_one_that_knows_no_run_yet_starts(

@@ -152,6 +152,34 @@ async def test_member_agrees_that_the_run_ends_once_nobody_has_come_for_long_and
 
 
 @virtual
+async def test_member_that_cannot_be_spared_asks_again_whether_all_others_are_asked_by_now() -> None:
+    home = Home()
+    home.leaving.helping = lambda: True
+    home.calls.answers = [Refused("it holds the only replica"), Refused("all have been asked to leave")]
+    going = asyncio.create_task(home.leaving.run())
+    home.leaving.ask("SIGTERM", EXIT_DRAINED)
+    await home.asked(1)
+    await eventually(lambda: "the only replica; not while" in home.situation.waiting_for)
+    await home.asked(2)
+    await eventually(lambda: home.situation.waiting_for.startswith("all have been asked to leave"))
+    await home.asked(3)
+    await asyncio.sleep(100.0)
+    assert len(home.calls.asked) == 3, "granted"
+    home.situation.wait_for("all have been asked to leave")
+    home.calls.answers = [Refused("it holds the only replica")] * 2
+    await home.close()
+    home.bench.replenish()
+    await home.asked(4)
+    await asyncio.sleep(1.0)
+    assert home.situation.waiting_for == "all have been asked to leave", "the others are about to ask in this step"
+    await home.asked(5)
+    await eventually(lambda: home.situation.waiting_for.startswith("it holds the only replica"))
+    going.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await going
+
+
+@virtual
 async def test_member_asks_for_the_end_at_once_in_the_steps_after() -> None:
     home = Home()
     going = asyncio.create_task(home.leaving.run())

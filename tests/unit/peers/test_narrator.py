@@ -5,6 +5,7 @@ import io
 import json
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -50,7 +51,9 @@ from swarm.events import (
     Waiting,
 )
 from swarm.ids import ENDS, PartName, PeerId, RunId
+from swarm.state.checkpoint_files import part_path
 from tests.unit.peers.fake_clock import FakeClock
+from tests.unit.peers.kept_run import kept_run
 
 PEER = PeerId("12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW")
 SHORT = "12D3Ko…uAx6zW"
@@ -341,6 +344,17 @@ def test_narrator_end_says_that_one_part_was_kept_and_not_the_whole_step() -> No
     assert heard.lines[0] == "kept          ends of step 4 in /h/runs/a"
     assert heard.lines[1].strip().startswith("once its other parts are there, too (")
     assert heard.lines[1].endswith('sample /h/runs/a --prompt "The"')
+
+
+def test_narrator_end_does_not_advise_to_gather_what_is_there(tmp_path: Path) -> None:
+    directory = kept_run().keep(tmp_path / "a", 4)
+    heard = Heard()
+    narrator = Narrator(heard, heard, FakeClock())
+    path = str(part_path(directory.checkpoints, 4, ENDS))
+    narrator.emit(CheckpointWritten(part=ENDS, step=4, path=path, seconds=0.1))
+    narrator.emit(PeerStopped(reason="stopped", exit_code=143))
+    assert "ckpt pull" not in heard.lines[1]
+    assert heard.lines[1].endswith(f'sample {directory.root} --prompt "The"')
 
 
 def test_narrator_what_was_kept_back_is_said_before_the_end() -> None:
