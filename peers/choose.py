@@ -21,13 +21,10 @@ def choose_live(home: Path, wanted: str | None, *, command: str) -> PlaceInfo:
     Raises Complaint: exit code 3 when no such peer runs here, 2 when it could be several; it lists them, and shows how
     to give ``command`` for one of them.
     """
-    places = list_places(home)
-    live = [place for place in places if place.live]
     if wanted is None:
-        if not live:
-            raise nobody_here(home)
-        return _only(live, command, "")
-    found = matching(live, wanted)
+        return _only(choose_all_live(home), command, "")
+    places = list_places(home)
+    found = matching([place for place in places if place.live], wanted)
     if not found:
         raise _not_running(wanted, places, home)
     return _only(found, command, f" that {wanted!r} could mean")
