@@ -91,12 +91,13 @@ def nobody_here(home: Path) -> Complaint:
 
 
 def _cut_short(places: Sequence[PlaceInfo]) -> bool:
-    """Whether the last peer that was started here lost its run, or its life, or all of the run left together."""
+    """Whether the last peer that was started here lost its run, or its life, or all of its run left together, as it or
+    another peer here that was in that run saw."""
     states = [place.state for place in places if place.state is not None and place.state.run]
     newest = max(states, key=lambda state: state.started, default=None)
-    if newest is None or newest.end is None:
+    if newest is None or newest.end is None or newest.end.exit_code not in (EXIT_OK, EXIT_USAGE):
         return newest is not None
-    return newest.end.exit_code not in (EXIT_OK, EXIT_USAGE) or ENDED in newest.end.reason
+    return any(state.end is not None and ENDED in state.end.reason for state in states if state.run == newest.run)
 
 
 def _only(found: Sequence[PlaceInfo], command: str, meant: str) -> PlaceInfo:

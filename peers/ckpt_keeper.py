@@ -19,9 +19,10 @@ from peers.words import command_name, gathering
 from swarm.errors import EXIT_ERROR, RunEnded
 from swarm.network.protocols import Service
 from swarm.optimization.part import TrainedPart
-from swarm.optimization.records import Decision
+from swarm.optimization.records import CloseRecord, Decision
 from swarm.state.checkpoint_files import held, steps
 from swarm.state.checkpoint_shelf import CheckpointShelf
+from swarm.state.snapshot import Snapshot
 
 
 class CheckpointKeeper:
@@ -33,6 +34,7 @@ class CheckpointKeeper:
         self._root: Path | None = None
         self._writer: CheckpointWriter | None = None
         self._writing: asyncio.TaskGroup | None = None
+        self._own: asyncio.Task[None] | None = None
         self._before: tuple[int, ...] = ()
         if settings.run_directory is not None:
             self._root = run_directory_of(settings.run_directory, around.manifest).checkpoints
@@ -69,7 +71,20 @@ class CheckpointKeeper:
         last = departed or record.ended or step == self._around.manifest.run.steps
         if held is not None and (last or self._writer.due(step)):
             snapshot = await self._around.device.run(held.snapshot)
-            self._writing.create_task(self._writer.write(snapshot, record, last=last))
+            self._own = self._writing.create_task(self._writer.write(snapshot, record, last=last))
+
+    def keep_copies(self, copies: Sequence[Snapshot], record: CloseRecord) -> None:
+        """The run is over with this record: what is here of others' parts is written, too, after our own, for they may
+        not live to do it. A disk that refuses is no failure of ours. Call it inside the context."""
+        if self._writer is not None and copies:
+            assert self._writing is not None  # noqa: S101 - as above
+            self._writing.create_task(self._write_copies(self._writer, copies, record))
+
+    async def _write_copies(self, writer: CheckpointWriter, copies: Sequence[Snapshot], record: CloseRecord) -> None:
+        if self._own is not None:
+            await asyncio.wait([self._own])
+        for snapshot in copies:
+            await writer.write(snapshot, record)
 
     def check_last(self) -> None:
         """That what the whole run was for is on this disk. To ask when the last step is closed and the context left;

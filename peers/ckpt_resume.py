@@ -12,7 +12,7 @@ from pathlib import Path
 from peers.ckpt_proof import proof_in
 from peers.ckpt_verify import CheckedStep, check_step, check_tokenizer_file
 from peers.complaint import Complaint
-from peers.join import last_closings
+from peers.join import newest_closing
 from peers.places import home_directory
 from peers.run_directory import RUNS, RunDirectory, find_run_directory
 from peers.words import command_name, gathering, listed
@@ -105,18 +105,18 @@ def _asked_for(given: Path | None) -> tuple[Path | None, int | None]:
 def _over_with(
     directory: RunDirectory, manifest: Manifest, passed: Sequence[CheckedStep], home: Path | str | None
 ) -> int | None:
-    """The step with which the run is over, the last or one that ended it, as its record here says, or what a peer of
-    this machine saw of a run that never went on from before; None when it is not."""
+    """The step with which the run is over, the last or one that ended it: as its record here says, or as the peers of
+    this machine saw last of a run that never went on from before; None when it is not."""
     last = manifest.run.steps
     newest = next((one for one in passed if one.proof), None)
     if newest is not None and (newest.ended or newest.step >= last):
         return newest.step
     ours = directory.root.absolute().parent == (home_directory(home) / RUNS).absolute()
     went_back = steps(aside_directory(directory.checkpoints))
-    if not ours or went_back:
+    seen = newest_closing(home_directory(home), manifest.run_id) if ours and not went_back else None
+    if seen is None or not (seen.ended or seen.is_last) or (newest is not None and newest.step > seen.step):
         return None
-    seen = (closed for closed, _ in last_closings(home_directory(home), manifest.run_id))
-    return max((one["step"] for one in seen if one.get("ended") or one["step"] == last), default=None)
+    return seen.step
 
 
 def _lacking(checked: CheckedStep, manifest: Manifest) -> list[PartName]:

@@ -29,8 +29,8 @@ from swarm.state.snapshot import Snapshot
 
 T = TypeVar("T")
 
-TAKE_S = 10.0
-"""How long a copy that is taken may need for an update on its way."""
+TAKE_S, LAST_S = 10.0, 5.0
+"""How long a copy that is taken may need for an update on its way; and one with whose state the run is over."""
 
 
 @dataclass(slots=True)
@@ -142,6 +142,16 @@ class Copying:
         """Our copy's state, for others; None for a part of which there is none."""
         kept = self._kept.get(part)
         return None if kept is None else await kept.copy.snapshot()
+
+    async def last(self, record: CloseRecord) -> list[Snapshot]:
+        """Our copies of the parts that only one peer holds, at the state after this record, with which the run is over:
+        that peer may not live to keep it. Waits at most LAST_S for updates on their way."""
+        copies = [kept.copy for part, kept in self._kept.items() if len(record.members.replicas(part)) == 1]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_S):
+                await asyncio.gather(*(copy.reach(record.step) for copy in copies))
+        there = [await copy.snapshot() for copy in copies if copy.holds(record.step)]
+        return [snapshot for snapshot in there if snapshot is not None and snapshot.step == record.step]
 
     # --- duties --------------------------------------------------------------------------------------------------
 

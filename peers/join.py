@@ -3,9 +3,10 @@ checked first, and nothing slow is imported before that."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from peers.join_settings import JoinSettings
 from peers.preflight import check_checkpoints, check_device, check_listen
@@ -57,12 +58,14 @@ def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_
     run = contacts.run or ""
     # Before the place is taken: what is known of its last peer goes with that. Who is started again and again by a
     # supervisor is to stop here: there is nobody left to call.
-    if run and (over := over_here(home, run)):
+    seen = newest_closing(home, run) if run else None
+    if seen is not None and seen.is_last:
+        over = f"this run ended here at step {seen.step}, its last"
         print_error(over, next_=f"{command_name()} sample, or {command_name()} new for another run", label="note")
         return EXIT_OK
-    if run and (ended := [closed["step"] for closed, _ in last_closings(home, run) if closed.get("ended")]):
+    if seen is not None and seen.ended:
         going_on = f"{command_name()} new --resume"
-        say("known", f"{ENDED} {max(ended)}, as a peer here saw; who goes on with it ({going_on}) has a new invite")
+        say("known", f"{ENDED} {seen.step}, as a peer here saw: somebody must have gone on with it ({going_on})")
     with take_place(home, settings.place, clock=SystemClock(), run=run, role=role, data=data) as place:
         who = know_thyself(place, settings.name)
         say("identity", who.described())
@@ -118,27 +121,32 @@ def _peer_settings(place: Place, who: Who, contacts: Contacts, settings: JoinSet
     )
 
 
-def over_here(home: Path, run: str) -> str:
-    """That a run has ended, in words, when the last peer of some place of this machine saw its last step close; else
-    empty. Reads events only."""
-    for closed, last in last_closings(home, run):
-        if last is not None and closed.get("step") == last:
-            return f"this run ended here at step {last}, its last"
-    return ""
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """A step that a peer of this machine saw close: its run's last one, or one that ended the run, or another."""
+
+    step: int
+    ended: bool
+    is_last: bool
 
 
-def last_closings(home: Path, run: str) -> Iterator[tuple[Mapping[str, Any], int | None]]:
-    """(the last StepClosed, how many steps the run has) of the last peer of each place here that takes part no more."""
+def newest_closing(home: Path, run: str) -> Closing | None:
+    """The newest that the last peers of all places here saw of a run, those that take part in it still left out; None
+    when they saw none. Reads events only; those of weeks take seconds."""
     from peers.places import list_places
 
+    found: list[tuple[float, Closing]] = []
     for place in list_places(home):
         if place.state is None or place.state.run != run or place.live:
             continue
         events = Path(place.state.session) / "events.jsonl"
-        found = last_event(events, "RunFound", whole=True)
+        named = last_event(events, "RunFound", whole=True) or {}
         closed = last_event(events, "StepClosed", whole=True)
         if closed is not None:
-            yield closed, None if found is None else found.get("steps")
+            step = closed["step"]
+            closing = Closing(step, bool(closed.get("ended")), step == named.get("steps"))
+            found.append((closed.get("t", 0.0), closing))
+    return max(found, key=lambda one: one[0], default=(0.0, None))[1]
 
 
 def _checked_data(data: Path | None) -> tuple[str, str]:

@@ -32,7 +32,8 @@ def ended_in_order(step: int) -> str:
 class Leaving:
     """Asks the leader of each step to let this peer go, from the moment it is told to, until a record does. When all
     members ask, who can be spared or not, the record of the step ends the run: unless one was told so a moment ago, or
-    is ``helping`` a peer that is no member yet, for as long as it does.
+    is ``helping`` a peer that is no member yet, or that asked it a moment ago where the run stands, for as long as it
+    does.
     """
 
     def __init__(
@@ -47,7 +48,7 @@ class Leaving:
         self._member, self._calls, self._situation, self._deadline = member, calls, situation, deadline
         self._asked, self._asked_at = asyncio.Event(), 0.0
         self._heard: set[str] = set()
-        self._refused, self._asked_in = False, -1
+        self._refused, self._asked_in = False, (-1, 0)
         self.exit_code = EXIT_OK
         self.helping: Callable[[], bool] = bool
         self.admitted = asyncio.Event()
@@ -117,7 +118,7 @@ class Leaving:
     async def _ask_leader(self, step: int, *, ends: bool) -> bool:
         """Whether its answer stands until the step is closed, or another leads it."""
         me, self._refused = self._calls.me, False
-        head = self._member.head
+        head, asked_in = self._member.head, (step, self._member.term)
         previous = NO_RECORD if head is None else head.hash()
         signature = self._identity.sign(departure_bytes(self._run, step, previous, me, ends=ends))
         body, leader = Departure(step=step, peer=me, ends=ends, signature=signature), self._member.leader
@@ -132,8 +133,8 @@ class Leaving:
         except PeerError as error:
             self._refused = isinstance(error, Refused)
             helps = "; not while this peer helps another to join" if self.helping() else ""
-            # The first of all to ask in a step hears that the others have not: they are about to.
-            if self._asked_in == step or not self._situation.waiting_for.startswith(ALL_ASKED):
+            # The first of all to ask a leader hears that the others have not: they are about to.
+            if self._asked_in == asked_in or not self._situation.waiting_for.startswith(ALL_ASKED):
                 self._situation.wait_for(f"{error.reason}{helps}")
-        self._asked_in = step
+        self._asked_in = asked_in
         return True

@@ -335,7 +335,9 @@ class Membership:
         held = self._holding.part
         await self._observers.publish(decision, None if held is None else held.spec.name)
         await self._keeper.decided(decision, held, departed=self._member.departed)
-        if self._rules.over(record) or self._member.departed:
+        if over := self._rules.over(record):
+            self._keeper.keep_copies(await self._copying.last(record), record)
+        if over or self._member.departed:
             self._around.watch.follow(())
             return
         if inside:

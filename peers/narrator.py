@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import threading
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ from pathlib import Path
 from peers.event_words import describe, harmless, labelled, megabytes, swarm_of
 from peers.voice import Speaker
 from peers.waits import Waits
-from peers.words import command_name, named
+from peers.words import command_name, gathering, listed, named
 from swarm.clock import Clock
 from swarm.events import (
     CheckpointWritten,
@@ -55,7 +56,7 @@ class _Told:
     pending: StepClosed | None = None
     waits: Waits = field(default_factory=Waits)
     quarter: int = 0
-    kept: CheckpointWritten | None = None
+    kept: list[CheckpointWritten] = field(default_factory=list)
     syncing: tuple[PartName, int] | None = None
     synced: int = 0
     names: dict[str, str] = field(default_factory=dict)
@@ -120,21 +121,25 @@ class Narrator:
 
     def _say_kept(self) -> None:
         kept = self._told.kept
-        if kept is not None:
-            run = Path(kept.path).parents[2]
-            self._voice.say(labelled("kept", f"{kept.part} of step {kept.step} in {run}"))
-            swarm = command_name()
-            command = f"{swarm} sample {shlex.quote(str(run))}"
-            whole = held(Path(kept.path).parents[1], kept.step).complete
-            others = "" if whole else f"once its other parts are there, too ({swarm} ckpt pull): "
-            self._voice.say(labelled("", f'{others}{command} --prompt "The"'))
+        if not kept:
+            return
+        checkpoints, step = Path(kept[0].path).parents[1], kept[0].step
+        run = checkpoints.parent
+        self._voice.say(labelled("kept", f"{listed([one.part for one in kept])} of step {step} in {run}"))
+        whole = False
+        with contextlib.suppress(OSError):  # what cannot be looked at any more is said to be elsewhere
+            whole = held(checkpoints, step).complete
+        if not whole:
+            self._voice.say(labelled("", f"its other parts are elsewhere, or being written: {gathering(run)}"))
+        self._voice.say(labelled("", f'{command_name()} sample {shlex.quote(str(run))} --prompt "The"'))
 
     # --- events that need memory ---------------------------------------------------------------------------------
 
     def _learn(self, event: Event) -> None:
         """What lines are to call peers by, and what was kept."""
         if isinstance(event, CheckpointWritten):
-            self._told.kept = event
+            same = [one for one in self._told.kept if one.step == event.step and one.part != event.part]
+            self._told.kept = [*same, event]
         if isinstance(event, (RunStarted, RosterChanged)):
             members = event.roster if isinstance(event, RunStarted) else event.joined
             self._told.names |= {str(one.get("peer")): harmless(str(one["name"])) for one in members if one.get("name")}

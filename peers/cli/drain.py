@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from peers.cli.options import Home, Peer
-from swarm.errors import EXIT_USAGE
+from swarm.errors import EXIT_OK, EXIT_USAGE
+
+if TYPE_CHECKING:
+    from peers.complaint import Complaint
 
 
 def drain(
@@ -21,8 +24,9 @@ def drain(
     No new work, hand over, leave at the end of a step. Who cannot be spared
     waits for another. When all peers of the run have been asked, on whatever
     machines, and nobody comes, the run ends in order: nothing is lost, and
-    `swarm new --resume` goes on with it. Exit code 0 when it has left. Ctrl-C
-    ends the waiting; the peer goes on leaving.
+    `swarm new --resume` goes on with it. Exit code 0 when it has left; with
+    --all the worst of all, and who does not answer keeps nobody from being
+    told. Ctrl-C ends the waiting; the peer goes on leaving.
 
     Example: swarm drain --peer brave-otter
 
@@ -40,16 +44,27 @@ def drain(
         raise Complaint("--all is every peer, --peer is one", next_="Leave one of them out.", exit_code=EXIT_USAGE)
     root = home_directory(home)
     places = choose_all_live(root) if everyone else [choose_live(root, peer, command="drain")]
-    for place in places:
-        print(f"{place.title}: {ask(place.control, 'drain', who=place.described)}", flush=True)
-    if not wait:
-        return
-    codes = []
+    told, codes = [], [EXIT_OK]
     for place in places:
         try:
+            print(f"{place.title}: {ask(place.control, 'drain', who=place.described)}", flush=True)
+            told.append(place)
+        except Complaint as trouble:  # the others are to hear of it all the same
+            codes.append(_reported(trouble))
+    for place in told if wait else ():
+        try:
             codes.append(follow(place, lambda line: print(line, flush=True)))
+        except Complaint as trouble:
+            codes.append(_reported(trouble))
         except Interrupted:
             look = f"{command_name()} status{'' if everyone else f' --peer {place.name}'}"
             print(f"{place.title}: goes on leaving; how far it is: {look}", flush=True)
             raise
     raise typer.Exit(max(codes))
+
+
+def _reported(trouble: Complaint) -> int:
+    from peers.words import report_error
+
+    report_error(trouble)
+    return trouble.exit_code

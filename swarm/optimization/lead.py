@@ -202,8 +202,8 @@ class LeadDesk:
 
     def _end(self) -> Changes | None:
         """See :meth:`ChangeRules.end`."""
-        everybody = (*self._leaves.values(), *self._unspared.values())
-        return self._change_rules.end(self._roster, everybody) if self._may_end else None
+        everybody = {**self._unspared, **self._leaves}  # who could not be spared before may be by now
+        return self._change_rules.end(self._roster, tuple(everybody.values())) if self._may_end else None
 
     def _may_join(self, now: Moment, join: Admission) -> bool:
         """Whether it may still: who is lost, and who can be called, has changed since it asked."""
@@ -353,7 +353,7 @@ class LeadDesk:
         """Why one that cannot be spared, for that reason, must wait for more than the step."""
         if not self._may_end:
             return f"{reason}, once a majority is there again"
-        if self._leaves.keys() | self._unspared.keys() < set(self._roster.peers):
+        if len(self._roster) > MAX_CHANGES or self._leaves.keys() | self._unspared.keys() < set(self._roster.peers):
             return reason
         return f"{ALL_ASKED}: the run ends soon, with the step that is open then, unless somebody joins"
 

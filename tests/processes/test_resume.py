@@ -128,5 +128,5 @@ def test_run_of_which_every_peer_was_killed_goes_on_bit_for_bit(tmp_path: Path) 
         others = [word for name in ("b", "c") for word in ("--from", str(kept(tmp_path / name).root))]
         gathered = hand.run("ckpt", "pull", str(kept(tmp_path / "a").root), *others, "--json")
         assert json.loads(gathered.stdout)["step"] == last, gathered.stderr
-        again = hand.start("new", "--resume", str(kept(tmp_path / "a").root), *LOCAL, home=tmp_path / "again")
-        again.wait_event("Invited")
+        third = hand.start("new", "--resume", str(kept(tmp_path / "a").root), *LOCAL, home=tmp_path / "again")
+        third.wait_event("Invited")

@@ -33,6 +33,7 @@ from swarm.network.records import PeerRecord
 from swarm.optimization import observing
 from swarm.optimization.lead import LeadDesk
 from swarm.optimization.records import CloseRecord
+from swarm.state.checkpoint_files import held
 from tests.harness.expect import eventually
 from tests.harness.swarm import LocalPeer, LocalSwarm, _documents
 
@@ -379,6 +380,35 @@ async def test_run_of_which_all_are_asked_to_leave_ends_in_order_with_one_step(
         assert peer.membership is not None
         assert peer.membership.exit_code == EXIT_DRAINED
     check_history(history, 0, end, 6)
+
+
+def copies_of(peer: LocalPeer) -> int:
+    return 0 if peer.membership is None else len(peer.membership.copies)
+
+
+async def test_run_that_is_ended_is_kept_whole_by_each_that_stayed_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each holds the only replica of its part, and may die before it has written it: two others have a copy."""
+    monkeypatch.setattr(leaving, "HANDOVER_S", 0.0)
+    names = ("host-0", "host-1", "trainer-0")
+    sites = {name: {"run_directory": tmp_path / f"kept-{name}", "checkpoint_every": 10_000} for name in names}
+    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 4000, "copies": 2}, sites=sites)
+
+    async def story(swarm: LocalSwarm) -> None:
+        await after_step(swarm, 2)
+        founder, *others = swarm.peers.values()
+        leave(founder)
+        await ended(founder)
+        await eventually(lambda: all(copies_of(peer) == 2 for peer in others), deadline_s=LONG_S)
+        for peer in others:
+            leave(peer)
+
+    await train(swarm, story)
+    end = swarm.history("trainer-0")[-1]["step"]
+    for name in names:
+        assert swarm.peers[name].outcome == ended_in_order(end)
+        assert held(tmp_path / f"kept-{name}" / "checkpoints", end).complete, name
 
 
 async def test_run_is_handed_over_to_who_comes_while_all_are_asked_to_leave(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +13,9 @@ from swarm.clock import SystemClock
 from swarm.errors import Busy, PeerError, Refused, Superseded, Violation, WrongStep
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Request
-from swarm.optimization import lead
+from swarm.optimization import changes, lead
 from swarm.optimization.calls import StepCalls
-from swarm.optimization.changes import NO_CHANGES, Admission, Departure
+from swarm.optimization.changes import ALL_ASKED, NO_CHANGES, Admission, Departure
 from swarm.optimization.lead import LeadDesk
 from swarm.optimization.observing import ObserverDesk
 from swarm.optimization.presence import absent
@@ -182,6 +183,30 @@ async def test_leader_of_a_later_term_does_not_end_the_run_for_what_was_asked_be
     opened.end_term()
     opened.begin_term(len(ROSTER), ())
     assert opened.settle(())[0] == NO_CHANGES
+
+
+async def test_member_that_can_be_spared_by_now_ends_the_run_with_the_others() -> None:
+    """It served the others of its part that nobody can call; one of them is to leave, so nobody needs it any more."""
+    some = [m.model_copy(update={"outgoing": m.peer != "A1"}) for m in ROSTER.members if m.part == "stage-0"]
+    others = [m for m in ROSTER.members if m.part != "stage-0"]
+    before = Roster([*others, *some, some[-1].model_copy(update={"peer": "A3", "outgoing": True})])
+    opened = LeadDesk(replace(RULES, served=True), before.succession(STEP)[0], _open, verify)
+    opened.open_step(STEP, before, BEFORE)
+    with pytest.raises(Refused, match="that others can call"):
+        await tell(opened, departure("A1", ends=True))
+    for peer in ("A2", "A1", *before.peers):
+        with contextlib.suppress(Refused):
+            await tell(opened, departure(peer, ends=True))
+    assert opened.settle(())[0].end(before)
+
+
+async def test_run_with_more_members_than_a_record_lets_go_is_not_said_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (lead, changes):
+        monkeypatch.setattr(module, "MAX_CHANGES", len(ROSTER) - 1)
+    opened = desk()
+    refused = await ask_for_the_end(opened)
+    assert len(refused) == 3
+    assert not any(ALL_ASKED in reason for reason in refused)
 
 
 async def test_full_run_refuses_newcomers_and_keeps_its_word_to_those_it_has_taken() -> None:

@@ -23,7 +23,7 @@ from peers.run_directory import RunDirectory, find_run_directory, known_runs, sa
 from peers.settings import PeerSettings
 from swarm.config import load_manifest
 from swarm.errors import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, EXIT_USAGE, ConfigError, StateError
-from swarm.ids import ENDS, stage_part
+from swarm.ids import ENDS, RunId, stage_part
 from swarm.state.checkpoint import flaw, latest, part_path, read_manifest, step_directory, steps, write_manifest
 from swarm.state.checkpoint_aside import aside_directory, set_aside
 from swarm.state.checkpoint_donors import DirectoryDonor
@@ -446,13 +446,18 @@ def test_resume_goes_on_where_the_run_went_on_after_it_was_ended(run: KeptRun, t
     assert find_resumable(directory.root, None).step == 10
 
 
+def saw(home: Path, run: RunId, *events: dict[str, Any], place: str | None = None) -> None:
+    """A peer was in the run, at a place of its own, and ended after these events."""
+    with take_place(home, place, clock=FakeClock(), run=run, role="stage") as taken:
+        session = taken.open_session(name="n", peer="p", role="stage", run=run, run_name="kept")
+        lines = ({"kind": "RunFound", "steps": 100}, *events)
+        (session / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
 def test_resume_of_a_run_that_a_peer_here_saw_ended_does_not_go_back(
     kept: RunDirectory, run: KeptRun, tmp_path: Path
 ) -> None:
-    with take_place(tmp_path / "home", None, clock=FakeClock(), run=run.manifest.run_id, role="bootstrap") as place:
-        session = place.open_session(name="n", peer="p", role="bootstrap", run=run.manifest.run_id, run_name="kept")
-        events = ({"kind": "RunFound", "steps": 100}, {"kind": "StepClosed", "step": 23, "ended": True})
-        (session / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    saw(tmp_path / "home", run.manifest.run_id, {"kind": "StepClosed", "step": 23, "ended": True})
     with pytest.raises(Complaint, match="the run is over: its last step, 23, is closed; step 23 is not here"):
         find_resumable(kept.root, None)
     assert find_resumable(step_directory(kept.checkpoints, 10), None).step == 10
@@ -461,15 +466,25 @@ def test_resume_of_a_run_that_a_peer_here_saw_ended_does_not_go_back(
     assert find_resumable(kept.root, None).step == 23
 
 
+def test_resume_goes_on_where_another_peer_here_saw_the_run_go_on_after_its_end(
+    kept: RunDirectory, run: KeptRun, tmp_path: Path
+) -> None:
+    saw(tmp_path / "home", run.manifest.run_id, {"kind": "StepClosed", "t": 1.0, "step": 23, "ended": True})
+    with pytest.raises(Complaint, match="its last step, 23, is closed"):
+        find_resumable(kept.root, None)
+    run.keep(kept.root, 30, [STAGE_0])
+    assert find_resumable(kept.root, None).step == 10, "what lies here of a later step says that it went on"
+    shutil.rmtree(step_directory(kept.checkpoints, 30))
+    saw(tmp_path / "home", run.manifest.run_id, {"kind": "StepClosed", "t": 2.0, "step": 22}, place="b")
+    assert find_resumable(kept.root, None).step == 10, "another peer here came later, and further back"
+
+
 @pytest.mark.parametrize("went_back", [False, True])
 def test_resume_of_a_run_that_a_peer_here_saw_end(
     kept: RunDirectory, run: KeptRun, tmp_path: Path, *, went_back: bool
 ) -> None:
     """Also where nothing of the last step lies, as when the disk was full."""
-    with take_place(tmp_path / "home", None, clock=FakeClock(), run=run.manifest.run_id, role="stage") as place:
-        session = place.open_session(name="n", peer="p", role="stage", run=run.manifest.run_id, run_name="kept")
-        events = ({"kind": "RunFound", "steps": 100}, {"kind": "StepClosed", "step": 100})
-        (session / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    saw(tmp_path / "home", run.manifest.run_id, {"kind": "StepClosed", "step": 100})
     if went_back:
         set_aside(kept.checkpoints, [20])
         assert find_resumable(kept.root, None).step == 10

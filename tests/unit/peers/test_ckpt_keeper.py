@@ -14,8 +14,8 @@ import pytest
 from peers.ckpt_keeper import CheckpointKeeper
 from peers.settings import PeerSettings
 from swarm.errors import EXIT_ERROR, RunEnded
-from swarm.events import CheckpointsSetAside
-from swarm.ids import ENDS, PartName
+from swarm.events import CheckpointsSetAside, CheckpointWritten
+from swarm.ids import ENDS, PartName, stage_part
 from swarm.optimization.founding import Origin, founding_record
 from swarm.optimization.records import Decision
 from swarm.state.checkpoint import held, read_manifest, steps
@@ -78,6 +78,31 @@ async def test_keeper_writes_the_step_with_which_the_run_is_ended_and_misses_it(
     assert disk.fired
     with pytest.raises(RunEnded, match="last step, 11, is closed, but its checkpoint of ends is not"):
         one.check_last()
+
+
+async def test_keeper_writes_what_is_here_of_others_parts_after_its_own_when_the_run_is_over(
+    tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = Heard()
+    monkeypatch.setattr("peers.checkpoints.MAX_WAITING", 1)
+    run.decide(0)
+    ended = run.decide(11, ended=True)
+    copies = [run.states(11)[part] for part in (stage_part(0), stage_part(1))]
+    async with keeper(run, tmp_path, heard) as one:
+        await one.decided(ended, holds(run, 11), departed=False)
+        one.keep_copies(copies, ended.record)
+    assert [event.part for event in heard.events if isinstance(event, CheckpointWritten)] == [
+        ENDS,
+        "stage-0",
+        "stage-1",
+    ]
+    assert held(tmp_path / "checkpoints", 11).complete
+    with monkeypatch.context() as patch:
+        disk = install(patch, BrokenDisk(1, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        async with keeper(run, tmp_path / "full") as one:
+            one.keep_copies(copies[:1], ended.record)
+    assert disk.fired
+    one.check_last()  # it was not its own
 
 
 async def test_keeper_whose_disk_takes_the_last_state_has_nothing_to_say(tmp_path: Path, run: KeptRun) -> None:

@@ -17,6 +17,7 @@ import pytest
 from peers import farewell
 from peers.cli.app import run
 from peers.complaint import Complaint
+from peers.control_client import ask
 from peers.farewell import follow
 from peers.interrupt import Interrupted
 from peers.look import Seen, look_at_all, members_from, standing_from
@@ -176,6 +177,32 @@ def test_drain_all_tells_every_peer_of_the_machine_and_follows_them(
     assert (otter.wait(), mole.wait()) == (75, 75)
     assert run(["drain", "--all"]) == 3
     assert "no peer runs here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("trouble", ["is stopped", "does not listen yet", "is killed meanwhile"])
+def test_drain_all_tells_and_follows_the_others_whatever_one_of_them_does(
+    otter: subprocess.Popen[str], mole: subprocess.Popen[str], home: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str], trouble: str,
+) -> None:  # fmt: skip
+    def kill(*arguments: Any, **more: Any) -> Any:
+        otter.kill()
+        otter.wait()
+        return look(*arguments, **more)
+
+    look = farewell.look_at
+    if trouble == "is stopped":
+        monkeypatch.setattr(ask, "__kwdefaults__", {"timeout_s": 0.05})
+        otter.send_signal(signal.SIGSTOP)
+    elif trouble == "does not listen yet":
+        (home / "1" / "control.sock").unlink()
+    else:
+        monkeypatch.setattr(farewell, "look_at", kill)
+    code = run(["drain", "--all"])
+    shown = capsys.readouterr()
+    assert mole.wait(20) == 75
+    assert "keen-mole: has left" in shown.out
+    assert shown.err.startswith("error: brave-otter")
+    assert code == (1 if trouble == "is killed meanwhile" else 3)
 
 
 def test_drain_is_of_one_peer_or_of_all(otter: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -432,6 +459,19 @@ def test_status_where_the_last_peer_lost_its_run_names_the_way_to_go_on(
             place.ended("over", end)
     assert run(["status"]) == 3
     assert ("new --resume" in capsys.readouterr().err) is said
+
+
+def test_status_where_one_of_the_run_that_all_have_left_saw_its_end_names_the_way_to_go_on(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one that was started last could be spared, and left before."""
+    ends = (("1", "the run was ended with step 23, as all its peers were asked"), ("2", "it left in order"))
+    for number, (name, reason) in enumerate(ends):
+        with take_place(home, name, clock=At(1_700_000_000.0 + number)) as place:
+            place.open_session(name="a", peer=PEER.format(number), role="stage", run="ab" * 32)
+            place.ended(reason, 0)
+    assert run(["status"]) == 3
+    assert "new --resume" in capsys.readouterr().err
 
 
 def test_status_lists_the_live_and_the_ended(

@@ -18,7 +18,7 @@ from peers.place_state import read_state
 from peers.preflight import check_checkpoints, check_listen
 from peers.session import last_event
 from peers.settings import PeerSettings
-from swarm.errors import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE, ConfigError
+from swarm.errors import EXIT_DRAINED, EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE, ConfigError
 from swarm.ids import RunId
 
 PEER = "12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW"
@@ -216,6 +216,24 @@ def test_join_a_run_that_ended_here_says_so_and_calls_nobody(
     other = Invite(run=RunId("cd" * 32), name="other", at=(ADDRESS,)).text()
     assert run(["join", other, "--place", "b", *home]) == 3
     assert capsys.readouterr().err == ""
+
+
+def test_join_a_run_that_was_ended_in_order_says_so_and_dials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Somebody may have gone on with it: with the same invite, when its port is the same."""
+
+    def run_peer(settings: PeerSettings) -> int:
+        closed = {"kind": "StepClosed", "step": 5, "ended": True}
+        (settings.home / "events.jsonl").write_text(json.dumps(closed) + "\n")
+        return EXIT_DRAINED
+
+    monkeypatch.setattr("peers.node.run_peer", run_peer)
+    assert run(["join", INVITE, "--home", str(tmp_path)]) == EXIT_DRAINED
+    assert "the run was ended" not in capsys.readouterr().out
+    assert run(["join", INVITE, "--home", str(tmp_path)]) == EXIT_DRAINED
+    told = "the run was ended with step 5, as a peer here saw: somebody must have gone on with it ("
+    assert told in capsys.readouterr().out
 
 
 # --- ports -----------------------------------------------------------------------------------------------------------

@@ -174,6 +174,12 @@ async def test_member_that_cannot_be_spared_asks_again_whether_all_others_are_as
     assert home.situation.waiting_for == "all have been asked to leave", "the others are about to ask in this step"
     await home.asked(5)
     await eventually(lambda: home.situation.waiting_for.startswith("it holds the only replica"))
+    home.situation.wait_for("all have been asked to leave")
+    home.calls.answers = [Refused("it holds the only replica")] * 2
+    await home.bench.ask(prepare(step=2, term=1))
+    await home.asked(6)
+    await asyncio.sleep(1.0)
+    assert home.situation.waiting_for == "all have been asked to leave", "nor have they asked its next leader"
     going.cancel()
     with pytest.raises(asyncio.CancelledError):
         await going

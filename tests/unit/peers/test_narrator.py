@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import io
 import json
 import logging
@@ -50,7 +51,7 @@ from swarm.events import (
     TermBegan,
     Waiting,
 )
-from swarm.ids import ENDS, PartName, PeerId, RunId
+from swarm.ids import ENDS, PartName, PeerId, RunId, stage_part
 from swarm.state.checkpoint_files import part_path
 from tests.unit.peers.fake_clock import FakeClock
 from tests.unit.peers.kept_run import kept_run
@@ -342,8 +343,32 @@ def test_narrator_end_says_that_one_part_was_kept_and_not_the_whole_step() -> No
     narrator.emit(CheckpointWritten(part=ENDS, step=4, path=path, seconds=0.1))
     narrator.emit(PeerStopped(reason="stopped", exit_code=143))
     assert heard.lines[0] == "kept          ends of step 4 in /h/runs/a"
-    assert heard.lines[1].strip().startswith("once its other parts are there, too (")
-    assert heard.lines[1].endswith('sample /h/runs/a --prompt "The"')
+    assert heard.lines[1].strip().startswith("its other parts are elsewhere, or being written: ")
+    assert "ckpt pull /h/runs/a --from A --from B" in heard.lines[1]
+    assert heard.lines[2].endswith('sample /h/runs/a --prompt "The"')
+
+
+def test_narrator_end_names_all_parts_that_were_kept_of_the_newest_step() -> None:
+    heard = Heard()
+    narrator = Narrator(heard, heard, FakeClock())
+    for step, part in ((4, ENDS), (5, ENDS), (5, stage_part(0))):
+        path = f"/h/runs/a/checkpoints/step-{step:08}/{part}.safetensors"
+        narrator.emit(CheckpointWritten(part=part, step=step, path=path, seconds=0.1))
+    narrator.emit(PeerStopped(reason="stopped", exit_code=143))
+    assert heard.lines[0] == "kept          ends and stage-0 of step 5 in /h/runs/a"
+
+
+def test_narrator_end_is_said_though_the_disk_cannot_be_read_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(root: Path, step: int) -> None:
+        raise PermissionError(errno.EIO, "I/O error")
+
+    monkeypatch.setattr("peers.narrator.held", refused)
+    heard = Heard()
+    narrator = Narrator(heard, heard, FakeClock())
+    path = "/h/runs/a/checkpoints/step-00000004/ends.safetensors"
+    narrator.emit(CheckpointWritten(part=ENDS, step=4, path=path, seconds=0.1))
+    narrator.emit(PeerStopped(reason="stopped", exit_code=143))
+    assert heard.lines[-1].startswith("ended")
 
 
 def test_narrator_end_does_not_advise_to_gather_what_is_there(tmp_path: Path) -> None:
