@@ -137,7 +137,7 @@ class CheckpointWriter:
         started = self._clock.monotonic()
         try:
             async with self._one_by_one:
-                path = await asyncio.to_thread(self._write, snapshot, proof)
+                path = await asyncio.to_thread(self._write, snapshot, proof, last)
         except (StateError, OSError) as error:
             await asyncio.to_thread(clear_bare, self._root, snapshot.step)
             await self._failed(snapshot, str(error), last=last)
@@ -160,14 +160,15 @@ class CheckpointWriter:
             self.unkept = failed
         self._events.emit(failed)
 
-    def _write(self, snapshot: Snapshot, proof: Proof) -> Path | None:
-        """The part's file; None when another replica on this machine writes it, or has."""
+    def _write(self, snapshot: Snapshot, proof: Proof, last: bool) -> Path | None:
+        """The part's file; None when another peer on this machine writes it, or has. For the ``last`` state it must
+        have: whoever writes it may fail, or be killed."""
         root, step, part = self._root, snapshot.step, snapshot.part
         path, expected = part_path(root, step, part), proof.record.digests.get(part)
         if expected is None:
             raise StateError(f"the record of step {step} names no {part}")
         try:
-            with alone(path, wait=False) as ours:
+            with alone(path, wait=last) as ours:
                 if not ours or self._has(step, part, expected):
                     return None
                 self._record(proof)

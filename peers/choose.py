@@ -97,7 +97,8 @@ def _cut_short(places: Sequence[PlaceInfo]) -> bool:
     newest = max(states, key=lambda state: state.started, default=None)
     if newest is None or newest.end is None or newest.end.exit_code not in (EXIT_OK, EXIT_USAGE):
         return newest is not None
-    return any(state.end is not None and ENDED in state.end.reason for state in states if state.run == newest.run)
+    ends = [state.end for state in states if state.end is not None and state.run == newest.run]
+    return any(end.at >= newest.started and ENDED in end.reason for end in ends)
 
 
 def _only(found: Sequence[PlaceInfo], command: str, meant: str) -> PlaceInfo:

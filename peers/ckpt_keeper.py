@@ -24,6 +24,9 @@ from swarm.state.checkpoint_files import held, steps
 from swarm.state.checkpoint_shelf import CheckpointShelf
 from swarm.state.snapshot import Snapshot
 
+COPIES_S = 10.0
+"""How long after the end of the run the writing of a copy may begin."""
+
 
 class CheckpointKeeper:
     """Does nothing for a peer without a run directory. An async context manager: leaving it waits for what is being
@@ -75,23 +78,26 @@ class CheckpointKeeper:
 
     def keep_copies(self, copies: Sequence[Snapshot], record: CloseRecord) -> None:
         """The run is over with this record: what is here of others' parts is written, too, after our own, for they may
-        not live to do it. A disk that refuses is no failure of ours. Call it inside the context."""
+        not live to do it; as much as is begun within COPIES_S, for this peer may have to be gone soon. A disk that
+        refuses is no failure of ours. Call it inside the context."""
         if self._writer is not None and copies:
             assert self._writing is not None  # noqa: S101 - as above
             self._writing.create_task(self._write_copies(self._writer, copies, record))
 
     async def _write_copies(self, writer: CheckpointWriter, copies: Sequence[Snapshot], record: CloseRecord) -> None:
+        until = self._around.clock.monotonic() + COPIES_S
         if self._own is not None:
             await asyncio.wait([self._own])
         for snapshot in copies:
-            await writer.write(snapshot, record)
+            if self._around.clock.monotonic() < until:  # a disk that was slow with our own part gets no more
+                await writer.write(snapshot, record)
 
     def check_last(self) -> None:
         """That what the whole run was for is on this disk. To ask when the last step is closed and the context left;
         raises RunEnded, exit code 1, saying what there is instead. Reads a few small files."""
         lost = None if self._writer is None else self._writer.unkept
-        if lost is None or self._root is None:
-            return
+        if lost is None or self._root is None or lost.part in held(self._root, lost.step).parts:
+            return  # or another peer of this machine has written it meanwhile
         held_in = [step for step in steps(self._root) if lost.part in held(self._root, step).parts]
         kept = f"that of step {held_in[-1]} is as it was" if held_in else "there is none of an earlier step either"
         swarm, root = command_name(), self._root.parent

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
@@ -26,6 +27,8 @@ from swarm.optimization.part_state import PartState
 from swarm.optimization.records import CloseRecord, Decision
 from swarm.optimization.rescue import RescueDesk
 from swarm.state.snapshot import Snapshot
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -102,6 +105,8 @@ class Copying:
             self._rewound = frozenset(self._kept)
         self._decided = record
         await self._records.add(record)
+        if record.ended or record.step >= self._around.manifest.run.steps:
+            return  # the run is over: what is here stays, for :meth:`last`
         wanted = frozenset(copies_of(record.members, self._around.endpoint.peer, self._copies))
         self._taken.clear()
         before, self._own = self._own, self._part_in(record)
@@ -145,13 +150,22 @@ class Copying:
 
     async def last(self, record: CloseRecord) -> list[Snapshot]:
         """Our copies of the parts that only one peer holds, at the state after this record, with which the run is over:
-        that peer may not live to keep it. Waits at most LAST_S for updates on their way."""
-        copies = [kept.copy for part, kept in self._kept.items() if len(record.members.replicas(part)) == 1]
+        that peer may not live to keep it. Waits at most LAST_S for those that have all but the last update."""
+        sole = [kept.copy for part, kept in self._kept.items() if len(record.members.replicas(part)) == 1]
+        near = [copy for copy in sole if copy.step is not None and copy.step >= record.step - 1]
+        found = await asyncio.gather(*(self._reached(copy, record.step) for copy in near))
+        there = [snapshot for snapshot in found if snapshot is not None]
+        if len(there) < len(sole):
+            logger.info("of %d copies %d have the run's last state", len(sole), len(there))
+        return there
+
+    async def _reached(self, copy: PartCopy, step: int) -> Snapshot | None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_S):
-                await asyncio.gather(*(copy.reach(record.step) for copy in copies))
-        there = [await copy.snapshot() for copy in copies if copy.holds(record.step)]
-        return [snapshot for snapshot in there if snapshot is not None and snapshot.step == record.step]
+                await copy.reach(step)
+                snapshot = await copy.snapshot() if copy.holds(step) else None
+                return snapshot if snapshot is not None and snapshot.step == step else None
+        return None
 
     # --- duties --------------------------------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from swarm.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from peers.invite import Contacts
+    from peers.place_state import PlaceState
     from peers.places import Place
     from peers.settings import PeerSettings
 
@@ -123,30 +124,47 @@ def _peer_settings(place: Place, who: Who, contacts: Contacts, settings: JoinSet
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """A step that a peer of this machine saw close: its run's last one, or one that ended the run, or another."""
+    """The last step that a peer of this machine saw close: its run's last one, or one that ended the run, or another.
+    ``since`` is when the peer was started, ``at`` when it saw it."""
 
     step: int
     ended: bool
     is_last: bool
+    since: float
+    at: float
+
+    @property
+    def over(self) -> bool:
+        """Whether the run was over with it."""
+        return self.ended or self.is_last
 
 
 def newest_closing(home: Path, run: str) -> Closing | None:
-    """The newest that the last peers of all places here saw of a run, those that take part in it still left out; None
-    when they saw none. Reads events only; those of weeks take seconds."""
+    """What the last peers of all places here saw of a run: how it ended, if no peer was started after that; else the
+    newest step; None when they saw none. Reads events only; those of weeks take seconds."""
     from peers.places import list_places
 
-    found: list[tuple[float, Closing]] = []
-    for place in list_places(home):
-        if place.state is None or place.state.run != run or place.live:
-            continue
-        events = Path(place.state.session) / "events.jsonl"
-        named = last_event(events, "RunFound", whole=True) or {}
-        closed = last_event(events, "StepClosed", whole=True)
-        if closed is not None:
-            step = closed["step"]
-            closing = Closing(step, bool(closed.get("ended")), step == named.get("steps"))
-            found.append((closed.get("t", 0.0), closing))
-    return max(found, key=lambda one: one[0], default=(0.0, None))[1]
+    closings = (_last_closing(place.state) for place in list_places(home) if place.state and place.state.run == run)
+    found = [closing for closing in closings if closing is not None]
+    end = max((one for one in found if one.over), key=lambda one: one.at, default=None)
+    # Who saw less than the end, though later, was a little behind; unless it came when the run had been gone on with.
+    counted = [one for one in found if end is None or one.since > end.at]
+    return max(counted, key=lambda one: one.at, default=end)
+
+
+def _last_closing(state: PlaceState) -> Closing | None:
+    events = Path(state.session) / "events.jsonl"
+    closed = last_event(events, "StepClosed", whole=True)
+    if closed is None:
+        return None
+    named = last_event(events, "RunFound", whole=True) or {}
+    return Closing(
+        step=closed["step"],
+        ended=bool(closed.get("ended")),
+        is_last=closed["step"] == named.get("steps"),
+        since=state.started,
+        at=closed.get("t", state.started),
+    )
 
 
 def _checked_data(data: Path | None) -> tuple[str, str]:

@@ -210,6 +210,8 @@ class Membership:
                 patience_s=self._settings.patience_s,
             )
             await StepLoop(self._member, closing, self._parting, self._holding.feed(self._leader), self._rejoin).run()
+            if self._member.over and (head := self._member.head) is not None:
+                self._keeper.keep_copies(await self._copying.last(head), head)
             for task in background:
                 task.cancel()
 
@@ -335,9 +337,7 @@ class Membership:
         held = self._holding.part
         await self._observers.publish(decision, None if held is None else held.spec.name)
         await self._keeper.decided(decision, held, departed=self._member.departed)
-        if over := self._rules.over(record):
-            self._keeper.keep_copies(await self._copying.last(record), record)
-        if over or self._member.departed:
+        if self._rules.over(record) or self._member.departed:
             self._around.watch.follow(())
             return
         if inside:

@@ -446,9 +446,11 @@ def test_resume_goes_on_where_the_run_went_on_after_it_was_ended(run: KeptRun, t
     assert find_resumable(directory.root, None).step == 10
 
 
-def saw(home: Path, run: RunId, *events: dict[str, Any], place: str | None = None) -> None:
+def saw(home: Path, run: RunId, *events: dict[str, Any], place: str | None = None, started: float = 0.0) -> None:
     """A peer was in the run, at a place of its own, and ended after these events."""
-    with take_place(home, place, clock=FakeClock(), run=run, role="stage") as taken:
+    clock = FakeClock()
+    clock.now = started
+    with take_place(home, place, clock=clock, run=run, role="stage") as taken:
         session = taken.open_session(name="n", peer="p", role="stage", run=run, run_name="kept")
         lines = ({"kind": "RunFound", "steps": 100}, *events)
         (session / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -476,6 +478,13 @@ def test_resume_goes_on_where_another_peer_here_saw_the_run_go_on_after_its_end(
     assert find_resumable(kept.root, None).step == 10, "what lies here of a later step says that it went on"
     shutil.rmtree(step_directory(kept.checkpoints, 30))
     saw(tmp_path / "home", run.manifest.run_id, {"kind": "StepClosed", "t": 2.0, "step": 22}, place="b")
+    with pytest.raises(Complaint, match="its last step, 23, is closed"):
+        find_resumable(kept.root, None)  # it was a little behind
+    saw(tmp_path / "home", run.manifest.run_id, place="c", started=3.0)
+    with pytest.raises(Complaint, match="its last step, 23, is closed"):
+        find_resumable(kept.root, None)  # it found nobody
+    later = {"kind": "StepClosed", "t": 4.0, "step": 21}
+    saw(tmp_path / "home", run.manifest.run_id, later, place="d", started=3.0)
     assert find_resumable(kept.root, None).step == 10, "another peer here came later, and further back"
 
 

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from peers.ckpt_keeper import CheckpointKeeper
+from peers.ckpt_keeper import COPIES_S, CheckpointKeeper
 from peers.settings import PeerSettings
 from swarm.errors import EXIT_ERROR, RunEnded
 from swarm.events import CheckpointsSetAside, CheckpointWritten
 from swarm.ids import ENDS, PartName, stage_part
 from swarm.optimization.founding import Origin, founding_record
 from swarm.optimization.records import Decision
-from swarm.state.checkpoint import held, read_manifest, steps
+from swarm.state import checkpoint_disk
+from swarm.state.checkpoint import held, part_path, read_manifest, steps
 from swarm.state.checkpoint_aside import aside_directory
+from swarm.state.checkpoint_disk import alone
 from swarm.state.checkpoint_shelf import CheckpointShelf
 from tests.unit.peers.fake_clock import FakeClock
 from tests.unit.peers.kept_run import KeptRun, kept_run
@@ -103,6 +106,68 @@ async def test_keeper_writes_what_is_here_of_others_parts_after_its_own_when_the
             one.keep_copies(copies[:1], ended.record)
     assert disk.fired
     one.check_last()  # it was not its own
+
+
+async def test_keeper_writes_its_last_state_when_another_peer_of_this_machine_did_not_after_all(
+    tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever keeps a copy of the part may be the first to write it, and fail or be killed."""
+    tried, locked = threading.Event(), checkpoint_disk._locked
+
+    def attempt(file: Path, wait: bool) -> int | None:
+        if wait:
+            tried.set()
+        found = locked(file, wait)
+        tried.set()
+        return found
+
+    run.decide(0)
+    ended = run.decide(11, ended=True)
+    path = part_path(tmp_path / "checkpoints", 11, ENDS)
+    claimed, release = threading.Event(), threading.Event()
+
+    def claim() -> None:
+        with alone(path, wait=True):
+            claimed.set()
+            release.wait(20)
+
+    other = asyncio.create_task(asyncio.to_thread(claim))
+    await asyncio.to_thread(claimed.wait, 20)
+    monkeypatch.setattr(checkpoint_disk, "_locked", attempt)
+    async with keeper(run, tmp_path, checkpoint_every=10) as one:
+        await one.decided(ended, holds(run, 11), departed=False)
+        assert await asyncio.to_thread(tried.wait, 20)
+        release.set()
+    await other
+    one.check_last()
+    assert ENDS in held(tmp_path / "checkpoints", 11).parts
+
+
+async def test_keeper_that_took_long_for_its_own_part_begins_no_copy(tmp_path: Path, run: KeptRun) -> None:
+    run.decide(0)
+    ended = run.decide(11, ended=True)
+    one = keeper(run, tmp_path)
+    clock = cast(FakeClock, one._around.clock)
+    async with one:
+        await one.decided(ended, holds(run, 11), departed=False)
+        one.keep_copies([run.states(11)[stage_part(0)]], ended.record)
+        await asyncio.sleep(0)
+        clock.now += 2 * COPIES_S
+    assert tuple(held(tmp_path / "checkpoints", 11).parts) == (ENDS,)
+
+
+async def test_keeper_whose_last_state_another_peer_of_this_machine_wrote_has_nothing_to_say(
+    tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.decide(0)
+    ended = run.decide(11, ended=True)
+    with monkeypatch.context() as patch:
+        disk = install(patch, BrokenDisk(1, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        async with keeper(run, tmp_path, checkpoint_every=10) as one:
+            await one.decided(ended, holds(run, 11), departed=False)
+    assert disk.fired
+    run.keep(tmp_path, 11)
+    one.check_last()
 
 
 async def test_keeper_whose_disk_takes_the_last_state_has_nothing_to_say(tmp_path: Path, run: KeptRun) -> None:

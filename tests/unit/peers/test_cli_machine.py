@@ -27,6 +27,7 @@ from peers.standing_text import detail_lines, member_lines, status_lines
 from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.clock import SystemClock
 from tests.harness.standing_peer import INVITE, PEER, RUN, running, standing
+from tests.unit.peers.fake_clock import FakeClock
 
 HEAVY = ("torch", "hivemind", "pydantic", "multiaddr", "cryptography", "asyncio", "rich", "uvloop", "numpy")
 PROBE = """
@@ -461,17 +462,25 @@ def test_status_where_the_last_peer_lost_its_run_names_the_way_to_go_on(
     assert ("new --resume" in capsys.readouterr().err) is said
 
 
+@pytest.mark.parametrize("went_on", [False, True])
 def test_status_where_one_of_the_run_that_all_have_left_saw_its_end_names_the_way_to_go_on(
-    home: Path, capsys: pytest.CaptureFixture[str]
+    home: Path, capsys: pytest.CaptureFixture[str], *, went_on: bool
 ) -> None:
-    """The one that was started last could be spared, and left before."""
-    ends = (("1", "the run was ended with step 23, as all its peers were asked"), ("2", "it left in order"))
-    for number, (name, reason) in enumerate(ends):
-        with take_place(home, name, clock=At(1_700_000_000.0 + number)) as place:
-            place.open_session(name="a", peer=PEER.format(number), role="stage", run="ab" * 32)
-            place.ended(reason, 0)
+    """The one that was started last could be spared, and left before; or it came when the run had been gone on with."""
+    clock, run_id = FakeClock(), "ab" * 32
+    with take_place(home, "1", clock=clock) as first, take_place(home, "2", clock=clock) as second:
+        first.open_session(name="a", peer=PEER.format(1), role="stage", run=run_id)
+        second.open_session(name="b", peer=PEER.format(2), role="stage", run=run_id)
+        clock.now = 1.0
+        first.ended("the run was ended with step 23, as all its peers were asked", 0)
+        second.ended("it left in order", 0)
+        clock.now = 2.0
+    if went_on:
+        with take_place(home, "2", clock=clock) as second:
+            second.open_session(name="a", peer=PEER.format(2), role="stage", run=run_id)
+            second.ended("it left in order", 0)
     assert run(["status"]) == 3
-    assert "new --resume" in capsys.readouterr().err
+    assert ("new --resume" in capsys.readouterr().err) is not went_on
 
 
 def test_status_lists_the_live_and_the_ended(
