@@ -46,6 +46,9 @@ PER_RUN = 10
 MAX_WAITING = 2
 """States that may wait for a slow disk, each pinned in memory; further ones are left out, and an event says so."""
 
+OTHERS_S, OTHERS_LOOK_S = 30.0, 0.2
+"""How long a peer waits for the last state of its part to be written by another on this machine; how often it looks."""
+
 
 def run_directory_of(pattern: Path, manifest: Manifest) -> RunDirectory:
     """The directory of a run: ``{run}`` in the pattern stands for its name and the beginning of its id."""
@@ -137,7 +140,9 @@ class CheckpointWriter:
         started = self._clock.monotonic()
         try:
             async with self._one_by_one:
-                path = await asyncio.to_thread(self._write, snapshot, proof, last)
+                path = await asyncio.to_thread(self._write, snapshot, proof)
+                if last and path is None:
+                    path = await self._insist(snapshot, proof)
         except (StateError, OSError) as error:
             await asyncio.to_thread(clear_bare, self._root, snapshot.step)
             await self._failed(snapshot, str(error), last=last)
@@ -160,15 +165,27 @@ class CheckpointWriter:
             self.unkept = failed
         self._events.emit(failed)
 
-    def _write(self, snapshot: Snapshot, proof: Proof, last: bool) -> Path | None:
-        """The part's file; None when another peer on this machine writes it, or has. For the ``last`` state it must
-        have: whoever writes it may fail, or be killed."""
+    async def _insist(self, snapshot: Snapshot, proof: Proof) -> Path | None:
+        """Another peer on this machine writes the part, or has. It must have, or we do: it may fail, or be killed.
+        Raises StateError when neither comes to be within OTHERS_S."""
+        until, expected = self._clock.monotonic() + OTHERS_S, proof.record.digests[snapshot.part]
+        while not await asyncio.to_thread(self._has, snapshot.step, snapshot.part, expected):
+            if self._clock.monotonic() >= until:
+                raise StateError(f"another peer on this machine has been writing it for {OTHERS_S:g} s")
+            await self._clock.sleep(OTHERS_LOOK_S)
+            path = await asyncio.to_thread(self._write, snapshot, proof)
+            if path is not None:
+                return path
+        return None
+
+    def _write(self, snapshot: Snapshot, proof: Proof) -> Path | None:
+        """The part's file; None when another peer on this machine writes it, or has."""
         root, step, part = self._root, snapshot.step, snapshot.part
         path, expected = part_path(root, step, part), proof.record.digests.get(part)
         if expected is None:
             raise StateError(f"the record of step {step} names no {part}")
         try:
-            with alone(path, wait=last) as ours:
+            with alone(path, wait=False) as ours:
                 if not ours or self._has(step, part, expected):
                     return None
                 self._record(proof)

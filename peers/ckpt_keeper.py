@@ -25,7 +25,7 @@ from swarm.state.checkpoint_shelf import CheckpointShelf
 from swarm.state.snapshot import Snapshot
 
 COPIES_S = 10.0
-"""How long after the end of the run the writing of a copy may begin."""
+"""How long after our own part was to be written the writing of another's may begin."""
 
 
 class CheckpointKeeper:
@@ -49,6 +49,11 @@ class CheckpointKeeper:
                 events=around.events,
                 clock=around.clock,
             )
+
+    @property
+    def keeps(self) -> bool:
+        """Whether this peer keeps anything; the founder of a new run does not."""
+        return self._writer is not None
 
     def services(self) -> Sequence[Service]:
         """What to mount: whoever wants to hold the whole run may fetch from here."""

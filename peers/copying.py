@@ -163,9 +163,8 @@ class Copying:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LAST_S):
                 await copy.reach(step)
-                snapshot = await copy.snapshot() if copy.holds(step) else None
-                return snapshot if snapshot is not None and snapshot.step == step else None
-        return None
+        snapshot = await copy.snapshot() if copy.holds(step) else None
+        return snapshot if snapshot is not None and snapshot.step == step else None
 
     # --- duties --------------------------------------------------------------------------------------------------
 

@@ -140,8 +140,8 @@ class Closing:
 
 
 def newest_closing(home: Path, run: str) -> Closing | None:
-    """What the last peers of all places here saw of a run: how it ended, if no peer was started after that; else the
-    newest step; None when they saw none. Reads events only; those of weeks take seconds."""
+    """What the last peers of all places here saw of a run: how it ended, unless one that was started after that saw a
+    step close; else the newest step; None when they saw none. Reads events only; those of weeks take seconds."""
     from peers.places import list_places
 
     closings = (_last_closing(place.state) for place in list_places(home) if place.state and place.state.run == run)

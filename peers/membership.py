@@ -210,7 +210,7 @@ class Membership:
                 patience_s=self._settings.patience_s,
             )
             await StepLoop(self._member, closing, self._parting, self._holding.feed(self._leader), self._rejoin).run()
-            if self._member.over and (head := self._member.head) is not None:
+            if self._keeper.keeps and self._member.over and (head := self._member.head) is not None:
                 self._keeper.keep_copies(await self._copying.last(head), head)
             for task in background:
                 task.cancel()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import os
-import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -19,7 +20,6 @@ from swarm.events import CheckpointsSetAside, CheckpointWritten
 from swarm.ids import ENDS, PartName, stage_part
 from swarm.optimization.founding import Origin, founding_record
 from swarm.optimization.records import Decision
-from swarm.state import checkpoint_disk
 from swarm.state.checkpoint import held, part_path, read_manifest, steps
 from swarm.state.checkpoint_aside import aside_directory
 from swarm.state.checkpoint_disk import alone
@@ -43,9 +43,13 @@ class Device:
         return work()
 
 
-def keeper(run: KeptRun, directory: Path | None, heard: Heard | None = None, **more: Any) -> CheckpointKeeper:
+def keeper(
+    run: KeptRun, directory: Path | None, heard: Heard | None = None, clock: FakeClock | None = None, **more: Any
+) -> CheckpointKeeper:
     settings = PeerSettings(home=Path("unused"), role="bootstrap", run_directory=directory, **more)
-    around = SimpleNamespace(manifest=run.manifest, events=heard or Heard(), clock=FakeClock(), device=Device())
+    around = SimpleNamespace(
+        manifest=run.manifest, events=heard or Heard(), clock=clock or FakeClock(), device=Device()
+    )
     return CheckpointKeeper(settings, cast(Any, around))
 
 
@@ -108,39 +112,40 @@ async def test_keeper_writes_what_is_here_of_others_parts_after_its_own_when_the
     one.check_last()  # it was not its own
 
 
-async def test_keeper_writes_its_last_state_when_another_peer_of_this_machine_did_not_after_all(
-    tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch
+class Waits(FakeClock):
+    """Has something done when somebody waits for the first time."""
+
+    def __init__(self, first: Callable[[], object]) -> None:
+        self._first, self.waited = first, 0
+
+    async def sleep(self, seconds: float) -> None:
+        """Jumps."""
+        self.waited += 1
+        if self.waited == 1:
+            self._first()
+        await super().sleep(seconds)
+
+
+@pytest.mark.parametrize("other", ["fails", "goes on", "has written it"])
+async def test_keeper_sees_to_its_last_state_when_another_peer_of_this_machine_writes_it(
+    tmp_path: Path, run: KeptRun, other: str
 ) -> None:
-    """Whoever keeps a copy of the part may be the first to write it, and fail or be killed."""
-    tried, locked = threading.Event(), checkpoint_disk._locked
-
-    def attempt(file: Path, wait: bool) -> int | None:
-        if wait:
-            tried.set()
-        found = locked(file, wait)
-        tried.set()
-        return found
-
+    """Whoever keeps a copy of the part may be the first to write it, and fail, be killed or stand still."""
     run.decide(0)
     ended = run.decide(11, ended=True)
-    path = part_path(tmp_path / "checkpoints", 11, ENDS)
-    claimed, release = threading.Event(), threading.Event()
-
-    def claim() -> None:
-        with alone(path, wait=True):
-            claimed.set()
-            release.wait(20)
-
-    other = asyncio.create_task(asyncio.to_thread(claim))
-    await asyncio.to_thread(claimed.wait, 20)
-    monkeypatch.setattr(checkpoint_disk, "_locked", attempt)
-    async with keeper(run, tmp_path, checkpoint_every=10) as one:
-        await one.decided(ended, holds(run, 11), departed=False)
-        assert await asyncio.to_thread(tried.wait, 20)
-        release.set()
-    await other
-    one.check_last()
-    assert ENDS in held(tmp_path / "checkpoints", 11).parts
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(alone(part_path(tmp_path / "checkpoints", 11, ENDS), wait=True))
+        first = {"fails": stack.close, "goes on": bool, "has written it": lambda: run.keep(tmp_path, 11, [ENDS])}[other]
+        clock = Waits(first)
+        async with keeper(run, tmp_path, clock=clock, checkpoint_every=10) as one:
+            await one.decided(ended, holds(run, 11), departed=False)
+        assert clock.waited
+        if other == "goes on":
+            with pytest.raises(RunEnded, match="another peer on this machine has been writing it for 30 s"):
+                one.check_last()
+        else:
+            one.check_last()
+            assert ENDS in held(tmp_path / "checkpoints", 11).parts
 
 
 async def test_keeper_that_took_long_for_its_own_part_begins_no_copy(tmp_path: Path, run: KeptRun) -> None:

@@ -22,8 +22,10 @@ STEP = 11
 class Copy:
     """Of one part: at ``step``, and at the next one after ``late_s``."""
 
-    def __init__(self, run: KeptRun, part: PartName, step: int | None, late_s: float = 0.0) -> None:
-        self._run, self._part, self.step, self._late_s = run, part, step, late_s
+    def __init__(
+        self, run: KeptRun, part: PartName, step: int | None, late_s: float = 0.0, *, snapshot_s: float = 0.0
+    ) -> None:
+        self._run, self._part, self.step, self._late_s, self._snapshot_s = run, part, step, late_s, snapshot_s
 
     async def reach(self, step: int) -> None:
         """See :class:`peers.part_copy.PartCopy`."""
@@ -36,6 +38,7 @@ class Copy:
 
     async def snapshot(self) -> Any:
         """Some numbers."""
+        await asyncio.sleep(self._snapshot_s)
         return self._run.states(self.step or 0)[self._part]
 
     async def give_up(self, decision: Decision) -> None:
@@ -64,6 +67,10 @@ async def test_copies_that_have_the_last_state_or_get_it_soon_are_given_and_no_o
     (found,) = await copies(run, me, **near).last(record)
     assert (found.part, found.step) == ("stage-0", STEP)
     assert asyncio.get_running_loop().time() - began == pytest.approx(2.0)
+    slow = Copy(run, stage_part(0), STEP, snapshot_s=2 * copying.LAST_S)
+    (found,) = await copies(run, me, stage_0=slow).last(record)
+    assert found.part == "stage-0", "it has what is needed, and only waits for its turn"
+    began = asyncio.get_running_loop().time() - 2.0
     late = copies(run, me, stage_0=Copy(run, stage_part(0), STEP - 1, 1000.0))
     assert await late.last(record) == []
     assert asyncio.get_running_loop().time() - began == pytest.approx(2.0 + copying.LAST_S)
