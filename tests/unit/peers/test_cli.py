@@ -87,8 +87,9 @@ def test_cli_help_cuts_no_description_off(arguments: str, sentence: str) -> None
     ],
 )
 def test_cli_wrong_setting_is_explained_before_anything_heavy(
-    tmp_path: Path, arguments: tuple[str, ...], named: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], named: str
 ) -> None:
+    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))  # whoever plays this may have runs of their own
     result = _swarm(*arguments, cwd=tmp_path)
     assert result.returncode == 2
     assert result.stderr.startswith("error: ")

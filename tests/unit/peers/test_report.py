@@ -165,6 +165,7 @@ def test_manifest_file_read_back_is_the_same_run() -> None:
 
 def test_run_directory_default_is_new_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))  # whoever plays this may have runs of their own
     with pytest.raises(ConfigError, match="quickstart"):
         find_run_directory(None)
     made = create_run_directory(None, SystemClock())
