@@ -114,7 +114,7 @@ def _over_with(
     ours = directory.root.absolute().parent == (home_directory(home) / RUNS).absolute()
     went_back = steps(aside_directory(directory.checkpoints))
     seen = newest_closing(home_directory(home), manifest.run_id) if ours and not went_back else None
-    if seen is None or not (seen.ended or seen.is_last) or (newest is not None and newest.step > seen.step):
+    if seen is None or not seen.over or (newest is not None and newest.step > seen.step):
         return None
     return seen.step
 
