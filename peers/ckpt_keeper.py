@@ -14,6 +14,7 @@ from peers.checkpoints import CheckpointWriter, run_directory_of
 from peers.ckpt_resume import FromCheckpoint
 from peers.founder import Beginning
 from peers.roles import Surroundings
+from peers.rules import rules_of
 from peers.settings import PeerSettings
 from peers.words import command_name, gathering
 from swarm.errors import EXIT_ERROR, RunEnded
@@ -34,6 +35,7 @@ class CheckpointKeeper:
 
     def __init__(self, settings: PeerSettings, around: Surroundings) -> None:
         self._around, self._resume = around, settings.resume
+        self._rules = rules_of(around.manifest)
         self._root: Path | None = None
         self._writer: CheckpointWriter | None = None
         self._writing: asyncio.TaskGroup | None = None
@@ -76,7 +78,7 @@ class CheckpointKeeper:
             self._writing.create_task(self._writer.set_aside(self._before, decision.record))
             self._before = ()
         record, step = decision.record, decision.record.step
-        last = departed or record.ended or step == self._around.manifest.run.steps
+        last = departed or self._rules.over(record)
         if held is not None and (last or self._writer.due(step)):
             snapshot = await self._around.device.run(held.snapshot)
             self._own = self._writing.create_task(self._writer.write(snapshot, record, last=last))

@@ -17,6 +17,7 @@ import torch
 from peers.part_copy import CopyContext, PartCopy
 from peers.recent_records import RecentRecords
 from peers.roles import Surroundings, build_empty
+from peers.rules import rules_of
 from swarm.ids import PartName
 from swarm.optimization.copies import copies_of
 from swarm.optimization.history import History
@@ -47,6 +48,7 @@ class Copying:
 
     def __init__(self, around: Surroundings, desk: ObserverDesk) -> None:
         self._around, self._copies = around, around.manifest.run.copies
+        self._rules = rules_of(around.manifest)
         self._records = RecentRecords(around.clock)
         self._context = CopyContext(
             around=around,
@@ -105,7 +107,7 @@ class Copying:
             self._rewound = frozenset(self._kept)
         self._decided = record
         await self._records.add(record)
-        if record.ended or record.step >= self._around.manifest.run.steps:
+        if self._rules.over(record):
             return  # the run is over: what is here stays, for :meth:`last`
         wanted = frozenset(copies_of(record.members, self._around.endpoint.peer, self._copies))
         self._taken.clear()
