@@ -47,7 +47,9 @@ MAX_WAITING = 2
 """States that may wait for a slow disk, each pinned in memory; further ones are left out, and an event says so."""
 
 OTHERS_S, OTHERS_LOOK_S = 30.0, 0.2
-"""How long a peer waits for the last state of its part to be written by another on this machine; how often it looks."""
+"""How long a peer leaves the last state of its part to another on this machine that is at it; how often it looks."""
+COPY_OTHERS_S = 10.0
+"""As long as that for the copy of another's part, whose owner may be killed while he writes it."""
 
 
 def run_directory_of(pattern: Path, manifest: Manifest) -> RunDirectory:
@@ -86,8 +88,7 @@ class CheckpointWriter:
     """Writes one peer's part beside the training. A disk that refuses costs the checkpoint, never the run: what was
     there stays, and an event says why.
 
-    Tell it every decision with :meth:`heard`, so that each checkpoint lies with what proves it. ``unkept`` is the last
-    state of all, when it is not on this disk.
+    Tell it every decision with :meth:`heard`, so that each checkpoint lies with what proves it.
     """
 
     def __init__(
@@ -99,7 +100,7 @@ class CheckpointWriter:
         self._newest: Proof | None = None
         self._one_by_one = asyncio.Lock()
         self._waiting = 0
-        self.unkept: CheckpointFailed | None = None
+        self._unkept: tuple[CheckpointFailed, str] | None = None
 
     def due(self, step: int) -> bool:
         """Whether the state after ``step`` is to be kept."""
@@ -128,25 +129,49 @@ class CheckpointWriter:
 
     async def write(self, snapshot: Snapshot, record: CloseRecord, *, last: bool = False) -> None:
         """Store the part off the event loop, beside its record. One after the other; a disk that is more than
-        MAX_WAITING checkpoints behind is given no more, but for the ``last`` one. Cancelled, it leaves the thread to
-        finish its file."""
+        MAX_WAITING checkpoints behind is given no more, but for the ``last`` one, see :meth:`unkept`. Cancelled, it
+        leaves the thread to finish its file."""
+        try:
+            if self._waiting >= MAX_WAITING and not last:
+                raise StateError(f"{self._waiting} earlier ones are still being written")
+            await self._store(snapshot, record, OTHERS_S if last else 0.0)
+        except (StateError, OSError) as error:
+            failed = await self._failed(snapshot, str(error))
+            if last:
+                self._unkept = failed, record.digests.get(snapshot.part, "")
+
+    async def write_copy(self, snapshot: Snapshot, record: CloseRecord) -> None:
+        """Store another's part as :meth:`write` does, with whose state the run is over. A disk that refuses is no
+        failure of this peer's: the log says so."""
+        try:
+            await self._store(snapshot, record, COPY_OTHERS_S)
+        except (StateError, OSError) as error:
+            logger.info("the copy of %s of step %d was not written: %s", snapshot.part, snapshot.step, error)
+
+    def unkept(self) -> CheckpointFailed | None:
+        """The last state of all, when it was not written by this peer and is not here from another, as it was decided.
+        Reads a few small files."""
+        if self._unkept is None:
+            return None
+        failed, expected = self._unkept
+        return None if self._has(failed.step, failed.part, expected) else failed
+
+    async def _store(self, snapshot: Snapshot, record: CloseRecord, others_s: float) -> None:
+        """A part that another peer on this machine is writing is left to it: for ``others_s``, with 0 for good. Raises
+        StateError or OSError when the disk refuses."""
         proof = self._newest
         if proof is None or proof.record.hash() != record.hash():
             proof = Proof(record=record)
-        if self._waiting >= MAX_WAITING and not last:
-            await self._failed(snapshot, f"{self._waiting} earlier ones are still being written", last=last)
-            return
         self._waiting += 1
         started = self._clock.monotonic()
         try:
             async with self._one_by_one:
                 path = await asyncio.to_thread(self._write, snapshot, proof)
-                if last and path is None:
-                    path = await self._insist(snapshot, proof)
-        except (StateError, OSError) as error:
+                if others_s and path is None:
+                    path = await self._insist(snapshot, proof, others_s)
+        except (StateError, OSError):
             await asyncio.to_thread(clear_bare, self._root, snapshot.step)
-            await self._failed(snapshot, str(error), last=last)
-            return
+            raise
         finally:
             self._waiting -= 1
         if path is not None:
@@ -155,38 +180,37 @@ class CheckpointWriter:
                 CheckpointWritten(part=snapshot.part, step=snapshot.step, path=str(path), seconds=seconds)
             )
 
-    async def _failed(self, snapshot: Snapshot, reason: str, *, last: bool) -> None:
+    async def _failed(self, snapshot: Snapshot, reason: str) -> CheckpointFailed:
         logger.info("checkpoint of step %d was not written: %s", snapshot.step, reason)
         kept: int | None = None
         with contextlib.suppress(OSError):
             kept = await asyncio.to_thread(latest, self._root)
         failed = CheckpointFailed(part=snapshot.part, step=snapshot.step, reason=reason, kept=kept)
-        if last and snapshot.step != kept:  # else another replica on this machine has written it
-            self.unkept = failed
         self._events.emit(failed)
+        return failed
 
-    async def _insist(self, snapshot: Snapshot, proof: Proof) -> Path | None:
-        """Another peer on this machine writes the part, or has. It must have, or we do: it may fail, or be killed.
-        Raises StateError when neither comes to be within OTHERS_S."""
-        until, expected = self._clock.monotonic() + OTHERS_S, proof.record.digests[snapshot.part]
+    async def _insist(self, snapshot: Snapshot, proof: Proof, others_s: float) -> Path | None:
+        """Another peer on this machine writes the part, or has. It must have, or we do: it may fail, or be killed. Who
+        is not done in time may stand still for ever: the part is written beside, and the last to be done stays."""
+        until, expected = self._clock.monotonic() + others_s, proof.record.digests[snapshot.part]
         while not await asyncio.to_thread(self._has, snapshot.step, snapshot.part, expected):
-            if self._clock.monotonic() >= until:
-                raise StateError(f"another peer on this machine has been writing it for {OTHERS_S:g} s")
-            await self._clock.sleep(OTHERS_LOOK_S)
-            path = await asyncio.to_thread(self._write, snapshot, proof)
+            beside = self._clock.monotonic() >= until
+            if not beside:
+                await self._clock.sleep(OTHERS_LOOK_S)
+            path = await asyncio.to_thread(self._write, snapshot, proof, beside=beside)
             if path is not None:
                 return path
         return None
 
-    def _write(self, snapshot: Snapshot, proof: Proof) -> Path | None:
-        """The part's file; None when another peer on this machine writes it, or has."""
+    def _write(self, snapshot: Snapshot, proof: Proof, *, beside: bool = False) -> Path | None:
+        """The part's file; None when another peer on this machine has written it, or is at it unless ``beside``."""
         root, step, part = self._root, snapshot.step, snapshot.part
         path, expected = part_path(root, step, part), proof.record.digests.get(part)
         if expected is None:
             raise StateError(f"the record of step {step} names no {part}")
         try:
             with alone(path, wait=False) as ours:
-                if not ours or self._has(step, part, expected):
+                if not (ours or beside) or self._has(step, part, expected):
                     return None
                 self._record(proof)
                 write_part(root, snapshot, {"run": proof.record.run}, expected_digest=expected)

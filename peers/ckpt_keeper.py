@@ -26,7 +26,7 @@ from swarm.state.checkpoint_shelf import CheckpointShelf
 from swarm.state.snapshot import Snapshot
 
 COPIES_S = 10.0
-"""How long after our own part was to be written the writing of another's may begin."""
+"""How long after the last close is done with here the writing of another's part may begin."""
 
 
 class CheckpointKeeper:
@@ -97,15 +97,16 @@ class CheckpointKeeper:
             await asyncio.wait([self._own])
         for snapshot in copies:
             if self._around.clock.monotonic() < until:  # a disk that was slow with our own part gets no more
-                await writer.write(snapshot, record)
+                await writer.write_copy(snapshot, record)
 
     def check_last(self) -> None:
         """That what the whole run was for is on this disk. To ask when the last step is closed and the context left;
         raises RunEnded, exit code 1, saying what there is instead. Reads a few small files."""
-        lost = None if self._writer is None else self._writer.unkept
-        if lost is None or self._root is None or lost.part in held(self._root, lost.step).parts:
-            return  # or another peer of this machine has written it meanwhile
-        held_in = [step for step in steps(self._root) if lost.part in held(self._root, step).parts]
+        lost = None if self._writer is None else self._writer.unkept()
+        if lost is None or self._root is None:
+            return
+        earlier = [step for step in steps(self._root) if step < lost.step]
+        held_in = [step for step in earlier if lost.part in held(self._root, step).parts]
         kept = f"that of step {held_in[-1]} is as it was" if held_in else "there is none of an earlier step either"
         swarm, root = command_name(), self._root.parent
         raise RunEnded(

@@ -105,7 +105,8 @@ def _describe_keeping(event: Event) -> tuple[str, str] | None:
             return "syncing", f"{_part(event.part)} no more from {harmless(f'{event.donor}: {event.reason}')}"
         case CheckpointFailed():
             kept = "no complete one is here" if event.kept is None else f"that of step {event.kept} stays"
-            return "checkpoint", f"of step {event.step} was not written: {harmless(event.reason)}; {kept}"
+            what = f"of step {event.step} was not written for {_part(event.part)}"
+            return "checkpoint", f"{what}: {harmless(event.reason)}; {kept}"
         case CheckpointsSetAside():
             those = f"what is kept here of {numbered(event.steps)} does not count any more; in {event.path}"
             return "checkpoint", f"the run went on from step {event.step}: {those} until it passes them"

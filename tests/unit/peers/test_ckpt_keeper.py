@@ -140,12 +140,45 @@ async def test_keeper_sees_to_its_last_state_when_another_peer_of_this_machine_w
         async with keeper(run, tmp_path, clock=clock, checkpoint_every=10) as one:
             await one.decided(ended, holds(run, 11), departed=False)
         assert clock.waited
-        if other == "goes on":
-            with pytest.raises(RunEnded, match="another peer on this machine has been writing it for 30 s"):
-                one.check_last()
-        else:
-            one.check_last()
-            assert ENDS in held(tmp_path / "checkpoints", 11).parts
+        one.check_last()
+        assert ENDS in held(tmp_path / "checkpoints", 11).parts
+
+
+@pytest.mark.parametrize("owner", ["is killed", "stands still"])
+async def test_keeper_sees_to_a_copy_whose_owner_does_not_finish_it(tmp_path: Path, run: KeptRun, owner: str) -> None:
+    run.decide(0)
+    ended, part = run.decide(11, ended=True), stage_part(0)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(alone(part_path(tmp_path / "checkpoints", 11, part), wait=True))
+        clock = Waits(stack.close if owner == "is killed" else bool)
+        async with keeper(run, tmp_path, clock=clock) as one:
+            await one.decided(ended, holds(run, 11), departed=False)
+            one.keep_copies([run.states(11)[part]], ended.record)
+        assert clock.waited
+        assert set(held(tmp_path / "checkpoints", 11).parts) == {ENDS, part}
+
+
+async def test_keeper_does_not_take_a_state_of_another_history_for_the_last(
+    tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last steps are done again on a disk that is so full that not even what lies there can be set aside."""
+    run.keep(tmp_path, 24)
+    run.keep(tmp_path, 100)
+    again, refused = resumed_after(run, 24), []
+
+    def full(*_: object) -> None:
+        refused.append(errno.ENOSPC)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("peers.checkpoints.set_aside", full)
+    monkeypatch.setattr("peers.checkpoints.write_manifest", full)
+    async with keeper(run, tmp_path) as one:
+        await one.decided(again, None, departed=False)
+        await one.decided(run.decide(100, seed=7), holds(run, 100), departed=False)
+    assert len(refused) == 2
+    assert held(tmp_path / "checkpoints", 100).complete, "by the record that it has"
+    with pytest.raises(RunEnded, match="last step, 100, is closed, but .* that of step 24 is as it was"):
+        one.check_last()
 
 
 async def test_keeper_that_took_long_for_its_own_part_begins_no_copy(tmp_path: Path, run: KeptRun) -> None:

@@ -121,12 +121,12 @@ def _step(step: int) -> StepClosed:
             f"syncing       the ends (embedding and head) no more from {SHORT}: a chunk is not what it must be",
         ),
         (
-            CheckpointFailed(part=ENDS, step=20, reason="No space left on device", kept=10),
-            "checkpoint    of step 20 was not written: No space left on device; that of step 10 stays",
+            CheckpointFailed(part=stage_part(1), step=20, reason="No space left on device", kept=10),
+            "checkpoint    of step 20 was not written for stage 1: No space left on device; that of step 10 stays",
         ),
         (
-            CheckpointFailed(part=ENDS, step=0, reason="I/O error", kept=None),
-            "checkpoint    of step 0 was not written: I/O error; no complete one is here",
+            CheckpointFailed(part=stage_part(1), step=0, reason="I/O error", kept=None),
+            "checkpoint    of step 0 was not written for stage 1: I/O error; no complete one is here",
         ),
         (
             CheckpointsSetAside(steps=(36, 48, 60), step=24, path="/h/aside"),
