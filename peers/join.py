@@ -60,9 +60,10 @@ def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_
     # Before the place is taken: what is known of its last peer goes with that. Who is started again and again by a
     # supervisor is to stop here: there is nobody left to call.
     seen = newest_closing(home, run) if run else None
-    if seen is not None and seen.is_last:
-        over = f"this run ended here at step {seen.step}, its last"
-        print_error(over, next_=f"{command_name()} sample, or {command_name()} new for another run", label="note")
+    if seen is not None and seen.is_last and not _done_again(home, run, seen):
+        over, swarm = f"this run ended here at step {seen.step}, its last", command_name()
+        again = f"or, if its last steps are done again elsewhere, {swarm} join with an address there for the invite"
+        print_error(over, next_=f"{swarm} sample, or {swarm} new for another run; {again}", label="note")
         return EXIT_OK
     if seen is not None and seen.ended:
         going_on = f"{command_name()} new --resume"
@@ -150,6 +151,14 @@ def newest_closing(home: Path, run: str) -> Closing | None:
     # Who saw less than the end, though later, was a little behind; unless it came when the run had been gone on with.
     counted = [one for one in found if end is None or one.since > end.at]
     return max(counted, key=lambda one: one.at, default=end)
+
+
+def _done_again(home: Path, run: str, end: Closing) -> bool:
+    """Whether a peer that runs here now was started after a run's end: it must be doing the last steps again."""
+    from peers.places import list_places
+
+    states = [place.state for place in list_places(home) if place.live and place.state is not None]
+    return any(state.run == run and state.started > end.at for state in states)
 
 
 def _last_closing(state: PlaceState) -> Closing | None:

@@ -192,7 +192,7 @@ def test_drain_all_tells_and_follows_the_others_whatever_one_of_them_does(
 
     look = farewell.look_at
     if trouble == "is stopped":
-        monkeypatch.setattr(ask, "__kwdefaults__", {"timeout_s": 0.05})
+        monkeypatch.setattr(ask, "__kwdefaults__", {"timeout_s": 1.0})  # the mole must answer within it
         otter.send_signal(signal.SIGSTOP)
     elif trouble == "does not listen yet":
         (home / "1" / "control.sock").unlink()

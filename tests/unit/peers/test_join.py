@@ -15,9 +15,11 @@ from peers import interrupt
 from peers.cli.app import run
 from peers.invite import Invite
 from peers.place_state import read_state
+from peers.places import take_place
 from peers.preflight import check_checkpoints, check_listen
 from peers.session import last_event
 from peers.settings import PeerSettings
+from swarm.clock import SystemClock
 from swarm.errors import EXIT_DRAINED, EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE, ConfigError
 from swarm.ids import RunId
 
@@ -216,6 +218,29 @@ def test_join_a_run_that_ended_here_says_so_and_calls_nobody(
     other = Invite(run=RunId("cd" * 32), name="other", at=(ADDRESS,)).text()
     assert run(["join", other, "--place", "b", *home]) == 3
     assert capsys.readouterr().err == ""
+
+
+def test_join_a_run_whose_last_steps_are_done_again_here_dials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dialled: list[PeerSettings] = []
+
+    def run_peer(settings: PeerSettings) -> int:
+        dialled.append(settings)
+        events = [{"kind": "RunFound", "run": RUN, "name": "mine", "steps": 6}, {"kind": "StepClosed", "step": 6}]
+        (settings.home / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+        return 0
+
+    monkeypatch.setattr("peers.node.run_peer", run_peer)
+    join = ["join", INVITE, "--home", str(tmp_path), "--place"]
+    assert run([*join, "a"]) == 0
+    with take_place(tmp_path, "founder", clock=SystemClock()) as founder:
+        founder.open_session(name="founder", peer=PEER, role="bootstrap", run=RUN)
+        assert run([*join, "b"]) == 0
+        assert "ended here" not in capsys.readouterr().err
+    assert run([*join, "c"]) == 0
+    assert "note: this run ended here at step 6, its last" in capsys.readouterr().err
+    assert len(dialled) == 2
 
 
 def test_join_a_run_that_was_ended_in_order_says_so_and_dials(
