@@ -26,4 +26,4 @@ fi
 echo "swarm-down: no container, network or volume is left. To have the disk back, too:"
 echo "  docker image prune --force --filter label=swarm.stage=build"
 echo "  docker image ls --format '{{.Repository}}:{{.Tag}}' | grep -E '^swarm-(trainer|base|nemesis):' | xargs -r docker image rm"
-echo "  rm -r docker/wheels docker/.cache"
+echo "  rm -rf docker/wheels docker/.cache"

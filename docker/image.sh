@@ -93,7 +93,7 @@ main() {
   base=$(find_base)
   docker/wheels.sh "$variant" "$base"
   before=$(ids "${tags[@]}")
-  say "building ${tags[*]} from $base (some three minutes the first time, then seconds)"
+  say "building ${tags[*]} from $base (some five minutes the first time, then seconds)"
   build "$base" "$version" "${tags[@]}" || fail "the build failed; its own message is above"
   # shellcheck disable=SC2086  # one word each
   remove_nameless $before
