@@ -127,6 +127,9 @@ def _told_apart(places: Sequence[PlaceInfo]) -> str:
 
 def _unknown(wanted: str, places: Sequence[PlaceInfo], home: Path) -> Complaint:
     known = "; ".join(place.described for place in places)
+    if not wanted:
+        return Complaint("a peer is to be named, but the name is empty", check="did what is in $(…) print anything?",
+                         next_=f"{command_name()} status", exit_code=EXIT_UNREACHABLE)  # fmt: skip
     return Complaint(f"no peer here is called {wanted!r}",
                      check=f"there are {known}" if known else f"there is none in {home} (--home, SWARM_HOME)",
                      next_=f"{command_name()} status", exit_code=EXIT_UNREACHABLE)  # fmt: skip

@@ -134,7 +134,8 @@ def _struck(
 
 
 def _mark(strike: Struck, at: float, y: float) -> str:
-    said = f"<title>{escape(strike.kind.replace('_', ' '))}: {escape(strike.label)}</title>"
+    kind = strike.kind.replace("_", " ")
+    said = f"<title>{escape(f'{kind}: {strike.label}' if strike.label else kind)}</title>"
     if not counts(strike):
         points = f"{at - 3:.1f},{y - 5:.1f} {at + 5:.1f},{y:.1f} {at - 3:.1f},{y + 5:.1f}"
         return f'<polygon points="{points}" fill="#ffffff" stroke="{INK}" stroke-width="1">{said}</polygon>'

@@ -510,6 +510,8 @@ def test_commands_where_no_peer_runs_say_how_to_start_one(
     assert "join INVITE" in shown.err
     assert run([command, "--peer", "nobody"]) == 3
     assert "no peer here is called 'nobody'" in capsys.readouterr().err
+    assert run([command, "--peer", ""]) == 3
+    assert "the name is empty" in capsys.readouterr().err
     assert list(home.iterdir()) == []
 
 
