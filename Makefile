@@ -10,10 +10,12 @@ export TORCH_CPU_INDEX
 ARGS ?=
 # Benchmark to run, empty lists them: make bench NAME=parity ARGS=--full
 NAME ?=
+# What `make check` compares with: make check BASE=main
+BASE ?= HEAD
 # Test processes. Tests marked `process` share one of them, so they never run at the same time.
 WORKERS ?= 2
 
-.PHONY: help setup quickstart test test-long nemesis lint format bench image swarm-up swarm-down clean
+.PHONY: help setup quickstart check test test-long nemesis lint format bench image swarm-up swarm-down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -26,6 +28,10 @@ quickstart: setup ## train a small model with a local swarm; ARGS="--steps 5 --p
 
 test: setup ## the tests that need neither root nor Docker, in under 15 minutes; ARGS passed to pytest
 	@$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+
+check: setup lint ## before each commit: lint, types, and the tests of what differs from BASE (default HEAD), in minutes
+	@tests=$$($(VENV)/bin/python -m tests.harness.touched $(BASE)) \
+	  && $(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $$tests $(ARGS)
 
 test-long: setup ## those that take longest; ARGS passed to pytest
 	@$(VENV)/bin/python -m pytest -m long -n $(WORKERS) --dist loadgroup $(ARGS)
