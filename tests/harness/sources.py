@@ -17,18 +17,20 @@ PACKAGES = ("swarm", "peers", "data_shards")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One module: dotted ``name``, where it lies, and its syntax tree. ``package`` is true for an ``__init__.py``."""
+    """One module: dotted ``name``, where it lies, its ``text`` and syntax tree. ``package`` is true for an
+    ``__init__.py``."""
 
     name: str
     path: Path
     lines: int
     package: bool
     tree: ast.Module
+    text: str
 
 
 def parse(name: str, text: str, *, path: Path = Path("toy.py"), package: bool = False) -> Source:
     """A source from its text; raises SyntaxError."""
-    return Source(name, path, text.count("\n"), package, ast.parse(text, filename=str(path)))
+    return Source(name, path, text.count("\n"), package, ast.parse(text, filename=str(path)), text)
 
 
 def read_tree(root: Path, packages: Iterable[str]) -> tuple[Source, ...]:
