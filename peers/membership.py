@@ -37,14 +37,13 @@ from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Directory, Service
 from swarm.network.records import PeerRecord
 from swarm.optimization.calls import StepCalls
-from swarm.optimization.closing_context import Closing
+from swarm.optimization.contexts import Closing, MemberContext
 from swarm.optimization.history import History
 from swarm.optimization.lead import LeadDesk
 from swarm.optimization.life import Life
 from swarm.optimization.live_calls import LiveCalls
 from swarm.optimization.loop import StepLoop
 from swarm.optimization.member import Member
-from swarm.optimization.member_context import MemberContext
 from swarm.optimization.observing import ObserverDesk
 from swarm.optimization.open_step import Attempt
 from swarm.optimization.part import TrainedPart

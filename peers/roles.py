@@ -32,8 +32,10 @@ from swarm.optimization.remote_leader import RemoteLeader
 from swarm.optimization.roster import Roster
 from swarm.pipeline.compute import BoundarySpecs, EndsCompute, StageCompute
 from swarm.pipeline.health import Watch
-from swarm.pipeline.journey import FinishedJourney, JourneyContext
-from swarm.pipeline.server import Places, StageContext, StageServer, StageSettings
+from swarm.pipeline.journey import FinishedJourney
+from swarm.pipeline.journey_context import JourneyContext
+from swarm.pipeline.server import StageServer
+from swarm.pipeline.stage_context import Places, StageContext, StageSettings
 from swarm.pipeline.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.security.signing import PrivateIdentity, verify

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.harness.layers import Rules, load_rules, violations
+from tests.harness.layers import Rules, circles, load_rules, violations
 from tests.harness.sources import ROOT, Source, our_sources, parse
 
 TOY_RULES = Rules(
@@ -91,6 +91,15 @@ def test_layers_of_a_changed_tree_tell_what_broke(module: str, text: str, told: 
 
 def test_layers_of_our_sources_hold() -> None:
     assert violations(our_sources(), load_rules(ROOT / "pyproject.toml")) == []
+
+
+def test_layers_circle_is_found_whoever_executes_its_imports() -> None:
+    texts = {"a": "def f():\n    import b", "b": GUARDED.format("c"), "c": "from a import f", "d": "import a"}
+    assert circles([parse(name, text, package=False) for name, text in texts.items()]) == [("a", "b", "c")]
+
+
+def test_layers_of_the_library_hold_no_circle() -> None:
+    assert circles([source for source in our_sources() if source.name.partition(".")[0] == "swarm"]) == []
 
 
 def test_layers_of_the_pretend_world_do_without_hivemind() -> None:

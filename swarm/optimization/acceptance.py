@@ -9,12 +9,11 @@ from swarm.ids import PartName, PeerId
 from swarm.optimization.acceptor import Vote, has_majority
 from swarm.optimization.attempts import ATTEMPTS_PER_TERM
 from swarm.optimization.changes import ChangeRules, Moment
-from swarm.optimization.closing import totals
+from swarm.optimization.closing import given_up, totals
 from swarm.optimization.history import History
 from swarm.optimization.messages import Propose, Reconcile
 from swarm.optimization.open_step import OpenStep
 from swarm.optimization.records import CloseRecord, Decision, check_acceptances, check_confirmed, voters
-from swarm.optimization.rescue import given_up
 from swarm.optimization.roster import Roster, lost_parts, needed, part_lost
 from swarm.optimization.rules import StepRules
 

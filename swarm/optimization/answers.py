@@ -9,7 +9,7 @@ from swarm.errors import OutOfSync, Refused, Violation, WrongStep
 from swarm.ids import PeerId
 from swarm.optimization.acceptance import AcceptanceRules
 from swarm.optimization.acceptor import Promised, check_promise
-from swarm.optimization.closing_context import Closing
+from swarm.optimization.contexts import Closing
 from swarm.optimization.messages import Accepted, Promise, Propose
 from swarm.optimization.records import acceptance_bytes, check_acceptances
 from swarm.optimization.roster import Roster

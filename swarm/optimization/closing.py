@@ -107,3 +107,28 @@ def cursors(
     for peer in gone[: max(0, len(everybody) - most)]:
         del everybody[peer]
     return everybody
+
+
+def given_up(
+    head: CloseRecord, previous: str, term: int, roster: Roster, absent: tuple[str, ...], most: int
+) -> CloseRecord:
+    """The void record of the step after ``head``, whose hash is ``previous``: all but the roster is as it was. Pure:
+    every member computes the same."""
+    return CloseRecord(
+        run=head.run,
+        step=head.step + 1,
+        term=term,
+        committed=(),
+        tokens=0,
+        loss_sum=0.0,
+        grad_norm=0.0,
+        clip=1.0,
+        lr=0.0,
+        digests=dict(head.digests),
+        cursors=cursors(head, (), {}, roster, most),
+        roster=roster.members,
+        absent=absent,
+        void=True,
+        lineage=head.lineage,
+        previous=previous,
+    )

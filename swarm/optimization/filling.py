@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swarm.errors import PeerError, Superseded, WrongStep
 from swarm.events import WorkWithdrawn
@@ -18,6 +18,7 @@ from swarm.optimization.awaited import (
     awaited_numbers,
     awaited_others,
 )
+from swarm.optimization.contexts import Closing
 from swarm.optimization.fitness import Fitness
 from swarm.optimization.live_calls import LiveCalls
 from swarm.optimization.messages import Feed, Over, Prepare, Promise
@@ -29,9 +30,6 @@ from swarm.optimization.turnout import MOST_TOLD, REASON_CHARS
 from swarm.planning.patience import Patience
 from swarm.schema import Empty
 from swarm.waiting import first_done
-
-if TYPE_CHECKING:
-    from swarm.optimization.closing_context import Closing
 
 logger = logging.getLogger(__name__)
 

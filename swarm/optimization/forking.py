@@ -5,8 +5,8 @@ from __future__ import annotations
 from swarm.errors import Refused
 from swarm.ids import PeerId
 from swarm.optimization.acceptor import Vote
+from swarm.optimization.contexts import MemberContext
 from swarm.optimization.lineage import Fork, check_alone, check_lineage
-from swarm.optimization.member_context import MemberContext
 from swarm.optimization.messages import Decide, Promise, Propose
 from swarm.optimization.open_step import OpenStep
 from swarm.optimization.records import CloseRecord, Decision

@@ -23,7 +23,7 @@ from swarm.optimization.awaited import awaited_agreement, awaited_majority, awai
 from swarm.optimization.blame import Blame
 from swarm.optimization.changes import Changes
 from swarm.optimization.closing import Disagreement, Outcome, agreed, clip_factor, cursors, global_norm, totals
-from swarm.optimization.closing_context import Closing
+from swarm.optimization.contexts import Closing
 from swarm.optimization.filling import RETURNED_S, Filling, PartsLost
 from swarm.optimization.fitness import Fitness
 from swarm.optimization.ledger import reassigned

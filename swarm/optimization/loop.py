@@ -20,7 +20,7 @@ from swarm.errors import OutOfSync, Superseded, WrongStep
 from swarm.events import LineageGivenUp
 from swarm.ids import PeerId
 from swarm.optimization.acceptor import MOST_LEAP
-from swarm.optimization.closing_context import Closing
+from swarm.optimization.contexts import Closing
 from swarm.optimization.leading import Leading
 from swarm.optimization.member import Member
 from swarm.optimization.parting import FAREWELL_S, Parting

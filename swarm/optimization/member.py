@@ -19,8 +19,8 @@ from swarm.network.protocols import Answer, Method, Request
 from swarm.optimization.acceptance import AcceptanceRules
 from swarm.optimization.acceptor import Vote
 from swarm.optimization.ballot import Ballot
+from swarm.optimization.contexts import MemberContext
 from swarm.optimization.forking import Forking
-from swarm.optimization.member_context import MemberContext
 from swarm.optimization.messages import Accepted, Apply, Decide, Over, Prepare, Prepared, Promise, Propose, Reconcile
 from swarm.optimization.open_step import HeldPart, Mean, OpenStep
 from swarm.optimization.records import CloseRecord, Decision, acceptance_bytes

@@ -12,7 +12,7 @@ from swarm.errors import OutOfSync, PeerError, Refused, Superseded, WrongStep
 from swarm.events import LineageConfirmed
 from swarm.ids import PeerId
 from swarm.optimization.acceptor import Vote, has_majority
-from swarm.optimization.closing_context import Closing
+from swarm.optimization.contexts import Closing
 from swarm.optimization.leading import Leading
 from swarm.optimization.lineage import Fork
 from swarm.optimization.member import Member

@@ -13,20 +13,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from swarm.errors import Busy, Refused
 from swarm.ids import PartName, PeerId, RunId, stage_of
 from swarm.network.protocols import Answer, Method, Request
 from swarm.optimization.changes import Rescue, rescue_bytes
-from swarm.optimization.closing import cursors
 from swarm.optimization.history import History
-from swarm.optimization.records import CloseRecord
+from swarm.optimization.member import Member
 from swarm.optimization.roster import Roster, lost_parts
 from swarm.schema import Count, Message, PartField
-
-if TYPE_CHECKING:
-    from swarm.optimization.member import Member
 
 CONSENT = "rescue/1/consent"
 
@@ -101,28 +96,3 @@ def choose(roster: Roster, gone: Collection[str], offers: Mapping[str, Sequence[
             chosen[best.peer] = best
             left[roster[best.peer].part] -= 1
     return tuple(chosen[peer] for peer in sorted(chosen))
-
-
-def given_up(
-    head: CloseRecord, previous: str, term: int, roster: Roster, absent: tuple[str, ...], most: int
-) -> CloseRecord:
-    """The void record of the step after ``head``, whose hash is ``previous``: all but the roster is as it was. Pure:
-    every member computes the same."""
-    return CloseRecord(
-        run=head.run,
-        step=head.step + 1,
-        term=term,
-        committed=(),
-        tokens=0,
-        loss_sum=0.0,
-        grad_norm=0.0,
-        clip=1.0,
-        lr=0.0,
-        digests=dict(head.digests),
-        cursors=cursors(head, (), {}, roster, most),
-        roster=roster.members,
-        absent=absent,
-        void=True,
-        lineage=head.lineage,
-        previous=previous,
-    )

@@ -5,25 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from swarm.errors import EXIT_UNREACHABLE, PeerError, Refused, RunEnded, Superseded, Violation
 from swarm.ids import PartName, PeerId
 from swarm.optimization.acceptor import has_majority
 from swarm.optimization.awaited import awaited_holders
 from swarm.optimization.changes import Admission, Changes, Rescue
+from swarm.optimization.closing import given_up
+from swarm.optimization.contexts import Closing
 from swarm.optimization.copies import copy_holders
+from swarm.optimization.filling import Filling
 from swarm.optimization.live_calls import fell_silent
 from swarm.optimization.messages import Propose
 from swarm.optimization.presence import is_there
 from swarm.optimization.records import CloseRecord, voters
-from swarm.optimization.rescue import CONSENT, Consent, ConsentRequest, choose, given_up
+from swarm.optimization.rescue import CONSENT, Consent, ConsentRequest, choose
 from swarm.optimization.roster import TRAINERS, Roster, lost_parts, part_lost
 from swarm.waiting import first_done
-
-if TYPE_CHECKING:
-    from swarm.optimization.closing_context import Closing
-    from swarm.optimization.filling import Filling
 
 AGAIN_S = 1.0
 """How often those who hold copies are asked while nobody can take the part over."""

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from swarm.errors import Busy, Refused, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
 from swarm.pipeline.messages import Adopt, Backward, Forward, JourneyMessage, Recall, Resend, Targets
 from swarm.pipeline.passage import Passage, Passages
-
-if TYPE_CHECKING:
-    from swarm.pipeline.server import StageContext, StageSettings
-
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Who takes part in a step: whose microbatches are taken, and who may stand where on a route."""
-
-    trainers: frozenset[PeerId]
-    stages: tuple[frozenset[PeerId], ...]
-
-    @classmethod
-    def of(cls, trainers: Iterable[PeerId], stages: Iterable[Iterable[PeerId]]) -> Places:
-        """From a roster's slices."""
-        return cls(frozenset(trainers), tuple(map(frozenset, stages)))
+from swarm.pipeline.stage_context import Places, StageContext, StageSettings
 
 
 class Admission:

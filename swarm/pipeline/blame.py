@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
 
 from swarm.errors import PeerError
 from swarm.ids import PeerId
-
-if TYPE_CHECKING:
-    from swarm.pipeline.journey import JourneyContext
+from swarm.pipeline.journey_context import JourneyContext
 
 GONE = ("unreachable", "deadline")
 """Codes that say something about a peer or its link."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swarm.compression.dense import INT32
 from swarm.errors import BugError, Busy, PeerError, Refused, SwarmError, Violation, WrongStep
@@ -14,14 +14,12 @@ from swarm.network.protocols import Answer, Payload, Request
 from swarm.pipeline.batch import BatchSource
 from swarm.pipeline.compute import EndsCompute, EndsMaterial
 from swarm.pipeline.insistence import insist
+from swarm.pipeline.journey_context import JourneyContext
 from swarm.pipeline.kept import Kept, read_again
 from swarm.pipeline.messages import Recall, TrainerRecall, What
 from swarm.pipeline.recall import MAX_RECALLS, NESTED_SHARE
 from swarm.pipeline.retention import Retained, Retention
 from swarm.schema import Empty
-
-if TYPE_CHECKING:
-    from swarm.pipeline.journey import JourneyContext
 
 
 @dataclass(frozen=True, slots=True)

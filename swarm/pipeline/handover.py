@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swarm.errors import PeerError, Refused
 from swarm.ids import JourneyKey, PeerId
@@ -20,11 +20,9 @@ from swarm.pipeline.messages import (
     Output,
 )
 from swarm.pipeline.passage import Passage
+from swarm.pipeline.stage_context import StageContext, StageSettings
 from swarm.schema import Empty
 from swarm.security.receipts import receipt_bytes
-
-if TYPE_CHECKING:
-    from swarm.pipeline.server import StageContext, StageSettings
 
 logger = logging.getLogger(__name__)
 

@@ -7,68 +7,26 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
 
-from swarm.clock import Clock
 from swarm.compression.dense import INT32
-from swarm.device import DeviceThread
 from swarm.errors import Refused, SwarmError, Violation
-from swarm.events import EventSink
-from swarm.ids import JourneyKey, PeerId, RunId
+from swarm.ids import JourneyKey, PeerId
 from swarm.models.dropout import dropout_seed
-from swarm.network.protocols import Endpoint, Payload
+from swarm.network.protocols import Payload
 from swarm.pipeline.blame import OwnFailure, Poisoned
 from swarm.pipeline.compute import EndsCompute
 from swarm.pipeline.itinerary import Receipt
+from swarm.pipeline.journey_context import JourneyContext
 from swarm.pipeline.kept import Kept
 from swarm.pipeline.messages import Blocked, HopReport
-from swarm.pipeline.pace import Pace
 from swarm.pipeline.repair import Escort, Repair
-from swarm.pipeline.silence import Silence
-from swarm.pipeline.wiring import Wiring
 from swarm.security.receipts import receipt_bytes
 
 LOOK_EVERY_S = 1.0
 """How often a journey asks who is believed to be gone, when nothing else happens."""
-
-
-class ReceiptCheck(Protocol):
-    """Verifies a signature by a peer."""
-
-    def __call__(self, peer: PeerId, data: bytes, signature: bytes) -> bool:
-        """Whether ``signature`` over ``data`` is ``peer``'s."""
-
-
-def nobody() -> Collection[PeerId]:
-    """Nobody is believed to be gone."""
-    return ()
-
-
-@dataclass(slots=True, kw_only=True)
-class JourneyContext:
-    """What all journeys of one trainer share. ``suspect`` asks the health watch to look at a peer; ``gone`` are those
-    whom it believes to be gone: they are chosen for nothing; ``doubted``, who has not answered it the last time, only
-    where nobody else is left. ``seed`` is the run's, ``target`` how many microbatches a step has."""
-
-    run: RunId
-    stages: int
-    endpoint: Endpoint
-    device: DeviceThread
-    ends: EndsCompute | None
-    wiring: Wiring
-    events: EventSink
-    clock: Clock
-    verify: ReceiptCheck
-    suspect: Callable[[PeerId, str], None]
-    gone: Callable[[], Collection[PeerId]] = nobody
-    doubted: Callable[[], Collection[PeerId]] = nobody
-    pace: Pace = field(default_factory=Pace)
-    silence: Silence = field(default_factory=Silence)
-    seed: int = 0
-    target: int = 0
-    send_timeout_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

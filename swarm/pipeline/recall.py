@@ -11,7 +11,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swarm.errors import BugError, Busy, PeerError, Refused, SwarmError, Violation
 from swarm.ids import MicrobatchId, PeerId
@@ -21,10 +21,8 @@ from swarm.pipeline.compute import Material
 from swarm.pipeline.insistence import insist
 from swarm.pipeline.messages import Recall, TrainerRecall, TrainerWhat, What
 from swarm.pipeline.passage import Passage, Passages
+from swarm.pipeline.stage_context import StageContext, StageSettings
 from swarm.schema import Empty, Message
-
-if TYPE_CHECKING:
-    from swarm.pipeline.server import StageContext, StageSettings
 
 MAX_RECALLS = 16
 """Recalls of one kind that are worked on at a time; one activation each. More are Busy."""

@@ -11,7 +11,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swarm.errors import DeadlineMissed, PeerError, Refused, Unreachable
 from swarm.events import HopMoved
@@ -20,12 +20,10 @@ from swarm.network.protocols import Payload
 from swarm.pipeline.blame import GONE, POISON, Blame
 from swarm.pipeline.courier import Courier
 from swarm.pipeline.itinerary import Itinerary
+from swarm.pipeline.journey_context import JourneyContext
 from swarm.pipeline.messages import Blocked, Direction
 from swarm.pipeline.pace import Work
 from swarm.planning.patience import Patience
-
-if TYPE_CHECKING:
-    from swarm.pipeline.journey import JourneyContext
 
 FETCH_SHARE = 0.5
 """Part of the time of a takeover that fetching may take: so a stalled neighbour is named before the deadline."""

@@ -8,82 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from collections.abc import Coroutine
 from typing import Any
 
-from swarm.clock import Clock
-from swarm.device import DeviceThread
 from swarm.errors import Busy, Refused, WrongStep
-from swarm.events import EventSink, RetentionDropped
-from swarm.ids import RunId, stage_part
-from swarm.network.protocols import Answer, Endpoint, Method, Request
-from swarm.pipeline.admission import Admission, Places
-from swarm.pipeline.compute import BoundarySpecs, StageCompute
+from swarm.events import RetentionDropped
+from swarm.ids import stage_part
+from swarm.network.protocols import Answer, Method, Request
+from swarm.pipeline.admission import Admission
 from swarm.pipeline.handover import Handover
 from swarm.pipeline.messages import Adopt, Attend, Backward, Drop, Forward, Recall, Resend, Targets
 from swarm.pipeline.passage import Passage, Passages
 from swarm.pipeline.recall import Recalls
-from swarm.pipeline.retention import RETENTION_BYTES
 from swarm.pipeline.settle import Assigned, StageSettling, settle
+from swarm.pipeline.stage_context import Places, StageContext, StageSettings
 from swarm.pipeline.takeover import Takeover
 from swarm.pipeline.work import Worker
 from swarm.schema import Empty
 
-__all__ = ["Places", "StageContext", "StageServer", "StageSettings"]
-
 logger = logging.getLogger(__name__)
 DONE = Answer(Empty())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageSettings:
-    """One replica's place and limits. ``send_timeout_s`` bounds one hand-over, ``max_under_way`` the graphs and
-    payloads held of the open step, of the next one half as many; four times as many may send (hosted) targets ahead.
-    ``retention_bytes`` is the budget for what is retained of computed microbatches until their step closes. ``seed`` is
-    the run's."""
-
-    run: RunId
-    stage: int
-    stages: int
-    specs: BoundarySpecs
-    seed: int = 0
-    max_queue: int = 32
-    max_under_way: int = 64
-    send_timeout_s: float = 30.0
-    retention_bytes: int = RETENTION_BYTES
-
-    @property
-    def max_ahead(self) -> int:
-        """How many targets may wait for their microbatch."""
-        return 4 * self.max_under_way
-
-    @property
-    def first(self) -> bool:
-        """Whether this is the first stage."""
-        return self.stage == 0
-
-    @property
-    def last(self) -> bool:
-        """Whether this is the last stage."""
-        return self.stage == self.stages - 1
-
-    @property
-    def computes_loss(self) -> bool:
-        """Whether forward and backward are one piece of work here."""
-        return self.last and self.specs.hosted
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StageContext:
-    """What a replica works with. ``sign`` signs receipts with this peer's key."""
-
-    endpoint: Endpoint
-    device: DeviceThread
-    compute: StageCompute
-    sign: Callable[[bytes], bytes]
-    events: EventSink
-    clock: Clock
 
 
 class StageServer:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from swarm.errors import PeerError, Refused, WrongStep
 from swarm.events import ContributionReplayed, ContributionReversed
@@ -13,10 +13,8 @@ from swarm.ids import MicrobatchId, PeerId, stage_part
 from swarm.pipeline.messages import Attend
 from swarm.pipeline.passage import Passage, Passages
 from swarm.pipeline.recall import Errand, Missing, Recalls
+from swarm.pipeline.stage_context import StageContext, StageSettings
 from swarm.schema import Empty
-
-if TYPE_CHECKING:
-    from swarm.pipeline.server import StageContext, StageSettings
 
 AT_A_TIME = 8
 """Microbatches replayed or reversed at a time: while one is computed the tensors of others are fetched."""

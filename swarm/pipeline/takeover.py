@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
 
 from swarm.errors import PeerError
 from swarm.pipeline.handover import Handover
 from swarm.pipeline.passage import Passage, Passages
 from swarm.pipeline.recall import Errand, Missing, Recalls
+from swarm.pipeline.stage_context import StageSettings
 from swarm.pipeline.work import Worker
-
-if TYPE_CHECKING:
-    from swarm.pipeline.server import StageSettings
 
 
 class Takeover:

@@ -21,7 +21,8 @@ from swarm.pipeline.batch import BatchSource
 from swarm.pipeline.blame import OwnFailure, Poisoned
 from swarm.pipeline.ends import TrainerEnds
 from swarm.pipeline.flight import journeys_in_flight
-from swarm.pipeline.journey import FinishedJourney, Journey, JourneyContext
+from swarm.pipeline.journey import FinishedJourney, Journey
+from swarm.pipeline.journey_context import JourneyContext
 from swarm.pipeline.kept import Kept
 from swarm.pipeline.messages import Blocked, HopReport, InputGradient, JourneyMessage, Output, TrainerRecall
 from swarm.pipeline.repair import Escort, choose_route

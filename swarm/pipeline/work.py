@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from swarm.errors import BugError, PeerError
 from swarm.events import Accumulated, EventSink
@@ -16,9 +16,7 @@ from swarm.pipeline.handover import Handover
 from swarm.pipeline.messages import Direction
 from swarm.pipeline.passage import Passage, Passages
 from swarm.pipeline.queue import WorkQueue
-
-if TYPE_CHECKING:
-    from swarm.pipeline.server import StageContext, StageSettings
+from swarm.pipeline.stage_context import StageContext, StageSettings
 
 logger = logging.getLogger(__name__)
 Spawn = Callable[[Coroutine[Any, Any, None]], None]

@@ -24,16 +24,18 @@ from swarm.ids import PeerId, RunId
 from swarm.network.bodies import decode, pack_error, pack_request, unpack, unpack_error, unpack_request
 from swarm.network.framing import wire_bytes
 from swarm.network.link import Meter
-from swarm.network.protocols import PUBLIC_PREFIX, LinkStatistics, Payload, ReplyT, Request, Service
+from swarm.network.protocols import PUBLIC_PREFIX, LinkStatistics, Payload, RecordT, ReplyT, Request, Service
 from swarm.network.records import (
     LONGEST_S,
     PeerRecord,
     decode_record,
+    encode_record,
+    expiry_of,
+    key_name,
     lifetime_problem,
 )
 from swarm.network.serving import Admitted, Desk, ServeLimits, handle
 from swarm.schema import Message, Record
-from swarm.sim.directory import SimDirectory
 from swarm.sim.links import Traffic
 from swarm.sim.wires import Delay, Wires
 
@@ -321,3 +323,32 @@ class SimEndpoint:
         source.meter.sent[target.peer] += size
         await self.network.carry(source.peer, target.peer, size)
         target.meter.received[source.peer] += size
+
+
+class SimDirectory:
+    """Implements :class:`~swarm.network.protocols.Directory` for one peer in one run."""
+
+    def __init__(self, endpoint: SimEndpoint, run: RunId) -> None:
+        self._network, self._owner, self._run = endpoint.network, endpoint.peer, run
+        self._endpoint = endpoint
+        self._expiry: dict[str, float] = {}
+
+    async def announce(self, record: Record, *, ttl_s: float) -> None:
+        """See :class:`~swarm.network.protocols.Directory`."""
+        key = self._key(type(record))
+        expiry = expiry_of(self._network.clock.wall() + self._endpoint.skew_s, ttl_s, self._expiry.get(key, 0.0))
+        if not self._network.store(key, self._owner, self._owner, expiry, encode_record(record)):
+            raise Unreachable("no node of the directory stored our record")
+        self._expiry[key] = expiry
+
+    async def lookup(self, kind: type[RecordT]) -> dict[PeerId, RecordT]:
+        """See :class:`~swarm.network.protocols.Directory`."""
+        entries = self._network.records(self._key(kind))
+        return {owner: decode_record(kind, entry.body) for owner, entry in entries.items()}
+
+    def _key(self, kind: type[Record]) -> str:
+        if not self._network.is_open(self._endpoint):
+            raise Unreachable("this endpoint is closed")
+        if self._network.kinds.get(kind.kind) is not kind:
+            raise BugError(f"{kind.__name__} is not a record of this run's directory")
+        return key_name(self._run, kind)

@@ -16,7 +16,7 @@ from swarm.ids import MicrobatchId, PeerId
 from swarm.optimization.calls import first_leaf
 from swarm.optimization.messages import Lease, Leased, Reconcile
 from swarm.pipeline.messages import Forward, Output
-from swarm.pipeline.server import StageSettings
+from swarm.pipeline.stage_context import StageSettings
 from swarm.schema import Empty
 from tests.harness.expect import eventually
 from tests.harness.swarm import LocalSwarm

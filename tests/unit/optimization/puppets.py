@@ -12,7 +12,7 @@ from swarm.events import Event
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer, Method, Request
 from swarm.optimization.calls import StepCalls
-from swarm.optimization.closing_context import Closing
+from swarm.optimization.contexts import Closing
 from swarm.optimization.history import History
 from swarm.optimization.lead import LeadDesk
 from swarm.optimization.leading import Leading

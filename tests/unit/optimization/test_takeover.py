@@ -12,7 +12,7 @@ from swarm.errors import RunEnded, WrongStep
 from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.network.protocols import Answer, Method, Request, Service
 from swarm.optimization.calls import StepCalls
-from swarm.optimization.closing_context import Closing
+from swarm.optimization.contexts import Closing
 from swarm.optimization.lead import LeadDesk
 from swarm.optimization.live_calls import LiveCalls
 from swarm.optimization.loop import StepLoop

@@ -15,11 +15,11 @@ from swarm.errors import BugError
 from swarm.ids import MicrobatchId, PartName, PeerId, RunId
 from swarm.network.protocols import Request
 from swarm.optimization.closing import totals
+from swarm.optimization.contexts import MemberContext
 from swarm.optimization.founding import genesis
 from swarm.optimization.history import History
 from swarm.optimization.life import Life
 from swarm.optimization.member import Member
-from swarm.optimization.member_context import MemberContext
 from swarm.optimization.messages import Apply, Decide, Prepare, Propose, Reconcile
 from swarm.optimization.open_step import Attempt, Round
 from swarm.optimization.records import CloseRecord, Contribution, Decision, acceptance_bytes

@@ -14,7 +14,7 @@ from swarm.ids import PeerId
 from swarm.optimization.calls import first_leaf
 from swarm.pipeline.journey import FinishedJourney
 from swarm.pipeline.messages import Blocked, HopReport, InputGradient, Output, TrainerRecall
-from swarm.pipeline.server import Places
+from swarm.pipeline.stage_context import Places
 from swarm.schema import Empty
 from swarm.security.receipts import receipt_bytes
 from swarm.sim.network import SimNetwork

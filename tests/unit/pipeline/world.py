@@ -19,7 +19,8 @@ from swarm.ids import MicrobatchId, PeerId, RunId
 from swarm.models.spec import TensorSpec
 from swarm.network.protocols import Answer, Method, Payload, Request
 from swarm.pipeline.compute import BoundarySpecs, EndsCompute, StageCompute
-from swarm.pipeline.journey import FinishedJourney, JourneyContext
+from swarm.pipeline.journey import FinishedJourney
+from swarm.pipeline.journey_context import JourneyContext
 from swarm.pipeline.messages import (
     Adopt,
     Attend,
@@ -36,7 +37,8 @@ from swarm.pipeline.messages import (
     TrainerRecall,
 )
 from swarm.pipeline.pace import Pace
-from swarm.pipeline.server import Places, StageContext, StageServer, StageSettings
+from swarm.pipeline.server import StageServer
+from swarm.pipeline.stage_context import Places, StageContext, StageSettings
 from swarm.pipeline.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.schema import Empty

@@ -1,8 +1,8 @@
-"""What the leader of a step needs from its surroundings."""
+"""What a member needs from its surroundings, and what the leader of a step does."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from swarm.clock import Clock
@@ -11,9 +11,33 @@ from swarm.ids import PeerId
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.history import History
 from swarm.optimization.lead import LeadDesk
+from swarm.optimization.life import Life
 from swarm.optimization.live_calls import Liveness
-from swarm.optimization.records import Confirmation
+from swarm.optimization.open_step import Attempt
+from swarm.optimization.records import CloseRecord, Confirmation, Decision
 from swarm.optimization.rules import StepRules
+
+
+@dataclass(slots=True, kw_only=True)
+class MemberContext:
+    """What :class:`swarm.optimization.member.Member` works with.
+
+    ``install`` downloads this peer's part for a founding record, from the peer that proposes it; ``decided`` is awaited
+    after the swap and before anyone who waits for the next step goes on. ``founder`` may propose the genesis.
+    ``attempt`` is how it gets its mean gradient; ``gone`` are those whom the health watch believes to be lost.
+    """
+
+    me: PeerId
+    life: Life
+    rules: StepRules
+    attempt: Attempt
+    history: History
+    sign: Callable[[bytes], bytes]
+    verify: Callable[[PeerId, bytes, bytes], bool]
+    install: Callable[[CloseRecord, PeerId], Awaitable[None]]
+    decided: Callable[[Decision], Awaitable[None]]
+    founder: PeerId
+    gone: Callable[[], Mapping[PeerId, str]] = dict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
