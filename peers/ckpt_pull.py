@@ -20,8 +20,8 @@ from peers.words import amount, command_name, gathering, listed, numbered
 from swarm.config import Manifest, load_manifest
 from swarm.errors import EXIT_UNREACHABLE, Incompatible, PeerError, StateError
 from swarm.ids import PartName
-from swarm.models.flops import model_parameter_count
 from swarm.models.split import split_model
+from swarm.planning.costs import model_parameter_count
 from swarm.state.checkpoint_aside import set_aside
 from swarm.state.checkpoint_disk import alone
 from swarm.state.checkpoint_donors import Donor, WantedFile

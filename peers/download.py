@@ -10,8 +10,8 @@ from swarm.events import DonorDropped, StateDownloaded, SyncProgress
 from swarm.ids import PeerId
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.records import CloseRecord
-from swarm.planning.patience import Patience
 from swarm.state.download import Download, DownloadContext, Wanted
+from swarm.waiting import ExponentialBackoff
 
 if TYPE_CHECKING:
     from peers.roles import Surroundings
@@ -91,7 +91,7 @@ class PartDownload:
 async def download_part(around: Surroundings, record: CloseRecord, part: TrainedPart, *donors: PeerId) -> None:
     """Install the state that ``record`` vouches for. Raises as :meth:`PartDownload.run`, but when all are busy they are
     asked again, until the caller gives up."""
-    download, patience = PartDownload(around, record, part), Patience(BUSY_PAUSE_S)
+    download, patience = PartDownload(around, record, part), ExponentialBackoff(BUSY_PAUSE_S)
     while True:
         try:
             return await download.run(donors)

@@ -41,9 +41,9 @@ from swarm.optimization.records import CloseRecord, Decision
 from swarm.optimization.roster import TRAINERS, Places, Roster, choose_place
 from swarm.optimization.roster import Member as Listed
 from swarm.optimization.serving import can_be_called
-from swarm.planning.patience import Patience
 from swarm.schema import Empty
 from swarm.security.signing import verify
+from swarm.waiting import ExponentialBackoff
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +97,7 @@ class Joining:
         """Return when a record names us. Raises RunEnded when there is no place for us, or when those who could help
         failed too often."""
         attempts = failures = 0
-        patience = Patience(FIRST_PAUSE_S)
+        patience = ExponentialBackoff(FIRST_PAUSE_S)
         while True:
             self._check_ended(self._known, self._member.head)  # nobody else may be there to say so
             newest = await self._newest(contact)
@@ -183,7 +183,7 @@ class Joining:
         """Whether the record names another life of this peer: one before this process, or beside it."""
         return self._around.endpoint.peer in head.members and not self._member.names(head)
 
-    async def _wait_for_notice(self, head: CloseRecord, patience: Patience) -> None:
+    async def _wait_for_notice(self, head: CloseRecord, patience: ExponentialBackoff) -> None:
         """Wait a little for the run to notice that who was there under our name is gone. Raises RunEnded when that one
         is heard, now or later: what is sent to it must not come here. Who is not heard is gone, however long the run
         takes to notice: it may be waiting for just this peer's vote."""

@@ -13,10 +13,8 @@ from swarm.optimization.calls import StepCalls
 from swarm.optimization.changes import ALL_ASKED, Departure, departure_bytes
 from swarm.optimization.member import Member
 from swarm.optimization.records import NO_RECORD
-from swarm.planning.deadlines import AdaptiveDeadline
-from swarm.planning.patience import Patience
 from swarm.schema import Empty
-from swarm.waiting import first_done
+from swarm.waiting import AdaptiveDeadline, ExponentialBackoff, first_done
 
 HANDOVER_S, LOOK_S = 15.0, 1.0
 """So long after it was told to leave a peer waits for others to come before it lets the run end; looked at so often."""
@@ -94,7 +92,7 @@ class Leaving:
         await self._asked.wait()
         if not self._member.is_member and not self.admitted.is_set():
             raise RunEnded("it left before it took part", self.exit_code)
-        patience = Patience(0.2)
+        patience = ExponentialBackoff(0.2)
         while not (self._member.departed or self._member.over):
             if self._member.cut_off:
                 raise RunEnded(f"it left while the run went on without it: {self._member.cut_off}", self.exit_code)

@@ -52,11 +52,11 @@ from swarm.optimization.records import CloseRecord, Decision
 from swarm.optimization.remote_leader import RemoteLeader
 from swarm.optimization.roster import Roster, lost_parts
 from swarm.optimization.vote_file import VoteFile
-from swarm.planning.deadlines import AdaptiveDeadline
 from swarm.schema import AFTER_CHARS
 from swarm.security.signing import verify
 from swarm.state.snapshot import Snapshot
 from swarm.state.transfer import StateDonor
+from swarm.waiting import AdaptiveDeadline
 
 STEP_FLOOR_S, STEP_CEILING_S = 20.0, 120.0
 WAITING_S = 1.0

@@ -105,7 +105,7 @@ def _come_back(past: Past, settings: JoinSettings, *, words: bool, json_lines: b
 
 def summary(founded: Founded) -> list[tuple[str, str]]:
     """What the run is, as (label, text): what a person wants to know before inviting others to it."""
-    from swarm.models.flops import model_parameter_count
+    from swarm.planning.costs import model_parameter_count
 
     manifest = founded.manifest
     run, model, batch = manifest.run, manifest.model, manifest.batch

@@ -29,13 +29,12 @@ from swarm.optimization.observing import LEASE_S
 from swarm.optimization.part_state import PartState
 from swarm.optimization.records import CloseRecord, Decision
 from swarm.optimization.roster import Roster
-from swarm.planning.patience import Patience
 from swarm.security.signing import verify
 from swarm.state.bucket import Bucket
 from swarm.state.chunks import Cut
 from swarm.state.download import Download, DownloadContext, Wanted
 from swarm.state.snapshot import Snapshot
-from swarm.waiting import first_done
+from swarm.waiting import ExponentialBackoff, first_done
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +125,7 @@ class PartCopy:
     async def run(self) -> None:
         """Follow, until cancelled. What fails is tried again, with others first: when a step closes, or after a pause.
         What is held is kept as long as no newer step was decided: it may be all that is left."""
-        patience = Patience(FIRST_PAUSE_S)
+        patience = ExponentialBackoff(FIRST_PAUSE_S)
         while True:
             head = await self._context.records.wait(0)
             late = self._late

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 from swarm.config import Manifest
-from swarm.models.flops import model_parameter_count
 from swarm.models.split import split_model
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.optimization.local_part import LocalRules
@@ -13,6 +12,7 @@ from swarm.optimization.outer import OuterNesterov
 from swarm.optimization.records import record_room
 from swarm.optimization.rules import StepRules
 from swarm.optimization.update import AdamW, Outer, Update
+from swarm.planning.costs import model_parameter_count
 
 FAR = 2.0
 """How much farther than a learning rate a step of AdamW may move an element, with its weight decay."""

@@ -11,11 +11,11 @@ from peers.situation import Situation
 from peers.standing import PartTurnout
 from swarm.events import LinkUsage, Participation, RosterChanged, RunStarted, StepClosed, StepGivenUp
 from swarm.ids import PeerId
-from swarm.models.flops import model_parameter_count
 from swarm.optimization.records import CloseRecord
 from swarm.optimization.roster import TRAINERS, Member, Roster, lost_parts
 from swarm.optimization.succession import owner
 from swarm.optimization.turnout import Turnout, turnouts
+from swarm.planning.costs import model_parameter_count
 
 
 class StepEvents:

@@ -1,10 +1,25 @@
-"""Waiting for whichever comes first, and for what somebody else brings about."""
+"""The rules of waiting, each in one place: for whichever comes first, for news, until a deadline, again and again.
+
+Pure but for :func:`first_done` and :class:`News`: times are arguments, in seconds of any steady clock.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+SHORTEST_S = 0.005
+LONGEST_S = 1.0
+"""Bounds of how long a peer is left alone before it is asked again, unless a caller knows better."""
+
+FEW = 4
+"""From so many durations on the longest one is not taken for the rule: a single stall would set the deadline until
+twenty more have been seen."""
+
+T = TypeVar("T")
 
 
 async def first_done(*works: Coroutine[Any, Any, Any]) -> None:
@@ -38,3 +53,82 @@ class News:
         """Something has changed."""
         async with self._told:
             self._told.notify_all()
+
+
+def doubled(first_s: float, times: int, longest_s: float) -> float:
+    """A time, doubled so many times, ``longest_s`` at most."""
+    return min(longest_s, first_s * 2.0**times)
+
+
+class ExponentialBackoff:
+    """Pauses that double from ``first_s`` to ``longest_s``; none is below SHORTEST_S."""
+
+    def __init__(self, first_s: float = SHORTEST_S, longest_s: float = LONGEST_S) -> None:
+        self._longest_s = longest_s
+        self._first_s = self.next_s = min(longest_s, max(SHORTEST_S, first_s))
+
+    def pause_s(self) -> float:
+        """The next pause."""
+        pause_s, self.next_s = self.next_s, doubled(self.next_s, 1, self._longest_s)
+        return pause_s
+
+    def restart(self) -> None:
+        """It went well: the next pause is the first again."""
+        self.next_s = self._first_s
+
+
+@dataclass(slots=True)
+class AdaptiveDeadline:
+    """Seconds to wait for a kind of work: a multiple of a high quantile of recent durations, within bounds.
+
+    Until anything was observed the ceiling applies: an unknown peer on an unknown link gets all the time there is;
+    ``first_s`` instead, if given, where waiting costs more than giving up.
+    The factor leaves room for a load twice as high as anything seen; the floor keeps a burst of quick answers from
+    condemning the next one. Observing costs O(1), asking O(window log window).
+    """
+
+    floor_s: float
+    ceiling_s: float
+    quantile: float = 0.95
+    factor: float = 4.0
+    window: int = 128
+    first_s: float | None = None
+    _recent: deque[float] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._recent = deque(maxlen=self.window)
+
+    def observe(self, seconds: float) -> None:
+        """Add one completed piece of work."""
+        self._recent.append(seconds)
+
+    def seconds(self) -> float:
+        """How long to wait for the next piece."""
+        if not self._recent:
+            return self.ceiling_s if self.first_s is None else self.first_s
+        ordered = sorted(self._recent)
+        last = len(ordered) - 1
+        index = int(self.quantile * last) if len(ordered) >= FEW else last
+        return min(self.ceiling_s, max(self.floor_s, self.factor * ordered[index]))
+
+
+class StallDetector(Generic[T]):
+    """Since when something that should change has not. It is ``seen`` now and then, at a time, or at a look by its
+    number: that is for the caller to choose, and for how long is too long."""
+
+    def __init__(self, now: float, seen: T) -> None:
+        self._seen, self.moved = seen, now
+
+    def look(self, now: float, seen: T) -> float:
+        """For how long it has stood still."""
+        if seen != self._seen:
+            self._seen, self.moved = seen, now
+        return self.still(now)
+
+    def still(self, now: float) -> float:
+        """The same, as far as was looked."""
+        return now - self.moved
+
+    def excuse(self, now: float) -> None:
+        """Nothing could have changed until now."""
+        self.moved = now

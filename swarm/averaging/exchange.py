@@ -20,7 +20,7 @@ from swarm.errors import Busy, DeadlineMissed, PeerError, RoundFailed, Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Endpoint, Payload
 from swarm.schema import Empty
-from swarm.waiting import first_done
+from swarm.waiting import ExponentialBackoff, first_done
 
 INLINE_ELEMENTS = 1 << 13
 """Up to this many elements (some 50 µs of work) a thread hop would cost more than it hides."""
@@ -238,7 +238,7 @@ class Exchange:
         self, peer: PeerId, method: str, message: RoundMessage, payload: Payload = b"", max_reply_bytes: int = 0
     ) -> memoryview:
         """Ask a member until it is no longer busy. Raises RoundFailed naming it."""
-        pause_s = FIRST_PAUSE_S
+        backoff = ExponentialBackoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
         self._asking[peer] += method != STAY  # who is not answered to that owes nothing
         while True:
             try:
@@ -246,8 +246,7 @@ class Exchange:
             except Busy:
                 self._inbox.said_busy(peer)
                 # Who asks whether we are in is in itself: a late member need not wait until we ask it again.
-                await first_done(self._means.clock.sleep(pause_s), self._come_in(peer, method))
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+                await first_done(self._means.clock.sleep(backoff.pause_s()), self._come_in(peer, method))
             except PeerError as error:
                 if isinstance(error, DeadlineMissed):
                     raise self._overdue() from error

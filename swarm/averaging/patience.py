@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 from swarm.clock import Clock
 from swarm.errors import DeadlineMissed, PeerError
 from swarm.ids import PeerId
-from swarm.planning.deadlines import AdaptiveDeadline
+from swarm.waiting import AdaptiveDeadline
 
 FLOOR_S, FIRST_S = 1.0, 5.0
 """Bounds of how long a mixing waits: at least, and until anything was measured."""

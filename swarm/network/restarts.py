@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
+from swarm.waiting import doubled
+
 FIRST_PAUSE_S = 0.25
 LONGEST_PAUSE_S = 2.0
 
@@ -37,7 +39,7 @@ class Restarts:
         recent = len(self._died)
         if recent >= self._limits.deaths:
             return None
-        return 0.0 if recent == 1 else min(FIRST_PAUSE_S * 2 ** (recent - 2), LONGEST_PAUSE_S)
+        return 0.0 if recent == 1 else doubled(FIRST_PAUSE_S, recent - 2, LONGEST_PAUSE_S)
 
     @property
     def said(self) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from swarm.waiting import StallDetector
+
 LAST_LOOK_S = 1.0
 
 
@@ -24,7 +26,7 @@ class Standstill:
     def watch(self) -> None:
         """Look from now on, until there is no number at a look. Idempotent."""
         if self._timer is None:
-            self._look(None, late=False)
+            self._look(StallDetector(0, None), 0)
 
     def cancel(self) -> None:
         """Look no more. Idempotent."""
@@ -32,13 +34,13 @@ class Standstill:
             self._timer.cancel()
             self._timer = None
 
-    def _look(self, seen: int | None, late: bool) -> None:
+    def _look(self, stall: StallDetector[int | None], looks: int) -> None:
         self._timer, number = None, self._number()
         if number is None:
             return
-        if late and number == seen:
+        still = stall.look(looks, number)  # in looks, not in seconds
+        if still > 1:
             self._stands()
             return
-        late = number == seen
         loop = asyncio.get_running_loop()
-        self._timer = loop.call_later(LAST_LOOK_S if late else self._patience_s, self._look, number, late)
+        self._timer = loop.call_later(LAST_LOOK_S if still else self._patience_s, self._look, stall, looks + 1)

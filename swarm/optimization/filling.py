@@ -27,9 +27,8 @@ from swarm.optimization.roster import Roster, lost_parts, needed, part_lost
 from swarm.optimization.serving import unserved
 from swarm.optimization.standstill import LOOK_S, STALLED_S, Standstill
 from swarm.optimization.turnout import MOST_TOLD, REASON_CHARS
-from swarm.planning.patience import Patience
 from swarm.schema import Empty
-from swarm.waiting import first_done
+from swarm.waiting import ExponentialBackoff, first_done
 
 logger = logging.getLogger(__name__)
 
@@ -217,7 +216,7 @@ class Filling:
         times, and then left alone. Never raises a PeerError."""
         body = Over(step=self._step, term=self._term, part=str(part))
         others = [peer for peer in self._roster.peers if peer not in self.out and peer != self._closing.calls.me]
-        patience = Patience(0.5)
+        patience = ExponentialBackoff(0.5)
         for _ in range(OVER_TRIES):
             told = await asyncio.gather(*(self._agrees(peer, body) for peer in others))
             others = [peer for peer, agrees in zip(others, told, strict=True) if not agrees]
@@ -267,7 +266,7 @@ class Filling:
     async def _tell_to_feed(self) -> None:
         """Until all that are there have heard it: who has not would wait for ever, and the step with it. Raises
         Superseded and WrongStep."""
-        patience = Patience(0.1)
+        patience = ExponentialBackoff(0.1)
         while untold := sorted(self._untold - self.out.keys()):
             told = await asyncio.gather(*(self._told(peer) for peer in untold))
             self._untold -= {peer for peer, heard in zip(untold, told, strict=True) if heard}

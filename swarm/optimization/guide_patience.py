@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from swarm.ids import PeerId
+from swarm.waiting import ExponentialBackoff
 
 PATIENCE_S = 10.0
 """How long one question may take. A step may take longer: then it is asked again. So may the update of a large part
@@ -21,13 +22,18 @@ class GuidePatience:
     def __init__(self) -> None:
         self._guide: PeerId | None = None
         self._idle = 0
-        self.seconds = PATIENCE_S
+        self._time = ExponentialBackoff(PATIENCE_S, LONGEST_PATIENCE_S)
+
+    @property
+    def seconds(self) -> float:
         """How long the next question may take."""
+        return self._time.next_s
 
     def begin(self, guide: PeerId) -> None:
         """Something else is asked now, of ``guide``."""
         if guide != self._guide:
-            self._guide, self.seconds = guide, PATIENCE_S
+            self._guide = guide
+            self._time.restart()
         self._idle = 0
 
     def late(self, waited_s: float, brought: int, size: int) -> str:
@@ -39,5 +45,5 @@ class GuidePatience:
             return f"{brought} of {size} bytes in {waited_s:g} s"
         if self.seconds >= LONGEST_PATIENCE_S:
             return f"not in {self.seconds:g} s"
-        self.seconds *= 2
+        self._time.pause_s()
         return ""

@@ -45,9 +45,8 @@ from swarm.optimization.presence import absent
 from swarm.optimization.records import CloseRecord, Contribution, voters
 from swarm.optimization.rescuing import Rescuing
 from swarm.optimization.roster import Roster
-from swarm.planning.patience import Patience
 from swarm.schema import Empty, Message
-from swarm.waiting import first_done
+from swarm.waiting import ExponentialBackoff, first_done
 
 logger = logging.getLogger(__name__)
 ReplyT = TypeVar("ReplyT", bound=Message)
@@ -140,7 +139,7 @@ class Leading:
     # --- the result ----------------------------------------------------------------------------------------------
 
     async def _own_proposal(self) -> Propose:
-        patience = Patience(0.05)
+        patience = ExponentialBackoff(0.05)
         while True:
             try:
                 committed = await self._filling.run()
@@ -347,7 +346,7 @@ class Leading:
         have kept their vote, if nothing else. Raises OutOfSync when so many say no that it cannot be one; but where
         nobody has voted yet it asks on: those who answer for another step, or see another lead, may be back."""
         given: dict[PeerId, ReplyT] = {}
-        patience, needed = Patience(0.1), majority(len(electors))
+        patience, needed = ExponentialBackoff(0.1), majority(len(electors))
         while True:
             gone = self.closing.liveness.gone
             few = sum(peer in given or peer not in gone for peer in electors) < needed

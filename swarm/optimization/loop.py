@@ -27,8 +27,7 @@ from swarm.optimization.parting import FAREWELL_S, Parting
 from swarm.optimization.provisional import Provisional, Reunion, Solitude
 from swarm.optimization.records import CloseRecord
 from swarm.optimization.succession import due_term, own_term
-from swarm.planning.patience import Patience
-from swarm.waiting import first_done
+from swarm.waiting import ExponentialBackoff, first_done
 
 logger = logging.getLogger(__name__)
 
@@ -118,7 +117,7 @@ class StepLoop:
     async def _lead(self, step: int) -> None:
         """Lead the step whenever it is our turn, until it is decided or goes on without us. No term twice, also when
         we were cut off and come back to the same step: two records in one term could both be decided."""
-        member, liveness, patience = self._member, self._closing.liveness, Patience(0.1)
+        member, liveness, patience = self._member, self._closing.liveness, ExponentialBackoff(0.1)
         me, roster = self._closing.calls.me, member.roster
         superseded = 0
         while member.open_step == step and not member.cut_off:
@@ -149,7 +148,7 @@ class StepLoop:
     async def _announce(self, leading: Leading) -> None:
         """To whoever is there by then, until we have closed the step as well: had nobody been told, nobody else would
         lead it as long as we are there."""
-        member, patience = self._member, Patience(0.1)
+        member, patience = self._member, ExponentialBackoff(0.1)
         await leading.announce()
         while member.open_step == leading.step and not member.cut_off:
             await self._closing.clock.sleep(patience.pause_s())
@@ -157,7 +156,7 @@ class StepLoop:
 
     async def _tell_rest(self, leading: Leading, members: Collection[PeerId]) -> None:
         """Those who are there and were not told yet. Takes at most FAREWELL_S."""
-        liveness, patience = self._closing.liveness, Patience(0.1)
+        liveness, patience = self._closing.liveness, ExponentialBackoff(0.1)
         rest = set(members) - {self._closing.calls.me}
         try:
             async with asyncio.timeout(FAREWELL_S):

@@ -39,6 +39,7 @@ from swarm.optimization.records import CloseRecord, Decision, check_acceptances
 from swarm.optimization.starting import Start, begin
 from swarm.optimization.updates import KEPT_UPDATES
 from swarm.schema import Empty
+from swarm.waiting import doubled
 
 ALIVE_S = 5.0
 """How long a donor that did not answer a question may take for the simplest one."""
@@ -245,7 +246,7 @@ class Observer:
             except DeadlineMissed:
                 await self._check_alive(wait)
                 await self._guides.stay()
-                patience_s = max(self._patience.seconds, min(2 * patience_s, MOST_PATIENCE_S))
+                patience_s = max(self._patience.seconds, doubled(patience_s, 1, MOST_PATIENCE_S))
         if len(payload) not in (0, size):
             raise Violation(f"an update of {len(payload)} bytes instead of {size}", peer=guide)
         return torch.frombuffer(payload, dtype=torch.float32) if payload else None

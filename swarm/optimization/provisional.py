@@ -21,9 +21,8 @@ from swarm.optimization.observation import NEXT, START, Decided, NextRequest, St
 from swarm.optimization.records import CloseRecord, Decision, check_confirmed, voters
 from swarm.optimization.roster import lost_parts
 from swarm.optimization.succession import own_term
-from swarm.planning.patience import Patience
 from swarm.schema import Message
-from swarm.waiting import first_done
+from swarm.waiting import ExponentialBackoff, first_done
 
 LOOK_S = 1.0
 """How often those who are back are asked again what became of the step after the fork point."""
@@ -142,7 +141,7 @@ class Reunion:
 
     def __init__(self, member: Member, closing: Closing) -> None:
         self._member, self._closing = member, closing
-        self._patience = Patience(0.1)
+        self._patience = ExponentialBackoff(0.1)
 
     async def run(self) -> None:
         """Until cancelled: find out what a majority has decided, and else have our candidate accepted. Raises OSError

@@ -16,9 +16,8 @@ from swarm.optimization.member import Member
 from swarm.optimization.messages import Complete, Feed, Lease, Leased, PutAside, Resume, Resumed
 from swarm.optimization.records import Aside, Contribution
 from swarm.optimization.succession import owner
-from swarm.planning.patience import Patience
 from swarm.schema import Empty
-from swarm.waiting import first_done
+from swarm.waiting import ExponentialBackoff, first_done
 
 logger = logging.getLogger(__name__)
 AnswerT = TypeVar("AnswerT")
@@ -153,7 +152,7 @@ class RemoteLeader:
     ) -> AnswerT:
         """What the leader answers, whoever it is; a new one hears first what was begun, and so does one that says no,
         as it may not know. Raises what is ``final`` of that, and WrongStep for a closed step."""
-        patience = Patience()
+        patience = ExponentialBackoff()
         while True:
             if self._member.open_step != step or not self._member.is_member:
                 raise WrongStep(f"step {step} is closed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from swarm.ids import PeerId
+from swarm.waiting import StallDetector
 
 STALLED_S = 60.0
 """How long nothing may come of a batch of which all but some trainers have done their part. More than any hop may take:
@@ -20,8 +21,8 @@ class Standstill:
     nobody could have got anything done. The batch began later, and who held it up before has all the time again."""
 
     def __init__(self, now: float) -> None:
-        self._began = self._moved = self._looked = now
-        self._seen: tuple[int, tuple[PeerId, ...]] = 0, ()
+        self._began = self._looked = now
+        self._stall = StallDetector[tuple[int, tuple[PeerId, ...]]](now, (0, ()))
 
     def look(self, now: float, done: int, waits_for: tuple[PeerId, ...]) -> dict[PeerId, str]:
         """The trainers that hold the batch up, and why; most often nobody. ``done`` microbatches are completed, and the
@@ -29,14 +30,13 @@ class Standstill:
         a trainer with which something is wrong may put everything aside."""
         away, self._looked = now - self._looked, now
         if away > AWAY_S:
-            self._began, self._moved = self._began + now - self._moved, now
-        if (done, waits_for) != self._seen:
-            self._seen, self._moved = (done, waits_for), now
-        still = self.still_s(now)
-        if not waits_for or still < max(STALLED_S, SLOWEST * (self._moved - self._began)):
+            self._began = self._began + now - self._stall.moved
+            self._stall.excuse(now)
+        still = self._stall.look(now, (done, waits_for))
+        if not waits_for or still < max(STALLED_S, SLOWEST * (self._stall.moved - self._began)):
             return {}
         return dict.fromkeys(waits_for, f"nothing came of its work for {still:.0f} s")
 
     def still_s(self, now: float) -> float:
         """For how long the batch has not come on, as far as its leader has looked."""
-        return now - self._moved
+        return self._stall.still(now)

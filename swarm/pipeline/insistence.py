@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from swarm.clock import Clock
 from swarm.errors import Busy
-from swarm.planning.patience import Patience
+from swarm.waiting import ExponentialBackoff
 
 T = TypeVar("T")
 
@@ -17,7 +17,7 @@ async def insist(send: Callable[[], Awaitable[T]], clock: Clock, *, within_s: fl
 
     Raises what ``send`` raises, and its Busy when ``within_s`` seconds have passed.
     """
-    patience, deadline = Patience(), clock.monotonic() + within_s
+    patience, deadline = ExponentialBackoff(), clock.monotonic() + within_s
     while True:
         try:
             return await send()

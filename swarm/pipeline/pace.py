@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import Literal
 
 from swarm.ids import PeerId
-from swarm.planning.deadlines import AdaptiveDeadline
+from swarm.waiting import AdaptiveDeadline
 
 FLOOR_S = 1.0
 """Shorter waits condemn a peer for one burst, or for one pause of its garbage collector."""

@@ -12,7 +12,7 @@ from swarm.network.protocols import Payload
 from swarm.pipeline.compute import Graph
 from swarm.pipeline.messages import JourneyMessage
 from swarm.pipeline.retention import Retained, Retention, payload_bytes
-from swarm.planning.deadlines import AdaptiveDeadline
+from swarm.waiting import AdaptiveDeadline
 
 logger = logging.getLogger(__name__)
 STAY_FLOOR_S, STAY_CEILING_S = 30.0, 300.0

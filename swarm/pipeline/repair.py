@@ -23,7 +23,7 @@ from swarm.pipeline.itinerary import Itinerary
 from swarm.pipeline.journey_context import JourneyContext
 from swarm.pipeline.messages import Blocked, Direction
 from swarm.pipeline.pace import Work
-from swarm.planning.patience import Patience
+from swarm.waiting import ExponentialBackoff, doubled
 
 FETCH_SHARE = 0.5
 """Part of the time of a takeover that fetching may take: so a stalled neighbour is named before the deadline."""
@@ -56,7 +56,7 @@ async def choose_route(context: JourneyContext) -> tuple[PeerId, ...]:
     """One replica per stage; waits while a stage has nobody."""
     route = []
     for stage in range(context.stages):
-        patience = Patience(context.wiring.typical_seconds(stage))
+        patience = ExponentialBackoff(context.wiring.typical_seconds(stage))
         while (chosen := _choose(context, stage, set())) is None:
             await context.clock.sleep(patience.pause_s())
         route.append(chosen)
@@ -96,7 +96,7 @@ class Repair:
         self._over = False
         self._blocked: dict[tuple[PeerId, int, Direction], Blocked] = {}
         self._tried: dict[int, set[PeerId]] = defaultdict(set)
-        self._patience: dict[int, Patience] = {}
+        self._patience: dict[int, ExponentialBackoff] = {}
         self._nudged: set[int] = set()
         self._supplied: set[PeerId] = set()
 
@@ -348,8 +348,8 @@ class Repair:
     def _begin(self, at: int, work: Work) -> float:
         """The replica's turn begins. Returns how many seconds it has: twice as many each time that the hop was late."""
         hop = self.way.hops[at]
-        seconds = self._context.pace.seconds(hop.replica, work) * float(1 << min(hop.misses, MOST_DOUBLINGS))
-        seconds = min(seconds, self._context.pace.ceiling_s)
+        pace = self._context.pace
+        seconds = doubled(pace.seconds(hop.replica, work), min(hop.misses, MOST_DOUBLINGS), pace.ceiling_s)
         self.way.begin_turn(at, self._context.clock.monotonic(), seconds, work)
         self._wake()
         return seconds
@@ -375,7 +375,7 @@ class Repair:
         return True
 
     async def _pause(self, at: int) -> None:
-        patience = self._patience.setdefault(at, Patience(self._context.wiring.typical_seconds(at)))
+        patience = self._patience.setdefault(at, ExponentialBackoff(self._context.wiring.typical_seconds(at)))
         await self._context.clock.sleep(patience.pause_s())
 
     def _move(self, at: int, new: PeerId, error: PeerError, direction: Direction) -> None:

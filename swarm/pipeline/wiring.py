@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 
 from swarm.errors import Refused
 from swarm.ids import PeerId
+from swarm.waiting import ExponentialBackoff
 
 FIRST_GUESS_S = 1e-3
 """Expected seconds of a replica that was never measured, when no other replica of its stage was either: small enough
@@ -31,6 +32,7 @@ class _Replica:
     key: float = 0.0
     average_s: float | None = None
     leave_s: float = 0.0
+    leaves: ExponentialBackoff = field(default_factory=lambda: ExponentialBackoff(FIRST_LEAVE_S, LONGEST_LEAVE_S))
     left_out_until: float = 0.0
     soonest: float = 0.0
     tried: bool = False
@@ -121,6 +123,7 @@ class Wiring:
         if replica.on_parole:  # what it was left out of is not owed to it
             replica.leave_s = replica.left_out_until = replica.soonest = 0.0
             replica.tried = False
+            replica.leaves.restart()
             replica.key = max(replica.key, self._lowest(stage))
         old = replica.average_s
         replica.average_s = seconds if old is None else self._gamma * seconds + (1 - self._gamma) * old
@@ -133,7 +136,7 @@ class Wiring:
             return 0.0
         if replica.on_parole and not replica.tried:
             return replica.leave_s
-        replica.leave_s = min(LONGEST_LEAVE_S, max(FIRST_LEAVE_S, 2 * replica.leave_s))
+        replica.leave_s = replica.leaves.pause_s()
         replica.left_out_until, replica.soonest, replica.tried = now + replica.leave_s, now + FIRST_LEAVE_S, False
         return replica.leave_s
 

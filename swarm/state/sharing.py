@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from swarm.ids import PeerId
-from swarm.planning.deadlines import AdaptiveDeadline
+from swarm.waiting import AdaptiveDeadline
 
 MAX_WINDOW = 8
 """Chunks asked of one donor at once: 8 MiB under way fill a link of 640 Mbit/s with 100 ms round trip."""

@@ -11,11 +11,11 @@ import torch
 
 from swarm.compression.dense import FLOAT32
 from swarm.ids import MicrobatchId, PeerId
-from swarm.models.flops import training_flops_per_token
 from swarm.models.spec import DType
 from swarm.models.split import boundary_spec
 from swarm.optimization.adamw import AdamWState, StepNumbers, adamw_step
 from swarm.optimization.schedules import OptimizerConfig
+from swarm.planning.costs import training_flops_per_token
 from tests.benchmarks._stage import LARGE, MEDIUM, SMALL, Size, first_snapshot, normal, trained_part
 
 T = TypeVar("T")
@@ -73,7 +73,7 @@ class Candidate:
 
     @property
     def teraflops(self) -> float:
-        """10¹² operations a second of forward and backward, as :mod:`swarm.models.flops` counts them."""
+        """10¹² operations a second of forward and backward, as :mod:`swarm.planning.costs` counts them."""
         flops = self.size.tokens * training_flops_per_token(self._model, self._part.spec, self.size.sequence)
         return flops / (self.milliseconds("forward") + self.milliseconds("backward")) / 1e9
 

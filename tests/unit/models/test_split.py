@@ -5,17 +5,17 @@ import torch
 
 from swarm.errors import ConfigError, StateError
 from swarm.ids import ENDS
-from swarm.models.flops import (
+from swarm.models.gpt import GPT
+from swarm.models.init import initial_weights
+from swarm.models.spec import ModelConfig, SplitConfig, TensorSpec
+from swarm.models.split import boundary_spec, build_part, install_weights, split_model
+from swarm.planning.costs import (
     boundary_bytes,
     forward_flops_per_token,
     model_parameter_count,
     parameter_count,
     training_flops_per_token,
 )
-from swarm.models.gpt import GPT
-from swarm.models.init import initial_weights
-from swarm.models.spec import ModelConfig, SplitConfig, TensorSpec
-from swarm.models.split import boundary_spec, build_part, install_weights, split_model
 
 MODEL = ModelConfig(vocab_size=300, dim=32, layers=5, heads=4, kv_heads=2, context=16)
 

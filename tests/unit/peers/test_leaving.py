@@ -29,7 +29,7 @@ from swarm.optimization.changes import ChangeRules, Changes, Departure, Moment
 from swarm.optimization.messages import Propose
 from swarm.optimization.records import CloseRecord, acceptance_bytes
 from swarm.optimization.roster import Roster
-from swarm.planning.deadlines import AdaptiveDeadline
+from swarm.waiting import AdaptiveDeadline
 from tests.harness.expect import eventually
 from tests.harness.swarm import EventList
 from tests.unit.averaging.world import LoopClock

@@ -14,7 +14,6 @@ from swarm.pipeline.health import watched
 from swarm.pipeline.queue import WorkQueue
 from swarm.pipeline.verdicts import ANEW_S, MISSES_TO_LOSE, SHORTEST_LOSS_S, STRANGER_BEATS, Health
 from swarm.pipeline.wiring import Wiring
-from swarm.planning.deadlines import AdaptiveDeadline
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 
@@ -136,32 +135,6 @@ def test_gate_refuses_only_after_it_has_seen_enough() -> None:
     assert reason is not None
     assert "b" in reason
     assert gate.check(B, 9.0) is None
-
-
-def test_deadline_follows_what_was_measured_within_bounds() -> None:
-    deadline = AdaptiveDeadline(floor_s=1.0, ceiling_s=30.0)
-    assert deadline.seconds() == 30.0
-    assert AdaptiveDeadline(floor_s=1.0, ceiling_s=30.0, first_s=5.0).seconds() == 5.0
-    deadline.observe(0.01)
-    assert deadline.seconds() == 1.0
-    for _ in range(200):
-        deadline.observe(2.0)
-    assert deadline.seconds() == pytest.approx(8.0)
-    for _ in range(200):
-        deadline.observe(100.0)
-    assert deadline.seconds() == 30.0
-
-
-def test_deadline_after_few_durations_does_not_take_one_stall_for_the_rule() -> None:
-    deadline = AdaptiveDeadline(floor_s=1.0, ceiling_s=30.0)
-    deadline.observe(8.0)
-    for _ in range(2):
-        deadline.observe(0.5)
-        assert deadline.seconds() == 30.0  # it may be the rule
-    deadline.observe(0.5)
-    assert deadline.seconds() == 2.0
-    deadline.observe(8.0)
-    assert deadline.seconds() == 30.0  # it happens again
 
 
 def misses(health: Health, times: list[float]) -> list[str | None]:
