@@ -1,1 +1,1 @@
-"""Notices that this machine is taken back: watched where a person asks for it, and acted on in time."""
+"""Watch for the notice that this machine is taken back, where a person asks for it, and leave in time."""

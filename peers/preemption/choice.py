@@ -1,4 +1,4 @@
-"""What a person says with ``--preemption`` and ``--preemption-url``, understood and checked. Standard library only."""
+"""Parse and check ``--preemption`` and ``--preemption-url``. Standard library only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One question to a metadata server over HTTP/1.1, and its answer; all that comes back is bounded.
+"""Ask a metadata server one question over HTTP/1.1; all that comes back is bounded.
 
 Not urllib or http.client: their time-outs are per read, so that a slow drip holds them for ever, a thread that waits in
 them cannot be cancelled, and urllib obeys proxies of the environment. A link-local address must not go through one.

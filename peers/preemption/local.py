@@ -1,4 +1,4 @@
-"""Notices of platforms that have no metadata server: a file that appears, a command that succeeds."""
+"""Ask platforms that have no metadata server: a file that appears, a command that succeeds."""
 
 from __future__ import annotations
 

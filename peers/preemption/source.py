@@ -1,4 +1,4 @@
-"""Whatever tells that this machine is taken back: the seam between the watcher and clouds, files, commands."""
+"""Source of notices that this machine is taken back: the protocol that clouds, files and commands implement."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watching for the notice that this machine is taken back, and leaving in time."""
+"""Watch for the notice that this machine is taken back, and leave in time."""
 
 from __future__ import annotations
 

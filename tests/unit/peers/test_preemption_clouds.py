@@ -6,11 +6,8 @@ from email.utils import formatdate
 
 import pytest
 
-from peers.preemption.aws import AwsSource
-from peers.preemption.azure import AzureSource
 from peers.preemption.choice import Cloud, read_url
-from peers.preemption.clouds import CloudSource, cloud_source
-from peers.preemption.gcp import GcpSource
+from peers.preemption.clouds import AwsSource, AzureSource, CloudSource, GcpSource, cloud_source
 from peers.preemption.http import MetadataServer
 from peers.preemption.source import Notice, SourceFailed
 from swarm.clock import SystemClock
