@@ -1,1 +1,1 @@
-"""Faults thrown at a swarm on purpose: what, when, in which world, and what became of it."""
+"""Throw faults at a swarm on purpose: scenarios, the worlds they are played in, and the verdict."""

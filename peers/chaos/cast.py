@@ -1,4 +1,4 @@
-"""Who plays: from a scenario to the manifest of its run and the peers that are started, pure but for the text."""
+"""Cast of a play: the manifest of its run and the peers that are started, made of a scenario. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults that are done alike whatever peers are, with what every world of a play has."""
+"""Inflict the faults that are done alike to processes and containers: starts, storms of joiners, networks left."""
 
 from __future__ import annotations
 

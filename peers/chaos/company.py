@@ -1,4 +1,7 @@
-"""The peers of a world and what is heard of them: what processes and containers have in common."""
+"""Listen to the peers of a world and inflict one fault at a time: the half that processes and containers share.
+
+A fault that lasts ends by a timer; :class:`Holds` knows what another one still holds then.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,8 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from peers.chaos import faults
 from peers.chaos.cast import twin_of
-from peers.chaos.endings import CODES
-from peers.chaos.faults import CannotInflict, Fault
-from peers.chaos.holds import Holds
-from peers.chaos.stamps import Stamps
-from peers.chaos.world import PeerSpec
+from peers.chaos.faults import CODES, CannotInflict, Fault
+from peers.chaos.world import PeerSpec, Stamps
 from swarm.clock import SystemClock
 from swarm.errors import EXIT_DRAINED
 from swarm.monitoring.reader import RawEvent, Recorded, decode_line
@@ -58,6 +58,34 @@ _CUTS = (faults.Partition, faults.SlowLinks, faults.Disconnect)
 P = TypeVar("P", bound=Heard)
 T = TypeVar("T", bound=Hashable)
 Release = Callable[[list[T]], object]
+
+
+class Holds(Generic[T]):
+    """Two timed faults may overlap on one thing: the one that ends first must not end the other."""
+
+    def __init__(self) -> None:
+        self._causes: dict[T, set[object]] = {}
+
+    def hold(self, things: Iterable[T]) -> object:
+        """These are held from now on by one cause more, which is returned."""
+        cause = object()
+        for thing in things:
+            self._causes.setdefault(thing, set()).add(cause)
+        return cause
+
+    def end(self, cause: object) -> list[T]:
+        """This cause is over. Returns what no cause holds any more and what it had held until now."""
+        held = [thing for thing, causes in self._causes.items() if cause in causes]
+        for thing in held:
+            self._causes[thing].discard(cause)
+        free = [thing for thing in held if not self._causes[thing]]
+        self.forget(free)
+        return free
+
+    def forget(self, things: Iterable[T]) -> None:
+        """Somebody has let them go by hand, whatever their causes."""
+        for thing in things:
+            self._causes.pop(thing, None)
 
 
 class Company(ABC, Generic[P]):
@@ -292,13 +320,3 @@ class Company(ABC, Generic[P]):
         fields = event.fields if isinstance(event, RawEvent) else event.fields()
         for hear in self._hear:
             hear(peer.name, event.kind, fields)
-
-
-def filled(arguments: Iterable[str], paths: Mapping[str, str]) -> list[str]:
-    """The arguments with ``{name}`` replaced by the path of that name; what names no file stays as it is."""
-    return [argument.format_map(_Paths(paths)) for argument in arguments]
-
-
-class _Paths(dict[str, str]):
-    def __missing__(self, key: str) -> str:
-        return "{" + key + "}"

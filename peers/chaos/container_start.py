@@ -1,20 +1,20 @@
-"""How a peer becomes a container: its home, its files, its limits, its networks."""
+"""Start a peer as a container: its home, files, limits, wall clock and networks; and keep or lose its disk."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import shutil
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from peers.chaos import container_clocks, means
-from peers.chaos.company import filled
-from peers.chaos.engine import EngineError, bind
+from peers.chaos import means
+from peers.chaos.container_networks import Networks
+from peers.chaos.engine import Engine, EngineError, bind
+from peers.chaos.nemesis import FAKETIME, Nemesis
+from peers.chaos.world import PeerSpec, filled
 from peers.places import KEY_FILE
-
-if TYPE_CHECKING:
-    from peers.chaos.containers import Contained, ContainerWorld
 
 PORT = 4001
 HOME, LOGS, FILES = "/data", "/logs", "/files"
@@ -28,9 +28,50 @@ PERIOD_US = 20_000
 """A peer has its share of a processor in every such span: short ones are more like a slower processor."""
 LEAST_QUOTA_US = 1000
 """Kernels take no less."""
+CLOCKS = "/clocks"
+_CLOCK_LIBRARY = "libfaketime.so"
 
 
-def prepare(world: ContainerWorld, peer: Contained) -> None:
+@dataclass(slots=True)
+class Contained:
+    """One peer of the world and all its starts: the names of its containers. ``read`` is how far the newest one's
+    output is read; ``pid`` is that of the newest container's first process, on the engine's machine; ``image`` is what
+    it was upgraded to, if it was."""
+
+    spec: PeerSpec
+    home: Path
+    starts: list[str] = field(default_factory=list)
+    read: int = 0
+    identity: str = ""
+    pid: int = 0
+    image: str | None = None
+
+    @property
+    def name(self) -> str:
+        """What the world calls it."""
+        return self.spec.name
+
+    @property
+    def container(self) -> str:
+        """Of the newest start."""
+        return self.starts[-1]
+
+
+class StartingWorld(Protocol):
+    """What the start of a container needs of the world it is started in."""
+
+    root: Path
+    engine: Engine
+    nemesis: Nemesis
+    networks: Networks
+    skewed: set[str]
+    peers: dict[str, Contained]
+
+    def began(self, peer: Contained, start: str) -> None:
+        """Another container of a peer is the newest: see :meth:`peers.chaos.company.Company.began`."""
+
+
+def prepare(world: StartingWorld, peer: Contained) -> None:
     """What a peer's containers have in common: home, readable copies of its files, the disk where that is limited."""
     for directory in (peer.home, world.root / "logs"):
         directory.mkdir(parents=True, exist_ok=True)
@@ -42,10 +83,10 @@ def prepare(world: ContainerWorld, peer: Contained) -> None:
     if peer.spec.disk_mib is not None:
         _make_disk(world, peer)
     if peer.name in world.skewed:
-        container_clocks.prepare(world, peer.name)
+        _prepare_clock(world, peer.name)
 
 
-def begin(world: ContainerWorld, peer: Contained, image: str) -> None:
+def begin(world: StartingWorld, peer: Contained, image: str) -> None:
     """Start the next container of a peer, and put it on its networks. Blocks for about a second. Raises EngineError, of
     which the peer's log tells too: who asked for this may wait for it elsewhere."""
     if peer.starts:
@@ -63,12 +104,12 @@ def begin(world: ContainerWorld, peer: Contained, image: str) -> None:
         raise
 
 
-def _begin(world: ContainerWorld, peer: Contained, image: str, called: tuple[str, str]) -> None:
+def _begin(world: StartingWorld, peer: Contained, image: str, called: tuple[str, str]) -> None:
     """``called``: the container and its log."""
     name, log = called
     command = _command(world, peer)
     line = f'exec swarm "$@" >{LOGS}/{log} 2>&1'
-    uid, gid = _user()
+    uid, gid = user()
     world.engine.call(
         "create", "--name", name, "--hostname", peer.name, *world.engine.labels, "--init", "--no-healthcheck",
         "--cap-drop", "ALL", "--security-opt", "no-new-privileges", *UNLABELLED,
@@ -82,7 +123,7 @@ def _begin(world: ContainerWorld, peer: Contained, image: str, called: tuple[str
     world.networks.arrive(peer.name, name, peer.pid)
 
 
-def lose_disk(world: ContainerWorld, peer: Contained) -> None:
+def lose_disk(world: StartingWorld, peer: Contained) -> None:
     """Move a peer's home aside, as evidence of what it did, and leave it an empty one with its key: one that was full
     has room again."""
     aside = world.root / "lost" / f"{peer.name}-{len(peer.starts)}"
@@ -95,7 +136,7 @@ def lose_disk(world: ContainerWorld, peer: Contained) -> None:
         give(world, path)
 
 
-def _keep_sessions(world: ContainerWorld, peer: Contained) -> None:
+def _keep_sessions(world: StartingWorld, peer: Contained) -> None:
     """What the next start deletes is evidence of what it did."""
     if peer.spec.disk_mib is not None:
         keep_disk(world, peer)
@@ -103,38 +144,38 @@ def _keep_sessions(world: ContainerWorld, peer: Contained) -> None:
         means.keep_sessions(peer.home, world.root / "lost" / f"{peer.name}-{len(peer.starts)}-sessions")
 
 
-def keep_disks(world: ContainerWorld) -> None:
+def keep_disks(world: StartingWorld) -> None:
     """Copy what lies on disks of limited size, which are in memory, to the homes."""
     for peer in world.peers.values():
         if peer.spec.disk_mib is not None:
             keep_disk(world, peer)
 
 
-def keep_disk(world: ContainerWorld, peer: Contained) -> None:
+def keep_disk(world: StartingWorld, peer: Contained) -> None:
     """The same for one of them. The disk stays as it is: one that is full is full at the next start too."""
     # tar passes over sockets, and ends with 1 when a file changes while it reads it.
     copy = f"tar -C {HOME} -c --exclude ./{FILLER} . | tar -C {HOMES}/{peer.name} -x || [ $? -eq 1 ]"
     world.engine.call("exec", holder(world, peer), "bash", "-o", "pipefail", "-c", copy)
 
 
-def holder(world: ContainerWorld, peer: Contained) -> str:
+def holder(world: StartingWorld, peer: Contained) -> str:
     """The container that holds the disk of a peer whose size is limited."""
     return f"{_volume(world, peer)}-disk"
 
 
-def give(world: ContainerWorld, path: Path) -> None:
+def give(world: StartingWorld, path: Path) -> None:
     """Have it belong to whom peers are in their containers."""
     if os.geteuid() == 0:
-        os.chown(path, *_user())
+        os.chown(path, *user())
 
 
-def _user() -> tuple[int, int]:
-    from peers.chaos.containers import user
+def user() -> tuple[int, int]:
+    """Who peers are in their containers, so that this process can read what they write: themselves where it is root,
+    else this user."""
+    return (10001, 10001) if os.geteuid() == 0 else (os.geteuid(), os.getegid())
 
-    return user()
 
-
-def _command(world: ContainerWorld, peer: Contained) -> list[str]:
+def _command(world: StartingWorld, peer: Contained) -> list[str]:
     inside = {name: f"{FILES}/{name}/{source.name}" for name, source in peer.spec.files.items()}
     arguments = filled(peer.spec.arguments, {"home": HOME, **inside})
     return [*arguments, "--json", "--home", HOME, "--listen", f"/ip4/0.0.0.0/tcp/{PORT}"]
@@ -154,7 +195,7 @@ def _limits(peer: Contained) -> list[str]:
     return found
 
 
-def _mounts(world: ContainerWorld, peer: Contained) -> list[str]:
+def _mounts(world: StartingWorld, peer: Contained) -> list[str]:
     found = list(bind(world.root / "logs", LOGS))
     if peer.spec.disk_mib is None:
         found += bind(peer.home, HOME)
@@ -163,17 +204,17 @@ def _mounts(world: ContainerWorld, peer: Contained) -> list[str]:
     if peer.spec.files:
         found += bind(_files(world, peer), FILES, "readonly")
     if peer.name in world.skewed:
-        found += container_clocks.options(world, peer.name)
+        found += _clock_options(world, peer.name)
     return found
 
 
-def _volume(world: ContainerWorld, peer: Contained) -> str:
+def _volume(world: StartingWorld, peer: Contained) -> str:
     return f"swarm-{world.engine.play}-{peer.name}"
 
 
-def _make_disk(world: ContainerWorld, peer: Contained) -> None:
+def _make_disk(world: StartingWorld, peer: Contained) -> None:
     """A disk in memory of that size, and somebody who holds it: it is empty once nobody does."""
-    volume, (uid, gid) = _volume(world, peer), _user()
+    volume, (uid, gid) = _volume(world, peer), user()
     options = f"o=size={peer.spec.disk_mib}m,uid={uid},gid={gid},mode=0700"
     world.engine.call("volume", "create", *world.engine.labels, "--opt", "type=tmpfs", "--opt", "device=tmpfs", "--opt",
                       options, volume)  # fmt: skip
@@ -184,7 +225,31 @@ def _make_disk(world: ContainerWorld, peer: Contained) -> None:
     )  # fmt: skip
 
 
-def _files(world: ContainerWorld, peer: Contained) -> Path:
+def _prepare_clock(world: StartingWorld, name: str) -> None:
+    """A clock for a peer, right until it is set; before its first start. Raises EngineError."""
+    clocks = world.root / "clocks"
+    clocks.mkdir(exist_ok=True)
+    if not (clocks / _CLOCK_LIBRARY).exists():
+        world.engine.call("cp", f"{world.nemesis.name}:{FAKETIME}", str(clocks / _CLOCK_LIBRARY))
+    (clocks / name).write_text("+0\n")
+    means.show(clocks)
+
+
+def _clock_options(world: StartingWorld, name: str) -> list[str]:
+    """What a container of this peer is made with, to be shown that clock."""
+    found = list(bind(world.root / "clocks", CLOCKS, "readonly"))
+    for variable in (
+        f"LD_PRELOAD={CLOCKS}/{_CLOCK_LIBRARY}",
+        f"FAKETIME_TIMESTAMP_FILE={CLOCKS}/{name}",
+        "FAKETIME_NO_CACHE=1",
+        "DONT_FAKE_MONOTONIC=1",
+        "NO_FAKE_STAT=1",  # what the file system says of a file does not change with the clock
+    ):
+        found += ["--env", variable]
+    return found
+
+
+def _files(world: StartingWorld, peer: Contained) -> Path:
     return world.root / "files" / peer.name
 
 

@@ -1,8 +1,4 @@
-"""Peers as containers of a Docker engine, on networks of their own.
-
-    with ContainerWorld(root) as world:
-        world.start(PeerSpec(name="bootstrap", role="bootstrap", arguments=("new", "{run}"), files={"run": manifest}))
-        plan = FaultPlan(Strike("kill", On("Accumulated", peer="host-0"), Kill(("host-0",))), world=world)
+"""Run peers as containers of a Docker engine, on networks of their own: start, pause, look at and end them.
 
 Below ``root``: ``homes/NAME`` (a peer's home), ``logs/NAME-N.log`` (what its Nth start printed), ``lost/NAME-N`` (a
 disk that it lost), ``files/``, ``faults.jsonl``. A watcher thread reads what the peers write. Each start is a container
@@ -14,22 +10,20 @@ it raises EngineError, Unfit for an engine that no play can rest on.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from peers.chaos import container_faults, container_start, engine_fit, leftovers
+from peers.chaos import container_start, leftovers
 from peers.chaos.company import Company
 from peers.chaos.container_networks import Networks
+from peers.chaos.container_start import Contained
 from peers.chaos.engine import Engine, EngineError, Watcher
-from peers.chaos.faults import Fault
-from peers.chaos.nemesis import Nemesis
+from peers.chaos.nemesis import Nemesis, check_events, check_files, check_kind
 from peers.chaos.world import PeerSpec
 
 IMAGE = "swarm-trainer:local"
@@ -37,34 +31,11 @@ ENDED_S = 30.0
 """How long the engine may take to end what was killed."""
 
 
-@dataclass(slots=True)
-class Contained:
-    """One peer of the world and all its starts: the names of its containers. ``read`` is how far the newest one's
-    output is read; ``pid`` is that of the newest container's first process, on the engine's machine; ``image`` is what
-    it was upgraded to, if it was."""
+class ContainerCompany(Company[Contained]):
+    """All of a :class:`~peers.chaos.container_world.ContainerWorld` but its faults.
 
-    spec: PeerSpec
-    home: Path
-    starts: list[str] = field(default_factory=list)
-    read: int = 0
-    identity: str = ""
-    pid: int = 0
-    image: str | None = None
-
-    @property
-    def name(self) -> str:
-        """What the world calls it."""
-        return self.spec.name
-
-    @property
-    def container(self) -> str:
-        """Of the newest start."""
-        return self.starts[-1]
-
-
-class ContainerWorld(Company[Contained]):
-    """Implements :class:`peers.chaos.world.PlayWorld`. ``upgrade`` is the image that peers are upgraded to; without one
-    they come back in the same."""
+    ``upgrade`` is the image that peers are upgraded to; without one they come back in the same.
+    """
 
     kind = "containers"
     LOOK_EVERY_S = 0.01
@@ -86,15 +57,15 @@ class ContainerWorld(Company[Contained]):
             self.engine.call("image", "inspect", "--format", "{{.Id}}", self.image)
         except EngineError as error:
             raise EngineError(f"{self.image} is not here: make image builds it") from error
-        engine_fit.check_kind(self.engine)
+        check_kind(self.engine)
         self.root.mkdir(parents=True, exist_ok=True)
         for stays in leftovers.sweep(self.engine):
             sys.stderr.write(f"{stays}: it is over; a later one tries again. docker ps --all shows who is in the way\n")
         try:
             self.watcher.start()
             self.nemesis.start(self.root)
-            engine_fit.check_files(self.nemesis, self.root)
-            engine_fit.check_events(self.watcher, self.nemesis)
+            check_files(self.nemesis, self.root)
+            check_events(self.watcher, self.nemesis)
         except BaseException:
             self._remove()
             raise
@@ -158,6 +129,17 @@ class ContainerWorld(Company[Contained]):
         """Whether its newest start is held. Raises EngineError."""
         return self.engine.inspect(self.peers[name].container, "{{.State.Paused}}") == "true"
 
+    def resume(self, names: Iterable[str]) -> None:
+        """Let those of them go on that are paused."""
+        for name in names:
+            peer = self.peers[name]
+            if self.alive(name) and self.paused(name):
+                try:
+                    self.engine.call("unpause", peer.container)
+                except EngineError:
+                    if self.engine.inspect(peer.container, "{{.State.Running}}") == "true":
+                        raise  # else it has ended meanwhile
+
     def exit_code(self, name: str) -> int | None:
         """See :class:`~peers.chaos.world.PlayWorld`."""
         return self._died(name)
@@ -180,7 +162,7 @@ class ContainerWorld(Company[Contained]):
         """See :class:`~peers.chaos.world.PlayWorld`. Told again after half of the time: who cannot be spared leaves
         then."""
         running = [self.peers[name].container for name in names if self.alive(name)]
-        container_faults.resume(self, [name for name in names if self.alive(name)])
+        self.resume([name for name in names if self.alive(name)])
         for _ in range(2):
             if running:
                 with contextlib.suppress(EngineError):
@@ -207,19 +189,3 @@ class ContainerWorld(Company[Contained]):
         """See :class:`~peers.chaos.world.PlayWorld`."""
         deaf = ("the engine tells no more who has ended: docker events is gone",) if self.watcher.deaf else ()
         return (*super().problems(), *deaf)
-
-    # --- the seam ------------------------------------------------------------------------------------------------
-
-    def check(self, fault: Fault) -> None:
-        """See :class:`~peers.chaos.plan.World`. Who is to have its clock set must be named before it is started."""
-        container_faults.check(self, fault)
-
-    def _strike(self, fault: Fault) -> Iterable[str]:
-        """Raises EngineError too."""
-        return container_faults.DOERS[type(fault)](self, fault)
-
-
-def user() -> tuple[int, int]:
-    """Who peers are in their containers, so that this process can read what they write: themselves where it is root,
-    else this user."""
-    return (10001, 10001) if os.geteuid() == 0 else (os.geteuid(), os.getegid())

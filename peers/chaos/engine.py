@@ -1,7 +1,7 @@
-"""The Docker engine as its command-line client shows it: one call, one subprocess; and who ended, as it happens.
+"""Call the Docker engine through its command-line client, one subprocess a call, and hear who ended as it happens.
 
-Everything that a play makes carries two labels, the play's id and who owns it (see :mod:`peers.chaos.leftovers`); where
-tests play, a third one says which (see ``tests/harness/in_engine.py``).
+Everything that a play makes carries two labels, the play's id and who owns it (:func:`owner`), by which
+:mod:`peers.chaos.leftovers` finds it; where tests play, a third one says which (see ``tests/harness/in_engine.py``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peers.chaos.owners import owner
 from peers.launcher import launched
 from swarm.clock import SystemClock
 from swarm.errors import EXIT_UNREACHABLE, SwarmError
@@ -27,6 +26,7 @@ CALL_S = 60.0
 _BEFORE_S = 60.0
 """The engine's clock may be so far behind ours. Nobody but this play has its label: all that is told is its own."""
 _LIMITS = ("--cpu-period", "--cpu-quota", "--memory", "--memory-swap")
+_MACHINE, _BOOT = Path("/etc/machine-id"), Path("/proc/sys/kernel/random/boot_id")
 _UNHEEDED = re.compile(r"\b(discarded|ignored)\b", re.IGNORECASE)
 
 
@@ -188,3 +188,44 @@ def unheeded_limits(arguments: Sequence[str], said: str) -> str:
         f"this engine does without a limit ({', '.join(limits)}): {' '.join(warned)}. docker info says which it has no "
         "means for; swarm chaos --on processes plays without an engine"
     )
+
+
+def owner() -> str:
+    """This process, so that no other is ever taken for it: where its number counts (machine, boot, namespace), its
+    number, when it began."""
+    return f"{_where()}-{os.getpid()}-{_began(os.getpid())}"
+
+
+def is_dead(who: str) -> bool:
+    """Whether the process that :func:`owner` named so is known to be gone. One of another machine, boot or container
+    is not known."""
+    where, _, process = who.partition("-")
+    number, _, began = process.partition("-")
+    return where == _where() and number.isdigit() and began != _began(int(number))
+
+
+def is_of_another_boot(who: str) -> bool:
+    """Whether that process was started on this machine at another boot, as far as one can tell: machines that were
+    copied have the same number."""
+    machine, _, rest = _where().partition(".")
+    its, _, its_rest = who.partition("-")[0].partition(".")
+    same = bool(machine) and its == machine and its_rest.count(".") == rest.count(".")
+    return same and its_rest.partition(".")[0] != rest.partition(".")[0]
+
+
+def _where() -> str:
+    """This machine, this boot, and the namespace that numbers our processes."""
+    try:
+        machine = _MACHINE.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        machine = ""
+    boot = _BOOT.read_text(encoding="ascii").strip().replace("-", "")
+    return f"{machine if machine.isalnum() else ''}.{boot}.{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def _began(pid: int) -> str:
+    """When a process began, in the kernel's ticks since boot, which no clock step moves; "" for none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return ""

@@ -1,10 +1,14 @@
-"""What can go wrong on purpose, as data: see :mod:`peers.chaos.plan` for when."""
+"""Faults as data: what can go wrong on purpose, and with which exit codes a peer may end for it.
+
+When they strike is said by :mod:`peers.chaos.plan`, what each does by the world that it is done in.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from swarm.errors import EXIT_DRAINED
 from swarm.sim.links import LinkShape
 
 
@@ -249,3 +253,17 @@ NAMES: Mapping[type[Fault], str] = {
     Start: "start",
     Moment: "moment",
 }
+
+KILLED = (-9, 137)
+"""How a process ends, or a container, that the kernel has killed."""
+LEFT = (EXIT_DRAINED, -15, 143)
+"""How one does that was told to leave: once it took part, or before it was asked who it is."""
+CODES: Mapping[type[Fault], tuple[int, ...]] = {
+    Kill: KILLED,
+    BulkKill: KILLED,
+    Restart: KILLED,
+    LimitMemory: KILLED,
+    Stop: (*LEFT, *KILLED),
+    Upgrade: (*LEFT, *KILLED),  # the world says what is wrong with the others
+}
+"""After these faults; those of many peers are inflicted by way of these."""

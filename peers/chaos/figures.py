@@ -1,4 +1,4 @@
-"""What a play is judged by, from the files of its peers and what was done to them. Pure; names in ``figure_names``."""
+"""Figures that a play is judged by, from the files of its peers and what was done to them. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,47 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from peers.chaos import capacity
+from peers.chaos.invariants.check import Report
+from peers.chaos.invariants.evidence import Evidence
+from peers.chaos.invariants.findings import MARKS
 from peers.chaos.lives import Life, Struck
-from peers.invariants.check import Report
-from peers.invariants.evidence import Evidence
-from peers.invariants.fault_kinds import MARKS
 
 Number = float | int | None
+
+FIGURES: Mapping[str, str] = {
+    "faults": "strikes that happened, returns not counted",
+    "faults_per_hour": "strikes in the time from the first one to the last closed step, or the end by time, as a rate",
+    "throughput_retained": "committed tokens a second since the first strike ÷ (those a second before it × capacity)",
+    "throughput_retained_raw": "the same without capacity",
+    "capacity": "time-mean, since the first strike, of the smallest number of ready replicas that a stage has ÷ before",
+    "baseline_tokens_per_s": "committed tokens a second before the first strike, the first step not counted",
+    "tokens_per_s": "committed tokens a second since the last step before the first strike, to the end by time",
+    "baseline_steps": "steps measured before the first strike: all but the run's first",
+    "participation": "replicas in a step's averaging ÷ those live when it closed, since the first strike",
+    "digest_mismatches": "comparisons of replicas' digests that failed (I5)",
+    "lost": "microbatches issued whose end nobody knows (I2)",
+    "duplicated": "microbatches committed twice (I1)",
+    "steps": "the newest step that was closed",
+    "seconds": "from the first closed step to the last",
+    "max_gap_s": "longest time between two closings, each told by whoever swapped first, or until the end by time",
+    "ready_again_s": "longest time from a peer's start to its being ready, after the first step",
+    "committed_by_minority": "steps of the history that only peers who were cut off had closed",
+    "rewinds": "times that a peer gave up what it had closed without a majority",
+    "steps_given_up": "steps that closed without microbatches because a part was lost",
+    "relayed": "peers that were reached through others",
+    "forced_leaves": "peers that were told to leave and were killed, for their time was up before they had",
+    "unexpected_deaths": "peers that ended, or with a code, as no strike explains",
+}
+"""Names of the figures, and what each means."""
+
+
+@dataclass(frozen=True, slots=True)
+class Presence:
+    """A replica of a stage was there from one moment to another."""
+
+    stage: int
+    from_s: float
+    to_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +164,33 @@ _RATES = (
 )
 
 
+def capacity(presences: Iterable[Presence], stages: int, rate: float, from_s: float, to_s: float) -> float:
+    """Microbatches that a run could have computed in the window: a replica takes ``rate`` a second, and a run what the
+    stage with the fewest replicas at that moment takes. O(n log n)."""
+    changes: list[tuple[float, int, int]] = []
+    for presence in presences:
+        if presence.from_s < to_s and presence.to_s > from_s:
+            changes.append((max(from_s, presence.from_s), 1, presence.stage))
+            changes.append((min(to_s, presence.to_s), -1, presence.stage))
+    there: Counter[int] = Counter()
+    total, since = 0.0, from_s
+    for at_s, change, stage in sorted(changes):  # nobody is left after the last
+        total += (at_s - since) * rate * min(there[one] for one in range(stages))
+        there[stage] += change
+        since = at_s
+    return total
+
+
 def _capacity(played: Played, calm_s: float, began_s: float, ended_s: float) -> float:
     """Time-mean of the smallest number of ready replicas that a stage has, ÷ the same while nothing was struck."""
     spans = [
-        capacity.Life(int(span.part.removeprefix("stage-")), span.from_s, span.to_s)
+        Presence(int(span.part.removeprefix("stage-")), span.from_s, span.to_s)
         for life in played.lives
         for span in life.spans
         if span.state in ("ready", "leaving") and span.part.startswith("stage-")
     ]
-    before = capacity.capacity(spans, played.stages, 1.0, calm_s, began_s) / (began_s - calm_s)
-    since = capacity.capacity(spans, played.stages, 1.0, began_s, ended_s) / (ended_s - began_s)
+    before = capacity(spans, played.stages, 1.0, calm_s, began_s) / (began_s - calm_s)
+    since = capacity(spans, played.stages, 1.0, began_s, ended_s) / (ended_s - began_s)
     return since / before if before else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Peers forked from one process that has imported what they need: a start costs a tenth of a second, not six.
+"""Fork peers from one process that has imported what they need: a start costs a tenth of a second, not six.
 
 Where many peers share a few processors, those six of each would be taken from all the others, and a play would show
 what imports cost.

@@ -1,4 +1,4 @@
-"""What plays leave with an engine: one's own is removed at its end, that of one that was killed by the next."""
+"""Remove what plays leave with an engine: one's own at its end, that of a play that was killed by the next one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 
-from peers.chaos.engine import CALL_S, OWNER, PLAY, Engine, EngineError
-from peers.chaos.owners import is_dead, is_of_another_boot
+from peers.chaos.engine import CALL_S, OWNER, PLAY, Engine, EngineError, is_dead, is_of_another_boot
 
 GONE_S = 30.0
 """How long what a play has made may refuse to go: others may hold it for a moment, or be removing it."""

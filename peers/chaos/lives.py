@@ -1,4 +1,4 @@
-"""When each peer of a play was there, in which state: from what it wrote and what was done to it. Pure."""
+"""Lives of the peers of a play, from events and strikes: when each was there, in which state, how it ended. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from peers.invariants.evidence import Evidence, Fact
+from peers.chaos.invariants.evidence import Evidence, Fact
 
 State = Literal["absent", "joining", "ready", "leaving", "away", "cut off"]
 """``away``: paused; ``cut off``: no link to the others, or left behind by them."""
@@ -47,6 +47,18 @@ class Struck:
             None if seconds is None else float(seconds),
             label.startswith("back:"),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """A peer's process or container ended: when, how (None: by the start that followed), and whether a strike is to
+    blame; ``forced``: it was told to leave, and killed when its time was up."""
+
+    wall: float
+    name: str
+    code: int | None
+    struck: bool
+    forced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

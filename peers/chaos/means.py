@@ -1,4 +1,4 @@
-"""What faults among processes are made of: families of processes, output through a pipe, a share of a processor."""
+"""Means of faults among processes: families of processes, output through a pipe, processor shares, disks, clocks."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ from swarm.clock import SystemClock
 DUTY_S = 0.05
 """A slowed process is stopped for a share of every such span."""
 FAKETIME = "libfaketimeMT.so.1"
+NO_FAKETIME = (
+    "skew_clock needs libfaketime: apt-get install libfaketime, or swarm chaos --on containers, whose image has it"
+)
 _SHARED_MEMORY = Path("/dev/shm")
 _LIBRARIES = (Path("/usr/lib"), Path("/usr/local/lib"))
 

@@ -1,19 +1,22 @@
-"""Who does the faults of the network: one container per play that may enter the network of any other one.
+"""Nemesis, the one container per play that may enter the network of any other; and what an engine must be like for it.
 
-No peer gets a privilege for it. Commands go through one shell that stays open, so that a fault takes tens of
-milliseconds.
+It does the faults of networks, so that no peer gets a privilege for it. Commands go through one shell that stays open:
+a fault takes tens of milliseconds. An engine is checked before anybody is started: what it lacks would show as faults
+that did not happen, peers that cannot write, or containers that never end.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
+import secrets
 import shlex
 import subprocess
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from peers.chaos.engine import Engine, EngineError, Unfit, bind
+from peers.chaos.engine import Engine, EngineError, Unfit, Watcher, bind
 
 IMAGE = "swarm-nemesis:local"
 PLACE = "/play"
@@ -22,6 +25,14 @@ FAKETIME = "/usr/lib/libfaketime.so"
 _DONE = "=done="
 RUN_S = 30.0
 """A command takes tens of milliseconds; one that takes this long hangs, and with it whoever waits for the world."""
+TOLD_S = 15.0
+"""How long a busy engine may take to tell what has happened."""
+INSTEAD = "swarm chaos --on processes needs no engine"
+_TOKEN = ".seen"
+_UNFIT: Mapping[str, str] = {
+    "rootless": "runs without root, and nobody in it may enter the networks of others",
+    "userns": "maps users (userns-remap), and peers could not write what this user reads",
+}
 _MAY = ("NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE", "KILL")
 
 
@@ -103,3 +114,40 @@ def _run(shell: subprocess.Popen[str], script: str) -> str:
                     raise EngineError(f"{script}: {''.join(said).strip()}")
                 return "".join(said).strip()
     raise EngineError(f"the shell that does faults of the network is gone, or {script} took {RUN_S:g} s")
+
+
+def check_kind(engine: Engine) -> None:
+    """Raises Unfit for an engine that gives nobody the means for faults, or does not say what it is. Blocks."""
+    try:
+        options = json.loads(engine.call("info", "--format", "{{json .SecurityOptions}}")) or ()
+    except (EngineError, ValueError) as error:
+        raise Unfit(f"docker info does not say what this engine is, as Docker's does: {error}; {INSTEAD}") from error
+    for option in options:
+        if why := _UNFIT.get(str(option).partition(",")[0].removeprefix("name=")):
+            raise Unfit(f"this engine {why}: docker context ls shows others, or {INSTEAD}")
+
+
+def check_files(nemesis: Nemesis, root: Path) -> None:
+    """Raises Unfit where containers do not see the files of this machine: what is written below ``root`` is to be read
+    in one. Blocks."""
+    token, place = secrets.token_hex(8), root / _TOKEN
+    place.write_text(token, encoding="ascii")
+    try:
+        seen = nemesis.run([f"(cat {PLACE}/{_TOKEN} || true)"])
+    finally:
+        place.unlink()
+    if seen != token:
+        raise Unfit(
+            f"this engine does not see {root} of this machine ({seen or 'nothing is there'}): docker context ls says "
+            f"where it runs; {INSTEAD}"
+        )
+
+
+def check_events(watcher: Watcher, nemesis: Nemesis) -> None:
+    """Raises Unfit where the engine does not tell of a container that was just started, or not in Docker's words.
+    Blocks for at most :data:`TOLD_S`."""
+    if not watcher.has_started(nemesis.name, TOLD_S):
+        raise Unfit(
+            f"the events of this engine are not understood: docker events told nothing of the start of {nemesis.name} "
+            f"within {TOLD_S:g} s; {INSTEAD}"
+        )

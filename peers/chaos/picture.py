@@ -1,4 +1,4 @@
-"""The one picture of a play: each peer's life as a bar with what struck it, above the loss, on the same axis of time.
+"""Draw the picture of a play: each peer's life as a bar with what struck it, above the loss, on the same axis of time.
 
     open("picture.svg", "w").write(picture_svg("kill-storm: …", lives, strikes, closings))
 

@@ -1,4 +1,4 @@
-"""Faults on purpose: what goes wrong, at which event, in which world.
+"""Plan faults: what goes wrong, at which event, in which world; and note what was struck.
 
     plan = FaultPlan(
         Strike("kill", On(Accumulated, peer="host-1", nth=3), Kill(("host-1",))),

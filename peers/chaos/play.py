@@ -1,7 +1,7 @@
-"""One play: found the run, start everybody, wait for the first step, strike as planned, end in order.
+"""Play a scenario: found the run, start everybody, wait for the first step, strike as planned, end in order.
 
-The page to read first. What is decided here is only when; what a strike does is the world's affair, who is struck
-``schedule``'s, what came of it ``figures``'.
+The page to read first. What is decided here is only when: what a strike does is decided by the world, who is struck by
+:mod:`peers.chaos.schedule`, what came of it by :mod:`peers.chaos.figures`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from peers.chaos.cast import FOUNDER, Cast
-from peers.chaos.endings import End
 from peers.chaos.faults import CannotInflict
+from peers.chaos.lives import End
 from peers.chaos.plan import FaultPlan
 from peers.chaos.scenario import Scenario
 from peers.chaos.schedule import Draw

@@ -1,13 +1,10 @@
-"""Peers as processes of this machine, and what can be done to them without privileges.
-
-    with ProcessWorld(root) as world:
-        world.start(PeerSpec(name="bootstrap", role="bootstrap", arguments=("new", "{run}"), files={"run": manifest}))
-        plan = FaultPlan(Strike("kill", On("Accumulated", peer="host-0"), Kill(("host-0",))), world=world)
+"""Run peers as processes of this machine, without privileges: start, pause, slow down and end them.
 
 Below ``root``: ``homes/NAME`` (a peer's events and histories), ``logs/NAME-N.log`` (what its Nth start printed),
 ``lost/NAME-N`` (a disk that it lost), ``faults.jsonl``. A watcher thread reads what the peers write, so a fault strikes
 some 10 ms after its event. A peer's processes are the one that was started and all its descendants, the daemon among
-them; when this process dies, however it dies, the kernel kills them. Peers are forked from one process (:mod:`forks`).
+them; when this process dies, however it dies, the kernel kills them. Peers are forked from one process
+(:mod:`peers.chaos.forks`).
 """
 
 from __future__ import annotations
@@ -25,13 +22,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from peers.chaos import means, process_faults
-from peers.chaos.company import Company, filled
-from peers.chaos.faults import CannotInflict, Fault
+from peers.chaos import means
+from peers.chaos.company import Company
+from peers.chaos.faults import CannotInflict
 from peers.chaos.forks import Forked, Forks
-from peers.chaos.networks import Networks
-from peers.chaos.shaping import LOOPBACK, ShapedLinks, free_port
-from peers.chaos.world import PeerSpec
+from peers.chaos.shaping import LOOPBACK, Networks, ShapedLinks, free_port
+from peers.chaos.world import PeerSpec, filled
 from swarm.network.rundir import sweep_temporary, sweep_under
 
 Started = subprocess.Popen[bytes] | Forked
@@ -77,8 +73,8 @@ class RealPeer:
         return [member.pid for member in means.family(self.pid)] if self.alive else []
 
 
-class ProcessWorld(Company[RealPeer]):
-    """Implements :class:`peers.chaos.world.PlayWorld`.
+class ProcessCompany(Company[RealPeer]):
+    """All of a :class:`~peers.chaos.process_world.ProcessWorld` but its faults.
 
     ``links`` are needed for partitions, slow links, networks and corrupted bytes: without them those are refused.
     ``skewed`` peers are started so that their wall clock can be set (libfaketime).
@@ -254,15 +250,6 @@ class ProcessWorld(Company[RealPeer]):
         if peer.name in self.slowed:
             self.slowed[peer.name].hold(False)
 
-    # --- the seam ------------------------------------------------------------------------------------------------
-
-    def check(self, fault: Fault) -> None:
-        """See :class:`~peers.chaos.plan.World`. Peers may still be to be started: names are not checked."""
-        process_faults.check(self, fault)
-
-    def _strike(self, fault: Fault) -> Iterable[str]:
-        return process_faults.DOERS[type(fault)](self, fault)
-
     # --- how a peer is reached -----------------------------------------------------------------------------------
 
     def _reached(self, name: str) -> tuple[str, ...]:
@@ -278,7 +265,7 @@ class ProcessWorld(Company[RealPeer]):
         the monotonic clock); peers wait for events instead."""
         library = means.faketime_library()
         if self.clocks is None or library is None:
-            raise CannotInflict(process_faults.NO_FAKETIME)
+            raise CannotInflict(means.NO_FAKETIME)
         self.clocks.mkdir(exist_ok=True)
         file = self.clocks / name
         if not file.exists():

@@ -1,4 +1,4 @@
-"""The scenario file: a swarm, how long it runs, what goes wrong, and what must be true afterwards.
+"""Scenario file: a swarm, how long it runs, what goes wrong, and what must be true afterwards.
 
     name = "bootstrap-dies"
     proves = "A run goes on without the peer that founded it."
@@ -24,15 +24,15 @@ import dataclasses
 import difflib
 import json
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, StringConstraints, ValidationError, model_validator
 
-from peers.chaos.figure_names import FIGURES
-from peers.chaos.takes import KINDS, problem_of
-from peers.invariants.check import CHECKERS
+from peers.chaos.figures import FIGURES
+from peers.chaos.invariants.check import CHECKERS
 from swarm.errors import ConfigError
 from swarm.events import Event
 from swarm.schema import RegionField, Section, in_words, keys_at
@@ -43,6 +43,10 @@ _PATTERNS = {
     _NAME: "1 to 41 small letters, digits and dashes, the first no dash",
     _LABEL: "a label without a colon: those of drawn strikes and of returns have one",
 }
+
+_OF_EVERY_FAULT = frozenset({"do", "label", "on", "at_s"})
+_SHAPE = ("latency_ms", "jitter_ms", "mbit_per_s", "loss")
+_BACK = ("back_s", "keep_disk")
 
 Name = Annotated[str, StringConstraints(pattern=_NAME)]
 Label = Annotated[str, StringConstraints(pattern=_LABEL, max_length=100)]
@@ -121,6 +125,58 @@ class When(Section):
             if name not in fields:
                 raise ValueError(f"where: fields of {self.event}, which are {', '.join(fields)}, not {name!r}")
         return self
+
+
+@dataclass(frozen=True, slots=True)
+class Takes:
+    """Keys that must be there, and that may."""
+
+    needs: tuple[str, ...] = ()
+    may: tuple[str, ...] = ()
+
+
+KINDS: Mapping[str, Takes] = {
+    "kill": Takes(("peers",), _BACK),
+    "kill_daemon": Takes(("peers",)),
+    "pause": Takes(("peers",), ("seconds",)),
+    "resume": Takes(("peers",)),
+    "stop": Takes(("peers",), ("grace_s", *_BACK)),
+    "partition": Takes(("peers", "others"), ("one_way", "seconds")),
+    "heal": Takes(),
+    "slow_links": Takes(("peers", "others"), ("seconds", *_SHAPE)),
+    "disconnect": Takes(("peers",), ("network", "seconds")),
+    "reconnect": Takes(("peers",), ("network",)),
+    "corrupt_bytes": Takes(("peers", "others"), ("messages",)),
+    "slow_device": Takes(("peers", "factor")),
+    "limit_cpu": Takes(("peers", "cpus")),
+    "limit_memory": Takes(("peers", "mib"), _BACK),
+    "fill_disk": Takes(("peers",)),
+    "free_disk": Takes(("peers",)),
+    "skew_clock": Takes(("peers", "offset_s")),
+    "restart": Takes(("peers",), ("keep_disk",)),
+    "upgrade": Takes(("peers",), ("grace_s",)),
+    "start": Takes(("peers",)),
+    "moment": Takes(),
+    "twin": Takes(("peers",)),
+    "joiner_storm": Takes(("count",)),
+}
+
+
+def problem_of(do: str, given: Collection[str]) -> str:
+    """What is wrong with the keys that were given, "" when nothing is."""
+    takes = KINDS.get(do)
+    if takes is None:
+        return f"do: {', '.join(KINDS)}, not {do!r}"
+    missing = [key for key in takes.needs if key not in given]
+    if missing:
+        return f"{', '.join(missing)} for do = {do!r}"
+    if do == "slow_links" and not set(_SHAPE) & set(given):
+        return f"one of {', '.join(_SHAPE)} for do = {do!r}"
+    surplus = sorted(set(given) - _OF_EVERY_FAULT - set(takes.needs) - set(takes.may))
+    if surplus:
+        allowed = ", ".join((*takes.needs, *takes.may)) or "no keys"
+        return f"{allowed} for do = {do!r}, not {', '.join(surplus)}"
+    return ""
 
 
 class FaultEntry(Section):
@@ -283,6 +339,3 @@ def load_scenario(path: Path) -> Scenario:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError("SCENARIO.toml", str(path), "valid TOML", "Correct that line.", why=str(error)) from error
     return parse_scenario(document, str(path))
-
-
-__all__ = ["KINDS", "Scenario", "load_scenario", "parse_scenario"]

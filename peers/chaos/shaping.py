@@ -1,4 +1,4 @@
-"""Described links between real processes on loopback, commanded by other threads: proxies in a thread of their own.
+"""Shape links between real processes on loopback: proxies in a thread of their own, commanded by other threads.
 
     with shaped({"default": {"latency_ms": 40}}) as links:
         process = subprocess.Popen([*command, *links.options("host-0")])
@@ -6,7 +6,7 @@
         links.cut(("host-0",), ("trainer-0",))
 
 A peer listens on the port that :meth:`ShapedLinks.options` chose and announces its proxy's; who calls is found out from
-the kernel's table of connections, by process.
+the kernel's table of connections, by process. :class:`Networks` cuts the links of peers that share no network.
 """
 
 from __future__ import annotations
@@ -18,12 +18,17 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from peers.chaos.faults import CannotInflict
 from peers.chaos.means import owner
 from swarm.clock import SystemClock
 from swarm.sim.links import Cause, Links, LinkShape, Traffic
 from swarm.sim.proxy import LinkProxy
 
 LOOPBACK = "127.0.0.1"
+WAN = "wan"
+"""The network that all regions share."""
+APART = "networks"
+"""The cause of cuts between peers that have no network in common."""
 
 
 class ShapedLinks:
@@ -108,6 +113,56 @@ def shaped(description: Mapping[str, Any] | None = None) -> Iterator[ShapedLinks
         yield links
     finally:
         links.close()
+
+
+class Networks:
+    """Peers on networks, and the links that are cut because two have none in common. Without links nothing is cut."""
+
+    def __init__(self, links: ShapedLinks | None) -> None:
+        self._links = links
+        self._on: dict[str, set[str]] = {}
+        self._off: dict[str, set[str]] = {}
+        self._cut: set[tuple[str, str]] = set()
+
+    def add(self, name: str, region: str) -> None:
+        """A peer that is on its region's network and on the one of all; again: no change."""
+        self._on.setdefault(name, {WAN, *([region] if region else [])})
+        self._off.setdefault(name, set())
+        self._apply()
+
+    def disconnect(self, names: Iterable[str], network: str) -> None:
+        """These are on that network no more; on none for ""."""
+        for name in names:
+            self._off[name] |= self.meant(name, network)
+        self._apply()
+
+    def reconnect(self, names: Iterable[str], network: str) -> None:
+        """They are again; on all of theirs for ""."""
+        for name in names:
+            self._off[name] -= self.meant(name, network)
+        self._apply()
+
+    def meant(self, name: str, network: str) -> set[str]:
+        """Those of this peer's networks that are meant by that name: all of them by "". Raises CannotInflict for one
+        that it is not on."""
+        if network and network not in self._on[name]:
+            raise CannotInflict(f"{name} is on no network {network!r}: {', '.join(sorted(self._on[name]))}")
+        return {network} if network else set(self._on[name])
+
+    def _apart(self) -> Iterator[tuple[str, str]]:
+        there = {name: self._on[name] - self._off[name] for name in self._on}
+        names = sorted(there)
+        for number, one in enumerate(names):
+            yield from ((one, other) for other in names[number + 1 :] if not there[one] & there[other])
+
+    def _apply(self) -> None:
+        wanted = set(self._apart())
+        if self._links is not None:
+            for one, other in sorted(wanted - self._cut):
+                self._links.cut((one,), (other,), cause=APART)
+            for one, other in sorted(self._cut - wanted):
+                self._links.heal((one,), (other,), only=APART)
+        self._cut = wanted
 
 
 def free_port() -> int:

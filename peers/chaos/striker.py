@@ -1,4 +1,4 @@
-"""The hand that strikes: at events through the plan, at times and by draws by itself; brings back who was struck."""
+"""Strike: at events through the plan, at times and by draws directly; and bring back who was struck."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from peers.chaos import faults
 from peers.chaos.cast import FOUNDER, Cast, twin_of
-from peers.chaos.endings import CODES, KILLED, End
-from peers.chaos.faults import CannotInflict, Fault
+from peers.chaos.faults import CODES, KILLED, CannotInflict, Fault
+from peers.chaos.lives import End
 from peers.chaos.plan import FaultPlan, Fired, Strike
 from peers.chaos.scenario import Scenario
 from peers.chaos.schedule import Draw, choose

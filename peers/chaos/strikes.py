@@ -1,4 +1,4 @@
-"""From the ``[[fault]]`` tables of a scenario to strikes on named peers. Pure."""
+"""Strikes on named peers, made of the ``[[fault]]`` tables of a scenario. Pure."""
 
 from __future__ import annotations
 

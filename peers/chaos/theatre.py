@@ -1,4 +1,4 @@
-"""The story of ``swarm chaos``: read the scenario, choose the world, play, judge, write report and picture."""
+"""Run ``swarm chaos``: read the scenario, choose the world, play, judge, write report and picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What happens in a play, as lines while it happens: what was struck, and what the swarm did about it."""
+"""Timeline of a play, told while it happens: what was struck, and what the swarm did about it."""
 
 from __future__ import annotations
 

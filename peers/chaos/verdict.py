@@ -1,4 +1,4 @@
-"""What became of a play: figures, invariants, bars; as JSON and as lines. Pure but for reading the evidence."""
+"""Judge a play by figures, invariants and bars; as JSON and as lines. Pure but for reading the evidence."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peers.chaos.endings import End
 from peers.chaos.figures import Closing, Number, Played, by_kind, closings, figures, missed
-from peers.chaos.lives import Life, Player, Struck, lives
+from peers.chaos.invariants.check import CHECKERS, USUAL, Report, check, meaning
+from peers.chaos.invariants.evidence import Evidence, gather
+from peers.chaos.invariants.findings import Limits
+from peers.chaos.lives import End, Life, Player, Struck, lives
 from peers.chaos.play import Outcome
 from peers.chaos.scenario import Scenario
 from peers.chaos.world import PlayWorld
-from peers.invariants.check import CHECKERS, USUAL, Report, check, meaning
-from peers.invariants.evidence import Evidence, gather
-from peers.invariants.findings import Limits
 
 SCHEMA = 1
 FAULTS = "faults.jsonl"

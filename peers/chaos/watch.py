@@ -1,4 +1,4 @@
-"""What the runner of a play knows of its peers, folded from what they write: from any thread, cheap to ask."""
+"""Watch the peers of a play: what they have told so far, folded. From any thread, cheap to ask."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from peers.chaos.stamps import Stamps
+from peers.chaos.world import Stamps
 
 LEAVING = ("CutOff", "Draining", "PeerStopped")
 

@@ -1,15 +1,14 @@
-"""What a scenario is played in: peers as it wants them, and the seam that processes and containers both implement."""
+"""World that a scenario is played in: what a peer is started with, and the protocol of processes and containers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Protocol, Self
 
 from peers.chaos.plan import World
-from peers.chaos.stamps import Stamps
 
 Role = Literal["bootstrap", "stage", "trainer"]
 
@@ -38,6 +37,34 @@ class PeerSpec:
     def with_invite(self, invite: str) -> PeerSpec:
         """The same with ``{invite}`` in its arguments filled in."""
         return replace(self, arguments=tuple(one.replace("{invite}", invite) for one in self.arguments))
+
+
+def filled(arguments: Iterable[str], paths: Mapping[str, str]) -> list[str]:
+    """The arguments with ``{name}`` replaced by the path of that name; what names no file stays as it is."""
+    return [argument.format_map(_Paths(paths)) for argument in arguments]
+
+
+class _Paths(dict[str, str]):
+    def __missing__(self, key: str) -> str:
+        return "{" + key + "}"
+
+
+class Stamps:
+    """Peers of one machine share its monotonic clock, which nobody sets; their wall clocks may be wrong on purpose, and
+    whoever listens to them may be late, for it strikes too. So a moment is what the peer's monotonic clock said plus
+    ``offset``: the least that ``wall`` was ever ahead of it when a line was read, which is wrong by no more than the
+    quickest reading took. The clock may be that of a virtual machine which the peers run in."""
+
+    def __init__(self, wall: Callable[[], float]) -> None:
+        self._wall = wall
+        self.offset: float | None = None
+        self.told_at = 0.0
+
+    def tell(self, monotonic: float) -> None:
+        """An event is told now: from here on it is ``told_at`` the moment when it was written."""
+        ahead = self._wall() - monotonic
+        self.offset = ahead if self.offset is None else min(self.offset, ahead)
+        self.told_at = monotonic + self.offset
 
 
 class PlayWorld(World, Protocol):

@@ -1,4 +1,4 @@
-"""In which world a scenario is played: containers where an engine answers, else processes of this machine."""
+"""Choose the world that a scenario is played in: containers where an engine answers, else processes of this machine."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from peers.chaos import faults
-from peers.chaos.containers import IMAGE, ContainerWorld
+from peers.chaos.container_world import ContainerWorld
+from peers.chaos.containers import IMAGE
 from peers.chaos.engine import Unfit
 from peers.chaos.faults import CannotInflict, Fault
-from peers.chaos.process_faults import LINKED
-from peers.chaos.processes import ProcessWorld
+from peers.chaos.process_world import LINKED, ProcessWorld
 from peers.chaos.scenario import Scenario
 from peers.chaos.shaping import shaped
 from peers.chaos.world import PlayWorld

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from peers.chaos.capacity import capacity
-from peers.chaos.spot import spot_trace
-from peers.invariants.check import Report, check_run
-from peers.invariants.findings import Limits
+from peers.chaos.figures import capacity
+from peers.chaos.invariants.check import Report, check_run
+from peers.chaos.invariants.findings import Limits
+from peers.chaos.schedule import spot_trace
 from swarm.events import AttemptFailed, HopMoved, RoundDone, StepClosed, TermBegan
 from swarm.ids import ENDS
 from swarm.sim.links import Links

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median, stdev
 
-from peers.invariants.evidence import Evidence, gather
+from peers.chaos.invariants.evidence import Evidence, gather
 from peers.local_run import RunBroken
 from peers.manifest_file import write_manifest
 from peers.run_directory import RunDirectory

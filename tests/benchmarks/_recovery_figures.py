@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from peers.invariants.evidence import Evidence, Fact, FaultFact
+from peers.chaos.invariants.evidence import Evidence, Fact, FaultFact
 
 FAULTS = ("kill", "pause")
 

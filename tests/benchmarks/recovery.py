@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from peers.chaos.faults import Kill, Pause, Restart, Resume
+from peers.chaos.invariants.check import Report, check
+from peers.chaos.invariants.evidence import gather
 from peers.chaos.plan import FaultPlan, On, Strike
-from peers.invariants.check import Report, check
-from peers.invariants.evidence import gather
 from peers.manifest_file import write_manifest
 from peers.run_directory import RunDirectory
 from swarm.models.spec import ModelConfig

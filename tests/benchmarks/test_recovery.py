@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from peers.invariants.evidence import Evidence, Fact, FaultFact
+from peers.chaos.invariants.evidence import Evidence, Fact, FaultFact
 from swarm.ids import PeerId
 from tests.benchmarks._forked_run import Seen
 from tests.benchmarks._recovery_figures import Recovery, normal, p95, recoveries

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from peers.invariants.check import Report, check_run
+from peers.chaos.invariants.check import Report, check_run
 from peers.launch import PeerExit, PeerGroup
 from peers.local_run import RunBroken
 from peers.manifest_file import write_manifest

@@ -14,10 +14,9 @@ import pytest
 
 from peers.chaos import faults
 from peers.chaos.container_networks import NO_DELAY
-from peers.chaos.containers import ContainerWorld
-from peers.chaos.engine import OWNER, PLAY
+from peers.chaos.container_world import ContainerWorld
+from peers.chaos.engine import OWNER, PLAY, owner
 from peers.chaos.faults import CannotInflict
-from peers.chaos.owners import owner
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.chaos.world import PeerSpec
 from swarm.clock import SystemClock
@@ -258,7 +257,7 @@ def owned(play: str) -> list[str]:
 
 def test_play_whose_owner_was_killed_is_removed_by_the_next(stand_in: str, tmp_path: Path) -> None:
     code = (
-        "import sys, os\nfrom pathlib import Path\nfrom peers.chaos.containers import ContainerWorld\n"
+        "import sys, os\nfrom pathlib import Path\nfrom peers.chaos.container_world import ContainerWorld\n"
         "from peers.chaos.world import PeerSpec\n"
         f"world = ContainerWorld(Path({str(tmp_path / 'killed')!r}), {stand_in!r})\nworld.__enter__()\n"
         "world.start(PeerSpec(name='a', role='stage', arguments=('join',)))\n"

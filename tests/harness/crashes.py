@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from peers.chaos.faults import Kill, Restart
+from peers.chaos.invariants.check import check_run
+from peers.chaos.invariants.findings import Limits
 from peers.chaos.plan import FaultPlan, On, Strike
-from peers.invariants.check import check_run
-from peers.invariants.findings import Limits
 from swarm.events import CutOff, PeerReady
 from swarm.optimization.part import TrainedPart
 from swarm.sim.links import Links

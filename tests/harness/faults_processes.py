@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from peers.chaos.processes import ProcessWorld
+from peers.chaos.process_world import ProcessWorld
 from peers.chaos.world import PeerSpec, Role
 from tests.harness.by_hand import Started
 

@@ -3,8 +3,8 @@
     swarm = SimSwarm(tmp_path, hosts=4, links=Links.parse({"default": {"latency_ms": 20}}), stage_s={"forward": 0.1})
     run_world(swarm.run())
 
-Every peer's events go to its ``events.jsonl`` as in a real run, so the checkers of :mod:`peers.invariants.check` read
-them. The same seed gives the same events, times included.
+Every peer's events go to its ``events.jsonl`` as in a real run, so the checkers of
+:mod:`peers.chaos.invariants.check` read them. The same seed gives the same events, times included.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ from peers.chaos.faults import (
     SlowLink,
     Twin,
 )
+from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
-from peers.invariants.check import check_run
 from swarm.errors import DeadlineMissed, PeerError, Unreachable
 from swarm.events import Accumulated, PeerReady, RunStarted, StepClosed
 from swarm.pipeline.beats import Ping

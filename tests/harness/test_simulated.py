@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from peers.invariants.check import check_run
-from peers.invariants.evidence import event_hash, gather
-from peers.invariants.findings import Limits
+from peers.chaos.invariants.check import check_run
+from peers.chaos.invariants.evidence import event_hash, gather
+from peers.chaos.invariants.findings import Limits
 from swarm.events import StepClosed
 from swarm.sim.links import Links
 from swarm.sim.world import run_world

@@ -8,7 +8,7 @@ from statistics import median
 
 import pytest
 
-from peers.invariants.check import check_run
+from peers.chaos.invariants.check import check_run
 from tests.harness.crashes_processes import Aftermath, Burden, Death, live_through
 
 HOSTS = ("stage-0-1", "stage-1-1", "stage-0-2", "stage-1-2")

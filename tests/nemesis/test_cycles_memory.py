@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from peers.invariants.check import check_run
+from peers.chaos.invariants.check import check_run
 from tests.harness.cycles_memory import cycle
 
 ROUNDS = 375

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from peers.invariants.check import check_run
+from peers.chaos.invariants.check import check_run
 from tests.harness.crashes_processes import Death, live_through
 
 pytestmark = [pytest.mark.process, pytest.mark.nemesis, pytest.mark.timeout(300)]

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from peers.chaos.faults import Moment, Partition, Pause
+from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
-from peers.chaos.processes import ProcessWorld
+from peers.chaos.process_world import ProcessWorld
 from peers.chaos.shaping import shaped
-from peers.invariants.check import check_run
 from tests.harness.by_hand import RUN
 from tests.harness.expect import wait_until
 from tests.harness.faults_processes import started

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from peers.invariants.microbatches import prefix_problem
+from peers.chaos.invariants.microbatches import prefix_problem
 from swarm.errors import Refused
 from swarm.ids import MicrobatchId, PeerId, stage_of
 from swarm.optimization.messages import Complete

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from peers.chaos.invariants.check import check_run
+from peers.chaos.invariants.findings import Limits
 from peers.chaos.plan import FaultPlan, Strike
-from peers.invariants.check import check_run
-from peers.invariants.findings import Limits
 from swarm.sim.world import run_world
 from tests.harness.faults_memory import MemoryWorld
 from tests.harness.simulated import SimSwarm

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from peers.chaos.faults import FillDisk, FreeDisk
+from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
-from peers.invariants.check import check_run
 from swarm.events import DiskRefused, DiskTook, StepClosed
 from swarm.sim.world import run_world
 from tests.harness.faults_memory import MemoryWorld

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import pytest
 
 from peers.chaos.faults import Fault, Heal, Kill, Partition
+from peers.chaos.invariants.findings import Limits
 from peers.chaos.plan import FaultPlan, On, Strike
-from peers.invariants.findings import Limits
 from swarm.events import (
     Committed,
     CutOff,

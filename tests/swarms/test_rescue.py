@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from peers.chaos.faults import Fault, JoinerStorm, Kill, Restart
+from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
-from peers.invariants.check import check_run
 from swarm.errors import RunEnded
 from swarm.events import Committed, CopyHeld, JourneyCompleted, PeerLost, StepClosed, StepGivenUp
 from swarm.pipeline.verdicts import ANEW_S

@@ -6,8 +6,8 @@ import contextlib
 from pathlib import Path
 
 from peers.chaos.faults import Pause, Twin
+from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
-from peers.invariants.check import check_run
 from peers.watching import ALONE_S
 from swarm.errors import EXIT_UNREACHABLE, RunEnded
 from swarm.events import Accumulated, StepClosed

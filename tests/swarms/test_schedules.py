@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from peers.chaos.faults import Kill
+from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
-from peers.invariants.check import check_run
 from swarm.averaging.schedules import SCHEDULES
 from swarm.events import AttemptFailed, DigestMismatch, RoundDone, StepClosed
 from swarm.sim.world import run_world

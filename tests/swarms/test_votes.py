@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from peers.chaos.faults import Kill, Restart
+from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
-from peers.invariants.check import check_run
 from swarm.events import Accumulated, Event, StepClosed, Waiting
 from swarm.sim.world import run_world
 from tests.harness.faults_memory import MemoryWorld

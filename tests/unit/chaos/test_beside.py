@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from peers.chaos import container_faults, container_start
-from peers.chaos.containers import ContainerWorld
+from peers.chaos import container_start, container_world
+from peers.chaos.container_world import ContainerWorld
 from peers.chaos.engine import EngineError
 from peers.chaos.faults import Kill, Pause, Restart, Stop, Upgrade
 from tests.unit.chaos.worlds import Processes, contained
@@ -134,7 +134,7 @@ def test_who_was_upgraded_comes_back_as_that(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(container_start, "begin", lambda world, peer, image: begun.append(image))
     monkeypatch.setattr(world, "beside", lambda act: act())
     engine.end(world.peers["a"].container, code=75)
-    monkeypatch.setattr(container_faults, "_running", lambda world, name: world.peers[name])
+    monkeypatch.setattr(container_world, "_running", lambda world, name: world.peers[name])
     world.inflict(Upgrade("a", grace_s=0.0))
     world.inflict(Restart("a"))
     assert begun == ["next", "next"]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from peers.chaos.faults import Disconnect, Heal, Partition, Pause, Reconnect, Resume, SlowLinks
-from peers.chaos.processes import ProcessWorld
+from peers.chaos.process_world import ProcessWorld
 from swarm.sim.links import LinkShape, Traffic
 from tests.unit.chaos.worlds import Processes, Timers, contained
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from peers.chaos import container_clocks, container_start
-from peers.chaos.containers import ContainerWorld
+from peers.chaos import container_start, container_world
+from peers.chaos.container_world import ContainerWorld
 from peers.chaos.faults import CannotInflict, Kill, LimitCpu, Pause, Restart, SkewClock, SlowDevice
 from peers.chaos.world import PeerSpec
 from tests.unit.chaos.worlds import FakeEngine, Processes, contained
@@ -115,6 +115,6 @@ def _with_clock(root: Path, monkeypatch: pytest.MonkeyPatch, shown: int) -> tupl
     world, engine, _ = contained(root, "a")
     world.skewed.add("a")
     (root / "clocks").mkdir()
-    monkeypatch.setattr(container_clocks.SystemClock, "wall", lambda self: 1000.0)
+    monkeypatch.setattr(container_world.SystemClock, "wall", lambda self: 1000.0)
     engine.answers["date"] = str(shown)
     return world, engine

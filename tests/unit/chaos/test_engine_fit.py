@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from peers.chaos import containers, engine_fit
-from peers.chaos.containers import ContainerWorld
+from peers.chaos import containers, nemesis
+from peers.chaos.container_world import ContainerWorld
 from peers.chaos.engine import Engine, EngineError, Unfit
 from peers.chaos.scenario import parse_scenario
 from peers.chaos.worlds import CannotPlay, Images, world_of
@@ -97,7 +97,7 @@ def test_engine_that_cannot_mount_our_directory_is_refused_with_its_words(machin
 
 
 def test_engine_whose_events_have_other_words_is_refused(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_fit, "TOLD_S", 0.05)
+    monkeypatch.setattr(nemesis, "TOLD_S", 0.05)
     machine.has("events", json.dumps(PODMAN) + "\n")
     refused(machine, "events of this engine are not understood")
 

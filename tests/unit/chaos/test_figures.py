@@ -8,13 +8,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-from peers.chaos.figure_names import FIGURES
-from peers.chaos.figures import Played, by_kind, closed_by_minority, closings, figures, missed
+from peers.chaos.figures import FIGURES, Played, by_kind, closed_by_minority, closings, figures, missed
+from peers.chaos.invariants.check import Report, check
+from peers.chaos.invariants.evidence import Evidence, Fact
+from peers.chaos.invariants.findings import Limits
 from peers.chaos.lives import Life, Player, Struck, lives
 from peers.chaos.picture import picture_svg
-from peers.invariants.check import Report, check
-from peers.invariants.evidence import Evidence, Fact
-from peers.invariants.findings import Limits
 from swarm.ids import PeerId
 
 PLAYERS = (Player("host-0-0", "A", "stage", "eu"), Player("host-0-1", "B", "stage", "us"))

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from peers.chaos import leftovers, owners
-from peers.chaos.engine import Engine, EngineError
+from peers.chaos import engine, leftovers
+from peers.chaos.engine import Engine, EngineError, is_dead, is_of_another_boot, owner
 from peers.chaos.leftovers import remove_all, sweep
-from peers.chaos.owners import is_dead, is_of_another_boot, owner
 
 # Things lie in files named after their kind, who owns which play in "labelled", which plays run in "running"; removing
 # obeys what lies in "refuse".
@@ -62,7 +61,7 @@ def left(root: Path) -> list[str]:
 @pytest.fixture
 def gone() -> str:
     """The owner that a process was which has ended."""
-    command = [sys.executable, "-c", "from peers.chaos.owners import owner; print(owner())"]
+    command = [sys.executable, "-c", "from peers.chaos.engine import owner; print(owner())"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
@@ -108,8 +107,8 @@ def test_play_of_another_boot_is_dead_once_nothing_of_it_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running: str, stays: list[str]
 ) -> None:
     (tmp_path / "machine").write_text("0123456789abcdef\n")
-    monkeypatch.setattr(owners, "_MACHINE", tmp_path / "machine")
-    monkeypatch.setattr(owners, "_BOOT", tmp_path / "boot")
+    monkeypatch.setattr(engine, "_MACHINE", tmp_path / "machine")
+    monkeypatch.setattr(engine, "_BOOT", tmp_path / "boot")
     (tmp_path / "boot").write_text("first-boot\n")
     before = owner()
     assert not is_of_another_boot(before)

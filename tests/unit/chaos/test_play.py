@@ -16,12 +16,11 @@ from peers.chaos.plan import FaultPlan, Fired, Strike
 from peers.chaos.play import Outcome, Play
 from peers.chaos.scenario import Scenario, parse_scenario
 from peers.chaos.schedule import Draw
-from peers.chaos.stamps import Stamps
 from peers.chaos.striker import Striker
 from peers.chaos.strikes import NEVER, planned
 from peers.chaos.timeline import Timeline
 from peers.chaos.watch import Watch
-from peers.chaos.world import PeerSpec
+from peers.chaos.world import PeerSpec, Stamps
 from peers.interrupt import Interrupted
 
 Hear = Callable[[str, str, Mapping[str, Any]], None]

@@ -42,7 +42,8 @@ from peers.chaos.faults import (
 )
 from peers.chaos.means import _fakes, faketime_library
 from peers.chaos.plan import FaultPlan, On, Strike
-from peers.chaos.processes import ProcessWorld, RealPeer, Started
+from peers.chaos.process_world import ProcessWorld
+from peers.chaos.processes import RealPeer, Started
 from peers.chaos.shaping import ShapedLinks, shaped
 from peers.chaos.world import PeerSpec
 from peers.interrupt import Interrupted

@@ -8,10 +8,10 @@ import pytest
 
 from peers.chaos import faults, theatre
 from peers.chaos.cast import Cast, cast_of, manifest_of, trainers_of
-from peers.chaos.processes import ProcessWorld, RealPeer
-from peers.chaos.scenario import Scenario, load_scenario, parse_scenario
+from peers.chaos.process_world import ProcessWorld
+from peers.chaos.processes import RealPeer
+from peers.chaos.scenario import KINDS, Scenario, load_scenario, parse_scenario
 from peers.chaos.strikes import planned
-from peers.chaos.takes import KINDS
 from peers.chaos.theatre import scenarios
 from swarm.errors import ConfigError
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from peers.chaos.stamps import Stamps
+from peers.chaos.invariants.evidence import EVENTS, gather
 from peers.chaos.watch import Watch
-from peers.invariants.evidence import EVENTS, gather
+from peers.chaos.world import Stamps
 from swarm.clock import SystemClock
 from tests.unit.chaos.worlds import contained
 

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
+from peers.chaos.invariants.check import check
+from peers.chaos.invariants.evidence import Evidence
+from peers.chaos.invariants.findings import Limits
 from peers.chaos.scenario import parse_scenario
 from peers.chaos.verdict import Judged, _broken, _not_reached, document, lines
-from peers.invariants.check import check
-from peers.invariants.evidence import Evidence
-from peers.invariants.findings import Limits
 
 
 def test_an_invariant_that_broke_is_told_in_words() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from peers.chaos import container_faults
+from peers.chaos import container_world
 from peers.chaos.engine import EngineError
 from peers.chaos.faults import (
     CannotInflict,
@@ -93,18 +93,18 @@ class _Throttled:
 
 def test_who_cannot_be_frozen_at_once_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world, engine, _ = contained(tmp_path, "a")
-    monkeypatch.setattr(container_faults, "FREEZE_AGAIN_S", 0.0)
+    monkeypatch.setattr(container_world, "FREEZE_AGAIN_S", 0.0)
     world.engine = _Throttled(engine, 3, "unable to freeze")  # type: ignore[assignment]
     assert world.inflict(Pause(("a",))) == ("a",)
     assert world.paused("a")
 
 
-@pytest.mark.parametrize(("words", "tries"), [("unable to freeze", container_faults.FREEZE_TRIES), ("no such", 1)])
+@pytest.mark.parametrize(("words", "tries"), [("unable to freeze", container_world.FREEZE_TRIES), ("no such", 1)])
 def test_who_cannot_be_frozen_at_all_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, tries: int
 ) -> None:
     world, engine, _ = contained(tmp_path, "a")
-    monkeypatch.setattr(container_faults, "FREEZE_AGAIN_S", 0.0)
+    monkeypatch.setattr(container_world, "FREEZE_AGAIN_S", 0.0)
     throttled = world.engine = _Throttled(engine, 99, words)  # type: ignore[assignment]
     with pytest.raises(EngineError, match=words):
         world.inflict(Pause(("a",)))

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from peers.chaos import means
-from peers.chaos.containers import Contained, ContainerWorld
+from peers.chaos.container_start import Contained
+from peers.chaos.container_world import ContainerWorld
 from peers.chaos.engine import EngineError
-from peers.chaos.processes import Process, ProcessWorld, RealPeer
+from peers.chaos.process_world import ProcessWorld
+from peers.chaos.processes import Process, RealPeer
 from peers.chaos.world import PeerSpec
 
 

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from peers.chaos.container_links import Links
+from peers.chaos.container_networks import Links
 from swarm.sim.links import LinkShape
 
 ADDRESSES = {"a": ("10.0.0.1", "10.0.1.1"), "b": ("10.0.0.2",), "c": ("10.0.0.3",)}

@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from peers.chaos.faults import NAMES
-from peers.invariants.__main__ import main
-from peers.invariants.check import CHECKERS, Report, check, check_run
-from peers.invariants.evidence import FaultFact, Gatherer, event_hash, gather
-from peers.invariants.fault_kinds import ENDED_BY, HARMLESS, PASSING, REBORN
-from peers.invariants.findings import Limits
-from peers.invariants.microbatches import prefix_problem
+from peers.chaos.invariants.__main__ import main
+from peers.chaos.invariants.check import CHECKERS, Report, check, check_run
+from peers.chaos.invariants.evidence import FaultFact, Gatherer, event_hash, gather
+from peers.chaos.invariants.findings import ENDED_BY, HARMLESS, PASSING, REBORN, Limits
+from peers.chaos.invariants.microbatches import prefix_problem
 from swarm.events import (
     Accumulated,
     Committed,

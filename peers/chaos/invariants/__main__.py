@@ -1,4 +1,4 @@
-"""``python -m peers.invariants DIR...``: whether a run kept its invariants, from its peers' files.
+"""Check whether a run kept its invariants, from its peers' files: ``python -m peers.chaos.invariants DIR...``.
 
 Prints one line for each invariant and one for each failure; exit code 1 when there is any, 2 when there are no files.
 """
@@ -10,13 +10,13 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from peers.invariants.check import CHECKERS, Report, check_run, meaning
-from peers.invariants.findings import Limits
+from peers.chaos.invariants.check import CHECKERS, Report, check_run, meaning
+from peers.chaos.invariants.findings import Limits
 
 
 def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m peers.invariants", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m peers.chaos.invariants", description=__doc__)
     parser.add_argument("directories", nargs="+", type=Path, metavar="DIR")
     parser.add_argument("--target", type=int, help="microbatches per step; by default the most that a step has")
     parser.add_argument("--gap", type=float, default=60.0, help="longest seconds between two closed steps")

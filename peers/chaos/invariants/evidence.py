@@ -1,4 +1,4 @@
-"""What the files of a run's peers say: every event with its writer and incarnation, and every close record.
+"""Read the files of a run's peers: every event with its writer and incarnation, and every close record.
 
 A home is a directory with ``events.jsonl``, ``history.jsonl`` or both; of any other directory all homes below it count.
 Files are read as a killed peer leaves them: a last line without its end is no failure, any other unreadable line is.

@@ -1,20 +1,25 @@
-"""What each fault does to peers that are containers, and why some cannot be done to them."""
+"""World of containers: what each fault does to them, and which faults are refused, with what to use instead.
+
+with ContainerWorld(root) as world:
+    world.start(PeerSpec(name="bootstrap", role="bootstrap", arguments=("new", "{run}"), files={"run": manifest}))
+    plan = FaultPlan(Strike("kill", On("Accumulated", peer="host-0"), Kill(("host-0",))), world=world)
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from peers.chaos import container_clocks, container_start, faults
+from peers.chaos import container_start, faults
 from peers.chaos.common_faults import COMMON
 from peers.chaos.container_networks import NO_DELAY
+from peers.chaos.container_start import Contained
+from peers.chaos.containers import ContainerCompany
 from peers.chaos.engine import EngineError
 from peers.chaos.faults import CannotInflict, Fault
-
-if TYPE_CHECKING:
-    from peers.chaos.containers import Contained, ContainerWorld
+from swarm.clock import SystemClock
 
 DAEMON = "p2pd"
 FREEZE_TRIES, FREEZE_AGAIN_S = 10, 0.05
@@ -35,42 +40,13 @@ _NO_MEANS: Mapping[type[Fault], str] = {
 }
 
 
-def check(world: ContainerWorld, fault: Fault) -> None:
-    """Raises CannotInflict, with what to use instead, for a fault that this world has no means for. Notes who is to
-    have its clock set, which needs a library from the start on."""
-    if isinstance(fault, faults.SkewClock):
-        if fault.peer in world.peers and fault.peer not in world.skewed:
-            raise CannotInflict(f"skew_clock: {fault.peer} is already started without libfaketime; check() it before")
-        world.skewed.add(fault.peer)
-    if isinstance(fault, faults.LimitMemory) and fault.mib < 6:
-        raise CannotInflict("limit_memory: engines take 6 MiB and more")
-    shapes = [fault.shape] if isinstance(fault, faults.SlowLink | faults.SlowLinks) else []
-    if any(shape.latency_s for shape in shapes) and not world.networks.has_delay():
-        raise CannotInflict(f"{fault.name}: {NO_DELAY}")
-    if type(fault) not in DOERS:
-        instead = _NO_MEANS.get(type(fault), "swarm chaos --on processes")
-        raise CannotInflict(f"containers have no means for {fault.name}: {instead}")
-
-
-def resume(world: ContainerWorld, names: Iterable[str]) -> None:
-    """Let those of them go on that are paused."""
-    for name in names:
-        peer = world.peers[name]
-        if world.alive(name) and world.paused(name):
-            try:
-                world.engine.call("unpause", peer.container)
-            except EngineError:
-                if world.engine.inspect(peer.container, "{{.State.Running}}") == "true":
-                    raise  # else it has ended meanwhile
-
-
-def _kill(world: ContainerWorld, fault: faults.Kill) -> Iterable[str]:
+def _kill(world: ContainerCompany, fault: faults.Kill) -> Iterable[str]:
     names = world.living(fault)
     world.kill([world.peers[name] for name in names])
     return names
 
 
-def _kill_daemon(world: ContainerWorld, fault: faults.KillDaemon) -> Iterable[str]:
+def _kill_daemon(world: ContainerCompany, fault: faults.KillDaemon) -> Iterable[str]:
     lines = world.engine.call("top", _running(world, fault.peer).container, "-eo", "pid,comm").splitlines()
     daemons = [line.split()[0] for line in lines[1:] if DAEMON in line]
     if not daemons:
@@ -79,14 +55,14 @@ def _kill_daemon(world: ContainerWorld, fault: faults.KillDaemon) -> Iterable[st
     return (fault.peer,)
 
 
-def _pause(world: ContainerWorld, fault: faults.Pause) -> Iterable[str]:
+def _pause(world: ContainerCompany, fault: faults.Pause) -> Iterable[str]:
     names = world.living(fault)
     _freeze(world, names)
-    world.lasting(world.pauses, names, fault.seconds, partial(resume, world))
+    world.lasting(world.pauses, names, fault.seconds, world.resume)
     return names
 
 
-def _freeze(world: ContainerWorld, names: Iterable[str]) -> None:
+def _freeze(world: ContainerCompany, names: Iterable[str]) -> None:
     """A kernel (cgroup v1) refuses now and then to freeze who has used up his share of a processor, for which he must
     run a little. An engine refuses who is paused already. Raises EngineError."""
     left = FREEZE_TRIES
@@ -102,13 +78,13 @@ def _freeze(world: ContainerWorld, names: Iterable[str]) -> None:
             return
 
 
-def _resume(world: ContainerWorld, fault: faults.Resume) -> Iterable[str]:
+def _resume(world: ContainerCompany, fault: faults.Resume) -> Iterable[str]:
     world.pauses.forget(fault.peers)
-    resume(world, fault.peers)
+    world.resume(fault.peers)
     return fault.peers
 
 
-def _stop(world: ContainerWorld, fault: faults.Stop) -> Iterable[str]:
+def _stop(world: ContainerCompany, fault: faults.Stop) -> Iterable[str]:
     names = world.living(fault)
     told = {name: world.peers[name].container for name in names}
     world.engine.call("kill", "--signal", "TERM", *told.values())
@@ -121,36 +97,36 @@ def _stop(world: ContainerWorld, fault: faults.Stop) -> Iterable[str]:
     return names
 
 
-def _partition(world: ContainerWorld, fault: faults.Partition) -> Iterable[str]:
+def _partition(world: ContainerCompany, fault: faults.Partition) -> Iterable[str]:
     cause = object()
     world.networks.part(fault.peers, fault.others, both=not fault.one_way, cause=cause)
     world.after(fault.seconds, partial(_mend, world, cause))
     return (*fault.peers, *fault.others)
 
 
-def _mend(world: ContainerWorld, cause: object) -> None:
+def _mend(world: ContainerCompany, cause: object) -> None:
     with world.playing():
         world.networks.mend(cause)
 
 
-def _heal(world: ContainerWorld, fault: faults.Heal) -> Iterable[str]:
+def _heal(world: ContainerCompany, fault: faults.Heal) -> Iterable[str]:
     world.networks.mend()
     return ()
 
 
-def _slow_link(world: ContainerWorld, fault: faults.SlowLink) -> Iterable[str]:
+def _slow_link(world: ContainerCompany, fault: faults.SlowLink) -> Iterable[str]:
     world.networks.shape(fault.peers[:1], fault.peers[1:], fault.shape)
     return fault.peers
 
 
-def _slow_links(world: ContainerWorld, fault: faults.SlowLinks) -> Iterable[str]:
+def _slow_links(world: ContainerCompany, fault: faults.SlowLinks) -> Iterable[str]:
     cause = object()
     world.networks.shape(fault.peers, fault.others, fault.shape, cause=cause)
     world.after(fault.seconds, partial(_mend, world, cause))
     return tuple(dict.fromkeys((*fault.peers, *fault.others)))
 
 
-def _limit_cpu(world: ContainerWorld, fault: faults.LimitCpu | faults.SlowDevice) -> Iterable[str]:
+def _limit_cpu(world: ContainerCompany, fault: faults.LimitCpu | faults.SlowDevice) -> Iterable[str]:
     """The whole container gets that share of the processors. Its later starts have no more: the machine has become a
     slower one."""
     peer, share = _running(world, fault.peer), world.share(fault)
@@ -161,7 +137,7 @@ def _limit_cpu(world: ContainerWorld, fault: faults.LimitCpu | faults.SlowDevice
     return (fault.peer,)
 
 
-def _limit_memory(world: ContainerWorld, fault: faults.LimitMemory) -> Iterable[str]:
+def _limit_memory(world: ContainerCompany, fault: faults.LimitMemory) -> Iterable[str]:
     """Kernels refuse (cgroup v1) or defer a limit below what is held: then it is what is held now. Something in the
     container asks for more at once, and the kernel kills the peer, as it would at its own next request."""
     peer = _running(world, fault.peer)
@@ -181,7 +157,7 @@ def _limit_memory(world: ContainerWorld, fault: faults.LimitMemory) -> Iterable[
 _USAGE = "cat /sys/fs/cgroup/memory/memory.usage_in_bytes /sys/fs/cgroup/memory.current 2>/dev/null | head -n 1"
 
 
-def _hog(world: ContainerWorld, peer: Contained, mib: int) -> None:
+def _hog(world: ContainerCompany, peer: Contained, mib: int) -> None:
     """Ask for so much in a peer's container, the peer being the first to be killed for it."""
     try:
         world.engine.call(
@@ -191,7 +167,7 @@ def _hog(world: ContainerWorld, peer: Contained, mib: int) -> None:
         return  # its container is gone: that is what it was for
 
 
-def _fill_disk(world: ContainerWorld, fault: faults.FillDisk) -> Iterable[str]:
+def _fill_disk(world: ContainerCompany, fault: faults.FillDisk) -> Iterable[str]:
     peer = _running(world, fault.peer)
     if peer.spec.disk_mib is None:
         raise CannotInflict(f"fill_disk: {fault.peer} has the machine's disk; give it one with a limit of disk_mib")
@@ -200,13 +176,41 @@ def _fill_disk(world: ContainerWorld, fault: faults.FillDisk) -> Iterable[str]:
     return (fault.peer,)
 
 
-def _free_disk(world: ContainerWorld, fault: faults.FreeDisk) -> Iterable[str]:
+def _free_disk(world: ContainerCompany, fault: faults.FreeDisk) -> Iterable[str]:
     filler = f"{container_start.HOME}/{container_start.FILLER}"
     world.engine.call("exec", container_start.holder(world, world.peers[fault.peer]), "rm", "-f", filler)
     return (fault.peer,)
 
 
-def _restart(world: ContainerWorld, fault: faults.Restart) -> Iterable[str]:
+def _skew_clock(world: ContainerCompany, fault: faults.SkewClock) -> tuple[str, ...]:
+    """Set the wall clock that a peer's processes see, in its later starts as well, but for the daemon's, whose program
+    calls no library. Raises EngineError, and CannotInflict where it has no effect, or none that could be seen: of a
+    peer that does not run or is paused."""
+    if fault.peer not in world.skewed:
+        raise CannotInflict(f"skew_clock: {fault.peer} was started without libfaketime; check() it before")
+    world.living(fault)
+    if world.paused(fault.peer):
+        raise CannotInflict(f"skew_clock: {fault.peer} is paused, and nobody could see its clock")
+    (world.root / "clocks" / fault.peer).write_text(f"{fault.offset_s:+f}\n")
+    _check_clock(world, fault)
+    return (fault.peer,)
+
+
+def _check_clock(world: ContainerCompany, fault: faults.SkewClock) -> None:
+    """Programs pass over a library that was made for others: the clock must be nearer to what it was set to than to
+    ours, but for the second that it does not show and the time that it takes to look."""
+    clock = SystemClock()
+    before = clock.wall()
+    shown = float(world.engine.call("exec", world.peers[fault.peer].container, "date", "+%s"))
+    off = max(before + fault.offset_s - shown, shown - clock.wall() - fault.offset_s)
+    if off > 1.0 + abs(fault.offset_s) / 2:
+        raise CannotInflict(
+            f"skew_clock: the clock of {fault.peer} was set {fault.offset_s:+g} s off and is {shown - before:+.0f} s: "
+            f"libfaketime of {world.nemesis.image} does not fit its image; make both from one base"
+        )
+
+
+def _restart(world: ContainerCompany, fault: faults.Restart) -> Iterable[str]:
     peer = world.peers[fault.peer]
     world.kill([peer])
     if not fault.keep_disk:
@@ -215,7 +219,7 @@ def _restart(world: ContainerWorld, fault: faults.Restart) -> Iterable[str]:
     return (fault.peer,)
 
 
-def _upgrade(world: ContainerWorld, fault: faults.Upgrade) -> Iterable[str]:
+def _upgrade(world: ContainerCompany, fault: faults.Upgrade) -> Iterable[str]:
     peer = _running(world, fault.peer)
     was = peer.container
     world.engine.call("kill", "--signal", "TERM", was)
@@ -233,7 +237,7 @@ def _upgrade(world: ContainerWorld, fault: faults.Upgrade) -> Iterable[str]:
     return (fault.peer,)
 
 
-def _running(world: ContainerWorld, name: str) -> Contained:
+def _running(world: ContainerCompany, name: str) -> Contained:
     if not world.alive(name):
         raise CannotInflict(f"{name} does not run now")
     return world.peers[name]
@@ -255,7 +259,33 @@ DOERS: Mapping[type[Fault], Callable[[Any, Any], Iterable[str]]] = {
     faults.LimitMemory: _limit_memory,
     faults.FillDisk: _fill_disk,
     faults.FreeDisk: _free_disk,
-    faults.SkewClock: container_clocks.skew,
+    faults.SkewClock: _skew_clock,
     faults.Restart: _restart,
     faults.Upgrade: _upgrade,
 }
+
+
+class ContainerWorld(ContainerCompany):
+    """Implements :class:`peers.chaos.world.PlayWorld`: containers, and the faults that can be done to them."""
+
+    def check(self, fault: Fault) -> None:
+        """See :class:`~peers.chaos.plan.World`. Raises CannotInflict, with what to use instead, for a fault that this
+        world has no means for. Notes who is to have its clock set, which needs a library from the start on."""
+        if isinstance(fault, faults.SkewClock):
+            if fault.peer in self.peers and fault.peer not in self.skewed:
+                raise CannotInflict(
+                    f"skew_clock: {fault.peer} is already started without libfaketime; check() it before"
+                )
+            self.skewed.add(fault.peer)
+        if isinstance(fault, faults.LimitMemory) and fault.mib < 6:
+            raise CannotInflict("limit_memory: engines take 6 MiB and more")
+        shapes = [fault.shape] if isinstance(fault, faults.SlowLink | faults.SlowLinks) else []
+        if any(shape.latency_s for shape in shapes) and not self.networks.has_delay():
+            raise CannotInflict(f"{fault.name}: {NO_DELAY}")
+        if type(fault) not in DOERS:
+            instead = _NO_MEANS.get(type(fault), "swarm chaos --on processes")
+            raise CannotInflict(f"containers have no means for {fault.name}: {instead}")
+
+    def _strike(self, fault: Fault) -> Iterable[str]:
+        """Raises EngineError too."""
+        return DOERS[type(fault)](self, fault)

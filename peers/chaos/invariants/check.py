@@ -1,7 +1,8 @@
-"""Whether a run kept what every run must keep, from the files that its peers left.
+"""Check a run by everything that every run must keep, from the files that its peers left.
 
 The numbers name them for good; those that are missing here are what files cannot show (memory, leaks, private bytes,
-loss parity, crash points) and have tests of their own. ``python -m peers.invariants DIR`` prints each with its meaning.
+loss parity, crash points) and have tests of their own. ``python -m peers.chaos.invariants DIR`` prints each with its
+meaning.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers.invariants import detection, microbatches, steps
-from peers.invariants.evidence import Evidence, gather
-from peers.invariants.findings import Checker, Failure, Findings, Limits
+from peers.chaos.invariants import microbatches, steps
+from peers.chaos.invariants.evidence import Evidence, gather
+from peers.chaos.invariants.findings import Checker, Failure, Findings, Limits
 
 CHECKERS: Mapping[str, Checker] = {
     "I1": microbatches.committed_once,
@@ -24,8 +25,8 @@ CHECKERS: Mapping[str, Checker] = {
     "I8": steps.whole_batches,
     "I10": microbatches.cursors_are_prefixes,
     "I13": steps.steps_keep_coming,
-    "I14": detection.faults_are_noticed,
-    "I15": detection.the_slow_are_not_evicted,
+    "I14": steps.faults_are_noticed,
+    "I15": steps.the_slow_are_not_evicted,
     "I17": steps.downloads_are_decided,
     "I20": steps.one_history,
     "I21": steps.stale_starts_are_fenced,

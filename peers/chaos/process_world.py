@@ -1,4 +1,9 @@
-"""What each fault does to peers that are processes of one machine, and why some cannot be done to them."""
+"""World of processes: what each fault does to them, and which faults are refused, with what to use instead.
+
+with ProcessWorld(root) as world:
+    world.start(PeerSpec(name="bootstrap", role="bootstrap", arguments=("new", "{run}"), files={"run": manifest}))
+    plan = FaultPlan(Strike("kill", On("Accumulated", peer="host-0"), Kill(("host-0",))), world=world)
+"""
 
 from __future__ import annotations
 
@@ -8,21 +13,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from peers.chaos import faults, means
 from peers.chaos.cast import twin_of
 from peers.chaos.common_faults import COMMON
 from peers.chaos.faults import CannotInflict, Fault
-from peers.chaos.networks import APART
-
-if TYPE_CHECKING:
-    from peers.chaos.processes import ProcessWorld
+from peers.chaos.processes import ProcessCompany
+from peers.chaos.shaping import APART
 
 DAEMON = "p2pd"
-NO_FAKETIME = (
-    "skew_clock needs libfaketime: apt-get install libfaketime, or swarm chaos --on containers, whose image has it"
-)
 LINKED = (
     faults.Partition,
     faults.Heal,
@@ -35,19 +35,7 @@ LINKED = (
 """What is done with proxies."""
 
 
-def check(world: ProcessWorld, fault: Fault) -> None:
-    """Raises CannotInflict, with what to use instead, for a fault that this world has no means for."""
-    if isinstance(fault, faults.SkewClock) and (world.clocks is None or means.faketime_library() is None):
-        raise CannotInflict(NO_FAKETIME)
-    if isinstance(fault, LINKED) and world.links is None:
-        raise CannotInflict(f"{fault.name} needs proxies: a ProcessWorld with links from shaped()")
-    if isinstance(fault, faults.LimitCpu) and 1 <= fault.cpus < (os.cpu_count() or 1):
-        raise CannotInflict("limit_cpu among processes is a share of one processor, below 1: or --on containers")
-    if type(fault) not in DOERS:
-        raise CannotInflict(f"processes have no means for {fault.name}: swarm chaos --on containers")
-
-
-def _kill(world: ProcessWorld, fault: faults.Kill) -> Iterable[str]:
+def _kill(world: ProcessCompany, fault: faults.Kill) -> Iterable[str]:
     names = world.living(fault)
     alive = [world.peers[name] for name in names]
     means.signal_all([peer.pid for peer in alive], signal.SIGSTOP)  # all at the same moment
@@ -57,7 +45,7 @@ def _kill(world: ProcessWorld, fault: faults.Kill) -> Iterable[str]:
     return names
 
 
-def _kill_daemon(world: ProcessWorld, fault: faults.KillDaemon) -> Iterable[str]:
+def _kill_daemon(world: ProcessCompany, fault: faults.KillDaemon) -> Iterable[str]:
     world.living(fault)
     daemons = [one.pid for one in means.family(world.peers[fault.peer].pid)[1:] if DAEMON in means.command_of(one)]
     if not daemons:
@@ -66,7 +54,7 @@ def _kill_daemon(world: ProcessWorld, fault: faults.KillDaemon) -> Iterable[str]
     return (fault.peer,)
 
 
-def _pause(world: ProcessWorld, fault: faults.Pause) -> Iterable[str]:
+def _pause(world: ProcessCompany, fault: faults.Pause) -> Iterable[str]:
     names = world.living(fault)
     for name in names:
         world.pause(world.peers[name])
@@ -74,18 +62,18 @@ def _pause(world: ProcessWorld, fault: faults.Pause) -> Iterable[str]:
     return names
 
 
-def _resume(world: ProcessWorld, fault: faults.Resume) -> Iterable[str]:
+def _resume(world: ProcessCompany, fault: faults.Resume) -> Iterable[str]:
     world.pauses.forget(fault.peers)
     _let_go(world, fault.peers)
     return fault.peers
 
 
-def _let_go(world: ProcessWorld, names: Iterable[str]) -> None:
+def _let_go(world: ProcessCompany, names: Iterable[str]) -> None:
     for name in names:
         world.resume(world.peers[name])
 
 
-def _stop(world: ProcessWorld, fault: faults.Stop) -> Iterable[str]:
+def _stop(world: ProcessCompany, fault: faults.Stop) -> Iterable[str]:
     names = world.living(fault)
     told = [(world.peers[name], world.peers[name].starts[-1]) for name in names]
     means.signal_all([peer.pid for peer, _ in told], signal.SIGTERM)
@@ -100,7 +88,7 @@ def _stop(world: ProcessWorld, fault: faults.Stop) -> Iterable[str]:
     return names
 
 
-def _partition(world: ProcessWorld, fault: faults.Partition) -> Iterable[str]:
+def _partition(world: ProcessCompany, fault: faults.Partition) -> Iterable[str]:
     if world.links is not None:
         cause = object()
         world.links.cut(fault.peers, fault.others, both=not fault.one_way, cause=cause)
@@ -108,19 +96,19 @@ def _partition(world: ProcessWorld, fault: faults.Partition) -> Iterable[str]:
     return (*fault.peers, *fault.others)
 
 
-def _heal(world: ProcessWorld, fault: faults.Heal) -> Iterable[str]:
+def _heal(world: ProcessCompany, fault: faults.Heal) -> Iterable[str]:
     if world.links is not None:
         world.links.heal(but=APART)  # who is off a network stays so until reconnect
     return ()
 
 
-def _slow_link(world: ProcessWorld, fault: faults.SlowLink) -> Iterable[str]:
+def _slow_link(world: ProcessCompany, fault: faults.SlowLink) -> Iterable[str]:
     if world.links is not None:
         world.links.slow(*fault.peers, fault.shape)
     return fault.peers
 
 
-def _slow_links(world: ProcessWorld, fault: faults.SlowLinks) -> Iterable[str]:
+def _slow_links(world: ProcessCompany, fault: faults.SlowLinks) -> Iterable[str]:
     if world.links is not None:
         cause = object()
         for one, other in product(fault.peers, fault.others):
@@ -130,7 +118,7 @@ def _slow_links(world: ProcessWorld, fault: faults.SlowLinks) -> Iterable[str]:
     return tuple(dict.fromkeys((*fault.peers, *fault.others)))
 
 
-def _corrupt_bytes(world: ProcessWorld, fault: faults.CorruptBytes) -> Iterable[str]:
+def _corrupt_bytes(world: ProcessCompany, fault: faults.CorruptBytes) -> Iterable[str]:
     """Streams are authenticated: what shows is a connection that breaks."""
     if world.links is not None:
         world.links.spoil(*fault.peers, fault.messages)
@@ -138,7 +126,7 @@ def _corrupt_bytes(world: ProcessWorld, fault: faults.CorruptBytes) -> Iterable[
     return fault.peers
 
 
-def _limit_cpu(world: ProcessWorld, fault: faults.LimitCpu | faults.SlowDevice) -> Iterable[str]:
+def _limit_cpu(world: ProcessCompany, fault: faults.LimitCpu | faults.SlowDevice) -> Iterable[str]:
     """The whole first process gets that share of a processor, its network loop too. Its later starts have no more: the
     machine has become a slower one."""
     world.living(fault)
@@ -148,7 +136,7 @@ def _limit_cpu(world: ProcessWorld, fault: faults.LimitCpu | faults.SlowDevice) 
     return (fault.peer,)
 
 
-def _fill_disk(world: ProcessWorld, fault: faults.FillDisk) -> Iterable[str]:
+def _fill_disk(world: ProcessCompany, fault: faults.FillDisk) -> Iterable[str]:
     """No file of the peer can grow (EFBIG where a full disk says ENOSPC): both are OSErrors of the write. A start that
     finds its disk full has the same limit."""
     world.living(fault)
@@ -159,23 +147,23 @@ def _fill_disk(world: ProcessWorld, fault: faults.FillDisk) -> Iterable[str]:
     return (fault.peer,)
 
 
-def _free_disk(world: ProcessWorld, fault: faults.FreeDisk) -> Iterable[str]:
+def _free_disk(world: ProcessCompany, fault: faults.FreeDisk) -> Iterable[str]:
     limit = world.limits.pop(fault.peer, None)
     if limit is not None and world.alive(fault.peer):
         means.let_files_grow(world.peers[fault.peer].pid, limit)
     return (fault.peer,)
 
 
-def _skew_clock(world: ProcessWorld, fault: faults.SkewClock) -> Iterable[str]:
+def _skew_clock(world: ProcessCompany, fault: faults.SkewClock) -> Iterable[str]:
     """The wall clock that its processes see, but for the daemon's, whose program calls no library."""
     if world.clocks is None:
-        raise CannotInflict(NO_FAKETIME)
+        raise CannotInflict(means.NO_FAKETIME)
     world.living(fault)
     (world.clocks / fault.peer).write_text(f"{fault.offset_s:+f}\n")
     return (fault.peer,)
 
 
-def _restart(world: ProcessWorld, fault: faults.Restart) -> Iterable[str]:
+def _restart(world: ProcessCompany, fault: faults.Restart) -> Iterable[str]:
     peer = world.peers[fault.peer]
     world.kill(peer)
     if not fault.keep_disk:
@@ -185,7 +173,7 @@ def _restart(world: ProcessWorld, fault: faults.Restart) -> Iterable[str]:
     return (fault.peer,)
 
 
-def _upgrade(world: ProcessWorld, fault: faults.Upgrade) -> Iterable[str]:
+def _upgrade(world: ProcessCompany, fault: faults.Upgrade) -> Iterable[str]:
     """There is one version on this machine: what is left of it is to leave in order, and to come back."""
     world.living(fault)
     peer = world.peers[fault.peer]
@@ -207,7 +195,7 @@ def _upgrade(world: ProcessWorld, fault: faults.Upgrade) -> Iterable[str]:
     return (fault.peer,)
 
 
-def _twin(world: ProcessWorld, fault: faults.Twin) -> Iterable[str]:
+def _twin(world: ProcessCompany, fault: faults.Twin) -> Iterable[str]:
     """A second peer ``<name>-twin``, with a copy of the first one's key."""
     peer = world.peers[fault.peer]
     spec = replace(peer.spec, name=twin_of(peer.name))
@@ -239,3 +227,22 @@ DOERS: Mapping[type[Fault], Callable[[Any, Any], Iterable[str]]] = {
     faults.Upgrade: _upgrade,
     faults.Twin: _twin,
 }
+
+
+class ProcessWorld(ProcessCompany):
+    """Implements :class:`peers.chaos.world.PlayWorld`: processes, and the faults that can be done to them."""
+
+    def check(self, fault: Fault) -> None:
+        """See :class:`~peers.chaos.plan.World`. Raises CannotInflict, with what to use instead, for a fault that this
+        world has no means for. Peers may still be to be started: names are not checked."""
+        if isinstance(fault, faults.SkewClock) and (self.clocks is None or means.faketime_library() is None):
+            raise CannotInflict(means.NO_FAKETIME)
+        if isinstance(fault, LINKED) and self.links is None:
+            raise CannotInflict(f"{fault.name} needs proxies: a ProcessWorld with links from shaped()")
+        if isinstance(fault, faults.LimitCpu) and 1 <= fault.cpus < (os.cpu_count() or 1):
+            raise CannotInflict("limit_cpu among processes is a share of one processor, below 1: or --on containers")
+        if type(fault) not in DOERS:
+            raise CannotInflict(f"processes have no means for {fault.name}: swarm chaos --on containers")
+
+    def _strike(self, fault: Fault) -> Iterable[str]:
+        return DOERS[type(fault)](self, fault)

@@ -1,12 +1,12 @@
-"""Checkers of where microbatches went: once everywhere, none lost, none read twice."""
+"""Check where microbatches went: once everywhere, none lost, none read twice."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
-from peers.invariants.evidence import DROPPED, Evidence, Fact
-from peers.invariants.findings import Findings, Limits
+from peers.chaos.invariants.evidence import DROPPED, Evidence, Fact
+from peers.chaos.invariants.findings import Findings, Limits
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, stage_part
 from swarm.optimization.records import CloseRecord
 

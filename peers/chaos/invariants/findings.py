@@ -1,12 +1,30 @@
-"""What a checker of an invariant found, and what the bars are."""
+"""Findings of a checker, the limits that it checks by, and which faults excuse whom for how long."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from peers.invariants.evidence import Evidence
+from peers.chaos.invariants.evidence import Evidence
+
+ENDED_BY: Mapping[str, str] = {
+    "pause": "resume",
+    "partition": "heal",
+    "disconnect": "reconnect",
+    "fill_disk": "free_disk",
+}
+"""Which fault ends which, where that has no seconds."""
+MARKS = frozenset((*ENDED_BY.values(), "moment"))
+"""Lines of ``faults.jsonl`` that are no faults: they end one, or name a moment."""
+SLOW = frozenset(("slow_link", "slow_links", "slow_device", "limit_cpu"))
+"""Of links, of a device, or of all processors of a peer: no reason to be lost."""
+HARMLESS = MARKS | SLOW
+"""They excuse nobody."""
+PASSING = frozenset(("skew_clock", "corrupt_bytes", "twin"))
+"""A connection breaks, or a second process gives up: over as soon as it is done."""
+REBORN = frozenset(("kill", "kill_daemon", "restart", "joiner_storm", "stop", "limit_memory", "upgrade", "start"))
+"""Over once the peer is ready, or its daemon runs again."""
 
 
 @dataclass(frozen=True, slots=True)

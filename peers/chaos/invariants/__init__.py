@@ -1,0 +1,1 @@
+"""Check what every run must keep, whatever goes wrong, from the files that its peers left."""

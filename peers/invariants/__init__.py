@@ -1,1 +1,0 @@
-"""What every run must keep, whatever goes wrong, checked from the files that its peers left."""
