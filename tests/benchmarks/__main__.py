@@ -1,4 +1,4 @@
-"""``python -m tests.benchmarks [NAME] [--full] [--log]``."""
+"""``python -m tests.benchmarks [NAME] [--smoke | --full] [--log]``."""
 
 import sys
 

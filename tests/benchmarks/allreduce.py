@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tests.benchmarks.runner import Cell, Result
+from tests.benchmarks.runner import Cell, Result, Size
 
 if TYPE_CHECKING:
     from tests.benchmarks._exchange_case import Found
@@ -33,14 +33,14 @@ _COLUMNS = (
 )
 
 
-async def run(full: bool) -> Result:
+async def run(size: Size) -> Result:
     """Seconds, bytes, memory and CPU of a round of 25 M floats, ours beside hivemind's averager."""
     from tests.benchmarks._exchange_case import measure
     from tests.benchmarks._exchange_load import Case
 
     found: list[Found] = []
     before = os.getloadavg()[0]
-    for peers in PEERS_FULL if full else PEERS:
+    for peers in PEERS_FULL if size is Size.FULL else PEERS:
         for codec in CODECS:
             found += await measure(Case(peers=peers, codec=codec), ROUNDS)
     return to_result(found, before)

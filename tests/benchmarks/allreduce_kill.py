@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean, median
 from typing import TYPE_CHECKING, Any
 
-from tests.benchmarks.runner import Cell, Result
+from tests.benchmarks.runner import Cell, Result, Size
 
 if TYPE_CHECKING:
     from tests.benchmarks._allreduce_candidates import Candidate, Outcome
@@ -41,9 +41,11 @@ _COLUMNS = (
 )
 
 
-async def run(full: bool) -> Result:
+async def run(size: Size) -> Result:
     """Share of coordinates in which survivors differ after a kill in mid-round, ours beside hivemind's all-reduce."""
-    found = await measure(KILLS_FULL if full else KILLS, SIGNED_KILLS_FULL if full else SIGNED_KILLS)
+    found = await measure(
+        KILLS_FULL if size is Size.FULL else KILLS, SIGNED_KILLS_FULL if size is Size.FULL else SIGNED_KILLS
+    )
     return to_result(found)
 
 

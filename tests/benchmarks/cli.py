@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
-from tests.benchmarks.runner import ROOT, Cell, Result
+from tests.benchmarks.runner import ROOT, Cell, Result, Size
 from tests.harness.standing_peer import running
 
 TARGET_MS = 300
@@ -19,10 +19,10 @@ MEMBERS = 64
 COMMANDS = {"help": ("--help",), "status": ("status",), "peers": ("peers", "--json")}
 
 
-def run(full: bool) -> Result:
+def run(size: Size) -> Result:
     """Milliseconds of swarm --help, status and peers --json, with a live peer of a swarm of 64 to ask."""
     with tempfile.TemporaryDirectory(prefix="cli-") as scratch, running(Path(scratch), "--members", str(MEMBERS)):
-        return result(measure(_runner(Path(scratch)), 30 if full else 12))
+        return result(measure(_runner(Path(scratch)), 30 if size is Size.FULL else 12))
 
 
 def measure(once: Callable[[Sequence[str]], float], rounds: int) -> dict[str, list[float]]:

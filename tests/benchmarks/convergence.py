@@ -15,7 +15,7 @@ from swarm.averaging.strategies.butterfly_groups import ButterflyGroups
 from swarm.averaging.strategies.push_sum import PushSum
 from swarm.models.spec import ModelConfig
 from swarm.optimization.schedules import OptimizerConfig
-from tests.benchmarks.runner import Cell, Result
+from tests.benchmarks.runner import Cell, Result, Size
 
 if TYPE_CHECKING:
     from tests.benchmarks._convergence_mixing import Mixing
@@ -49,7 +49,7 @@ class Trained:
     vector_bytes: int
 
 
-def run(full: bool) -> Result:
+def run(size: Size) -> Result:
     """Held-out loss after the same tokens under every averaging strategy, 16 replicas, and what each of them sent."""
     import torch
 
@@ -57,7 +57,7 @@ def run(full: bool) -> Result:
     from tests.benchmarks._convergence_replicas import Scale, make_text
 
     torch.set_num_threads(1)
-    scale = Scale(replicas=REPLICAS, **(FULL if full else SMALL))
+    scale = Scale(replicas=REPLICAS, **(FULL if size is Size.FULL else SMALL))
     corpus = built_in_corpus()
     runs: dict[str, list[Trained]] = {name: [] for name in candidates(scale)}
     for seed in range(SEEDS):

@@ -9,13 +9,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tests.benchmarks.runner import Cell, Result
+from tests.benchmarks.runner import Cell, Result, Size
 
 if TYPE_CHECKING:
     from tests.benchmarks._stage_costs import Candidate
 
 
-def run(full: bool) -> Result:
+def run(size: Size) -> Result:
     """Forward, backward and optimizer step of a stage on each device of this machine, and its parity with the CPU."""
     import torch
 
@@ -27,9 +27,9 @@ def run(full: bool) -> Result:
     try:
         devices = [torch.device("cpu")] + [torch.device("cuda", 0)] * torch.cuda.is_available()
         found = [candidate for device in devices for candidate in candidates(device)]
-        for number in range(9 if full else 5):
+        for number in range(9 if size is Size.FULL else 5):
             for candidate in found:
-                candidate.round(10 if candidate.device.type == "cuda" else 1 + 2 * full)
+                candidate.round(10 if candidate.device.type == "cuda" else 1 + 2 * (size is Size.FULL))
             print(f"round {number} done", file=sys.stderr)
         checks = {device.type: check(device) for device in devices}
     finally:

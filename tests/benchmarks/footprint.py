@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.benchmarks.runner import Result
+from tests.benchmarks.runner import Result, Size
 
 READY_TARGET_S = 5.0
 OVERHEAD_TARGET_MB = 300.0
@@ -46,10 +46,10 @@ class Memory:
     private: int
 
 
-def run(full: bool) -> Result:
+def run(size: Size) -> Result:
     """Seconds from start to READY of a cold stage host, and its memory beside the model."""
     found: dict[str, list[Figures]] = {name: [] for name in _RUNS}
-    for number in range(_ROUNDS_FULL if full else _ROUNDS):
+    for number in range(_ROUNDS_FULL if size is Size.FULL else _ROUNDS):
         for name, rounds in found.items():
             rounds.append(_round(name))
             print(f"round {number}: {name}: {rounds[-1]}", file=sys.stderr, flush=True)

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tests.benchmarks.runner import ROOT, Result
+from tests.benchmarks.runner import ROOT, Result, Size
 
 TARGETS = {0.01: 0.90, 0.05: 0.80}
 """By churn, the expected share of replicas that are preempted per step."""
@@ -27,21 +27,21 @@ COLUMNS = (
 )  # fmt: skip
 
 
-async def run(full: bool) -> Result:
+async def run(size: Size) -> Result:
     """Committed samples beside what the replicas that were there could have done, replayed from a spot trace."""
-    cases = list_cases(full)
+    cases = list_cases(size)
     free = asyncio.Semaphore(len(os.sched_getaffinity(0)))
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_play(case, free)) for case in cases]
     return to_result([task.result() for task in tasks])
 
 
-def list_cases(full: bool) -> list[dict[str, Any]]:
+def list_cases(size: Size) -> list[dict[str, Any]]:
     """What is played: the longest first, they decide how long all take."""
-    steps = STEPS_IN_FULL if full else STEPS
+    steps = STEPS_IN_FULL if size is Size.FULL else STEPS
     cases = [
         {"churn": churn, "seed": seed, "steps": steps}
-        for seed in (SEEDS_IN_FULL if full else SEEDS)
+        for seed in (SEEDS_IN_FULL if size is Size.FULL else SEEDS)
         for churn in TARGETS
     ]
     return [*cases, {"churn": 0.0, "seed": 1, "steps": STEPS_IN_PEACE}]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.runner import Cell, Result
+from tests.benchmarks.runner import Cell, Result, Size
 
 FAST, SLOWER, TRAINERS = 7, 10.0, 2
 FORWARD_S, BACKWARD_S = 0.05, 0.1
@@ -43,11 +43,11 @@ CASES = (
 )
 
 
-async def run(full: bool) -> Result:
+async def run(size: Size) -> Result:
     """Seconds of a step with a slow replica beside seconds without it, on simulated devices and links."""
     import asyncio
 
-    steps = 30 if full else 8
+    steps = 30 if size is Size.FULL else 8
     played: list[Mapping[str, Cell]] = [await asyncio.to_thread(_play, case, steps) for case in CASES]
     alone = float(played[0]["step_s"] or 0)
     by_name = {str(row["case"]): round(float(row["step_s"] or 0) / alone, 3) for row in played}

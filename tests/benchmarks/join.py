@@ -16,7 +16,7 @@ from statistics import mean, median
 from typing import Any
 
 from tests.benchmarks._join_others import Others, measure
-from tests.benchmarks.runner import ROOT, Result
+from tests.benchmarks.runner import ROOT, Result, Size
 from tests.harness.namespaces import Net, lan, why_not
 
 DONORS = ("a", "b", "c")
@@ -47,16 +47,16 @@ class Found:
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-async def run(full: bool) -> Result:
+async def run(size: Size) -> Result:
     """Seconds until a joiner has caught up over a shaped link, with one of three donors killed at half the state."""
     reason = why_not()
     found = []
-    for _ in range(3 if full else 1):
-        found.append(await _once(shaped=reason is None, layers=8 if full else 4))
+    for _ in range(3 if size is Size.FULL else 1):
+        found.append(await _once(shaped=reason is None, layers=8 if size is Size.FULL else 4))
         print(found[-1], file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="join-others-") as scratch:
         # Not in a thread: the peers live as long as the one they are started from.
-        others = measure(Path(scratch) / "run", joins=32 if full else 14)
+        others = measure(Path(scratch) / "run", joins=32 if size is Size.FULL else 14)
     return _result(found, others, reason)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.benchmarks.runner import ROOT, Result
+from tests.benchmarks.runner import ROOT, Result, Size
 
 LAG_P99_TARGET_MS = 10.0
 WARMUP_S = 0.7
@@ -46,13 +46,13 @@ class Situation:
         return {"device": device, "stream": self.stream, "warmup_s": WARMUP_S, "seconds": self.seconds}
 
 
-def situations(full: bool) -> tuple[Situation, ...]:
+def situations(size: Size) -> tuple[Situation, ...]:
     """What is compared. ``both`` is the claim. ``no lock`` keeps the device thread as busy, in the same process, but in
     kernels that never ask for the interpreter lock: what ``both`` has beyond it is the price of sharing an interpreter,
     the rest is the kernel's choice among more threads than cores. The others say what each half costs, and ``idle``
     what the machine does.
     """
-    long, short = (8.0, 4.0) if full else (4.5, 2.0)
+    long, short = (8.0, 4.0) if size is Size.FULL else (4.5, 2.0)
     return (
         Situation(name="both", device="stage", stream=True, seconds=long),
         Situation(name="no lock", device="kernel", stream=True, seconds=long),
@@ -62,17 +62,17 @@ def situations(full: bool) -> tuple[Situation, ...]:
     )
 
 
-async def run(full: bool) -> Result:
+async def run(size: Size) -> Result:
     """Event-loop lag of a peer whose device thread computes without pause while tensors stream both ways."""
-    rounds = 8 if full else 5
+    rounds = 8 if size is Size.FULL else 5
     with tempfile.TemporaryDirectory(prefix="loop-") as scratch:
         async with _peer(Path(scratch) / "busy") as busy, _peer(Path(scratch) / "partner") as partner:
             await busy.ask({"peer": partner.me, "addresses": partner.addresses})
             await partner.ask({"peer": busy.me, "addresses": busy.addresses})
-            found: dict[str, list[dict[str, float]]] = {situation.name: [] for situation in situations(full)}
-            patience = _Patience(600.0 if full else 60.0)
+            found: dict[str, list[dict[str, float]]] = {situation.name: [] for situation in situations(size)}
+            patience = _Patience(600.0 if size is Size.FULL else 60.0)
             for number in range(rounds):
-                for situation in situations(full):
+                for situation in situations(size):
                     await patience.wait_for_calm()
                     figures = await _round(situation, busy, partner)
                     found[situation.name].append(figures)

@@ -10,7 +10,7 @@ from swarm.averaging.strategies import STRATEGIES, Strategy
 from swarm.averaging.strategies.push_sum import PushSum
 from tests.benchmarks._mixing_plot import mixing_svg
 from tests.benchmarks._mixing_rounds import Setting, contraction, distances, rounds_until, theory
-from tests.benchmarks.runner import ROOT, Cell, Result
+from tests.benchmarks.runner import ROOT, Cell, Result, Size
 
 SIZES, SIZES_IN_FULL = (2, 7, 16, 60, 256, 1024), (2, 3, 4, 7, 8, 16, 31, 60, 100, 256, 500, 1000, 1024)
 FAILING = (0.0, 0.01)
@@ -28,12 +28,12 @@ PUBLISHED: dict[tuple[int, float], dict[str, tuple[float, float]]] = {
 COLUMNS = ("strategy", "replicas", "failing", "left_1", "theory_1", "left_2", "theory_2", "rounds_1e-4", "rounds_1e-9")
 
 
-def run(full: bool) -> Result:
+def run(size: Size) -> Result:
     """Contraction of every averaging strategy per round, beside theory and beside Moshpit's published runs."""
-    seeds = SEEDS_IN_FULL if full else SEEDS
+    seeds = SEEDS_IN_FULL if size is Size.FULL else SEEDS
     rows = [
-        _row(strategy, size, failing, seeds)
-        for size in (SIZES_IN_FULL if full else SIZES)
+        _row(strategy, replicas, failing, seeds)
+        for replicas in (SIZES_IN_FULL if size is Size.FULL else SIZES)
         for failing in FAILING
         for strategy in strategies()
     ]

@@ -13,7 +13,7 @@ from swarm.models.spec import ModelConfig
 from swarm.optimization.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 from tests.benchmarks._parity_run import Data, Layout, Scale, TrainedRun, WiredGroup, build_data, make_manifest, train
-from tests.benchmarks.runner import Cell, Result
+from tests.benchmarks.runner import Cell, Result, Size
 
 if TYPE_CHECKING:
     from tests.benchmarks._parity_compare import Comparison
@@ -62,9 +62,9 @@ COLUMNS = (
 )
 
 
-def run(full: bool) -> Result:
+def run(size: Size) -> Result:
     """Weights and losses of real swarms against plain PyTorch, three layouts, float32 and reproducible."""
-    scale = FULL if full else SMALL
+    scale = FULL if size is Size.FULL else SMALL
     with tempfile.TemporaryDirectory(prefix="parity-") as temporary:
         root = Path(temporary)
         group = WiredGroup(root / "launch.log")

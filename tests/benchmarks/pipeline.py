@@ -18,12 +18,12 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tests.benchmarks.runner import Result
+from tests.benchmarks.runner import Result, Size
 
 if TYPE_CHECKING:
     from tests.benchmarks._pipeline_load import Order
     from tests.benchmarks._pipeline_worker import Worker
-    from tests.benchmarks._stage import Size
+    from tests.benchmarks._stage import Size as Shape
 
 TARGETS = {"ours_over_bare_small": 0.80, "ours_over_bare_medium": 0.85, "ours_over_hivemind_small": 2.0}
 ROUNDS = 5
@@ -39,21 +39,21 @@ _MODULE = "tests.benchmarks._pipeline_"
 Figures = dict[str, float]
 
 
-async def run(full: bool) -> Result:
+async def run(size: Size) -> Result:
     """Tokens per second of four stages on loopback, beside bare torch and stock hivemind (small size only)."""
-    found = await measure(("small", "medium"), full)
-    return to_result(found, ROUNDS_FULL if full else ROUNDS)
+    found = await measure(("small", "medium"), size)
+    return to_result(found, ROUNDS_FULL if size is Size.FULL else ROUNDS)
 
 
 async def measure(
-    sizes: Sequence[str], full: bool, only: Sequence[str] = (), rounds: int | None = None
+    sizes: Sequence[str], size: Size, only: Sequence[str] = (), rounds: int | None = None
 ) -> dict[str, list[Figures]]:
     """``size candidate`` → its rounds. ``only`` names candidates, all when empty."""
     found: dict[str, list[Figures]] = defaultdict(list)
     for name in sizes:
-        seconds = WINDOW_S[name] * (2.0 if full else 1.0)
+        seconds = WINDOW_S[name] * (2.0 if size is Size.FULL else 1.0)
         async with opened(name, only) as candidates:
-            for number in range(rounds or (ROUNDS_FULL if full else ROUNDS)):
+            for number in range(rounds or (ROUNDS_FULL if size is Size.FULL else ROUNDS)):
                 for candidate in candidates:
                     figures = await candidate.round(seconds)
                     found[f"{name} {candidate.name}"].append(figures)
@@ -77,7 +77,7 @@ async def opened(size: str, only: Sequence[str]) -> AsyncIterator[list[Candidate
     """The candidates of one size, in the order of a round; every process ends with the block."""
     from tests.benchmarks._pipeline_load import SIZES
 
-    makers: dict[str, Callable[[str, Size], contextlib.AbstractAsyncContextManager[Candidate]]]
+    makers: dict[str, Callable[[str, Shape], contextlib.AbstractAsyncContextManager[Candidate]]]
     makers = {"bare 2 threads": _bare, "bare 2 processes": _bare, "ours": _ours}
     if size == "small":
         makers["hivemind"] = _hivemind
@@ -118,7 +118,7 @@ class Bare:
     """One process with two threads, or two with one."""
 
     name: str
-    size: Size
+    size: Shape
     workers: Sequence[Worker]
 
     async def round(self, seconds: float) -> Figures:
@@ -132,7 +132,7 @@ class Bare:
 
 
 @contextlib.asynccontextmanager
-async def _bare(name: str, size: Size) -> AsyncIterator[Bare]:
+async def _bare(name: str, size: Shape) -> AsyncIterator[Bare]:
     processes, threads = (1, 2) if name == "bare 2 threads" else (2, 1)
     async with _workers() as start:
         yield Bare(name, size, [await start("bare", size.name, str(threads)) for _ in range(processes)])
@@ -143,7 +143,7 @@ class Ours:
     """Four stage hosts and a trainer, a daemon each."""
 
     name: str
-    size: Size
+    size: Shape
     hosts: Sequence[Worker]
     trainer: Worker
     step: int = 0
@@ -184,7 +184,7 @@ class Ours:
 
 
 @contextlib.asynccontextmanager
-async def _ours(name: str, size: Size) -> AsyncIterator[Ours]:
+async def _ours(name: str, size: Shape) -> AsyncIterator[Ours]:
     with tempfile.TemporaryDirectory(prefix="pl-") as scratch:
         async with _workers() as start:
             roles = [*map(str, range(size.blocks)), "trainer"]
@@ -205,7 +205,7 @@ class Hivemind:
     """Four servers and a client. They poll while idle, so they are stopped by signal between their windows."""
 
     name: str
-    size: Size
+    size: Shape
     servers: Sequence[Worker]
     client: Worker
     families: Mapping[str, Sequence[int]]
@@ -227,7 +227,7 @@ class Hivemind:
 
 
 @contextlib.asynccontextmanager
-async def _hivemind(name: str, size: Size) -> AsyncIterator[Hivemind]:
+async def _hivemind(name: str, size: Shape) -> AsyncIterator[Hivemind]:
     async with _workers() as start:
         client = await start("hivemind", size.name, "client")
         known = client.hello["addresses"]

@@ -33,7 +33,7 @@ from swarm.models.spec import ModelConfig
 from tests.benchmarks._forked_run import ForkedRun, endless
 from tests.benchmarks._parity_run import TRAINERS, Layout, build_data, make_manifest
 from tests.benchmarks._recovery_figures import Recovery, p95, recoveries
-from tests.benchmarks.runner import Cell, Result
+from tests.benchmarks.runner import Cell, Result, Size
 
 STAGES, REPLICAS = 3, 3
 LAYOUT = Layout(name="3 × 3", stages=STAGES, replicas=REPLICAS, ends="private")
@@ -48,13 +48,13 @@ BARS_S: Mapping[str, tuple[float, float]] = {"kill": (2.0, 5.0), "pause": (5.0, 
 """Reroute and commit gap, at the 95 % quantile."""
 
 
-def run(full: bool) -> Result:
+def run(size: Size) -> Result:
     """Seconds until a killed or stopped replica's work goes on elsewhere, and until the next step. Not in a thread: the
     peers live as long as the one they are started from."""
-    kinds = ["kill"] * (100 if full else 40) + ["pause"] * (50 if full else 20)
+    kinds = ["kill"] * (100 if size is Size.FULL else 40) + ["pause"] * (50 if size is Size.FULL else 20)
     with tempfile.TemporaryDirectory(prefix="recovery-") as scratch:
         root = Path(scratch) / "run"
-        left_out = measure(root, kinds, FULL_BUDGET_S if full else DEFAULT_BUDGET_S)
+        left_out = measure(root, kinds, FULL_BUDGET_S if size is Size.FULL else DEFAULT_BUDGET_S)
         return result(root, left_out)
 
 

@@ -1,7 +1,8 @@
 """Finds a benchmark, runs it, prints a table and, as the last line of stdout, one JSON object.
 
-A benchmark is a module of this package with ``run(full: bool) -> Result``, plain or ``async``. It measures its
-candidates in one run, in turns, and gives medians: on a shared machine anything else compares the weather.
+A benchmark is a module of this package with ``run(size: Size) -> Result``, plain or ``async``, and ``KEYS``, the names
+of the figures in its summary, which are the same at every size. It measures its candidates in one run, in turns, and
+gives medians: on a shared machine anything else compares the weather. A smoke only shows that it still runs.
 Whether a target is met does not change the exit code (0); an exception does (1), and so does an unknown name (2).
 """
 
@@ -23,6 +24,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,14 @@ LOG = Path(__file__).with_name("LOG.md")
 ROOT = LOG.parents[2]
 
 Cell = str | int | float | None
+
+
+class Size(StrEnum):
+    """How much is measured: whether it runs at all, in seconds; what a developer waits for; all there is."""
+
+    SMOKE = "smoke"
+    DEFAULT = "default"
+    FULL = "full"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +64,7 @@ class Measurement:
     """A result with everything needed to repeat it."""
 
     name: str
-    full: bool
+    size: Size
     result: Result
     date: str
     machine: str
@@ -67,7 +77,8 @@ class Measurement:
         body = {
             **self.result.summary,
             "benchmark": self.name,
-            "full": self.full,
+            "full": self.size is Size.FULL,
+            "smoke": self.size is Size.SMOKE,
             "date": self.date,
             "machine": self.machine,
             "commit": self.commit,
@@ -81,7 +92,7 @@ class Measurement:
 
     def entry(self) -> str:
         """The same as a section of the log book, in Markdown."""
-        lines = [f"## {self.date} {self.name}{' --full' if self.full else ''}", ""]
+        lines = [f"## {self.date} {self.name}{'' if self.size is Size.DEFAULT else f' --{self.size}'}", ""]
         lines += [f"`{self.command}` at {self.commit}, {self.seconds:.1f} s, on {self.machine}", ""]
         lines += ["| " + " | ".join(self.result.columns) + " |", "|" + "---|" * len(self.result.columns)]
         lines += ["| " + " | ".join(map(_shown, row)) + " |" for row in self.result.rows]
@@ -90,7 +101,7 @@ class Measurement:
         return "\n".join(lines) + "\n"
 
 
-def discover() -> dict[str, Callable[[bool], Any]]:
+def discover() -> dict[str, Callable[[Size], Any]]:
     """Name → ``run`` of every benchmark; a name has hyphens where its module has underscores. Imports all modules of
     the package, so they import torch inside ``run``.
 
@@ -109,18 +120,26 @@ def discover() -> dict[str, Callable[[bool], Any]]:
     return found
 
 
-def measure(name: str, run: Callable[[bool], Any], *, full: bool, command: str) -> Measurement:
-    """Runs one benchmark to its end; whatever it raises passes through."""
+def measure(name: str, run: Callable[[Size], Any], *, size: Size, command: str) -> Measurement:
+    """Runs one benchmark to its end; whatever it raises passes through.
+
+    Raises:
+        ValueError: The summary has other keys than the benchmark's module declares as ``KEYS``.
+    """
     started = time.monotonic()
-    result = run(full)
+    result = run(size)
     if inspect.isawaitable(result):
         import uvloop  # here, so that a plain benchmark needs no more than what it measures
 
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             result = runner.run(_awaited(result))
+    declared = declared_keys(run)
+    if declared is not None and set(result.summary) != set(declared):
+        odd = ", ".join(sorted(set(result.summary) ^ set(declared)))
+        raise ValueError(f"the summary of {name} and the KEYS of its module differ in {odd}")
     return Measurement(
         name=name,
-        full=full,
+        size=size,
         result=result,
         date=f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         machine=machine(),
@@ -128,6 +147,11 @@ def measure(name: str, run: Callable[[bool], Any], *, full: bool, command: str) 
         command=command,
         seconds=time.monotonic() - started,
     )
+
+
+def declared_keys(run: Callable[[Size], Any]) -> tuple[str, ...] | None:
+    """Return ``KEYS`` of the module that ``run`` is from, None where it has none."""
+    return getattr(sys.modules[run.__module__], "KEYS", None)
 
 
 async def _awaited(result: Awaitable[Result]) -> Result:
@@ -198,9 +222,13 @@ def main(arguments: Sequence[str]) -> int:
     """The command line; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description="Measure something.")
     parser.add_argument("name", nargs="?", help="the benchmark; without it: a list")
-    parser.add_argument("--full", action="store_true", help="larger, slower, less noise")
+    sizes = parser.add_mutually_exclusive_group()
+    for size, what in ((Size.SMOKE, "as little as there is, in seconds: does it run?"), (Size.FULL, "larger, slower")):
+        sizes.add_argument(f"--{size}", dest="size", action="store_const", const=size, default=Size.DEFAULT, help=what)
     parser.add_argument("--log", action="store_true", help="append the result to tests/benchmarks/LOG.md")
     chosen = parser.parse_args(arguments)
+    if chosen.log and chosen.size is Size.SMOKE:
+        parser.error("a smoke measures nothing that is worth a place in the log: --smoke and --log exclude each other")
     known = discover()
     if chosen.name is None:
         for name, run in sorted(known.items()):
@@ -213,7 +241,7 @@ def main(arguments: Sequence[str]) -> int:
         print(f"no benchmark is called {chosen.name!r}; there are: {names}", file=sys.stderr)
         return 2
     command = shlex.join(["python", "-m", "tests.benchmarks", *arguments])
-    measurement = measure(chosen.name, known[chosen.name], full=chosen.full, command=command)
+    measurement = measure(chosen.name, known[chosen.name], size=chosen.size, command=command)
     print(f"machine: {measurement.machine}\n\n{table(measurement.result)}\n")
     for note in measurement.result.notes:
         print(f"note: {note}")

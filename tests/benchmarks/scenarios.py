@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.runner import ROOT, Result
+from tests.benchmarks.runner import ROOT, Result, Size
 
 ROUNDS_IN_FULL = 3
 LEAVE_S = 120.0
@@ -31,12 +31,12 @@ FIGURES = (
 COLUMNS = ("scenario", "on", "verdict", *FIGURES, "load", "whole_s", "what was wrong")
 
 
-async def run(full: bool) -> Result:
+async def run(size: Size) -> Result:
     """Every scenario of docker/scenarios played with faults, its verdict and figures; --full: three times in a row."""
     paths = sorted((ROOT / "docker" / "scenarios").glob("*.toml"))
     only = os.environ.get("SCENARIOS", "").split()
     chosen = [path for path in paths if not only or path.stem in only]
-    rounds = int(os.environ.get("ROUNDS", ROUNDS_IN_FULL if full else 1))
+    rounds = int(os.environ.get("ROUNDS", ROUNDS_IN_FULL if size is Size.FULL else 1))
     root = ROOT / "out" / f"scenarios-{datetime.now(UTC):%Y-%m-%d-%H%M%S}"
     plays: list[dict[str, Any]] = []
     task = asyncio.current_task()

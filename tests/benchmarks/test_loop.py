@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.benchmarks.loop import combine, figures_of, situations
+from tests.benchmarks.runner import Size
 
 BUSY = {
     "seconds": 2.0,
@@ -37,5 +38,5 @@ def test_combine_of_rounds_takes_medians_and_the_largest_maximum() -> None:
 
 
 def test_situations_ask_the_partner_for_no_device_work() -> None:
-    assert [situation.order(measured=False)["device"] for situation in situations(False)] == [""] * 5
-    assert situations(False)[0].order(measured=True)["device"] == "stage"
+    assert [situation.order(measured=False)["device"] for situation in situations(Size.DEFAULT)] == [""] * 5
+    assert situations(Size.DEFAULT)[0].order(measured=True)["device"] == "stage"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.benchmarks import runner
-from tests.benchmarks.runner import Result, append_to_log, main, measure, table
+from tests.benchmarks.runner import Result, Size, append_to_log, main, measure, table
 
 RESULT = Result(
     columns=("candidate", "rate_mib_s", "note"),
@@ -19,12 +19,12 @@ RESULT = Result(
 )
 
 
-def plain(full: bool) -> Result:
+def plain(size: Size) -> Result:
     """Compares two things."""
     return RESULT
 
 
-async def waiting(full: bool) -> Result:
+async def waiting(size: Size) -> Result:
     """Awaits before it compares."""
     await asyncio.sleep(0)
     return RESULT
@@ -35,16 +35,18 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "discover", lambda: {"plain": plain, "waiting": waiting})
 
 
+@pytest.mark.parametrize("size", Size)
 @pytest.mark.parametrize("name", ["plain", "waiting"])
 @pytest.mark.usefixtures("known")
-def test_main_of_a_benchmark_ends_with_one_json_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([name, "--full"]) == 0
+def test_main_of_a_benchmark_ends_with_one_json_line(name: str, size: Size, capsys: pytest.CaptureFixture[str]) -> None:
+    flags = [] if size is Size.DEFAULT else [f"--{size}"]
+    assert main([name, *flags]) == 0
     lines = capsys.readouterr().out.splitlines()
     last = json.loads(lines[-1])
     assert lines[0].startswith("machine: ")
-    assert (last["benchmark"], last["full"]) == (name, True)
+    assert (last["benchmark"], last["full"], last["smoke"]) == (name, size is Size.FULL, size is Size.SMOKE)
     assert last.items() >= RESULT.summary.items()
-    assert last["command"] == f"python -m tests.benchmarks {name} --full"
+    assert last["command"] == " ".join(["python -m tests.benchmarks", name, *flags])
 
 
 @pytest.mark.usefixtures("known")
@@ -59,6 +61,28 @@ def test_main_without_a_name_lists_what_there_is(capsys: pytest.CaptureFixture[s
 def test_main_of_an_unknown_name_exits_2_and_names_those_there_are(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plane"]) == 2
     assert "plain, waiting" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"), [(["--log"], "worth a place in the log"), (["--full"], "not allowed with argument")]
+)
+@pytest.mark.usefixtures("known")
+def test_main_of_a_smoke_takes_neither_log_nor_full(
+    flags: list[str], why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(runner, "append_to_log", lambda _: pytest.fail("a smoke went into the log"))
+    with pytest.raises(SystemExit) as ended:
+        main(["plain", "--smoke", *flags])
+    assert ended.value.code == 2
+    assert why in capsys.readouterr().err
+
+
+def test_measure_of_a_summary_without_a_declared_key_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "KEYS", ("ratio", "target"))
+    measure("plain", plain, size=Size.SMOKE, command="the command")
+    monkeypatch.setitem(globals(), "KEYS", ("ratio", "seconds"))
+    with pytest.raises(ValueError, match="of plain and the KEYS of its module differ in seconds, target"):
+        measure("plain", plain, size=Size.SMOKE, command="the command")
 
 
 def test_discover_finds_only_modules_with_a_run() -> None:
@@ -77,7 +101,7 @@ def test_table_of_a_result_aligns_numbers_right_and_text_left() -> None:
 def test_log_entry_of_a_result_has_date_command_rows_and_notes(tmp_path: Path) -> None:
     log = tmp_path / "LOG.md"
     log.write_text("# Log\n", encoding="utf-8")
-    append_to_log(measure("plain", plain, full=False, command="the command"), log)
+    append_to_log(measure("plain", plain, size=Size.DEFAULT, command="the command"), log)
     text = log.read_text(encoding="utf-8")
     assert text.startswith("# Log\n\n## 2")
     assert "`the command`" in text

@@ -26,7 +26,7 @@ from swarm.models.spec import ModelConfig
 from swarm.optimization.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 from tests.benchmarks._parity_run import Layout, Scale, build_data, local_run, make_manifest, reuse_identities, shape_of
-from tests.benchmarks.runner import Result
+from tests.benchmarks.runner import Result, Size
 
 STAGES, REPLICAS = 3, 3
 LAYOUT = Layout(name="3 × 3", stages=STAGES, replicas=REPLICAS, ends="private")
@@ -51,7 +51,7 @@ TRAINER_FATES: Mapping[str, tuple[str, int]] = {"trainer-0": ("completing", 60),
 FIRED = "fired.jsonl"
 
 
-def run(full: bool) -> Result:
+def run(size: Size) -> Result:
     """Kills in every phase; there is no fuller version. Not in a thread: the peers live as long as the one they are
     started from."""
     return measure()
