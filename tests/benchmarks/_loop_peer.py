@@ -41,7 +41,7 @@ from swarm.network.protocols import Answer, Method, Payload, Request
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.schedules import OptimizerConfig
 from swarm.optimization.update import AdamW
-from swarm.pipeline.compute import BoundarySpecs, Material, StageCompute
+from swarm.pipeline.compute import BoundarySpecs, Graph, Material, StageCompute
 from swarm.schema import Empty
 from swarm.state.snapshot import initial_snapshot
 
@@ -104,23 +104,26 @@ class StageWork:
             self.jobs += 1
 
     async def _microbatches(self, device: DeviceThread) -> None:
-        peer = PeerId("trainer")
         for number in self._numbers:
-            microbatch = MicrobatchId(peer, "00" * 8, 0, number)
             self.output, graph = await device.run(self._compute.forward, self.input, number, first=True)
-            material = Material(
-                step=self._part.step + 1,
-                microbatch=microbatch,
-                seed=number,
-                first=True,
-                input=self.input,
-                gradient=self._gradient,
-            )
-            await device.run(self._compute.contribute, material, graph, peer)
+            await device.run(self._contribute, self.input, number, graph)
             self.jobs += 2
             if number % MICROBATCHES_PER_STEP == MICROBATCHES_PER_STEP - 1:
                 await device.run(self._close_step)
                 self.jobs += 1
+
+    def _contribute(self, payload: Payload, number: int, graph: Graph) -> None:
+        """To the step that is open when its turn comes: the one before it in the device's queue may close one."""
+        peer = PeerId("trainer")
+        material = Material(
+            step=self._part.step + 1,
+            microbatch=MicrobatchId(peer, "00" * 8, 0, number),
+            seed=number,
+            first=True,
+            input=payload,
+            gradient=self._gradient,
+        )
+        self._compute.contribute(material, graph, peer)
 
     def _close_step(self) -> None:
         mean = self._part.gradient_sum() / (MICROBATCHES_PER_STEP * MICROBATCH * SEQUENCE)
