@@ -2,6 +2,8 @@
 
 import sys
 
+from tests.benchmarks._supervised import supervised
 from tests.benchmarks.runner import main
 
-sys.exit(main(sys.argv[1:]))
+words = sys.argv[1:]
+sys.exit(supervised(next((word for word in words if word[0] != "-"), "the list"), lambda: main(words)))

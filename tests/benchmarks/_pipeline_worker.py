@@ -25,6 +25,7 @@ class Worker:
     def __init__(self, process: asyncio.subprocess.Process, hello: dict[str, Any]) -> None:
         self._process = process
         self.hello = hello
+        self._owes = False
 
     @classmethod
     async def start(cls, module: str, *arguments: str, within_s: float = _START_S) -> Worker:
@@ -55,17 +56,21 @@ class Worker:
     async def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Give an order and wait for the answer. Raises RuntimeError when the process ended instead."""
         assert self._process.stdin is not None
+        self._owes = True
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
         await self._process.stdin.drain()
-        return await self._hear(_ANSWER_S)
+        answer = await self._hear(_ANSWER_S)
+        self._owes = False
+        return answer
 
     async def stop(self) -> None:
-        """End it with its input, and with a signal when that does not help; what it started goes too."""
+        """End it with its input, and with a signal when that does not help, or when it owes an answer that nobody waits
+        for any more; what it started goes too."""
         family = [psutil.Process(pid) for pid in self.descendants()] if self._process.returncode is None else []
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
-            async with asyncio.timeout(_END_S):
+            async with asyncio.timeout(0 if self._owes else _END_S):
                 await self._process.wait()
         except TimeoutError:
             self._process.kill()
