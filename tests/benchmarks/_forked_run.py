@@ -20,11 +20,11 @@ from tests.benchmarks._recovery_world import ForkedWorld
 PATIENCE_S = 90.0
 
 
-def endless(model: ModelConfig) -> Scale:
-    """A run of this model that goes on until it is stopped, with steps of 24 microbatches."""
+def endless(model: ModelConfig, microbatches: int = 24) -> Scale:
+    """A run of this model that goes on until it is stopped, with steps of so many microbatches."""
     return Scale(
         model=model,
-        batch=BatchConfig(microbatch_size=2, microbatches_per_step=24),
+        batch=BatchConfig(microbatch_size=2, microbatches_per_step=microbatches),
         optimizer=OptimizerConfig(lr=1e-3, warmup_steps=5, clip_norm=0.5),
         steps=1_000_000,
         characters=200_000,

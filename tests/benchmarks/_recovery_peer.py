@@ -7,7 +7,6 @@ On shared cores a dead replica would free its core for the others; here a microb
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,9 +18,11 @@ from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.device import DeviceThread
 from swarm.event import Event
-from swarm.ids import MicrobatchId, PeerId
+from swarm.ids import JourneyKey, MicrobatchId, PeerId
+from swarm.pipeline import journey, repair
 from swarm.pipeline.compute import StageCompute
-from swarm.pipeline.journey import Journey
+from swarm.pipeline.itinerary import Itinerary, Receipt
+from swarm.pipeline.journey import JourneyContext
 from swarm.pipeline.pace import Work
 from swarm.pipeline.repair import Repair
 from swarm.sim.device import Paced, SimulatedDevice
@@ -75,36 +76,53 @@ def simulate_device() -> None:
 
 def tell_turns() -> None:
     """Journeys of this process write :class:`HopBegan` and :class:`HopDone`."""
-    begin: Callable[..., float] = Repair._begin
-
-    @functools.wraps(begin)
-    def told_begin(repair: Repair, at: int, work: Work) -> float:
-        step, microbatch = repair._place
-        replica = repair.way.hops[at].replica
-        began = HopBegan(step=step, microbatch=microbatch, stage=at, replica=replica, work=work)
-        repair._context.events.emit(began)
-        return begin(repair, at, work)
-
-    mock.patch.object(Repair, "_begin", told_begin).start()
-    for name in ("deliver_output", "deliver_report"):
-        mock.patch.object(Journey, name, _told(getattr(Journey, name))).start()
+    mock.patch.object(repair, "Itinerary", ToldWay).start()
+    mock.patch.object(journey, "Repair", TellingRepair).start()
 
 
-def _told(deliver: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(deliver)
-    def told(journey: Journey, *args: Any) -> None:
-        before = _done(journey)
-        deliver(journey, *args)
-        key = journey.key
-        for (at, back), replica in _done(journey).items():
+class ToldWay(Itinerary):
+    """The state of one journey, of whose turns ``tell`` hears."""
+
+    key: JourneyKey
+    tell: Callable[[Event], None]
+
+    def begin_turn(self, at: int, now: float, seconds: float, work: Work) -> None:
+        """See :class:`~swarm.pipeline.itinerary.Itinerary`."""
+        super().begin_turn(at, now, seconds, work)
+        step, microbatch, replica = self.key.step, self.key.microbatch, self.hops[at].replica
+        self.tell(HopBegan(step=step, microbatch=microbatch, stage=at, replica=replica, work=work))
+
+    def forwarded(self, at: int, peer: PeerId) -> bool:
+        """See :class:`~swarm.pipeline.itinerary.Itinerary`."""
+        before = self._done_by()
+        news = super().forwarded(at, peer)
+        self._tell_done(before)
+        return news
+
+    def contributed(self, at: int, peer: PeerId, receipt: Receipt) -> bool:
+        """See :class:`~swarm.pipeline.itinerary.Itinerary`."""
+        before = self._done_by()
+        news = super().contributed(at, peer, receipt)
+        self._tell_done(before)
+        return news
+
+    def _done_by(self) -> dict[tuple[int, bool], PeerId]:
+        hops = list(enumerate(self.hops))
+        out = {(at, False): hop.replica for at, hop in hops if hop.forwarded}
+        return out | {(at, True): hop.replica for at, hop in hops if hop.contributed}
+
+    def _tell_done(self, before: dict[tuple[int, bool], PeerId]) -> None:
+        step, microbatch = self.key.step, self.key.microbatch
+        for (at, back), replica in self._done_by().items():
             if before.get((at, back)) != replica:
-                done = HopDone(step=key.step, microbatch=key.microbatch, stage=at, replica=replica, back=back)
-                journey._context.events.emit(done)
-
-    return told
+                self.tell(HopDone(step=step, microbatch=microbatch, stage=at, replica=replica, back=back))
 
 
-def _done(journey: Journey) -> dict[tuple[int, bool], PeerId]:
-    hops = list(enumerate(journey._way.hops))
-    out = {(at, False): hop.replica for at, hop in hops if hop.forwarded}
-    return out | {(at, True): hop.replica for at, hop in hops if hop.contributed}
+class TellingRepair(Repair):
+    """Tells its way whose it is, and whom to tell."""
+
+    way: ToldWay
+
+    def __init__(self, context: JourneyContext, key: JourneyKey, *more: Any) -> None:
+        super().__init__(context, key, *more)
+        self.way.key, self.way.tell = key, context.events.emit

@@ -20,6 +20,7 @@ import random
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,50 +36,84 @@ from tests.benchmarks._parity_run import TRAINERS, Layout, build_data, make_mani
 from tests.benchmarks._recovery_figures import Recovery, p95, recoveries
 from tests.benchmarks.runner import Cell, Result, Size
 
-STAGES, REPLICAS = 3, 3
-LAYOUT = Layout(name="3 × 3", stages=STAGES, replicas=REPLICAS, ends="private")
-SCALE = endless(ModelConfig(vocab_size=512, dim=32, layers=3, heads=2, context=32))
-WARM_STEPS = 6
-TURNS_IN_A_STEP = 16
-"""A replica's: 24 microbatches, both ways, over three replicas."""
-
+MODEL = ModelConfig(vocab_size=512, dim=32, layers=3, heads=2, context=32)
 PAUSE_S = 20.0
-DEFAULT_BUDGET_S, FULL_BUDGET_S = 500.0, 3600.0
 BARS_S: Mapping[str, tuple[float, float]] = {"kill": (2.0, 5.0), "pause": (5.0, 10.0)}
 """Reroute and commit gap, at the 95 % quantile."""
+
+KEYS = (
+    "kill_reroute_p95_s", "kill_commit_gap_p95_s", "pause_reroute_p95_s", "pause_commit_gap_p95_s",
+    "kill_reroute_p95_target_s", "kill_commit_gap_p95_target_s", "pause_reroute_p95_target_s",
+    "pause_commit_gap_p95_target_s", "kills", "pauses", "step_s", "lost", "duplicated", "digest_mismatches",
+    "other_failures",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """A swarm of so many replicas of each of so many stages, its steps, and what is done to it for how long."""
+
+    stages: int = 3
+    replicas: int = 3
+    microbatches: int = 24
+    warm_steps: int = 6
+    kills: int
+    pauses: int
+    budget_s: float
+
+    @property
+    def layout(self) -> Layout:
+        """See :class:`~tests.benchmarks._parity_run.Layout`."""
+        name = f"{self.stages} × {self.replicas}"
+        return Layout(name=name, stages=self.stages, replicas=self.replicas, ends="private")
+
+    @property
+    def turns_in_a_step(self) -> int:
+        """A replica's: all microbatches, both ways, over the replicas of its stage."""
+        return 2 * self.microbatches // self.replicas
+
+
+EXTENTS = {
+    Size.SMOKE: Extent(stages=2, replicas=2, microbatches=6, warm_steps=2, kills=1, pauses=1, budget_s=60.0),
+    Size.DEFAULT: Extent(kills=10, pauses=5, budget_s=200.0),
+    Size.FULL: Extent(kills=100, pauses=50, budget_s=3600.0),
+}
 
 
 def run(size: Size) -> Result:
     """Seconds until a killed or stopped replica's work goes on elsewhere, and until the next step. Not in a thread: the
     peers live as long as the one they are started from."""
-    kinds = ["kill"] * (100 if size is Size.FULL else 40) + ["pause"] * (50 if size is Size.FULL else 20)
+    extent = EXTENTS[size]
     with tempfile.TemporaryDirectory(prefix="recovery-") as scratch:
         root = Path(scratch) / "run"
-        left_out = measure(root, kinds, FULL_BUDGET_S if size is Size.FULL else DEFAULT_BUDGET_S)
-        return result(root, left_out)
+        left_out = measure(root, extent)
+        return result(root, extent, left_out)
 
 
-def measure(root: Path, kinds: Sequence[str], budget_s: float) -> int:
-    """Train in ``root`` and do these faults, in a seeded order, as long as the budget lasts; how many were left out."""
-    data = build_data(root, SCALE)
+def measure(root: Path, extent: Extent) -> int:
+    """Train in ``root`` and do the faults, in a seeded order, as long as the budget lasts; how many were left out."""
+    scale = endless(MODEL, extent.microbatches)
+    data = build_data(root, scale)
     directory = RunDirectory(root)
-    manifest = make_manifest(LAYOUT, SCALE, data, reproducible=False)
+    manifest = make_manifest(extent.layout, scale, data, reproducible=False)
     write_manifest(manifest, directory.manifest)
-    return Campaign(ForkedRun(directory, manifest, LAYOUT), random.Random(0)).run(kinds, budget_s)
+    return Campaign(ForkedRun(directory, manifest, extent.layout), extent, random.Random(0)).run()
 
 
 class Campaign:
     """One run and the faults done to it."""
 
-    def __init__(self, run: ForkedRun, rng: random.Random) -> None:
-        self._run, self._rng = run, rng
+    def __init__(self, run: ForkedRun, extent: Extent, rng: random.Random) -> None:
+        self._run, self._extent, self._rng = run, extent, rng
 
-    def run(self, kinds: Sequence[str], budget_s: float) -> int:
+    def run(self) -> int:
         """See :func:`measure`. Raises RunBroken when a peer ends that was not killed, or nothing happens any more."""
-        order, run = self._rng.sample(list(kinds), len(kinds)), self._run
-        until = run.clock.monotonic() + budget_s
+        extent, run = self._extent, self._run
+        kinds = ["kill"] * extent.kills + ["pause"] * extent.pauses
+        order = self._rng.sample(kinds, len(kinds))
+        until = run.clock.monotonic() + extent.budget_s
         try:
-            run.begin(WARM_STEPS)
+            run.begin(extent.warm_steps)
             for number, kind in enumerate(order):
                 if run.clock.monotonic() > until:
                     return len(order) - number
@@ -93,7 +128,8 @@ class Campaign:
         world, seen = run.world, run.seen
         run.until(lambda: bool(self._whole_stages()), "a stage whose replicas are all ready")
         victim = self._rng.choice(self._rng.choice(self._whole_stages()))
-        turn = On("HopBegan", nth=self._rng.randint(1, TURNS_IN_A_STEP), where={"replica": world.identity(victim)})
+        nth = self._rng.randint(1, self._extent.turns_in_a_step)
+        turn = On("HopBegan", nth=nth, where={"replica": world.identity(victim)})
         closing = On("StepClosed", where={"step": lambda step: step >= seen.under_way}, after=f"{kind} {number}")
         blow, end = (
             (Kill((victim,)), Restart(victim)) if kind == "kill" else (Pause((victim,), PAUSE_S), Resume((victim,)))
@@ -112,11 +148,12 @@ class Campaign:
 
     def _whole_stages(self) -> list[list[str]]:
         """Names of the replicas of every stage that has all of them."""
-        stages = [[name for name in self._run.names if name.startswith(f"stage-{stage}-")] for stage in range(STAGES)]
+        numbers = range(self._extent.stages)
+        stages = [[name for name in self._run.names if name.startswith(f"stage-{number}-")] for number in numbers]
         return [names for names in stages if self._run.seen.ready.issuperset(names)]
 
 
-def result(root: Path, left_out: int) -> Result:
+def result(root: Path, extent: Extent, left_out: int) -> Result:
     """The table and the figures asked for, from what a run left."""
     evidence = gather([root])
     found, step_s = recoveries(evidence)
@@ -135,7 +172,7 @@ def result(root: Path, left_out: int) -> Result:
         "gap_p50_s", "gap_p95_s", "gap_max_s",
     )  # fmt: skip
     rows = [row(kind, ones) for kind, ones in by_kind.items()]
-    return Result(columns=columns, rows=rows, summary=summary, notes=notes(report, left_out))
+    return Result(columns=columns, rows=rows, summary=summary, notes=notes(report, extent, left_out))
 
 
 def row(kind: str, ones: Sequence[Recovery]) -> list[Cell]:
@@ -174,10 +211,10 @@ def rounded(value: float | None) -> float | None:
     return None if value is None or math.isinf(value) else round(value, 3)
 
 
-def notes(report: Report, left_out: int) -> list[str]:
+def notes(report: Report, extent: Extent, left_out: int) -> list[str]:
     """What a reader must know."""
     told = [
-        f"{STAGES} stages × {REPLICAS} replicas, {TRAINERS} trainers; simulated devices, real processes and bytes",
+        f"{extent.layout.name} stages and replicas, {TRAINERS} trainers; simulated devices, real processes and bytes",
         f"{report.steps} steps; a fault strikes at a turn of its victim, once two steps have closed since the last one",
         "reroute: per fault the longest wait of a microbatch under way; abandoned: its step closed without it",
         "gap: from the fault to the next closed step, less step_s, the median step without anybody away",

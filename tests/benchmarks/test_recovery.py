@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from peers.chaos.invariants.evidence import Evidence, Fact, FaultFact
-from swarm.ids import PeerId
+from swarm.ids import JourneyKey, MicrobatchId, PeerId
+from swarm.pipeline.itinerary import Receipt
 from tests.benchmarks._forked_run import Seen
 from tests.benchmarks._recovery_figures import Recovery, normal, p95, recoveries
+from tests.benchmarks._recovery_peer import HopBegan, HopDone, ToldWay
 from tests.benchmarks.recovery import reroutes, row
 
 VICTIM, OTHER, TRAINER = PeerId("victim"), PeerId("other"), PeerId("trainer")
@@ -139,3 +141,21 @@ def test_seen_counts_on_a_victim_again_when_it_is_ready_or_closes_a_later_step()
     assert seen.ready == {"stage-0-1"}
     seen.note("stage-0-1", "CutOff", {"step": 8})
     assert not seen.ready
+
+
+def test_told_way_says_whose_turn_it_is_and_who_did_the_hop() -> None:
+    told: list[Any] = []
+    way = ToldWay([VICTIM, OTHER])
+    way.key, way.tell = JourneyKey(4, MicrobatchId(TRAINER, "00" * 8, 0, 7), 0, "ab"), told.append
+    way.begin_turn(0, 1.0, 2.0, "forward")
+    way.forwarded(1, OTHER)  # the last one's output is here, whoever has not reported
+    way.back = True
+    way.contributed(1, OTHER, Receipt(b""))
+    way.contributed(1, OTHER, Receipt(b""))  # no news
+    place = {"step": 4, "microbatch": way.key.microbatch}
+    assert told == [
+        HopBegan(**place, stage=0, replica=VICTIM, work="forward"),
+        HopDone(**place, stage=0, replica=VICTIM, back=False),
+        HopDone(**place, stage=1, replica=OTHER, back=False),
+        HopDone(**place, stage=1, replica=OTHER, back=True),
+    ]
