@@ -24,9 +24,18 @@ from tests.benchmarks._parity_run import Layout, build_data, make_manifest
 from tests.benchmarks._recovery_figures import closings
 
 LAYOUT = Layout(name="2 × 2", stages=2, replicas=2, ends="private")
-SCALE = endless(ModelConfig(vocab_size=512, dim=384, layers=2, heads=6, context=32))
-WARM_STEPS = 4
-QUIET_STEPS = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visits:
+    """How many peers join and leave, one after the other, about 25 s each; the width of the model, the microbatches of
+    a step, and how many steps pass before the first and between two of them."""
+
+    joins: int
+    dim: int = 384
+    microbatches: int = 24
+    warm_steps: int = 4
+    quiet_steps: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,30 +63,36 @@ class Others:
         return median(self.quiet_s) / mean(self.joining_s)
 
     @property
-    def error(self) -> float:
-        """Standard error of :attr:`kept`, from the joining steps' own scatter: there are few of them."""
+    def error(self) -> float | None:
+        """Standard error of :attr:`kept`, from the joining steps' own scatter: there are few of them. None of one."""
+        if len(self.joining_s) < 2:
+            return None
         return self.kept * stdev(self.joining_s) / mean(self.joining_s) / len(self.joining_s) ** 0.5
 
 
-def measure(root: Path, joins: int) -> Others:
-    """Let so many peers join and leave, one after the other. About 25 s each. Raises RunBroken when one cannot."""
-    data = build_data(root, SCALE)
+def measure(root: Path, visits: Visits) -> Others:
+    """Let them join and leave. Raises RunBroken when one cannot."""
+    model = ModelConfig(vocab_size=512, dim=visits.dim, layers=2, heads=6, context=32)
+    scale = endless(model, visits.microbatches)
+    data = build_data(root, scale)
     directory = RunDirectory(root)
-    manifest = make_manifest(LAYOUT, SCALE, data, reproducible=False)
+    manifest = make_manifest(LAYOUT, scale, data, reproducible=False)
     write_manifest(manifest, directory.manifest)
     run = ForkedRun(directory, manifest, LAYOUT)
     try:
-        run.begin(WARM_STEPS)
-        stays = [_let_in(run, f"stage-{number % LAYOUT.stages}-joiner{number}") for number in range(joins)]
-        run.pass_steps(QUIET_STEPS + 1)
+        run.begin(visits.warm_steps)
+        stays = [
+            _let_in(run, visits, f"stage-{number % LAYOUT.stages}-joiner{number}") for number in range(visits.joins)
+        ]
+        run.pass_steps(visits.quiet_steps + 1)
     finally:
         run.world.stop()
-    return others(gather([root]), stays)
+    return others(gather([root]), visits, stays)
 
 
-def _let_in(run: ForkedRun, name: str) -> Stay:
+def _let_in(run: ForkedRun, visits: Visits, name: str) -> Stay:
     """Let one in and out again."""
-    run.pass_steps(QUIET_STEPS + 1)
+    run.pass_steps(visits.quiet_steps + 1)
     before = run.seen.closed
     run.start(name)
     run.until(lambda: name in run.seen.ready, f"{name} to be let in")
@@ -88,10 +103,14 @@ def _let_in(run: ForkedRun, name: str) -> Stay:
     return Stay(run.world.identity(name), before, run.seen.closed)
 
 
-def others(evidence: Evidence, stays: Sequence[Stay]) -> Others:
+def others(evidence: Evidence, visits: Visits, stays: Sequence[Stay]) -> Others:
     """Sort the steps of a run. Raises RunBroken when a joiner had no state from the others."""
     closed = closings(evidence)
-    took = {step: wall - closed[step - 1] for step, wall in closed.items() if step - 1 in closed and step > WARM_STEPS}
+    took = {
+        step: wall - closed[step - 1]
+        for step, wall in closed.items()
+        if step - 1 in closed and step > visits.warm_steps
+    }
     first = {fact.peer: fact.step for fact in evidence.of("PeerReady")}
     states = {fact.peer: int(fact.fields["bytes_received"]) for fact in evidence.of("StateDownloaded")}
     if missing := [stay.peer for stay in stays if stay.peer not in states]:

@@ -15,14 +15,42 @@ from pathlib import Path
 from statistics import mean, median
 from typing import Any
 
-from tests.benchmarks._join_others import Others, measure
+from tests.benchmarks._join_others import Others, Visits, measure
 from tests.benchmarks.runner import ROOT, Result, Size
 from tests.harness.namespaces import Net, lan, why_not
 
 DONORS = ("a", "b", "c")
 LINK_MBIT = 100
-STEP_S = 12.0
-"""An update of this model takes 4 s over this link: with shorter steps nobody could keep up, as a member neither."""
+KEYS = (
+    "ready_s", "bar_s", "bytes", "refetched_share", "donor_killed", "let_in_s", "start_s", "download_s",
+    "download_bar_s", "restarted", "link_mbit_s", "donor_cpu_quiet", "donor_cpu_giving", "others_kept",
+    "others_kept_error", "others_kept_target", "others_step_quiet_s", "others_step_joining_s", "others_steps",
+    "others_joins",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How often somebody joins over the thin link, the model whose state it gets, how often its donors close a step,
+    and what is done to those whose speed is measured."""
+
+    times: int = 1
+    layers: int = 4
+    dim: int = 512
+    step_s: float = 12.0
+    visits: Visits
+
+
+EXTENTS = {
+    Size.SMOKE: Extent(
+        layers=1, dim=256, step_s=1.0, visits=Visits(joins=1, dim=96, microbatches=4, warm_steps=2, quiet_steps=1)
+    ),
+    Size.DEFAULT: Extent(visits=Visits(joins=5)),
+    Size.FULL: Extent(times=3, layers=8, visits=Visits(joins=32)),
+}
+"""An update of the larger models takes 4 s and more over this link: with shorter steps nobody could keep up, as a
+member neither."""
+
 _LINE_S = 120.0
 
 
@@ -49,18 +77,18 @@ class Found:
 
 async def run(size: Size) -> Result:
     """Seconds until a joiner has caught up over a shaped link, with one of three donors killed at half the state."""
-    reason = why_not()
+    reason, extent = why_not(), EXTENTS[size]
     found = []
-    for _ in range(3 if size is Size.FULL else 1):
-        found.append(await _once(shaped=reason is None, layers=8 if size is Size.FULL else 4))
+    for _ in range(extent.times):
+        found.append(await _once(extent, shaped=reason is None))
         print(found[-1], file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="join-others-") as scratch:
         # Not in a thread: the peers live as long as the one they are started from.
-        others = measure(Path(scratch) / "run", joins=32 if size is Size.FULL else 14)
-    return _result(found, others, reason)
+        others = measure(Path(scratch) / "run", extent.visits)
+    return _result(found, others, extent, reason)
 
 
-async def _once(*, shaped: bool, layers: int) -> Found:
+async def _once(extent: Extent, *, shaped: bool) -> Found:
     with tempfile.TemporaryDirectory(prefix="join-") as scratch, _hosts(shaped=shaped) as place:
         homes = {name: Path(scratch) / name for name in (*DONORS, "j")}
         for home in homes.values():
@@ -71,19 +99,19 @@ async def _once(*, shaped: bool, layers: int) -> Found:
             async def start(name: str) -> _Peer:
                 settings = {
                     "home": str(homes[name]), "donors": [str(homes[donor]) for donor in DONORS],
-                    "listen": place.listen(name), "layers": layers, "dim": 512,
+                    "listen": place.listen(name), "layers": extent.layers, "dim": extent.dim,
                 }  # fmt: skip
                 return await stack.enter_async_context(_peer(place.at(name), settings))
 
             donors = dict(zip(DONORS, await asyncio.gather(*map(start, DONORS)), strict=True))
             for donor in donors.values():
                 await donor.until("ready")
-            return await _join(donors, start)
+            return await _join(donors, start, extent.step_s)
 
 
-async def _join(donors: dict[str, _Peer], start: Callable[[str], Any]) -> Found:
+async def _join(donors: dict[str, _Peer], start: Callable[[str], Any], step_s: float) -> Found:
     found, alive = Found(), dict(donors)
-    closing = asyncio.create_task(_steps(alive, found))
+    closing = asyncio.create_task(_steps(alive, found, step_s))
     try:
         await found.quiet.wait()
         began = time.monotonic()
@@ -122,7 +150,7 @@ def closing_step(alive: dict[str, _Peer]) -> int:
     return min(peer.closed for peer in alive.values())
 
 
-async def _steps(alive: dict[str, _Peer], found: Found) -> None:
+async def _steps(alive: dict[str, _Peer], found: Found, step_s: float) -> None:
     """Close a step every so often at all donors, and note what it and serving cost them."""
     before: dict[str, float] = {}
     at = time.monotonic()
@@ -139,10 +167,10 @@ async def _steps(alive: dict[str, _Peer], found: Found) -> None:
         if len(found.quiet_cpu) >= len(alive):
             found.quiet.set()
         at = now
-        await asyncio.sleep(max(0.0, STEP_S - (time.monotonic() - now)))
+        await asyncio.sleep(max(0.0, step_s - (time.monotonic() - now)))
 
 
-def _result(found: Sequence[Found], others: Others, reason: str | None) -> Result:
+def _result(found: Sequence[Found], others: Others, extent: Extent, reason: str | None) -> Result:
     worst = max(found, key=lambda one: one.ready_s - _bar_s(one.bytes))
     rows = [
         (n, one.ready_s, _bar_s(one.bytes), one.start_s, one.download_s, _bar_s(one.state_bytes), one.let_in_s,
@@ -164,7 +192,7 @@ def _result(found: Sequence[Found], others: Others, reason: str | None) -> Resul
         "donor_cpu_quiet": round(median(worst.quiet_cpu), 3),
         "donor_cpu_giving": round(max(worst.busy_cpu, default=0.0), 3),
         "others_kept": round(others.kept, 4),
-        "others_kept_error": round(others.error, 4),
+        "others_kept_error": None if others.error is None else round(others.error, 4),
         "others_kept_target": 0.95,
         "others_step_quiet_s": round(median(others.quiet_s), 3),
         "others_step_joining_s": round(mean(others.joining_s), 3),
@@ -184,7 +212,7 @@ def _result(found: Sequence[Found], others: Others, reason: str | None) -> Resul
             "bar_s = 10 s + 1.2 x bytes / bandwidth; bytes: the state and every update that it had to take to catch up",
             "ready_s: from before its process is made until it holds the newest step and asks to be let in; start_s: "
             "until donors keep a state for it (imports, daemon); download_s: until that state is here; let_in_s: until",
-            f"the step that would name it has closed; one closes every {STEP_S:g} s",
+            f"the step that would name it has closed; one closes every {extent.step_s:g} s",
             "donor a is killed with -9 when half of the state is verified; refetched: all that came beside the state",
             "donor_cpu_*: processors used by a donor and its daemon (making up a gradient, closing a step, giving)",
             f"others_*: 2 stages × 2 replicas on simulated devices; a joiner gets {others.state_bytes[0] / 1e6:.1f} MB",
