@@ -15,6 +15,7 @@ from typing import Any
 from tests.benchmarks._exchange_load import Case
 from tests.benchmarks._pipeline_worker import Worker
 
+ROUNDS = 5
 OURS, HIVEMIND, HIVEMIND_TOLD = "ours", "hivemind", "hivemind told the size"
 FIGURES = ("exchange_s", "round_s", "wire_bytes", "extra_memory", "extra_daemon", "cpu_s")
 
@@ -54,8 +55,8 @@ class Turn:
         return list(await asyncio.gather(*(member.ask(order) for member in self.members)))
 
 
-async def measure(case: Case, rounds: int) -> list[Found]:
-    """All candidates, in turns; the first round of each warms up and is not counted."""
+async def measure(case: Case, rounds: int = ROUNDS, warm_up: int = 1) -> list[Found]:
+    """All candidates, in turns; the first ``warm_up`` rounds of each are not counted."""
     with tempfile.TemporaryDirectory(prefix="ar-") as scratch:
         async with _ours(case, Path(scratch)) as ours, _hivemind(case, Path(scratch)) as theirs:
             turns = (
@@ -64,14 +65,16 @@ async def measure(case: Case, rounds: int) -> list[Found]:
                 Turn(HIVEMIND_TOLD, theirs, {"size": case.peers}),
             )
             heard: dict[str, list[list[dict[str, Any]]]] = {turn.candidate: [] for turn in turns}
-            for number in range(rounds + 1):
+            for number in range(warm_up + rounds):
                 for turn in turns:
                     answers = await turn.round(number)
                     heard[turn.candidate].append(answers)
                     line = f"{case.name}, round {number}, {turn.candidate}: {_short(answers)}"
                     print(line, file=sys.stderr, flush=True)
             errors = {members: await _error(members[0], case) for members in (ours, theirs)}
-            return [found(case, turn.candidate, heard[turn.candidate][1:], errors[turn.members]) for turn in turns]
+            return [
+                found(case, turn.candidate, heard[turn.candidate][warm_up:], errors[turn.members]) for turn in turns
+            ]
 
 
 def found(case: Case, candidate: str, heard: Sequence[Sequence[Mapping[str, Any]]], error: float) -> Found:
@@ -105,11 +108,13 @@ def _short(answers: Sequence[Mapping[str, Any]]) -> str:
 @contextlib.asynccontextmanager
 async def _ours(case: Case, scratch: Path) -> AsyncIterator[tuple[Worker, ...]]:
     async with contextlib.AsyncExitStack() as stack:
-        members = []
-        for slot in range(case.peers):
-            arguments = (_home(scratch), str(slot), case.codec)
-            members.append(await Worker.start("tests.benchmarks._exchange_ours", *arguments))
-            stack.push_async_callback(members[-1].stop)
+
+        async def start(slot: int) -> Worker:
+            member = await Worker.start("tests.benchmarks._exchange_ours", _home(scratch), str(slot), case.codec)
+            stack.push_async_callback(member.stop)
+            return member
+
+        members = await asyncio.gather(*map(start, range(case.peers)))
         addresses = {member.hello["peer"]: member.hello["addresses"] for member in members}
         for member in members:
             await member.ask({"meet": addresses})

@@ -20,10 +20,18 @@ if TYPE_CHECKING:
     from tests.benchmarks._allreduce_candidates import Candidate, Outcome
     from tests.benchmarks._allreduce_load import Kill
 
-KILLS, KILLS_FULL = 12, 60
-SIGNED_KILLS, SIGNED_KILLS_FULL = 3, 12
+KILLS = {Size.SMOKE: (1, 0), Size.DEFAULT: (12, 3), Size.FULL: (60, 12)}
+"""Those that both suffer, and those in what only ours has."""
+
 TARGET_SHARE = 0.0
 _CANDIDATES = ("ours", "hivemind")
+_FIGURES = ("kills", "fired", "worst_differing_share", "differing_share_without_failed", "false_success_share")
+KEYS = (
+    *(f"{name}_differing_share" for name in _CANDIDATES),
+    *(f"{name}_{figure}" for name in _CANDIDATES for figure in _FIGURES),
+    "ours_differing_share_target", "rounds", "ours_void_rounds", "ours_split_rounds", "ours_completed_rounds",
+    "ours_inputs_kept", "ours_named_share", "ours_known_s", "ours_settled_s",
+)  # fmt: skip
 _COLUMNS = (
     "killed_when",
     "candidate",
@@ -43,10 +51,7 @@ _COLUMNS = (
 
 async def run(size: Size) -> Result:
     """Share of coordinates in which survivors differ after a kill in mid-round, ours beside hivemind's all-reduce."""
-    found = await measure(
-        KILLS_FULL if size is Size.FULL else KILLS, SIGNED_KILLS_FULL if size is Size.FULL else SIGNED_KILLS
-    )
-    return to_result(found)
+    return to_result(await measure(*KILLS[size]))
 
 
 async def measure(shared: int, signed: int) -> list[Outcome]:

@@ -16,13 +16,15 @@ from tests.harness.standing_peer import running
 
 TARGET_MS = 300
 MEMBERS = 64
+ROUNDS = {Size.SMOKE: 1, Size.DEFAULT: 12, Size.FULL: 30}
+KEYS = ("help_ms", "status_ms", "peers_ms", "help_target_ms", "status_target_ms", "peers_target_ms")
 COMMANDS = {"help": ("--help",), "status": ("status",), "peers": ("peers", "--json")}
 
 
 def run(size: Size) -> Result:
     """Milliseconds of swarm --help, status and peers --json, with a live peer of a swarm of 64 to ask."""
     with tempfile.TemporaryDirectory(prefix="cli-") as scratch, running(Path(scratch), "--members", str(MEMBERS)):
-        return result(measure(_runner(Path(scratch)), 30 if size is Size.FULL else 12))
+        return result(measure(_runner(Path(scratch)), ROUNDS[size]))
 
 
 def measure(once: Callable[[Sequence[str]], float], rounds: int) -> dict[str, list[float]]:

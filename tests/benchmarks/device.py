@@ -14,6 +14,22 @@ from tests.benchmarks.runner import Cell, Result, Size
 if TYPE_CHECKING:
     from tests.benchmarks._stage_costs import Candidate
 
+STAGES = (
+    "cpu_small_float32", "cpu_medium_float32", "cuda_small_float32", "cuda_medium_float32", "cuda_large_float32",
+    "cuda_large_bfloat16",
+)  # fmt: skip
+CHECKS = (
+    "float32_distance", "float32_parity", "float32_repeats", "float32_repeats_deterministic", "bfloat16_distance",
+    "bfloat16_parity", "bfloat16_repeats", "bfloat16_repeats_deterministic", "install_keeps_digest",
+    "step_digest_equals_cpu", "prepare_repeats", "swap_holds_what_was_prepared",
+)  # fmt: skip
+KEYS = (
+    "device",
+    *(f"{stage}_{figure}" for stage in STAGES for figure in ("tokens_s", "tflop_s")),
+    *(f"{where}_{name}" for where in ("cpu", "cuda") for name in CHECKS),
+)
+ROUNDS = {Size.SMOKE: 1, Size.DEFAULT: 5, Size.FULL: 9}
+
 
 def run(size: Size) -> Result:
     """Forward, backward and optimizer step of a stage on each device of this machine, and its parity with the CPU."""
@@ -27,7 +43,7 @@ def run(size: Size) -> Result:
     try:
         devices = [torch.device("cpu")] + [torch.device("cuda", 0)] * torch.cuda.is_available()
         found = [candidate for device in devices for candidate in candidates(device)]
-        for number in range(9 if size is Size.FULL else 5):
+        for number in range(ROUNDS[size]):
             for candidate in found:
                 candidate.round(10 if candidate.device.type == "cuda" else 1 + 2 * (size is Size.FULL))
             print(f"round {number} done", file=sys.stderr)
@@ -43,7 +59,7 @@ def _result(found: Sequence[Candidate], checks: Mapping[str, Mapping[str, float 
 
     phases = (*MICROBATCH_PHASES, *STEP_PHASES)
     rows: list[list[Cell]] = []
-    summary: dict[str, Any] = {"device": device}
+    summary: dict[str, Any] = dict.fromkeys(KEYS) | {"device": device}  # None: not measured here
     for candidate in found:
         rows.append([candidate.name, *map(candidate.milliseconds, phases)])
         rows[-1] += [candidate.tokens_per_second, candidate.wire_tokens_per_second, candidate.teraflops]
