@@ -1,0 +1,31 @@
+"""Every benchmark at its smallest: it runs to its end, and its summary has the figures that its module declares."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.benchmarks.runner import ROOT, declared_keys, discover
+
+KNOWN = discover()
+ABOUT = {
+    "benchmark", "full", "smoke", "date", "machine", "commit", "command", "seconds", "columns", "rows", "notes",
+}  # fmt: skip
+"""What the runner adds to every summary."""
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("name", sorted(KNOWN))
+def test_smoke_of_a_benchmark_ends_well_and_gives_the_figures_declared(name: str) -> None:
+    declared = declared_keys(KNOWN[name])
+    assert declared, f"{name} has no KEYS"
+    command = [sys.executable, "-m", "tests.benchmarks", name, "--smoke"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout.splitlines()[-1])
+    assert (found["benchmark"], found["smoke"], found["full"]) == (name, True, False)
+    assert found.keys() == ABOUT | set(declared)
+    assert found["rows"]
