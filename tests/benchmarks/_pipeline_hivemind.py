@@ -161,3 +161,4 @@ def main(size: str, role: str, *initial: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
+    os._exit(0)  # its destructors look for an event loop that is gone, each with a traceback

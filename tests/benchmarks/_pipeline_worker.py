@@ -11,6 +11,7 @@ from typing import Any
 
 import psutil
 
+from tests.benchmarks._supervised import unlink_shared
 from tests.benchmarks.runner import ROOT
 
 _START_S = 180.0
@@ -26,6 +27,7 @@ class Worker:
         self._process = process
         self.hello = hello
         self._owes = False
+        self._family = {process.pid}
 
     @classmethod
     async def start(cls, module: str, *arguments: str, within_s: float = _START_S) -> Worker:
@@ -51,7 +53,9 @@ class Worker:
 
     def descendants(self) -> list[int]:
         """Of everything it has started, the daemon for one."""
-        return [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
+        found = [child.pid for child in psutil.Process(self.pid).children(recursive=True)]
+        self._family.update(found)
+        return found
 
     async def ask(self, order: Mapping[str, Any]) -> dict[str, Any]:
         """Give an order and wait for the answer. Raises RuntimeError when the process ended instead."""
@@ -63,14 +67,14 @@ class Worker:
         self._owes = False
         return answer
 
-    async def stop(self) -> None:
+    async def stop(self, *, at_once: bool = False) -> None:
         """End it with its input, and with a signal when that does not help, or when it owes an answer that nobody waits
         for any more; what it started goes too."""
         family = [psutil.Process(pid) for pid in self.descendants()] if self._process.returncode is None else []
         if self._process.stdin is not None:
             self._process.stdin.close()
         try:
-            async with asyncio.timeout(0 if self._owes else _END_S):
+            async with asyncio.timeout(0 if at_once or self._owes else _END_S):
                 await self._process.wait()
         except TimeoutError:
             self._process.kill()
@@ -78,6 +82,7 @@ class Worker:
         for process in family:
             if process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 process.kill()
+        unlink_shared(self._family)
 
     async def _hear(self, deadline_s: float) -> dict[str, Any]:
         assert self._process.stdout is not None

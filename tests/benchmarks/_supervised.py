@@ -12,7 +12,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from tests.harness.contained import EXIT_LEFTOVERS, PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG
@@ -68,6 +69,7 @@ def _work(work: Callable[[], int], heard: int, told: int) -> None:
     """In the child; does not return."""
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGINT, 0, 0, 0)
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job would ignore it
     os.close(heard)
     os.dup2(told, 2)
     os.close(told)
@@ -120,9 +122,17 @@ def end_all() -> None:
                 os.kill(process.pid, signal.SIGKILL)
             except ProcessLookupError:
                 continue
+        unlink_shared(process.pid for process in survivors)
         _bury(0)
     while _bury(os.WNOHANG):
         pass
+
+
+def unlink_shared(pids: Iterable[int]) -> None:
+    """Remove the shared memory of torch that these processes have made, and did not when they ended: hivemind's."""
+    for pid in pids:
+        for path in Path("/dev/shm").glob(f"torch_{pid}_*"):
+            path.unlink(missing_ok=True)
 
 
 def _bury(options: int) -> bool:

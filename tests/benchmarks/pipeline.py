@@ -6,6 +6,7 @@ of a candidate that is not being measured wait on their standard input.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
@@ -26,13 +27,36 @@ if TYPE_CHECKING:
     from tests.benchmarks._stage import Size as Shape
 
 TARGETS = {"ours_over_bare_small": 0.80, "ours_over_bare_medium": 0.85, "ours_over_hivemind_small": 2.0}
-ROUNDS = 5
-ROUNDS_FULL = 9
+CANDIDATES = {
+    "small": ("bare 2 threads", "bare 2 processes", "ours", "hivemind"),
+    "medium": ("bare 2 threads", "bare 2 processes", "ours"),
+}
+KEYS = (
+    *TARGETS,
+    *(f"{name}_target" for name in TARGETS),
+    *(f"tokens_per_s {model} {name}" for model, names in CANDIDATES.items() for name in names),
+    "rounds", "cores",
+)  # fmt: skip
 BARE_WARMUP_S = 1.0
-WARMUP_S = {"small": 3.0, "medium": 6.0}
-"""Longer than a journey takes: a pipeline that still fills brings home less than it computes."""
 
-WINDOW_S = {"small": 7.0, "medium": 10.0}
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One window. Warming up takes longer than a journey, but for a smoke: a pipeline that still fills brings home less
+    than it computes."""
+
+    warmup_s: float
+    seconds: float
+
+
+ROUNDS = {Size.SMOKE: 1, Size.DEFAULT: 3, Size.FULL: 9}
+SPANS = {
+    Size.SMOKE: {"small": Span(0.5, 1.0)},
+    Size.DEFAULT: {"small": Span(3.0, 6.0), "medium": Span(6.0, 6.0)},
+    Size.FULL: {"small": Span(3.0, 14.0), "medium": Span(6.0, 20.0)},
+}
+"""By model. A smoke leaves the medium one out, which differs in its numbers alone."""
+
 _STARTS, _STARTED_S = 5, 45.0
 _MODULE = "tests.benchmarks._pipeline_"
 
@@ -41,8 +65,8 @@ Figures = dict[str, float]
 
 async def run(size: Size) -> Result:
     """Tokens per second of four stages on loopback, beside bare torch and stock hivemind (small size only)."""
-    found = await measure(("small", "medium"), size)
-    return to_result(found, ROUNDS_FULL if size is Size.FULL else ROUNDS)
+    found = await measure(tuple(SPANS[size]), size)
+    return to_result(found, ROUNDS[size])
 
 
 async def measure(
@@ -51,11 +75,10 @@ async def measure(
     """``size candidate`` → its rounds. ``only`` names candidates, all when empty."""
     found: dict[str, list[Figures]] = defaultdict(list)
     for name in sizes:
-        seconds = WINDOW_S[name] * (2.0 if size is Size.FULL else 1.0)
         async with opened(name, only) as candidates:
-            for number in range(rounds or (ROUNDS_FULL if size is Size.FULL else ROUNDS)):
+            for number in range(rounds or ROUNDS[size]):
                 for candidate in candidates:
-                    figures = await candidate.round(seconds)
+                    figures = await candidate.round(SPANS[size][name])
                     found[f"{name} {candidate.name}"].append(figures)
                     print(f"{name} round {number}: {candidate.name}: {_short(figures)}", file=sys.stderr, flush=True)
     return found
@@ -68,7 +91,7 @@ class Candidate(Protocol):
     def name(self) -> str:
         """What the table calls it."""
 
-    async def round(self, seconds: float) -> Figures:
+    async def round(self, span: Span) -> Figures:
         """One window: tokens per second, microbatches, CPU in cores by role and in all."""
 
 
@@ -78,13 +101,11 @@ async def opened(size: str, only: Sequence[str]) -> AsyncIterator[list[Candidate
     from tests.benchmarks._pipeline_load import SIZES
 
     makers: dict[str, Callable[[str, Shape], contextlib.AbstractAsyncContextManager[Candidate]]]
-    makers = {"bare 2 threads": _bare, "bare 2 processes": _bare, "ours": _ours}
-    if size == "small":
-        makers["hivemind"] = _hivemind
+    makers = {"bare 2 threads": _bare, "bare 2 processes": _bare, "ours": _ours, "hivemind": _hivemind}
     async with contextlib.AsyncExitStack() as stack:
         yield [
-            await stack.enter_async_context(make(name, SIZES[size]))
-            for name, make in makers.items()
+            await stack.enter_async_context(makers[name](name, SIZES[size]))
+            for name in CANDIDATES[size]
             if not only or name in only
         ]
 
@@ -107,10 +128,10 @@ def figures_of(reports: Sequence[Mapping[str, Any]], tokens: int) -> Figures:
 # --- candidates ------------------------------------------------------------------------------------------------------
 
 
-def _order(warmup_s: float, seconds: float, pids: Mapping[str, Sequence[int]]) -> Order:
+def _order(span: Span, pids: Mapping[str, Sequence[int]]) -> Order:
     from tests.benchmarks._pipeline_load import Order
 
-    return Order(warmup_s=warmup_s, seconds=seconds, pids=pids)
+    return Order(warmup_s=span.warmup_s, seconds=span.seconds, pids=pids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,11 +142,10 @@ class Bare:
     size: Shape
     workers: Sequence[Worker]
 
-    async def round(self, seconds: float) -> Figures:
+    async def round(self, span: Span) -> Figures:
         """See :class:`Candidate`."""
-        import asyncio
-
-        orders = [asdict(_order(BARE_WARMUP_S, seconds, {"bare": [worker.pid]})) for worker in self.workers]
+        short = Span(min(BARE_WARMUP_S, span.warmup_s), span.seconds)
+        orders = [asdict(_order(short, {"bare": [worker.pid]})) for worker in self.workers]
         pairs = zip(self.workers, orders, strict=True)
         reports = await asyncio.gather(*(worker.ask(order) for worker, order in pairs))
         return figures_of(reports, self.size.tokens)
@@ -135,7 +155,8 @@ class Bare:
 async def _bare(name: str, size: Shape) -> AsyncIterator[Bare]:
     processes, threads = (1, 2) if name == "bare 2 threads" else (2, 1)
     async with _workers() as start:
-        yield Bare(name, size, [await start("bare", size.name, str(threads)) for _ in range(processes)])
+        starting = (start("bare", size.name, str(threads)) for _ in range(processes))
+        yield Bare(name, size, await asyncio.gather(*starting))
 
 
 @dataclass(slots=True)
@@ -168,15 +189,13 @@ class Ours:
         for worker in everybody:
             await worker.ask(message)
 
-    async def round(self, seconds: float) -> Figures:
+    async def round(self, span: Span) -> Figures:
         """See :class:`Candidate`. One step is open all the time. Raises RuntimeError when a host's step has not all
         that came home."""
         self.step += 1
         for host in self.hosts:
             await host.ask({"begin": self.step})
-        report = await self.trainer.ask(
-            {"step": self.step, "order": asdict(_order(WARMUP_S[self.size.name], seconds, self.pids()))}
-        )
+        report = await self.trainer.ask({"step": self.step, "order": asdict(_order(span, self.pids()))})
         counts = [(await host.ask({"end": self.step}))["microbatches"] for host in self.hosts]
         if counts != [report["whole_step"]] * len(counts):
             raise RuntimeError(f"{report['whole_step']} microbatches came home, the stages' sums have {counts}")
@@ -188,7 +207,7 @@ async def _ours(name: str, size: Shape) -> AsyncIterator[Ours]:
     with tempfile.TemporaryDirectory(prefix="pl-") as scratch:
         async with _workers() as start:
             roles = [*map(str, range(size.blocks)), "trainer"]
-            peers = [await start("peer", size.name, _home(scratch, role), role) for role in roles]
+            peers = await asyncio.gather(*(start("peer", size.name, _home(scratch, role), role) for role in roles))
             ours = Ours(name, size, peers[:-1], peers[-1])
             await ours.meet()
             yield ours
@@ -216,11 +235,11 @@ class Hivemind:
             for pid in family:
                 os.kill(pid, number)
 
-    async def round(self, seconds: float) -> Figures:
+    async def round(self, span: Span) -> Figures:
         """See :class:`Candidate`."""
         self.signal(signal.SIGCONT)
         try:
-            report = await self.client.ask(asdict(_order(WARMUP_S[self.size.name], seconds, self.families)))
+            report = await self.client.ask(asdict(_order(span, self.families)))
         finally:
             self.signal(signal.SIGSTOP)
         return figures_of([report], self.size.tokens)
@@ -231,7 +250,8 @@ async def _hivemind(name: str, size: Shape) -> AsyncIterator[Hivemind]:
     async with _workers() as start:
         client = await start("hivemind", size.name, "client")
         known = client.hello["addresses"]
-        servers = [await start("hivemind", size.name, str(stage), *known) for stage in range(size.blocks)]
+        starting = (start("hivemind", size.name, str(stage), *known) for stage in range(size.blocks))
+        servers = await asyncio.gather(*starting)
         await client.ask({"find": True})
         families = {
             "servers": [pid for server in servers for pid in _family(server, daemon=False)],
@@ -269,15 +289,21 @@ async def _started(module: str, arguments: Sequence[str]) -> Worker:
 
 @contextlib.asynccontextmanager
 async def _workers() -> AsyncIterator[Any]:
-    """A function that starts a worker; all are stopped in the end."""
-    async with contextlib.AsyncExitStack() as stack:
+    """A function that starts a worker; all are stopped in the end, at once when it came by an error or Ctrl-C."""
+    workers: list[Worker] = []
+    at_once = False
 
-        async def start(kind: str, *arguments: str) -> Worker:
-            worker = await _started(_MODULE + kind, arguments)
-            stack.push_async_callback(worker.stop)
-            return worker
+    async def start(kind: str, *arguments: str) -> Worker:
+        workers.append(await _started(_MODULE + kind, arguments))
+        return workers[-1]
 
+    try:
         yield start
+    except BaseException:
+        at_once = True
+        raise
+    finally:
+        await asyncio.gather(*(worker.stop(at_once=at_once) for worker in workers))
 
 
 # --- the table -------------------------------------------------------------------------------------------------------
@@ -293,16 +319,17 @@ def to_result(found: Mapping[str, Sequence[Figures]], rounds: int) -> Result:
     all_of = {name: medians(figures) for name, figures in found.items()}
     rates = {name: figures["tokens_per_s"] for name, figures in all_of.items()}
     bare = {
-        size: max(rates[f"{size} bare 2 threads"], rates[f"{size} bare 2 processes"]) for size in ("small", "medium")
+        model: max(rates.get(f"{model} bare 2 threads", 0.0), rates.get(f"{model} bare 2 processes", 0.0))
+        for model in CANDIDATES
     }
-    ratios = {
-        "ours_over_bare_small": rates["small ours"] / bare["small"],
-        "ours_over_bare_medium": rates["medium ours"] / bare["medium"],
-        "ours_over_hivemind_small": rates["small ours"] / rates["small hivemind"],
+    summary: dict[str, Any] = {
+        "ours_over_bare_small": _ratio(rates.get("small ours"), bare["small"]),
+        "ours_over_bare_medium": _ratio(rates.get("medium ours"), bare["medium"]),
+        "ours_over_hivemind_small": _ratio(rates.get("small ours"), rates.get("small hivemind")),
     }
-    summary: dict[str, Any] = {name: round(value, 3) for name, value in ratios.items()}
     summary |= {f"{name}_target": target for name, target in TARGETS.items()}
-    summary |= {f"tokens_per_s {name}": round(rate, 1) for name, rate in rates.items()}
+    names = [f"{model} {name}" for model, names in CANDIDATES.items() for name in names]
+    summary |= {f"tokens_per_s {name}": round(rates[name], 1) if name in rates else None for name in names}
     summary |= {"rounds": rounds, "cores": len(os.sched_getaffinity(0))}
     return Result(
         columns=("candidate", "tokens_per_s", "microbatches", "role", "processors_busy", "cpu_ms_per_microbatch"),
@@ -319,6 +346,11 @@ def to_result(found: Mapping[str, Sequence[Figures]], rounds: int) -> Result:
             "microbatch in flight; while others are measured its processes are stopped",
         ),
     )
+
+
+def _ratio(ours: float | None, theirs: float | None) -> float | None:
+    """None where either was not measured, or so shortly that nothing came of it."""
+    return round(ours / theirs, 3) if ours is not None and theirs else None
 
 
 def _rows(name: str, figures: Figures) -> list[tuple[Any, ...]]:
