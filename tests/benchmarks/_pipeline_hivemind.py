@@ -147,6 +147,7 @@ def lead(size: Size) -> None:
         order = json.loads(line)
         say(client.find() if order == {"find": True} else client.round(Order(**order)))
     client.close()
+    os._exit(0)  # its destructors look for an event loop that is gone, each with a traceback
 
 
 def main(size: str, role: str, *initial: str) -> None:
@@ -161,4 +162,3 @@ def main(size: str, role: str, *initial: str) -> None:
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
-    os._exit(0)  # its destructors look for an event loop that is gone, each with a traceback

@@ -52,7 +52,7 @@ class Span:
 ROUNDS = {Size.SMOKE: 1, Size.DEFAULT: 3, Size.FULL: 9}
 SPANS = {
     Size.SMOKE: {"small": Span(0.5, 1.0)},
-    Size.DEFAULT: {"small": Span(3.0, 6.0), "medium": Span(6.0, 6.0)},
+    Size.DEFAULT: {"small": Span(3.0, 5.0), "medium": Span(6.0, 6.0)},
     Size.FULL: {"small": Span(3.0, 14.0), "medium": Span(6.0, 20.0)},
 }
 """By model. A smoke leaves the medium one out, which differs in its numbers alone."""
