@@ -82,7 +82,6 @@ async def test_peers_behind_two_nats_reach_each_other_until_the_relay_dies(net: 
         reach = await peer.ask("reach", contacts=[boot.peer])
         assert reach["how"] == "relayed", reach
         assert f"through {boot.peer}" in reach["detail"]
-        assert reach["seconds"] < 4, "3 s by its promise, and some for a full machine"
         assert reach["addresses"][0].startswith(f"/ip4/{net.address('boot')}/tcp/")
         assert reach["addresses"][0].endswith(f"/p2p/{boot.peer}/p2p-circuit/p2p/{peer.peer}")
         await peer.ask("announce", name="p")

@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from swarm.clock import SystemClock
-from swarm.errors import Busy, Refused, Unreachable
+from swarm.errors import Busy, DeadlineMissed, Refused, Unreachable
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import parse_address
 from swarm.network.attach import AttachedP2P, peer_bytes
@@ -39,6 +39,8 @@ from swarm.network.reachability import (
     Dialback,
     Finding,
     How,
+    Reach,
+    Reachable,
     Reserved,
     judge,
     reachability,
@@ -48,6 +50,7 @@ from swarm.network.relay import Relay
 from swarm.network.relay_lease import RENEW_S
 from swarm.network.relay_seats import RESERVED_S, RelayLimits, Seat
 from swarm.security.signing import PrivateIdentity
+from swarm.sim.world import LoopClock, run_world
 from tests.conformance.service import Bench, Note
 from tests.harness.expect import eventually
 
@@ -117,6 +120,42 @@ def test_reach_is_judged_by_what_others_could_do(
     assert found == how
     assert told in detail
     assert (SAME in detail) == (told == SAME)
+
+
+class Silent:
+    """An endpoint at an address of its own whose every call and relay lets it wait."""
+
+    peer, addresses, relays, behind_nat = ME, OWN, (), False
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    async def call(self, peer: PeerId, method: str, *_: object, timeout_s: float) -> Any:
+        self.asked.append(method)
+        await asyncio.sleep(timeout_s)
+        raise DeadlineMissed(f"no answer in {timeout_s} s", peer=peer)
+
+    def also_at(self, addresses: object) -> None:
+        assert not addresses
+
+    async def take_relay(self, candidates: object) -> str:
+        self.asked.append("relay")
+        await asyncio.Event().wait()
+        return ""
+
+
+def test_reach_is_told_in_three_seconds_when_nobody_answers() -> None:
+    endpoint = Silent()
+
+    async def ask() -> tuple[Reach, float]:
+        reach = await reachability(cast(Reachable, endpoint), [CONTACT], LoopClock())
+        return reach, asyncio.get_running_loop().time()
+
+    reach, seconds = run_world(ask())
+    assert endpoint.asked == [DIALBACK, "relay"]
+    assert reach.how == "unknown"
+    assert reach.detail.endswith("no relay: it did not answer in time")
+    assert seconds == 3.0
 
 
 class _Clock(SystemClock):

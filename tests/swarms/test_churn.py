@@ -33,8 +33,10 @@ from swarm.network.records import PeerRecord
 from swarm.optimization import observing
 from swarm.optimization.lead import LeadDesk
 from swarm.optimization.records import CloseRecord
+from swarm.sim.world import run_world
 from swarm.state.checkpoint_files import held
 from tests.harness.expect import eventually
+from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalPeer, LocalSwarm, _documents
 
 Story = Callable[[LocalSwarm], Coroutine[Any, Any, None]]
@@ -562,8 +564,8 @@ async def test_joiner_that_dies_between_asking_and_the_close_is_not_let_in(
     assert not swarm.peers["bootstrap"].events.of(RosterChanged)
 
 
-async def test_observer_that_is_cut_off_holds_nobody_up(tmp_path: Path) -> None:
-    swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 25})
+def test_observer_that_is_cut_off_holds_nobody_up(tmp_path: Path) -> None:
+    swarm = SimSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 25}, stage_s={"forward": 0.05, "backward": 0.1})
 
     async def story(swarm: LocalSwarm) -> None:
         await after_step(swarm, 2)
@@ -572,7 +574,7 @@ async def test_observer_that_is_cut_off_holds_nobody_up(tmp_path: Path) -> None:
         await after_step(swarm, 25)
         swarm.kill("lost")
 
-    await train(swarm, story)
+    run_world(train(swarm, story))
     check_history(swarm.history(), 0, 25, 6)
     assert swarm.peers["lost"].events.of(Waiting), "the fault did not fire"
     assert max(closed.seconds for closed in swarm.peers["bootstrap"].events.of(StepClosed)) < 5.0

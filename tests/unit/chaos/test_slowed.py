@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,6 +35,33 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     told = Told()
     monkeypatch.setattr(means.psutil, "Process", lambda pid: told)
     return told
+
+
+class Spans:
+    """In place of the event that ends it: how long was waited, without waiting, and the end after six of these."""
+
+    def __init__(self) -> None:
+        self.waited: list[float] = []
+
+    def wait(self, seconds: float) -> bool:
+        """As of an event."""
+        self.waited.append(seconds)
+        return len(self.waited) > 6
+
+    def set(self) -> None:
+        """As of an event."""
+
+
+def test_process_is_stopped_for_all_but_its_share_of_each_span(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in = SimpleNamespace(Lock=threading.Lock, Thread=threading.Thread, Event=Spans)
+    monkeypatch.setattr(means, "threading", stand_in)
+    slowed = means.Slowed(1, 10.0)
+    slowed.end()
+    spans = slowed._over
+    assert isinstance(spans, Spans)
+    share = [means.DUTY_S / 10, means.DUTY_S * 9 / 10]
+    assert spans.waited == pytest.approx([*share * 3, share[0]])
+    assert told.told == ["stop", "go"] * 3
 
 
 def test_who_is_held_is_not_let_go_on(told: Told) -> None:

@@ -8,6 +8,9 @@ import threading
 
 from peers.settings import PeerSettings
 
+STUBBORN_S = 600.0
+"""Longer than a test may take: who waits for such a peer to end by itself fails."""
+
 
 def run(settings: PeerSettings) -> int:
     """Behave as the peer's name says: ``exit-7``, ``crash``, ``obey``, ``stubborn``, ``raise``."""
@@ -25,12 +28,12 @@ def run(settings: PeerSettings) -> int:
             stop = threading.Event()
             signal.signal(signal.SIGTERM, lambda *_: stop.set())
             _ready(settings)
-            stop.wait(60)
+            stop.wait(STUBBORN_S)
             return 0
         case "stubborn":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             _ready(settings)
-            threading.Event().wait(60)
+            threading.Event().wait(STUBBORN_S)
     return 1
 
 

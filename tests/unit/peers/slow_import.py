@@ -1,5 +1,5 @@
-"""A module whose import takes far longer than any test waits, as a stand-in for torch on a slow disk."""
+"""A module whose import takes longer than a test may take, as a stand-in for torch on a slow disk."""
 
 import threading
 
-threading.Event().wait(60)
+threading.Event().wait(600)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
 from typing import Any
 
 import psutil
@@ -218,11 +217,9 @@ def test_quickstart_interrupted_once_it_is_decided_how_it_ended_reports_that(tmp
 
 
 def _interrupt(command: Command, number: signal.Signals, expected: int) -> None:
-    began = monotonic()
     command.process.send_signal(number)
     command.process.send_signal(number)
     code, _, err = command.finish()
-    assert monotonic() - began < 15
     assert code == expected
     assert err.count("\n") == 1
     assert err.startswith(f"interrupted: {number.name}: all peers stopped")

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
 import torch
 
-from swarm.clock import SystemClock
 from swarm.device import DeviceThread
 from swarm.errors import ConfigError
 from swarm.sim.device import InlineDevice, Paced, SimulatedDevice
@@ -116,11 +114,31 @@ def test_unknown_method_is_refused() -> None:
         Paced(Part(), virtual(), {"forwards": 1.0})
 
 
+class Slept(LoopClock):
+    """A clock that stands still but for what is slept on it; whoever sleeps finds out whether a thread is free."""
+
+    def __init__(self, thread: DeviceThread) -> None:
+        super().__init__()
+        self._thread, self.now, self.slept = thread, 0.0, list[float]()
+
+    def monotonic(self) -> float:
+        """How much was slept."""
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        """Returns once the thread has done something else."""
+        await self._thread.run(lambda: None)
+        self.slept.append(seconds)
+        self.now += seconds
+
+
 async def test_on_a_real_thread_the_time_is_slept_not_burnt() -> None:
-    device = SimulatedDevice(DeviceThread(CPU), SystemClock())
+    thread = DeviceThread(CPU)
+    clock = Slept(thread)
+    device = SimulatedDevice(thread, clock)
     part = Paced(Part(), device, {"forward": 0.2})
-    began, burnt = time.monotonic(), time.process_time()
     assert await device.run(part.forward, b"ab", first=False) == (b"ba", False)
-    assert time.monotonic() - began >= 0.2
-    assert time.process_time() - burnt < 0.15
+    await device.run(part.settle)
+    assert clock.slept == [0.2], "all of it on the clock, while the thread is free, and nothing for what is not paced"
+    assert device.busy_s == 0.2
     await device.close()
