@@ -28,10 +28,6 @@ from tests.harness.simulated import SimSwarm
 
 STAGES, REPLICAS, TRAINERS = 3, 4, 2
 STEP_S, FORWARD_S, BACKWARD_S = 5.0, 0.03, 0.06
-RATE = 1.0 / (FORWARD_S + BACKWARD_S)
-"""Microbatches that one replica takes in a second."""
-TARGET = round(STEP_S * REPLICAS * RATE)
-"""Microbatches of a step: what the whole swarm could do in STEP_S."""
 LINKS = {"default": {"latency_ms": 5, "jitter_ms": 1, "mbit_per_s": 1000}}
 MODEL = {"vocab_size": 300, "dim": 16, "layers": STAGES, "heads": 1, "context": 8}
 TOO_LATE = "nobody joins with that one"
@@ -40,27 +36,43 @@ LONGEST_S = 1e5
 """No run takes so long; the trace does."""
 
 
-def play(root: Path, *, churn: float, seed: int, steps: int) -> dict[str, Any]:
-    """One run to its end; its figures, ready for JSON. Raises what ends it earlier. Equal arguments give equal figures,
-    but for ``cpu_s``."""
+def play(root: Path, *, churn: float, seed: int, steps: int, slower: float = 1.0) -> dict[str, Any]:
+    """Play one run to its end.
+
+    Args:
+        root: An empty directory.
+        churn: Expected share of the replicas that is removed in STEP_S.
+        seed: Of the trace, the links and the run.
+        steps: How many.
+        slower: So many times as long takes everything on the devices, and so many times fewer microbatches make a step.
+
+    Returns:
+        Its figures, ready for JSON. Equal arguments give equal ones, but for ``cpu_s``.
+
+    Raises:
+        Exception: Whatever ends the run earlier.
+    """
     began = time.process_time()
+    rate = 1.0 / (slower * (FORWARD_S + BACKWARD_S))  # microbatches that one replica takes in a second
+    target = round(STEP_S * REPLICAS * rate)  # of a step: what the whole swarm could do in STEP_S
     swarm = SimSwarm(
         root,
         may_fail=True,
         hosts=STAGES * REPLICAS,
         trainers=TRAINERS,
         links=Links.parse(LINKS | {"seed": seed}),
-        stage_s={"forward": FORWARD_S, "backward": BACKWARD_S},
+        stage_s={"forward": slower * FORWARD_S, "backward": slower * BACKWARD_S},
         run={"steps": steps, "seed": seed},
         model=MODEL,
         split={"stages": STAGES},
-        batch={"microbatch_size": 1, "microbatches_per_step": TARGET},
+        batch={"microbatch_size": 1, "microbatches_per_step": target},
     )
     places = STAGES * REPLICAS
     trace = spot_trace(places=places, churn=churn, step_s=STEP_S, until_s=LONGEST_S, seed=seed) if churn else ()
     market = SpotMarket(swarm, trace)
     run_world(_both(swarm, market))
-    figures = _goodput(swarm, market) | _happened(swarm, market) | _judged(check_run([root], Limits(target=TARGET)))
+    figures = _goodput(swarm, market, rate) | _happened(swarm, market)
+    figures |= _judged(check_run([root], Limits(target=target)))
     return {"churn": churn, "seed": seed, **figures, "cpu_s": round(time.process_time() - began, 1)}
 
 
@@ -72,14 +84,14 @@ async def _both(swarm: SimSwarm, market: SpotMarket) -> None:
         playing.cancel()
 
 
-def _goodput(swarm: SimSwarm, market: SpotMarket) -> dict[str, Any]:
+def _goodput(swarm: SimSwarm, market: SpotMarket, rate: float) -> dict[str, Any]:
     """What was committed, beside what could have been. Raises RuntimeError when not every step was closed."""
     records = [record for record in swarm.history() if record["step"] > 0]
     if len(records) != swarm.manifest.run.steps:
         raise RuntimeError(f"only {len(records)} steps were closed: {swarm.peers['bootstrap'].outcome!r}")
     committed = sum(len(record["committed"]) for record in records)
     window = market.began_s, market.ended_s
-    could, joining_too = (capacity(market.lives(joining=joining), STAGES, RATE, *window) for joining in (False, True))
+    could, joining_too = (capacity(market.lives(joining=joining), STAGES, rate, *window) for joining in (False, True))
     return {
         "steps": len(records),
         "committed": committed,

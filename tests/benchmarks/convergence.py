@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.benchmarks._convergence_mixing import Mixing
     from tests.benchmarks._convergence_replicas import Scale, Text
 
-REPLICAS, SYNC, SEEDS = 16, 16, 3
+REPLICAS, SYNC, SEEDS, SEEDS_IN_SMOKE = 16, 16, 3, 2
 SMALL = {
     "model": ModelConfig(vocab_size=384, dim=48, layers=2, heads=4, context=64),
     "optimizer": OptimizerConfig(lr=5e-3),
@@ -34,6 +34,14 @@ learning rate is the best for `everyone`, and for parameters averaged by all."""
 FULL = {"model": ModelConfig(), "optimizer": OptimizerConfig(), "rows": 1, "steps": 64, "held_out_rows": 32}
 """The quickstart's model and optimizer, and about as many steps as it takes, on 131,072 tokens; a minute of one core a
 run."""
+SMOKE = SMALL | {"model": ModelConfig(vocab_size=384, dim=16, layers=1, heads=2, context=16), "steps": 17}
+"""One step more than it takes all to meet."""
+KEYS = (
+    "tokens", "parameters", "seeds", "swapping_beats_fixed", "swapping_beats_fixed_with_sync", "fixed_above_grid",
+    "fixed_above_grid_with_sync", "everyone, parameters_above_everyone", "grid+sync_above_everyone",
+    "butterfly-groups+sync_above_everyone", "push-sum+sync_above_everyone", "fixed+sync_above_everyone",
+    "grid_above_everyone", "fixed_above_everyone", "local 8_above_everyone", "local 32_above_everyone",
+)  # fmt: skip
 COLUMNS = ("candidate", "loss", "sd", "loss_of_one", "sd_of_one", "apart", "vectors_per_step", "bytes_per_token")
 
 
@@ -57,10 +65,10 @@ def run(size: Size) -> Result:
     from tests.benchmarks._convergence_replicas import Scale, make_text
 
     torch.set_num_threads(1)
-    scale = Scale(replicas=REPLICAS, **(FULL if size is Size.FULL else SMALL))
+    scale = Scale(replicas=REPLICAS, **{Size.SMOKE: SMOKE, Size.DEFAULT: SMALL, Size.FULL: FULL}[size])
     corpus = built_in_corpus()
     runs: dict[str, list[Trained]] = {name: [] for name in candidates(scale)}
-    for seed in range(SEEDS):
+    for seed in range(SEEDS_IN_SMOKE if size is Size.SMOKE else SEEDS):
         with tempfile.TemporaryDirectory(prefix="convergence-") as root:
             text = make_text(Path(root), corpus, scale, seed)
             for name, make in candidates(scale).items():
@@ -154,7 +162,7 @@ def _summary(runs: Mapping[str, list[Trained]], scale: Scale) -> dict[str, Any]:
     return {
         "tokens": scale.tokens * scale.replicas,
         "parameters": runs["everyone"][0].vector_bytes // 4,
-        "seeds": SEEDS,
+        "seeds": len(runs["everyone"]),
         "swapping_beats_fixed": all(gap > 0 for gap in over),
         "swapping_beats_fixed_with_sync": all(gap > 0 for gap in over_with_sync),
         "fixed_above_grid": over,

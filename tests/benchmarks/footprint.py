@@ -19,7 +19,7 @@ from tests.benchmarks.runner import Result, Size
 READY_TARGET_S = 5.0
 OVERHEAD_TARGET_MB = 300.0
 MEGABYTE = 1e6
-STEPS_BEFORE_MEMORY = 5
+STEPS_BEFORE_MEMORY = {Size.SMOKE: 1, Size.DEFAULT: 5, Size.FULL: 5}
 _RUNS = {
     "nano": ("dim 32, two blocks, context 32", {"vocab_size": 512, "dim": 32, "layers": 2, "heads": 2, "context": 32}),
     "tiny": ("the preset", None),
@@ -27,8 +27,12 @@ _RUNS = {
 """What is measured in turns: a model that weighs nothing, so that all that is left is the peer, and one that people
 start with, whose microbatches under way weigh more than the peer does."""
 
+KEYS = (
+    "ready_s", "overhead_mb", "ready_s_target", "overhead_mb_target", "ready_s_worst", "overhead_mb_worst",
+    "overhead_mb_with_activations_tiny", "rounds",
+)  # fmt: skip
 _STEPS = 1000
-_ROUNDS, _ROUNDS_FULL = 3, 7
+_ROUNDS = {Size.SMOKE: 1, Size.DEFAULT: 3, Size.FULL: 7}
 _QUIET_CORES = 0.1
 _QUIET_S = 0.5
 _DEADLINE_S = 120.0
@@ -49,14 +53,14 @@ class Memory:
 def run(size: Size) -> Result:
     """Seconds from start to READY of a cold stage host, and its memory beside the model."""
     found: dict[str, list[Figures]] = {name: [] for name in _RUNS}
-    for number in range(_ROUNDS_FULL if size is Size.FULL else _ROUNDS):
+    for number in range(_ROUNDS[size]):
         for name, rounds in found.items():
-            rounds.append(_round(name))
+            rounds.append(_round(name, size))
             print(f"round {number}: {name}: {rounds[-1]}", file=sys.stderr, flush=True)
-    return to_result(found)
+    return to_result(found, STEPS_BEFORE_MEMORY[size])
 
 
-def to_result(found: Mapping[str, Sequence[Figures]]) -> Result:
+def to_result(found: Mapping[str, Sequence[Figures]], steps: int) -> Result:
     """Medians; ``overhead_mb`` is that of the model that weighs nothing, ``ready_s`` that of the preset."""
     middle = {name: {key: median(one[key] for one in rounds) for key in rounds[0]} for name, rounds in found.items()}
     summary: dict[str, Any] = {
@@ -83,7 +87,7 @@ def to_result(found: Mapping[str, Sequence[Figures]]) -> Result:
             "runs: " + "; ".join(f"{name}, {what}" for name, (what, _) in _RUNS.items()) + ". overhead_mb is nano's",
             "ready_s: from before its process is made until its PeerReady event: interpreter and imports, daemon, "
             "manifest, directory, being given a stage by the founder, the initial weights' making, their download",
-            f"memory when it has closed step {STEPS_BEFORE_MEMORY}; MB are 1e6 bytes; PSS shares libraries with the "
+            f"memory when it has closed step {steps}; MB are 1e6 bytes; PSS shares libraries with the "
             "other three peers of this machine, private_mb is what is mapped by nobody else, rss_mb counts it all",
             "model_mb: parameters, both moments, accumulator and shadow: 28 bytes for each parameter; activations "
             "of microbatches under way count as overhead, which is why tiny's is larger than nano's",
@@ -119,14 +123,14 @@ def figures_of(ready_s: float, python: Memory, daemon: Memory, model: int) -> Fi
     }
 
 
-def _round(name: str) -> Figures:
+def _round(name: str, size: Size) -> Figures:
     """One whole run: found it, let the others wait, start the one that is measured, stop everything."""
     import psutil
 
     from tests.harness.by_hand import by_hand
 
     with tempfile.TemporaryDirectory(prefix="fp-") as scratch, by_hand(Path(scratch)) as hand, _one_thread():
-        manifest = _manifest(name)
+        manifest = _manifest(name, size)
         file = Path(scratch) / "footprint.toml"
         file.write_text(render_sections(manifest), encoding="utf-8")
         founder = hand.start("new", str(file), *_LOCAL)
@@ -137,7 +141,7 @@ def _round(name: str) -> Figures:
         began = time.monotonic()
         peer = hand.start("join", invite, "--role", "stage", *_LOCAL)
         ready = peer.wait_event("PeerReady", deadline_s=_DEADLINE_S)
-        peer.wait_step(STEPS_BEFORE_MEMORY, deadline_s=_DEADLINE_S)
+        peer.wait_step(STEPS_BEFORE_MEMORY[size], deadline_s=_DEADLINE_S)
         pid = peer.process.pid
         daemons = [child.pid for child in psutil.Process(pid).children(recursive=True) if child.name() == "p2pd"]
         model = model_bytes(_elements(manifest, ready["part"]))
@@ -145,12 +149,14 @@ def _round(name: str) -> Figures:
         return figures_of(ready["m"] - began, memory_of(pid), memory_of(daemons[0]), model)
 
 
-def _manifest(name: str) -> dict[str, Any]:
-    """The run's TOML as data: the preset, for the smallest run with another model."""
+def _manifest(name: str, size: Size) -> dict[str, Any]:
+    """The run's TOML as data: the preset, for the smallest run with another model; few microbatches for a smoke."""
     from peers.presets import load_preset
 
     document = load_preset("tiny")
     document["run"]["steps"] = _STEPS
+    if size is Size.SMOKE:
+        document["batch"] = {**document.get("batch", {}), "microbatches_per_step": 4}
     model = _RUNS[name][1]
     return document if model is None else document | {"model": model}
 

@@ -18,8 +18,17 @@ from tests.benchmarks.runner import ROOT, Result, Size
 
 TARGETS = {0.01: 0.90, 0.05: 0.80}
 """By churn, the expected share of replicas that are preempted per step."""
-STEPS, STEPS_IN_FULL, STEPS_IN_PEACE = 60, 200, 5
-SEEDS, SEEDS_IN_FULL = (1,), (1, 2, 3)
+STEPS = {Size.SMOKE: 3, Size.DEFAULT: 60, Size.FULL: 200}
+STEPS_IN_PEACE = {Size.SMOKE: 2, Size.DEFAULT: 5, Size.FULL: 5}
+SEEDS = {Size.SMOKE: (1,), Size.DEFAULT: (1,), Size.FULL: (1, 2, 3)}
+SLOWER = {Size.SMOKE: {"slower": 10.0}, Size.DEFAULT: {}, Size.FULL: {}}
+KEYS = (
+    *(figure.format(f"{churn * 100:g}pct")
+      for churn in TARGETS
+      for figure in ("goodput_{}", "goodput_{}_target", "goodput_joining_too_{}", "preempted_{}")),
+    "goodput_0pct", "steps", "committed", "lost", "duplicated", "digest_mismatches", "participation", "other_failures",
+    "peers_failed",
+)  # fmt: skip
 COLUMNS = (
     "churn", "seed", "steps", "goodput", "joining_too", "preempted", "killed", "noticed", "cut_short", "spared",
     "replaced", "churn_per_step", "replicas", "hops_moved", "attempts_failed", "terms_begun", "join_s", "step_s",
@@ -38,13 +47,9 @@ async def run(size: Size) -> Result:
 
 def list_cases(size: Size) -> list[dict[str, Any]]:
     """What is played: the longest first, they decide how long all take."""
-    steps = STEPS_IN_FULL if size is Size.FULL else STEPS
-    cases = [
-        {"churn": churn, "seed": seed, "steps": steps}
-        for seed in (SEEDS_IN_FULL if size is Size.FULL else SEEDS)
-        for churn in TARGETS
-    ]
-    return [*cases, {"churn": 0.0, "seed": 1, "steps": STEPS_IN_PEACE}]
+    more = SLOWER[size]
+    cases = [{"churn": churn, "seed": seed, "steps": STEPS[size], **more} for seed in SEEDS[size] for churn in TARGETS]
+    return [*cases, {"churn": 0.0, "seed": 1, "steps": STEPS_IN_PEACE[size], **more}]
 
 
 async def _play(case: dict[str, Any], free: asyncio.Semaphore) -> dict[str, Any]:
@@ -98,7 +103,8 @@ def _share(runs: Sequence[dict[str, Any]], could: str) -> float:
 NOTES = (
     "simulated: virtual time, devices that take 30 ms forward and 60 ms backward a microbatch, links of 5 ms and "
     "1 Gbit/s; peers, messages, averaging, joining and downloads are the product's own; the figures repeat themselves",
-    "3 stages × 4 replicas, 2 trainers; a step is 222 microbatches, 5 s of the whole swarm's work",
+    "3 stages × 4 replicas, 2 trainers; a step is 222 microbatches, 5 s of the whole swarm's work; in a smoke "
+    "devices are ten times as slow and steps a tenth of that",
     "what could have been: the integral of the smallest stage's replicas over time, a replica counting from when it is "
     "ready until it is killed or has left; joining_too: from when its process started",
     "trace: memoryless removals of geometric size (mean 2.1, at most 6, as in Bamboo's p3 trace); rate per machine "

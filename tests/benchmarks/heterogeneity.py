@@ -11,17 +11,42 @@ from typing import Any
 
 from tests.benchmarks.runner import Cell, Result, Size
 
-FAST, SLOWER, TRAINERS = 7, 10.0, 2
+SLOWER, TRAINERS = 10.0, 2
 FORWARD_S, BACKWARD_S = 0.05, 0.1
 STEP_S = 5.0
-TARGET = round(STEP_S * FAST / (FORWARD_S + BACKWARD_S))
-"""Microbatches of a step: what the fast replicas can do in STEP_S."""
 MBIT_PER_S = 100.0
 MODEL = {"vocab_size": 300, "dim": 16, "layers": 1, "heads": 1, "context": 8}
 LEARNT = 3
 """Steps in which the trainers find out who is slow; they are not counted, and shown by themselves."""
 BAR = 1.1
-COLUMNS = ("case", "step_s", "beside_7_fast", "slowest_step_s", "first_steps_s", "slow_share", "averaging_s")
+KEYS = ("slow_compute_ratio", "slow_bandwidth_ratio", "slow_both_ratio", "ratio_target", "steps")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """How much is played: ``fast`` replicas beside the slow one, on which all takes ``times`` as long."""
+
+    fast: int = 7
+    times: int = 1
+    steps: int
+
+    @property
+    def forward_s(self) -> float:
+        """Of a microbatch, on a fast device."""
+        return self.times * FORWARD_S
+
+    @property
+    def backward_s(self) -> float:
+        """Of a microbatch, on a fast device."""
+        return self.times * BACKWARD_S
+
+    @property
+    def target(self) -> int:
+        """Microbatches of a step: what the fast replicas can do in STEP_S."""
+        return round(STEP_S * self.fast / (self.forward_s + self.backward_s))
+
+
+SETUPS = {Size.SMOKE: Setup(fast=2, times=10, steps=4), Size.DEFAULT: Setup(steps=8), Size.FULL: Setup(steps=30)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,52 +60,56 @@ class Case:
     thinness: float = 1.0
 
 
-CASES = (
-    Case(name="7 fast", hosts=FAST),
-    Case(name="7 fast, 1 slow in compute", hosts=FAST + 1, slowness=SLOWER),
-    Case(name="7 fast, 1 slow in bandwidth", hosts=FAST + 1, thinness=SLOWER),
-    Case(name="7 fast, 1 slow in both", hosts=FAST + 1, slowness=SLOWER, thinness=SLOWER),
-)
+def cases(fast: int) -> tuple[Case, ...]:
+    """What is played, the one that the others are set beside first."""
+    return (
+        Case(name=f"{fast} fast", hosts=fast),
+        Case(name=f"{fast} fast, 1 slow in compute", hosts=fast + 1, slowness=SLOWER),
+        Case(name=f"{fast} fast, 1 slow in bandwidth", hosts=fast + 1, thinness=SLOWER),
+        Case(name=f"{fast} fast, 1 slow in both", hosts=fast + 1, slowness=SLOWER, thinness=SLOWER),
+    )
 
 
 async def run(size: Size) -> Result:
     """Seconds of a step with a slow replica beside seconds without it, on simulated devices and links."""
     import asyncio
 
-    steps = 30 if size is Size.FULL else 8
-    played: list[Mapping[str, Cell]] = [await asyncio.to_thread(_play, case, steps) for case in CASES]
-    alone = float(played[0]["step_s"] or 0)
-    by_name = {str(row["case"]): round(float(row["step_s"] or 0) / alone, 3) for row in played}
+    setup = SETUPS[size]
+    played: list[Mapping[str, Cell]] = [await asyncio.to_thread(_play, case, setup) for case in cases(setup.fast)]
+    alone, beside = float(played[0]["step_s"] or 0), f"beside_{setup.fast}_fast"
+    shown = [{**row, beside: round(float(row["step_s"] or 0) / alone, 3)} for row in played]
+    _, compute, bandwidth, both = (row[beside] for row in shown)
     summary = {
-        "slow_compute_ratio": by_name[CASES[1].name],
-        "slow_bandwidth_ratio": by_name[CASES[2].name],
-        "slow_both_ratio": by_name[CASES[3].name],
+        "slow_compute_ratio": compute,
+        "slow_bandwidth_ratio": bandwidth,
+        "slow_both_ratio": both,
         "ratio_target": BAR,
-        "steps": steps - LEARNT,
+        "steps": setup.steps - LEARNT,
     }
-    shown = [{**row, "beside_7_fast": by_name[str(row["case"])]} for row in played]
+    columns = ("case", "step_s", beside, "slowest_step_s", "first_steps_s", "slow_share", "averaging_s")
     return Result(
-        columns=COLUMNS,
-        rows=[[row[column] for column in COLUMNS] for row in shown],
+        columns=columns,
+        rows=[[row[column] for column in columns] for row in shown],
         summary=summary,
         notes=(
             f"step_s: median after the first {LEARNT} steps, which first_steps_s is the mean of; virtual time, "
-            f"{TARGET} microbatches of {FORWARD_S + BACKWARD_S:.2g} s a step, links of {MBIT_PER_S:g} Mbit/s and 5 ms",
+            f"{setup.target} microbatches of {setup.forward_s + setup.backward_s:.2g} s a step, links of "
+            f"{MBIT_PER_S:g} Mbit/s and 5 ms",
             "slow_share: of the microbatches, what the last replica computed; averaging_s: the stage's rounds, median",
         ),
     )
 
 
-def _play(case: Case, steps: int) -> dict[str, Cell]:
+def _play(case: Case, setup: Setup) -> dict[str, Cell]:
     from swarm.sim.world import run_world
 
     with tempfile.TemporaryDirectory(prefix="hetero-") as folder:
-        swarm = _swarm(Path(folder), case, steps)
+        swarm = _swarm(Path(folder), case, setup)
         run_world(_live(swarm, case))
         return {"case": case.name, **_figures(swarm, case)}
 
 
-def _swarm(root: Path, case: Case, steps: int) -> Any:
+def _swarm(root: Path, case: Case, setup: Setup) -> Any:
     from swarm.sim.links import Links
     from tests.harness.simulated import SimSwarm
 
@@ -93,11 +122,11 @@ def _swarm(root: Path, case: Case, steps: int) -> Any:
         hosts=case.hosts,
         trainers=TRAINERS,
         links=Links.parse(links),
-        stage_s={"forward": FORWARD_S, "backward": BACKWARD_S},
-        run={"steps": steps},
+        stage_s={"forward": setup.forward_s, "backward": setup.backward_s},
+        run={"steps": setup.steps},
         model=MODEL,
         split={"stages": 1},
-        batch={"microbatch_size": 1, "microbatches_per_step": TARGET},
+        batch={"microbatch_size": 1, "microbatches_per_step": setup.target},
     )
 
 

@@ -13,6 +13,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -24,6 +25,25 @@ from tests.benchmarks.runner import ROOT, Result, Size
 
 ROUNDS_IN_FULL = 3
 LEAVE_S = 120.0
+SMOKE = """
+name = "smoke"
+proves = "A play goes from its first peer to its report."
+seed = 1
+[swarm]
+stages = 1
+replicas = 2
+trainers = 1
+[until]
+steps = 6
+[[fault]]
+do = "kill"
+peers = ["host-0-1"]
+on = { event = "StepClosed", where = { step = 2 } }
+[expect]
+at_most = { digest_mismatches = 0, lost = 0, duplicated = 0, unexpected_deaths = 0 }
+"""
+"""The shortest play there is with a fault in it; among processes, so that neither an engine nor an image is needed."""
+KEYS = ("plays", "kept", "not_kept", "faults", "lost", "duplicated", "digest_mismatches")
 FIGURES = (
     "faults", "steps", "seconds", "max_gap_s", "throughput_retained", "throughput_retained_raw", "participation",
     "lost", "duplicated", "digest_mismatches",
@@ -33,11 +53,21 @@ COLUMNS = ("scenario", "on", "verdict", *FIGURES, "load", "whole_s", "what was w
 
 async def run(size: Size) -> Result:
     """Every scenario of docker/scenarios played with faults, its verdict and figures; --full: three times in a row."""
+    if size is Size.SMOKE:
+        with tempfile.TemporaryDirectory(prefix="scenarios-") as scratch:
+            path = Path(scratch) / "smoke.toml"
+            path.write_text(SMOKE, encoding="utf-8")
+            return to_result(await _play_all([path], 1, Path(scratch) / "out", "--on", "processes"))
     paths = sorted((ROOT / "docker" / "scenarios").glob("*.toml"))
     only = os.environ.get("SCENARIOS", "").split()
     chosen = [path for path in paths if not only or path.stem in only]
     rounds = int(os.environ.get("ROUNDS", ROUNDS_IN_FULL if size is Size.FULL else 1))
     root = ROOT / "out" / f"scenarios-{datetime.now(UTC):%Y-%m-%d-%H%M%S}"
+    return to_result(await _play_all(chosen, rounds, root))
+
+
+async def _play_all(chosen: Sequence[Path], rounds: int, root: Path, *flags: str) -> list[dict[str, Any]]:
+    """Their reports, up to the one that is interrupted."""
     plays: list[dict[str, Any]] = []
     task = asyncio.current_task()
     assert task is not None
@@ -46,17 +76,17 @@ async def run(size: Size) -> Result:
     with contextlib.suppress(asyncio.CancelledError):  # what was played counts
         for number in range(1, rounds + 1):
             for path in chosen:
-                plays.append(await _play(path, root / f"{path.stem}-{number}"))
+                plays.append(await _play(path, root / f"{path.stem}-{number}", *flags))
                 print(
                     f"scenarios: {path.stem} {number}: {plays[-1]['verdict']} {plays[-1]['problems']}", file=sys.stderr
                 )
-    return to_result(plays)
+    return plays
 
 
-async def _play(path: Path, out: Path) -> dict[str, Any]:
+async def _play(path: Path, out: Path, *flags: str) -> dict[str, Any]:
     """One play; its report. On cancel it ends in order first. Raises RuntimeError for one that left no report."""
     load, began = round(os.getloadavg()[0], 1), time.monotonic()
-    command = (sys.executable, "-m", "peers.cli", "chaos", str(path), "--json", "--out", str(out))
+    command = (sys.executable, "-m", "peers.cli", "chaos", str(path), "--json", "--out", str(out), *flags)
     process = await asyncio.create_subprocess_exec(
         *command, cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

@@ -10,7 +10,7 @@ import json
 import os
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from peers.chaos.invariants.check import Report, check_run
 from peers.launch import PeerExit, PeerGroup
 from peers.local_run import RunBroken
 from peers.manifest_file import write_manifest
+from peers.prepare import RunShape
 from peers.run_directory import RunDirectory
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
@@ -28,8 +29,7 @@ from swarm.pipeline.batch import BatchConfig
 from tests.benchmarks._parity_run import Layout, Scale, build_data, local_run, make_manifest, reuse_identities, shape_of
 from tests.benchmarks.runner import Result, Size
 
-STAGES, REPLICAS = 3, 3
-LAYOUT = Layout(name="3 × 3", stages=STAGES, replicas=REPLICAS, ends="private")
+LAYOUT = Layout(name="3 × 3", stages=3, replicas=3, ends="private")
 SCALE = Scale(
     model=ModelConfig(vocab_size=512, dim=64, layers=3, heads=4, context=64, dropout=0.1),
     batch=BatchConfig(microbatch_size=4, microbatches_per_step=12),
@@ -49,12 +49,34 @@ HOST_FATES: Mapping[str, tuple[str, int]] = {
 
 TRAINER_FATES: Mapping[str, tuple[str, int]] = {"trainer-0": ("completing", 60), "trainer-1": ("averaged", 26)}
 FIRED = "fired.jsonl"
+KEYS = (
+    "max_abs_diff", "same_digests_in_every_step", "kills", "lost", "duplicated", "digest_mismatches", "other_failures",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Play:
+    """What is played: a run in peace, and the same with ``hosts`` killed, and with ``trainers``."""
+
+    layout: Layout
+    scale: Scale
+    hosts: Mapping[str, tuple[str, int]]
+    trainers: Mapping[str, tuple[str, int]]
+
+
+WHOLE = Play(layout=LAYOUT, scale=SCALE, hosts=HOST_FATES, trainers=TRAINER_FATES)
+SMOKE = Play(
+    layout=Layout(name="1 × 2", stages=1, replicas=2, ends="private"),
+    scale=replace(SCALE, batch=BatchConfig(microbatch_size=2, microbatches_per_step=6), steps=5, characters=20_000),
+    hosts={"stage-0-1": ("backward", 5)},
+    trainers={"trainer-0": ("completing", 2)},
+)
 
 
 def run(size: Size) -> Result:
     """Kills in every phase; there is no fuller version. Not in a thread: the peers live as long as the one they are
     started from."""
-    return measure()
+    return measure(SMOKE if size is Size.SMOKE else WHOLE)
 
 
 class StruckGroup(PeerGroup):
@@ -98,31 +120,33 @@ class Trained:
         return [self.name, len(self.fired), len(self.digests) - 1, ", ".join(kinds) or "none", round(self.seconds, 1)]
 
 
-def measure() -> Result:
+def measure(play: Play) -> Result:
     """See :func:`run`."""
     with tempfile.TemporaryDirectory(prefix="trajectory-") as scratch:
         root = Path(scratch)
-        data = build_data(root / "data", SCALE)
-        manifest = make_manifest(LAYOUT, SCALE, data, reproducible=True)
+        data = build_data(root / "data", play.scale)
+        manifest = make_manifest(play.layout, play.scale, data, reproducible=True)
+        shape = shape_of(play.layout, manifest)
         runs: dict[str, Trained] = {}
-        for name, fates in {"in peace": {}, "hosts killed": HOST_FATES, "trainers killed": TRAINER_FATES}.items():
+        for name, fates in {"in peace": {}, "hosts killed": play.hosts, "trainers killed": play.trainers}.items():
             directory = RunDirectory(root / name.replace(" ", "-"))
             data.copy_to(directory)
             if runs:
-                reuse_identities(RunDirectory(runs["in peace"].root), directory, shape_of(LAYOUT, manifest))
-            runs[name] = train(name, directory, manifest, fates)
+                reuse_identities(RunDirectory(runs["in peace"].root), directory, shape)
+            runs[name] = train(name, directory, manifest, shape, fates)
         peace, hosts = runs["in peace"], runs["hosts killed"]
         difference = largest_difference(peace.root, hosts.root)
-    return to_result(runs, difference, same=peace.digests == hosts.digests)
+    return to_result(play, runs, difference, same=peace.digests == hosts.digests)
 
 
-def train(name: str, directory: RunDirectory, manifest: Manifest, fates: Mapping[str, tuple[str, int]]) -> Trained:
+def train(
+    name: str, directory: RunDirectory, manifest: Manifest, shape: RunShape, fates: Mapping[str, tuple[str, int]]
+) -> Trained:
     """One run to its end. Raises RunBroken when it does not get there."""
     write_manifest(manifest, directory.manifest)
     fired = directory.root / FIRED
     os.environ["TRAJECTORY_FATES"], os.environ["TRAJECTORY_FIRED"] = json.dumps(fates), str(fired)
-    group, shape = StruckGroup(directory.root / "fork.log"), shape_of(LAYOUT, manifest)
-    clock = SystemClock()
+    group, clock = StruckGroup(directory.root / "fork.log"), SystemClock()
     began = clock.monotonic()
     try:
         group.open()
@@ -168,7 +192,7 @@ def largest_difference(one: Path, other: Path) -> float:
     return worst
 
 
-def to_result(runs: Mapping[str, Trained], difference: float, *, same: bool) -> Result:
+def to_result(play: Play, runs: Mapping[str, Trained], difference: float, *, same: bool) -> Result:
     """The table and the figures asked for."""
     reports = [trained.report for trained in runs.values()]
     summary = {
@@ -181,7 +205,7 @@ def to_result(runs: Mapping[str, Trained], difference: float, *, same: bool) -> 
         "other_failures": sorted({str(f)[:200] for report in reports for f in report.failures})[:5],
     }
     notes = [
-        f"{STAGES} stages × {REPLICAS} replicas, 2 trainers, {SCALE.steps} steps, reproducible, dropout on",
+        f"{play.layout.name} stage hosts, 2 trainers, {play.scale.steps} steps, reproducible, dropout on",
         "killed: " + ", ".join(f"{one['name']} ({one['phase']})" for t in runs.values() for one in t.fired),
         "trainers that were killed are started again: " + ", ".join(runs["trainers killed"].restarted),
         "in the third run weights differ from the first's: who feeds a step depends on which trainers are there",
