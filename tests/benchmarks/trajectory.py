@@ -67,10 +67,11 @@ class Play:
 WHOLE = Play(layout=LAYOUT, scale=SCALE, hosts=HOST_FATES, trainers=TRAINER_FATES)
 SMOKE = Play(
     layout=Layout(name="1 × 2", stages=1, replicas=2, ends="private"),
-    scale=replace(SCALE, batch=BatchConfig(microbatch_size=2, microbatches_per_step=6), steps=5, characters=20_000),
+    scale=replace(SCALE, batch=BatchConfig(microbatch_size=2, microbatches_per_step=6), steps=15, characters=20_000),
     hosts={"stage-0-1": ("backward", 5)},
     trainers={"trainer-0": ("completing", 2)},
 )
+"""The trainer dies in the first step, so that it is back before the last."""
 
 
 def run(size: Size) -> Result:
