@@ -15,7 +15,7 @@ BASE ?= HEAD
 # Test processes. Tests marked `process` share one of them, so they never run at the same time.
 WORKERS ?= 2
 
-.PHONY: help setup quickstart check test test-long smoke nemesis lint format bench image swarm-up swarm-down clean
+.PHONY: help setup quickstart check test test-long smoke nemesis golden lint format bench image swarm-up swarm-down clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ nemesis: setup ## the tests with faults that take minutes, in one process; ARGS 
 
 smoke: setup ## every benchmark at its smallest, in minutes; ARGS passed to pytest
 	@$(VENV)/bin/python -m pytest -m smoke -o faulthandler_timeout=0 $(ARGS)
+
+golden: setup ## does this checkout do to the bit what the base commit does? ARGS="--stories sync,kill-host --seeds 2"
+	@$(VENV)/bin/python -m tests.golden $(ARGS)
 
 lint: setup ## ruff and mypy, nothing changed
 	@$(VENV)/bin/ruff check .

@@ -1,0 +1,166 @@
+"""What two checkouts made of the same stories, side by side: pure, from what :mod:`tests.golden.side` wrote.
+
+Weights, faults and how often each thing happened are always compared; of events all fields, with their virtual times,
+but for the bytes that went over the wire (:data:`SIZES`), on which nothing else depends.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from tests.golden.expected import Expected
+
+SIZES: frozenset[tuple[str, str]] = frozenset({("LinkUsage", "bytes_sent"), ("LinkUsage", "bytes_received")})
+"""(kind, field) that count framing and encoded messages."""
+NOTHING = "(nothing more)"
+LONGEST = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What one checkout made of it: runs by story and seed, figures of the sweeps, and test functions by name."""
+
+    runs: Mapping[tuple[str, int], Mapping[str, Any]]
+    sweeps: Mapping[str, int]
+    tests: Mapping[str, int]
+
+
+@dataclass(slots=True)
+class Row:
+    """A story with all its seeds: how many were equal, and how much was compared."""
+
+    story: str
+    seeds: int = 0
+    equal: int = 0
+    events: int = 0
+    digests: int = 0
+    faults: int = 0
+
+
+@dataclass(slots=True)
+class Report:
+    """All rows, and every difference in words; the first of a story with its lines."""
+
+    rows: list[Row] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+
+
+def read_side(path: Path) -> Side:
+    """What a side wrote. Raises ValueError when it did not come to its end."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    if not lines or "sweeps" not in lines[-1]:
+        raise ValueError(f"{path} ends before its last line")
+    *runs, last = lines
+    return Side({(run["story"], run["seed"]): run for run in runs}, last["sweeps"], last["tests"])
+
+
+def compare(base: Side, ours: Side, expected: Sequence[Expected] = ()) -> Report:
+    """Every difference that is not ``expected``."""
+    report = Report()
+    rows: dict[str, Row] = {}
+    for story, seed in dict.fromkeys([*base.runs, *ours.runs]):
+        row = rows.setdefault(story, Row(story))
+        row.seeds += 1
+        one, other = base.runs.get((story, seed)), ours.runs.get((story, seed))
+        found = ["was not run by both"] if one is None or other is None else _differences(one, other, expected)
+        row.equal += not found
+        if other is not None:
+            row.events += sum(map(len, other["events"].values()))
+            row.digests += sum(digest is not None for digest in other["digests"].values())
+            row.faults += len(other["faults"])
+        report.differences += [f"{story}, seed {seed}: {what}" for what in found]
+    report.rows = list(rows.values())
+    report.differences += [f"sweeps: {what}" for what in _fallen(base.sweeps, ours.sweeps, "sweeps", expected)]
+    before, now = sum(base.tests.values()), sum(ours.tests.values())
+    allowed = sum(
+        max(0, count - ours.tests.get(name, 0))
+        for name, count in base.tests.items()
+        if any(one.covers("counts", "tests", name) for one in expected)
+    )
+    if now < before - allowed:
+        report.differences.append(f"tests: {before} → {now} collected; fewer of:")
+        report.differences += [f"    {what}" for what in _fallen(base.tests, ours.tests, "tests", expected)]
+    return report
+
+
+def _differences(base: Mapping[str, Any], ours: Mapping[str, Any], expected: Sequence[Expected]) -> list[str]:
+    """Of one story with one seed: what decides most comes first."""
+    story, found = ours["story"], []
+    for side, run in (("base", base), ("this checkout", ours)):
+        if run["error"]:
+            found.append(f"{side} failed: {run['error'].strip().splitlines()[-1]}\n{run['error']}")
+        found += [f"{side} did not do what the story tells: {what}" for what in run["missing"]]
+    for peer in sorted({*base["digests"], *ours["digests"]}):
+        one, other = base["digests"].get(peer), ours["digests"].get(peer)
+        if one != other:
+            found.append(f"weights of {peer} differ, which no table allows\n  base: {one}\n  this: {other}")
+            break
+    if base["faults"] != ours["faults"]:
+        found.append(f"other faults fired\n  base: {base['faults']}\n  this: {ours['faults']}")
+    found += _first_event(base["events"], ours["events"], story, expected)
+    return found + _fallen(base["counts"], ours["counts"], story, expected)
+
+
+def _first_event(
+    base: Mapping[str, Any], ours: Mapping[str, Any], story: str, expected: Sequence[Expected]
+) -> Iterator[str]:
+    """The earliest event that differs, of whichever peer: what comes after it may only follow from it."""
+    found = []
+    for peer in sorted({*base, *ours}):
+        sides = [list(_compared(side.get(peer, ()), story, expected)) for side in (base, ours)]
+        for number, (one, other) in enumerate(zip_longest(*sides)):
+            if one != other:
+                times = [event["t"] for event in (one, other) if event and "t" in event]
+                found.append((min(times, default=float("inf")), peer, number, one, other))
+                break
+    if not found:
+        return
+    _, peer, number, one, other = min(found, key=lambda each: each[:3])
+    peers = f", and {len(found) - 1} other peers" if len(found) > 1 else ""
+    lines = f"  base: {_line(one)}\n  this: {_line(other)}\n  {_hint(one, other)}"
+    yield f"event {number} of {peer} differs{peers}\n{lines}"
+
+
+def _compared(events: Iterable[dict[str, Any]], story: str, expected: Sequence[Expected]) -> Iterator[dict[str, Any]]:
+    for event in events:
+        kind = event["kind"]
+        if not any(one.covers("events", story, kind) for one in expected):
+            yield {key: value for key, value in event.items() if (kind, key) not in SIZES}
+
+
+def _line(event: Mapping[str, Any] | None) -> str:
+    if event is None:
+        return NOTHING
+    text = json.dumps(event, separators=(",", ":"))
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+
+
+def _hint(base: Mapping[str, Any] | None, ours: Mapping[str, Any] | None) -> str:
+    meant = "if that is meant, name it in tests/golden/expected.py with the commit and why"
+    if base is None or ours is None or base["kind"] != ours["kind"]:
+        return f"Another sequence; {meant}."
+    keys = [key for key in {**base, **ours} if base.get(key) != ours.get(key)]
+    told = "\n".join(f"    {key}: {base.get(key)!r} → {ours.get(key)!r}" for key in keys)
+    return f"The same event with other {', '.join(keys)}; {meant}.\n{told}"
+
+
+def _fallen(base: Mapping[str, int], ours: Mapping[str, int], story: str, expected: Sequence[Expected]) -> list[str]:
+    return [
+        f"{name}: {count} → {ours.get(name, 0)}"
+        for name, count in base.items()
+        if ours.get(name, 0) < count and not any(one.covers("counts", story, name) for one in expected)
+    ]
+
+
+def table(rows: Iterable[Row]) -> str:
+    """For people."""
+    lines = [("story", "seeds equal", "events", "digests", "faults")]
+    lines += [(r.story, f"{r.equal} of {r.seeds}", f"{r.events}", f"{r.digests}", f"{r.faults}") for r in rows]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = [[cell.rjust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    return "\n".join("  ".join([line[0].strip().ljust(widths[0]), *line[1:]]) for line in padded)

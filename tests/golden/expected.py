@@ -1,0 +1,37 @@
+"""What is meant to differ from the base commit, each with the reason. Weights have no such table.
+
+    EXPECTED = (Expected("events", "kill-*", "HopMoved", "abc1234: a hop that was moved is told once, by its trainer"),)
+
+An entry is added by the commit that changes what it names, and goes when :data:`BASE` moves past that commit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+BASE = "fda2cc9"
+"""The commit that everything is compared with. ``names_of_base.txt`` has what is called what in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A named difference. Stories and names are patterns as for files.
+
+    ``events``: events of the kind ``name`` are left out of both sides' sequences; of ``*`` none is compared.
+    ``counts``: fewer of ``name`` are allowed: a kind of event or message, a figure of the sweeps (story "sweeps"), a
+    test function (story "tests").
+    """
+
+    what: Literal["events", "counts"]
+    story: str
+    name: str
+    reason: str
+
+    def covers(self, what: str, story: str, name: str) -> bool:
+        """Whether it names this difference."""
+        return self.what == what and fnmatchcase(story, self.story) and fnmatchcase(name, self.name)
+
+
+EXPECTED: tuple[Expected, ...] = ()

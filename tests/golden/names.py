@@ -1,0 +1,41 @@
+"""All that the stories take from the product and from the harness: this checkout's own names.
+
+The base commit has others, which are in ``names_of_base.txt``: the recording there runs with that file in this one's
+place. Whoever moves or renames something changes this file, and never that one.
+"""
+
+from __future__ import annotations
+
+from data_shards.build import build_shard as build_shard
+from peers.chaos import faults as faults
+from peers.chaos.plan import FaultPlan as FaultPlan
+from peers.chaos.plan import On as On
+from peers.chaos.plan import Strike as Strike
+from swarm.averaging.config import StrategyName as StrategyName
+from swarm.errors import EXIT_DRAINED
+from swarm.sim.links import Links as Links
+from swarm.sim.world import as_peer as as_peer
+from swarm.sim.world import run_world as run_world
+from tests.harness.crashes import crashes as crashes
+from tests.harness.crashes import live as live
+from tests.harness.crashes import part_of
+from tests.harness.faults_memory import MemoryWorld as MemoryWorld
+from tests.harness.faults_messages import messages_told as messages_told
+from tests.harness.simulated import SimSwarm as SimSwarm
+from tests.harness.swarm import LocalPeer, _documents
+
+documents = _documents
+
+
+def vectors_of(peer: LocalPeer) -> tuple[str, int, tuple[memoryview, ...]] | None:
+    """What a peer trains: its part's name, the step it is at, and the bytes of weights and moments. None: nothing."""
+    part = part_of(peer)
+    if part is None or part._state is None:
+        return None
+    return part.spec.name, part.step, part.snapshot().buffers()
+
+
+def leave(peer: LocalPeer) -> None:
+    """Tell a member to leave in order."""
+    assert peer.membership is not None
+    peer.membership.leave("the story", EXIT_DRAINED)
