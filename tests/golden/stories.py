@@ -1,7 +1,7 @@
 """Small runs in virtual time, each with one thing that happens in it.
 
-Which peer leads, copies or gives depends on peers' ids, which are the same in every run: who is named here as a victim
-is one whose death matters at that moment, and :mod:`tests.golden.test_stories` looks that it does.
+Which peer leads, holds or copies depends on peers' ids, which are the same in every run: who is named here as a victim
+is one whose death matters at that moment, and what a story ``shows`` says whether it did.
 
 Links have latency and nothing else, so that no moment depends on how many bytes a message has. A seed decides the
 first weights and each peer's latency, which is its own: hardly two things ever happen at the same moment, and a task
@@ -35,7 +35,7 @@ SHAPE: Mapping[str, Any] = {
     "batch": {"microbatch_size": 1, "microbatches_per_step": 4},
     "stage_s": {"forward": 0.05, "forward_loss": 0.05, "backward": 0.1},
 }
-NAMES = ("bootstrap", "host-0", "host-1", "host-2", "host-3", "trainer-0", "trainer-1", "joiner-1", "late")
+NAMES = ("bootstrap", "host-0", "host-1", "host-2", "host-3", "trainer-0", "trainer-1", "late")
 SLOW_MS = 30.0
 LEADER_OF_2 = "trainer-1"
 FIRST_OF_EACH = ("bootstrap", "host-0", "host-1", "host-2", "trainer-0")
