@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Literal
 
-from peers.settings import PeerSettings
+from peers.member_settings import MemberSettings
 from peers.situation import Situation
 from swarm.clock import Clock
 from swarm.errors import PeerError
@@ -22,7 +22,7 @@ GONE_TTL_S = 10.0
 FAREWELL_S = 1.0
 
 
-def only_calls(settings: PeerSettings, addresses: Sequence[str]) -> bool:
+def only_calls(settings: MemberSettings, addresses: Sequence[str]) -> bool:
     """Whether others should not have to call this peer: its owner says so, or they can only through a relay."""
     return settings.dial_out_only or any("/p2p-circuit" in address for address in addresses)
 
@@ -31,7 +31,7 @@ class Announcer:
     """Announces, until cancelled."""
 
     def __init__(
-        self, settings: PeerSettings, endpoint: Endpoint, directory: Directory, situation: Situation, clock: Clock
+        self, settings: MemberSettings, endpoint: Endpoint, directory: Directory, situation: Situation, clock: Clock
     ) -> None:
         self._settings, self._endpoint, self._directory = settings, endpoint, directory
         self._situation, self._clock = situation, clock

@@ -17,6 +17,7 @@ from peers.ckpt_lineage import stray
 from peers.ckpt_proof import Proof
 from peers.manifest_file import write_manifest as write_run_manifest
 from peers.run_directory import RunDirectory
+from peers.words import with_commands
 from swarm.clock import Clock
 from swarm.config import Manifest, load_manifest
 from swarm.errors import ConfigError, StateError
@@ -136,7 +137,7 @@ class CheckpointWriter:
                 raise StateError(f"{self._waiting} earlier ones are still being written")
             await self._store(snapshot, record, OTHERS_S if last else 0.0)
         except (StateError, OSError) as error:
-            failed = await self._failed(snapshot, str(error))
+            failed = await self._failed(snapshot, with_commands(str(error)))
             if last:
                 self._unkept = failed, record.digests.get(snapshot.part, "")
 

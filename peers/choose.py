@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from peers.complaint import Complaint
+from peers.exit_codes import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
 from peers.look import Seen, look_at_all
 from peers.places import PlaceInfo, list_places
-from peers.words import ENDED, command_name
-from swarm.errors import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
+from peers.status_types import ENDED
+from peers.words import command_name
 
 _LEAST_PREFIX = 10
 """All our peer ids begin with the same eight characters: a shorter piece names nobody."""

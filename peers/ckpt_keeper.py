@@ -12,12 +12,12 @@ from types import TracebackType
 
 from peers.checkpoints import CheckpointWriter, run_directory_of
 from peers.ckpt_resume import FromCheckpoint
-from peers.founder import Beginning
 from peers.roles import Surroundings
 from peers.rules import rules_of
 from peers.settings import PeerSettings
+from peers.state_keeper import Beginning
 from peers.words import command_name, gathering
-from swarm.errors import EXIT_ERROR, RunEnded
+from swarm.errors import Ending, RunEnded
 from swarm.network.protocols import Service
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.records import CloseRecord, Decision
@@ -30,8 +30,9 @@ COPIES_S = 10.0
 
 
 class CheckpointKeeper:
-    """Does nothing for a peer without a run directory. An async context manager: leaving it waits for what is being
-    written, so checkpoints may outlast the steps; left by an error, it waits for nothing but the file under way."""
+    """A :class:`peers.state_keeper.StateKeeper`, which does nothing for a peer without a run directory. Leaving its
+    context waits for what is being written, so checkpoints may outlast the steps; left by an error, it waits for
+    nothing but the file under way."""
 
     def __init__(self, settings: PeerSettings, around: Surroundings) -> None:
         self._around, self._resume = around, settings.resume
@@ -112,7 +113,7 @@ class CheckpointKeeper:
         raise RunEnded(
             f"the last step, {lost.step}, is closed, but its checkpoint of {lost.part} is not on this disk: "
             f"{lost.reason}; {kept}",
-            EXIT_ERROR,
+            Ending.FAILED,
             check=f"is there room in {root}? Other machines that held {lost.part} keep it, too: {swarm} ckpt ls there",
             remedy=f"make room; then get the parts from such machines: {gathering(root)}; or do the steps since a "
             f"complete checkpoint again: {swarm} new --resume {shlex.quote(str(root / 'checkpoints'))}/step-…",

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from peers.run_directory import RunDirectory, said_run_id
-from peers.words import amount, count, listed, numbered
+from peers.words import amount, count, listed, numbered, with_commands
 from swarm.state.checkpoint_aside import aside_directory
 from swarm.state.checkpoint_files import HeldStep, held, steps
 
@@ -36,7 +36,7 @@ def run_lines(facts: dict[str, Any]) -> list[str]:
 
 
 def _step_facts(one: HeldStep, run: str) -> dict[str, Any]:
-    troubles = list(one.troubles)
+    troubles = [with_commands(trouble) for trouble in one.troubles]
     if one.record is not None and run and one.record.run != run:
         troubles.append(f"it is of run {one.record.run[:12]}")
     return {

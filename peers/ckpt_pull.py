@@ -15,10 +15,11 @@ from peers.ckpt_lineage import stray
 from peers.ckpt_proof import Proof, proof_in
 from peers.ckpt_source import Source
 from peers.complaint import Complaint
+from peers.exit_codes import EXIT_UNREACHABLE
 from peers.run_directory import RUNS, RunDirectory
 from peers.words import amount, command_name, gathering, listed, numbered
 from swarm.config import Manifest, load_manifest
-from swarm.errors import EXIT_UNREACHABLE, Incompatible, PeerError, StateError
+from swarm.errors import Incompatible, PeerError, StateError
 from swarm.ids import PartName
 from swarm.models.split import split_model
 from swarm.planning.costs import model_parameter_count

@@ -12,7 +12,7 @@ from pathlib import Path
 from peers.ckpt_proof import proof_in
 from peers.ckpt_verify import CheckedStep, check_step, check_tokenizer_file
 from peers.complaint import Complaint
-from peers.join import newest_closing
+from peers.last_events import newest_closing
 from peers.places import home_directory
 from peers.run_directory import RUNS, RunDirectory, find_run_directory
 from peers.words import command_name, gathering, listed
@@ -40,7 +40,7 @@ class Resumable:
 
 class FromCheckpoint:
     """The state that a resumed run begins with: every part of a step, as its close record says. Implements
-    :class:`peers.founder.Beginning`."""
+    :class:`peers.state_keeper.Beginning`."""
 
     def __init__(self, root: Path, step: int, run: RunId) -> None:
         self._root, self._step, self._run = root, step, run

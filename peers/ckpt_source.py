@@ -13,6 +13,7 @@ from pathlib import Path
 from peers.ckpt_verify import check_tokenizer_file
 from peers.contact import CONTACT_TIMEOUT_S, NO_CONTACT, cannot_reach, find_run
 from peers.invite import Contacts
+from peers.manifest_file import manifest_sent
 from peers.run_directory import RunDirectory
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
@@ -75,7 +76,7 @@ async def peer_source(contacts: Contacts) -> AsyncIterator[Source]:
         endpoint = await _open(Path(scratch), contacts)
         try:
             at = [parse_address(text, key="--from") for text in contacts.addresses]
-            contact, manifest, tokenizer = await find_run(endpoint, at, contacts.run)
+            contact, manifest, tokenizer = await find_run(endpoint, at, contacts.run, manifest_sent)
             await endpoint.enter(manifest.run_id)
             head = await _head(endpoint, contact)
             members = [peer for peer in head.members.peers if peer != contact]
@@ -107,7 +108,7 @@ async def _head(endpoint: LibP2PEndpoint, contact: PeerId) -> CloseRecord:
     except (Unreachable, DeadlineMissed) as error:
         raise cannot_reach([str(contact)]) from error
     except PeerError as error:
-        raise RunEnded(f"{contact} cannot say who takes part: {error.reason}", error.exit_code) from error
+        raise RunEnded(f"{contact} cannot say who takes part: {error.reason}", error.ending) from error
     for member in answer.record.roster:
         endpoint.learn(PeerId(member.peer), member.addresses)
     return answer.record

@@ -9,6 +9,7 @@ from data_shards.tokenize import tokenizer_digest
 from peers.ckpt_proof import proof_in
 from peers.interrupt import check
 from peers.run_directory import RunDirectory
+from peers.words import reason_of, with_commands
 from swarm.config import Manifest, load_manifest
 from swarm.errors import ConfigError, StateError
 from swarm.ids import PartName, RunId
@@ -45,13 +46,14 @@ def check_step(directory: RunDirectory, run: RunId, step: int) -> CheckedStep:
     try:
         record = read_manifest(root, step)
     except StateError:
-        return CheckedStep(step=step, bytes=0, parts=(), of=0, proof="", missing=(), bad=held(root, step).troubles)
+        bad_record = tuple(map(with_commands, held(root, step).troubles))
+        return CheckedStep(step=step, bytes=0, parts=(), of=0, proof="", missing=(), bad=bad_record)
     proof, ended, bad = "", False, []
     try:
         found = proof_in(record, run)
         proof, ended = found.standing(), found.record.ended
     except StateError as error:
-        bad.append(f"{where}: {error}")
+        bad.append(f"{where}: {reason_of(error)}")
     missing, good, size = [], [], 0
     for part in map(PartName, record.parts):
         check()
@@ -62,7 +64,7 @@ def check_step(directory: RunDirectory, run: RunId, step: int) -> CheckedStep:
             size += verify_part(root, record, part)
             good.append(part)
         except StateError as error:
-            bad.append(str(error))
+            bad.append(reason_of(error))
     return CheckedStep(
         step=step,
         bytes=size,

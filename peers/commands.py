@@ -14,7 +14,7 @@ from peers.membership import Membership
 from peers.settings import PeerSettings
 from peers.standing import MemberStanding, Standing
 from swarm.config import Manifest
-from swarm.errors import EXIT_ERROR, PeerError, RunEnded
+from swarm.errors import Ending, PeerError, RunEnded
 from swarm.ids import PeerId
 from swarm.network.endpoint import LibP2PEndpoint
 from swarm.network.records import PeerRecord
@@ -147,7 +147,7 @@ class NodeCommands:
 
     async def _invite(self, request: Mapping[str, Any]) -> str:
         if self._manifest is None or self._endpoint is None:
-            raise RunEnded("this peer has not found its run yet: try again in a moment", EXIT_ERROR)
+            raise RunEnded("this peer has not found its run yet: try again in a moment", Ending.FAILED)
         return self.invite()
 
     def invite(self) -> str:

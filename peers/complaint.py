@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from swarm.errors import EXIT_ERROR, SwarmError
+from peers.exit_codes import EXIT_ERROR
+from swarm.errors import SwarmError
 
 
 class Complaint(SwarmError):

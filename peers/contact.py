@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from multiaddr import Multiaddr
 
 from swarm.clock import Clock
-from swarm.config import Manifest, parse_manifest
 from swarm.errors import (
-    EXIT_INCOMPATIBLE,
-    EXIT_UNREACHABLE,
-    ConfigError,
+    Advice,
     DeadlineMissed,
+    Ending,
     Incompatible,
     PeerError,
     Refused,
@@ -28,6 +26,8 @@ from swarm.network.manifest import fetch_manifest
 from swarm.network.protocols import Endpoint
 from swarm.optimization.observation import STANDING, RunStanding, StandingRequest
 
+ManifestT = TypeVar("ManifestT")
+
 CONTACT_TIMEOUT_S = 10.0
 CONTACT_TRIES, CONTACT_PAUSE_S = 3, 1.0
 """A machine that has just come up may have no network yet, and a busy one misses its own deadlines."""
@@ -38,20 +38,20 @@ STANDING_TRIES, STANDING_PAUSE_S = 50, 0.2
 
 
 async def find_run(
-    endpoint: Endpoint, contacts: Sequence[Multiaddr], expected: RunId | None
-) -> tuple[PeerId, Manifest, bytes]:
+    endpoint: Endpoint, contacts: Sequence[Multiaddr], expected: RunId | None, parse: Callable[[bytes], ManifestT]
+) -> tuple[PeerId, ManifestT, bytes]:
     """(contact, manifest, tokenizer) from the first contact that has the run; each is asked once, whatever the number
     of its addresses, for at most CONTACT_TIMEOUT_S.
 
-    When none has it, the error is that of one that answered, if any did: RunEnded, exit code 4, when it is not what
-    the invite says, Incompatible for a manifest that this version cannot use. Else RunEnded, exit code 3, naming every
-    address.
+    When none has it, the error is that of one that answered, if any did: RunEnded, incompatible, when it is not what
+    the invite says, Incompatible, which ``parse`` raises for a
+    manifest that this version cannot use. Else RunEnded, unreachable, naming every address.
     """
     told: SwarmError | None = None
     for peer, addresses in by_peer(contacts).items():
         try:
             document, tokenizer = await fetch_manifest(endpoint, peer, expected, timeout_s=CONTACT_TIMEOUT_S)
-            return peer, _parse(document), tokenizer
+            return peer, parse(document), tokenizer
         except (Refused, Violation) as error:
             told = told or _another_run(addresses, expected, error)
         except Incompatible as error:
@@ -73,28 +73,19 @@ def cannot_reach(addresses: Sequence[str]) -> RunEnded:
     """The error for contacts of which none answers."""
     return RunEnded(
         f"cannot reach {', '.join(addresses)}",
-        EXIT_UNREACHABLE,
+        Ending.UNREACHABLE,
         check="is that peer running, or is the run over? Can this machine reach it?",
-        remedy="Ask somebody in the run for a new invite: swarm invite",
+        remedy=Advice.NEW_INVITE,
     )
-
-
-def _parse(document: bytes) -> Manifest:
-    """What a peer of another version may well accept is not a mistake of this machine's user."""
-    try:
-        return parse_manifest(json.loads(document), "the manifest that the contact sent")
-    except ConfigError as error:
-        remedy = "The run was made with another version of swarm: compare swarm --version here and there, and update."
-        raise Incompatible(error.key, error.value, error.allowed, remedy) from error
 
 
 def _another_run(addresses: Sequence[str], expected: RunId | None, error: PeerError) -> RunEnded:
     wanted = f"the invite is to run {expected[:12]}" if expected is not None else "no run was asked for"
     return RunEnded(
         f"{', '.join(addresses)} does not serve the run: {error.reason}",
-        EXIT_INCOMPATIBLE,
+        Ending.INCOMPATIBLE,
         check=f"{wanted}; is it the right invite?",
-        remedy="Ask somebody in the run for a new invite: swarm invite",
+        remedy=Advice.NEW_INVITE,
     )
 
 

@@ -19,7 +19,9 @@ from typing import Any
 
 from peers.complaint import Complaint
 from peers.control_client import MAX_REQUEST_BYTES, PATIENCE_S, short_path
-from swarm.errors import EXIT_ERROR, EXIT_USAGE, ConfigError, RunEnded, SwarmError
+from peers.exit_codes import EXIT_ERROR, EXIT_USAGE, exit_code_of
+from peers.words import reason_of, with_commands
+from swarm.errors import ConfigError, RunEnded, SwarmError
 
 logger = logging.getLogger(__name__)
 
@@ -133,9 +135,10 @@ async def _carry_out(command: Command, request: Mapping[str, Any]) -> bytes:
     except Complaint as error:
         return _no(error.cause, check=error.check, next_=error.next, exit_code=error.exit_code)
     except RunEnded as error:
-        return _no(error.reason, check=error.check, next_=error.remedy, exit_code=error.exit_code)
+        check, next_ = with_commands(error.check), with_commands(error.remedy)
+        return _no(with_commands(error.reason), check=check, next_=next_, exit_code=exit_code_of(error))
     except SwarmError as error:
-        return _no(str(error), exit_code=error.exit_code)
+        return _no(reason_of(error), exit_code=exit_code_of(error))
     except Exception as error:  # the border of the peer: a bug in a command must not cost the peer its work
         logger.exception("the command %s failed", name)
         return _no(f"{name} failed: {type(error).__name__}: {error}", check="the peer's log has the details")

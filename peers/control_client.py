@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.complaint import Complaint
-from swarm.errors import EXIT_ERROR, EXIT_INCOMPATIBLE, EXIT_UNREACHABLE
+from peers.exit_codes import EXIT_ERROR, EXIT_INCOMPATIBLE, EXIT_UNREACHABLE
 
 PATIENCE_S = 2.0
 """How long a peer may take to answer. Both ends are on one machine and a command computes nothing: who is later than

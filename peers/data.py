@@ -25,7 +25,9 @@ from peers.words import command_name, count
 from swarm.errors import ConfigError, Incompatible, StateError
 
 if TYPE_CHECKING:
+    from data_shards.source import ShardSource
     from swarm.config import Manifest
+    from swarm.ids import PeerId
 
 DATA = "--data"
 """What errors call it, unless they are told otherwise."""
@@ -128,6 +130,19 @@ def open_shard(path: Path, key: str = DATA) -> Shard:
         cause = str(error).removesuffix(REBUILD).rstrip(". ")
         remedy = f"Build it again: {command_name()} data build TEXT --tokenizer FILE --out {shlex.quote(str(path))}"
         raise ConfigError(key, str(path), f"a whole shard; {cause}", remedy) from None
+
+
+def open_source(manifest: Manifest, path: Path, trainer: PeerId) -> ShardSource:
+    """Open a trainer's private data. Raises ConfigError or StateError naming the path and the remedy."""
+    from data_shards.source import ShardSource  # torch: not for those who only look at data
+
+    return ShardSource(
+        path,
+        trainer=trainer,
+        microbatch_size=manifest.batch.microbatch_size,
+        context=manifest.model.context,
+        tokenizer=manifest.tokenizer.digest,
+    )
 
 
 def _shuffled_built_in(seed: str) -> list[str]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from peers.exit_codes import EXIT_DRAINED, EXIT_OK
 from peers.standing import ALONE
 from peers.words import command_name, count, numbered, printable
 from swarm.clock import moment
-from swarm.errors import EXIT_DRAINED, EXIT_OK
 from swarm.events import (
     AttemptFailed,
     CheckpointFailed,

@@ -8,10 +8,10 @@ import select
 from collections.abc import Callable, Iterator
 
 from peers.complaint import Complaint
+from peers.exit_codes import EXIT_DRAINED, EXIT_ERROR, EXIT_OK
 from peers.look import look_at
 from peers.places import PlaceInfo, look_at_place
 from peers.words import one_line
-from swarm.errors import EXIT_DRAINED, EXIT_ERROR, EXIT_OK
 
 LOOK_EVERY_S = 1.0
 """How often the peer is asked what it still waits for. Its end is seen at once, whatever this is."""

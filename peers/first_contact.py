@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from peers.contact import ask_standing
 from swarm.clock import Clock
-from swarm.errors import EXIT_UNREACHABLE, DeadlineMissed, RunEnded, Unreachable
+from swarm.errors import Advice, DeadlineMissed, Ending, RunEnded, Unreachable
 from swarm.ids import PeerId
 from swarm.network.protocols import Endpoint
 from swarm.optimization.observation import RunStanding
@@ -32,21 +32,20 @@ class FirstContact:
         if self._began is not False:
             return RunEnded(
                 f"the contact ({self.peer}) is gone before this peer took part: {reason}",
-                EXIT_UNREACHABLE,
+                Ending.UNREACHABLE,
                 check="is that peer running, or is the run over? Can this machine reach it?",
-                remedy="Ask somebody in the run for a new invite (swarm invite), and join with that one.",
+                remedy=Advice.JOIN_ANEW,
             )
         if self.peer != self._founder:
             return RunEnded(
                 f"the contact ({self.peer}) is gone, and the run has not begun: {reason}",
-                EXIT_UNREACHABLE,
+                Ending.UNREACHABLE,
                 check=f"does its founder ({self._founder}) wait for others still? The start needs no other contact.",
-                remedy="Join with an invite of the founder's, or of whoever else waits: swarm invite, there.",
+                remedy=Advice.JOIN_FOUNDER,
             )
         return RunEnded(
             f"the run's founder ({self.peer}) is gone, and the run never began: {reason}",
-            EXIT_UNREACHABLE,
+            Ending.UNREACHABLE,
             check="nothing is lost: nobody had learned anything. Does its founder mean to start it again?",
-            remedy="The founder starts it again, there, with: swarm new FILES/run.toml (FILES: what its line `files` "
-            "said). It is the same run then. With the same --port the invite stays good; else it prints a new one.",
+            remedy=Advice.FOUND_AGAIN,
         )

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Protocol, runtime_checkable
 
 from peers.roles import Surroundings
+from peers.state_keeper import Beginning
 from peers.waiting_room import WaitingRoom
-from swarm.errors import EXIT_UNREACHABLE, PeerError, RunEnded
+from swarm.errors import Ending, PeerError, RunEnded
 from swarm.ids import PeerId
 from swarm.models.init import initial_weights
 from swarm.models.layout import FlatLayout
@@ -48,13 +49,6 @@ class _Bounded(Protocol):
     """An endpoint at which those whom it does not know have few streams together."""
 
     def expect(self, peers: int) -> None: ...
-
-
-class Beginning(Protocol):
-    """Where the state comes from that a run begins with."""
-
-    async def load(self) -> tuple[Origin, list[Snapshot]]:
-        """What the founding record says of it, and every part of it. Raises StateError when it is not to be had."""
 
 
 class InitialWeights:
@@ -151,8 +145,8 @@ class Founder:
         if manifest.averaging.strategy == "server":
             private = manifest.split.ends == "private"
             roster, _ = assign_stages(candidates, manifest.split.stages, private_ends=private)
-            if problem := without_server(roster):
-                raise RunEnded(f"the run cannot start: {problem}", EXIT_UNREACHABLE)
+            if problem := without_server(roster, self._around.how_to_join):
+                raise RunEnded(f"the run cannot start: {problem}", Ending.UNREACHABLE)
 
     async def _give_up(self, reason: str) -> None:
         """Tell those who wait that the run will not start. A courtesy: takes at most GIVE_UP_S."""

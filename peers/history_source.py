@@ -10,9 +10,10 @@ from pathlib import Path
 
 from peers.choose import choose_any
 from peers.complaint import Complaint
+from peers.exit_codes import EXIT_USAGE
 from peers.places import PlaceInfo, home_directory, list_places
 from peers.words import command_name, listed
-from swarm.errors import EXIT_USAGE, ConfigError
+from swarm.errors import ConfigError
 
 HISTORY = "history.jsonl"
 _TAIL_BYTES = 1 << 20

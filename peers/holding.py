@@ -6,9 +6,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping
 
-from data_shards.source import ShardSource
+from peers.member_settings import MemberSettings
 from peers.roles import Role, StageRole, Surroundings, TrainerRole
-from peers.settings import PeerSettings
 from swarm.ids import MicrobatchId, PeerId, stage_of
 from swarm.optimization.local_part import LocalPart
 from swarm.optimization.loop import Feed
@@ -19,11 +18,11 @@ from swarm.optimization.roster import Roster
 
 
 class Holding:
-    """The role of one peer. ``source`` is a trainer's data. Empty until :meth:`take`; a bootstrap's stays so.
+    """The role of one peer. Empty until :meth:`take`; a bootstrap's stays so.
     ``leg_over`` is called on the device thread after each leg of a part that trains apart."""
 
-    def __init__(self, settings: PeerSettings, around: Surroundings, source: ShardSource | None) -> None:
-        self._settings, self._around, self._source = settings, around, source
+    def __init__(self, settings: MemberSettings, around: Surroundings) -> None:
+        self._settings, self._around = settings, around
         self._role: Role | None = None
         self._changed = asyncio.Event()
         self.ready = asyncio.Event()
@@ -46,8 +45,9 @@ class Holding:
 
     def _role_for(self, part: TrainedPart | None, roster: Roster) -> Role | None:
         if self._settings.role == "trainer":
-            assert self._source is not None  # noqa: S101 - opened before the run was entered
-            return TrainerRole(self._around, part, roster, self._source, self._settings.max_in_flight)
+            source = self._around.source
+            assert source is not None  # noqa: S101 - opened before the run was entered
+            return TrainerRole(self._around, part, roster, source, self._settings.max_in_flight)
         if part is not None and (stage := stage_of(part.spec.name)) is not None:
             return StageRole(self._around, part, stage, roster)
         return None

@@ -4,23 +4,23 @@ checked first, and nothing slow is imported before that."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from peers.exit_codes import EXIT_OK
 from peers.join_settings import JoinSettings
+from peers.last_events import done_again, newest_closing
 from peers.preflight import check_checkpoints, check_device, check_listen
 from peers.run_directory import RUNS
-from peers.session import Who, aloud, know_thyself, last_event, live, open_session, silent
+from peers.session import Who, aloud, know_thyself, live, open_session, silent
 from peers.settings import exact_settings
-from peers.words import ENDED, command_name, print_error
+from peers.status_types import ENDED
+from peers.words import command_name, print_error
 from swarm import __version__
 from swarm.clock import SystemClock
-from swarm.errors import EXIT_OK
 
 if TYPE_CHECKING:
     from peers.invite import Contacts
-    from peers.place_state import PlaceState
     from peers.places import Place
     from peers.settings import PeerSettings
 
@@ -60,7 +60,7 @@ def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_
     # Before the place is taken: what is known of its last peer goes with that. Who is started again and again by a
     # supervisor is to stop here: there is nobody left to call.
     seen = newest_closing(home, run) if run else None
-    if seen is not None and seen.is_last and not _done_again(home, run, seen):
+    if seen is not None and seen.is_last and not done_again(home, run, seen):
         over, swarm = f"this run ended here at step {seen.step}, its last", command_name()
         again = f"or, if its last steps are done again elsewhere, {swarm} join with an address there for the invite"
         print_error(over, next_=f"{swarm} sample, or {swarm} new for another run; {again}", label="note")
@@ -120,59 +120,6 @@ def _peer_settings(place: Place, who: Who, contacts: Contacts, settings: JoinSet
         preemption=settings.preemption,
         preemption_url=settings.preemption_url,
         control=place.control.absolute(),
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Closing:
-    """The last step that a peer of this machine saw close: its run's last one, or one that ended the run, or another.
-    ``since`` is when the peer was started, ``at`` when it saw it."""
-
-    step: int
-    ended: bool
-    is_last: bool
-    since: float
-    at: float
-
-    @property
-    def over(self) -> bool:
-        """Whether the run was over with it."""
-        return self.ended or self.is_last
-
-
-def newest_closing(home: Path, run: str) -> Closing | None:
-    """What the last peers of all places here saw of a run: how it ended, unless one that was started after that saw a
-    step close; else the newest step; None when they saw none. Reads events only; those of weeks take seconds."""
-    from peers.places import list_places
-
-    closings = (_last_closing(place.state) for place in list_places(home) if place.state and place.state.run == run)
-    found = [closing for closing in closings if closing is not None]
-    end = max((one for one in found if one.over), key=lambda one: one.at, default=None)
-    # Who saw less than the end, though later, was a little behind; unless it came when the run had been gone on with.
-    counted = [one for one in found if end is None or one.since > end.at]
-    return max(counted, key=lambda one: one.at, default=end)
-
-
-def _done_again(home: Path, run: str, end: Closing) -> bool:
-    """Whether a peer that runs here now was started after a run's end: it must be doing the last steps again."""
-    from peers.places import list_places
-
-    states = [place.state for place in list_places(home) if place.live and place.state is not None]
-    return any(state.run == run and state.started > end.at for state in states)
-
-
-def _last_closing(state: PlaceState) -> Closing | None:
-    events = Path(state.session) / "events.jsonl"
-    closed = last_event(events, "StepClosed", whole=True)
-    if closed is None:
-        return None
-    named = last_event(events, "RunFound", whole=True) or {}
-    return Closing(
-        step=closed["step"],
-        ended=bool(closed.get("ended")),
-        is_last=closed["step"] == named.get("steps"),
-        since=state.started,
-        at=closed.get("t", state.started),
     )
 
 

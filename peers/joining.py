@@ -10,17 +10,14 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from peers.announcer import only_calls
 from peers.download import PartDownload
 from peers.leaving import Leaving, ended_in_order
+from peers.member_settings import MemberSettings
 from peers.roles import Surroundings, build_empty, insist_on_being_reached
-from peers.settings import PeerSettings
 from peers.situation import Situation
 from peers.survey import Survey
 from swarm.errors import (
-    EXIT_ERROR,
-    EXIT_OK,
-    EXIT_UNREACHABLE,
-    EXIT_USAGE,
     Busy,
     DeadlineMissed,
+    Ending,
     OutOfSync,
     PeerError,
     Refused,
@@ -68,7 +65,7 @@ class Joining:
 
     def __init__(
         self,
-        settings: PeerSettings,
+        settings: MemberSettings,
         around: Surroundings,
         member: Member,
         situation: Situation,
@@ -123,7 +120,7 @@ class Joining:
                 logger.warning("joining failed, %d times in a row: %s", failures, error)
                 if failures >= MAX_FAILURES:
                     reason = f"nobody could help this peer to join; the last that tried: {error}"
-                    raise RunEnded(reason, EXIT_UNREACHABLE) from error
+                    raise RunEnded(reason, Ending.UNREACHABLE) from error
             await self._around.clock.sleep(patience.pause_s())
 
     @property
@@ -155,7 +152,7 @@ class Joining:
                 logger.info("%s does not show what the newest record is: %s", peer, error)
                 failures.append(error)
         first = failures[0] if failures else "there is nobody else"
-        raise RunEnded(f"nobody can show what the newest record is: {first}", EXIT_UNREACHABLE)
+        raise RunEnded(f"nobody can show what the newest record is: {first}", Ending.UNREACHABLE)
 
     def _witnesses(self, known: CloseRecord | None) -> list[PeerId]:
         """The others of the roster that we know, in an order of our own, those that are believed gone last."""
@@ -168,16 +165,16 @@ class Joining:
         """Raises RunEnded, in order, for a record that ended the run without us."""
         for record in records:
             if record is not None and record.ended and not self._member.names(record):
-                raise RunEnded(ended_in_order(record.step), self._leaving.exit_code)
+                raise RunEnded(ended_in_order(record.step), self._leaving.ending)
 
     def _check_place(self, head: CloseRecord) -> None:
         """Raises RunEnded when it is too late to be let in: in order, when there is nothing more to take part in."""
         last = self._around.manifest.run.steps
         self._check_ended(head)
         if head.step >= last and not self._member.names(head):
-            raise RunEnded(f"the run is over: its last step, {last}, is closed", EXIT_OK)
+            raise RunEnded(f"the run is over: its last step, {last}, is closed", Ending.DONE)
         if self._around.endpoint.peer not in head.members and head.step + 1 >= last:
-            raise RunEnded(f"the run is over but for its last step, {last}: nobody joins with that one", EXIT_ERROR)
+            raise RunEnded(f"the run is over but for its last step, {last}: nobody joins with that one", Ending.FAILED)
 
     def _is_double(self, head: CloseRecord) -> bool:
         """Whether the record names another life of this peer: one before this process, or beside it."""
@@ -193,7 +190,7 @@ class Joining:
             if await self._around.watch.twin(head.members.peers):
                 raise RunEnded(
                     "this peer's identity takes part in the run already",
-                    EXIT_ERROR,
+                    Ending.FAILED,
                     check="does another process use the same identity, here or on another machine?",
                     remedy="Join from another place.",
                 )
@@ -239,7 +236,7 @@ class Joining:
                 ),
             )
         except Refused as refused:
-            raise RunEnded(refused.reason, EXIT_USAGE) from refused
+            raise RunEnded(refused.reason, Ending.MISUSED) from refused
         if (part, reason) != (self._situation.part, self._situation.reason):
             self._situation.assigned(part, reason)
         return part
@@ -363,7 +360,7 @@ class Joining:
         self._check_place(head)
         me = around.endpoint.peer
         if self._leaving.asked:  # what was asked before has been decided: no record names us
-            raise RunEnded("it left before it took part", self._leaving.exit_code)
+            raise RunEnded("it left before it took part", self._leaving.ending)
         member = Listed(
             peer=me,
             role=self._settings.role,

@@ -7,8 +7,19 @@ from collections.abc import Callable
 
 from peers.roles import Surroundings
 from peers.situation import Situation
-from peers.words import ENDED, command_name
-from swarm.errors import EXIT_OK, Busy, DeadlineMissed, PeerError, Refused, RunEnded, Superseded, Unreachable, WrongStep
+from peers.status_types import ENDED
+from swarm.errors import (
+    Advice,
+    Busy,
+    DeadlineMissed,
+    Ending,
+    PeerError,
+    Refused,
+    RunEnded,
+    Superseded,
+    Unreachable,
+    WrongStep,
+)
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.changes import ALL_ASKED, Departure, departure_bytes
 from swarm.optimization.member import Member
@@ -24,7 +35,7 @@ ASK_AGAIN_S = 4.0
 
 def ended_in_order(step: int) -> str:
     """Why the run is over before its last step, in words."""
-    return f"{ENDED} {step}, as all its peers were asked to leave; to go on: {command_name()} new --resume"
+    return f"{ENDED} {step}, as all its peers were asked to leave; {Advice.GO_ON}"
 
 
 class Leaving:
@@ -47,7 +58,7 @@ class Leaving:
         self._asked, self._asked_at = asyncio.Event(), 0.0
         self._heard: set[str] = set()
         self._refused, self._asked_in = False, (-1, 0)
-        self.exit_code = EXIT_OK
+        self.ending = Ending.DONE
         self.helping: Callable[[], bool] = bool
         self.admitted = asyncio.Event()
         """Set once this peer has asked to be let in: from then on a record may name it, and it leaves by another."""
@@ -73,12 +84,12 @@ class Leaving:
             return f"it left in order after step {self._member.open_step - 1}"
         return ended_in_order(self._member.open_step - 1) if self._ended else "every step of the run is closed"
 
-    def ask(self, reason: str, exit_code: int) -> str:
+    def ask(self, reason: str, ending: Ending) -> str:
         """Leave as soon as the run can do without. Returns what happens now, in words. Idempotent;
         whoever else asks is told so."""
         if not self._asked.is_set():
-            self.exit_code, self._asked_at = exit_code, self._clock.monotonic()
-        if reason not in self._heard:  # who presses Ctrl-C after `swarm drain` must see that it was heard
+            self.ending, self._asked_at = ending, self._clock.monotonic()
+        if reason not in self._heard:  # who asks once more in another way must see that it was heard
             self._situation.drain(reason, again=self._asked.is_set())
         self._heard.add(reason)
         self._asked.set()
@@ -91,11 +102,11 @@ class Leaving:
         and while it would first have to be let in again."""
         await self._asked.wait()
         if not self._member.is_member and not self.admitted.is_set():
-            raise RunEnded("it left before it took part", self.exit_code)
+            raise RunEnded("it left before it took part", self.ending)
         patience = ExponentialBackoff(0.2)
         while not (self._member.departed or self._member.over):
             if self._member.cut_off:
-                raise RunEnded(f"it left while the run went on without it: {self._member.cut_off}", self.exit_code)
+                raise RunEnded(f"it left while the run went on without it: {self._member.cut_off}", self.ending)
             await self._member.wait_member()
             step, term, ends = self._member.open_step, self._member.term, self._agrees()
             if not await self._ask_leader(step, ends=ends):

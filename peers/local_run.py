@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from peers.exit_codes import EXIT_UNREACHABLE
 from peers.failure import Blame, blame, last_words
 from peers.interrupt import check
 from peers.launch import PeerExit, PeerGroup
@@ -17,7 +18,7 @@ from peers.run_view import RunView
 from peers.settings import PeerSettings, exact_settings
 from swarm.clock import Clock
 from swarm.config import Manifest
-from swarm.errors import EXIT_UNREACHABLE, SwarmError
+from swarm.errors import SwarmError
 from swarm.events import LoopLag
 from swarm.monitoring.tail import EventTail
 

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 from peers.complaint import Complaint
 from peers.control_client import PATIENCE_S, NotServing, ask
+from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE
 from peers.places import PlaceInfo, look_at_place
-from peers.standing import MemberStanding, PartTurnout, Standing
-from swarm.errors import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE
+from peers.standing import MemberStanding, Standing
+from peers.status_types import PartTurnout
 
 LATE_S = 86_400.0
 """How long a peer that ended is of interest to who did not ask for it."""

@@ -1,4 +1,4 @@
-"""A run manifest as a TOML file that a person can read and change."""
+"""A run manifest as a TOML file that a person can read and change, and as a contact sends it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from swarm.config import Manifest
+from swarm.config import Manifest, parse_manifest
+from swarm.errors import ConfigError, Incompatible
 from swarm.state.checkpoint_disk import write_whole
 
 
@@ -25,6 +26,16 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
     """Have :func:`render_manifest` on the disk under that name, whole, whenever the power fails. Raises OSError when
     the disk refuses."""
     write_whole(path, [render_manifest(manifest).encode()])
+
+
+def manifest_sent(document: bytes) -> Manifest:
+    """Return the manifest that a contact sent. Raises Incompatible for one that cannot be used: what a peer of another
+    version may well accept is not a mistake of this machine's user."""
+    try:
+        return parse_manifest(json.loads(document), "the manifest that the contact sent")
+    except ConfigError as error:
+        remedy = "The run was made with another version of swarm: compare swarm --version here and there, and update."
+        raise Incompatible(error.key, error.value, error.allowed, remedy) from error
 
 
 def _section(name: str, values: dict[str, Any]) -> str:

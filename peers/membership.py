@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 
-from data_shards.source import ShardSource
 from peers.announcer import Announcer
 from peers.apart import Apart
-from peers.ckpt_keeper import CheckpointKeeper
 from peers.copying import Copying
 from peers.download import download_part
 from peers.first_contact import FirstContact
@@ -21,17 +20,18 @@ from peers.founder import Founder
 from peers.holding import Holding
 from peers.joining import Joining
 from peers.leaving import Leaving
+from peers.member_settings import MemberSettings
 from peers.quorum import Quorum
 from peers.roles import Surroundings, build_empty, insist_on_being_reached
 from peers.rounds import Rounds
 from peers.rules import rules_of
-from peers.settings import PeerSettings
 from peers.situation import Situation
+from peers.state_keeper import StateKeeper
 from peers.step_events import StepEvents
 from peers.vacancy import Vacancy
 from peers.watching import Watching
 from swarm.averaging.allreduce import AllReduce
-from swarm.errors import EXIT_ERROR, EXIT_UNREACHABLE, ConfigError, PeerError, Refused, RunEnded, StateError
+from swarm.errors import ConfigError, Ending, PeerError, Refused, RunEnded, StateError
 from swarm.events import CutOff, PeerReady
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Directory, Service
@@ -67,32 +67,32 @@ class Membership:
     """Everything a peer has once it knows the manifest.
 
     ``contact`` is the peer through which it found the run (itself for the founder), ``founder`` the one whose genesis
-    counts, ``source`` a trainer's data.
+    counts, ``keeper`` what keeps the run on this machine's disk.
     """
 
     def __init__(
         self,
-        settings: PeerSettings,
+        settings: MemberSettings,
         around: Surroundings,
         directory: Directory,
         *,
         contact: PeerId,
         founder: PeerId,
-        source: ShardSource | None = None,
+        keeper: StateKeeper,
     ) -> None:
         self._settings, self._around, self._directory = settings, around, directory
         self._contact = contact
         self._founds = contact == around.endpoint.peer
-        self._rules = rules_of(around.manifest)
+        self._rules = dataclasses.replace(rules_of(around.manifest), how_to_join=around.how_to_join)
         self.situation = Situation(around.events)
         self._deadline = AdaptiveDeadline(STEP_FLOOR_S, STEP_CEILING_S)
         self._history = History(
-            settings.home / "history.jsonl",
+            settings.history,
             around.manifest.run_id,
             trouble=functools.partial(self.situation.disk_refuses, "the run's history"),
         )
         self._allreduce = AllReduce(around.endpoint, around.clock)
-        self._holding = Holding(settings, around, source)
+        self._holding = Holding(settings, around)
         self._donor = StateDonor(around.clock, max_downloads=self._downloads())
         self._observers = ObserverDesk(founder, self._donor, self._snapshot, self.situation.awaited, around.clock)
         self._member = Member(self._member_context(founder))
@@ -113,9 +113,7 @@ class Membership:
             around.watch, around.endpoint, self._member, around.events, self.name_of, self._first.gone
         )
         self._quorum = Quorum(around.watch, self._member, self.situation, around.clock, self._rules.quorum_grace_s)
-        self._vacancy = Vacancy(
-            around.watch, self._member, self.situation, around.endpoint.peer, around.manifest.run.copies
-        )
+        self._vacancy = Vacancy(around, self._member, self.situation)
         self._parting = Parting()
         self._observers.lost = lambda: lost_parts(self._member.roster, around.watch.gone)
         self._copying = Copying(around, self._observers)
@@ -127,7 +125,7 @@ class Membership:
         self._joining = Joining(settings, around, self._member, self.situation, self._leaving, self._prepare)
         self._was_member = False
         self._unfit: asyncio.Future[ConfigError | StateError] = asyncio.get_running_loop().create_future()
-        self._keeper = CheckpointKeeper(settings, around)
+        self._keeper = keeper
         self._since, self._has_been_ready = around.clock.monotonic(), False
         services: tuple[Service, ...] = (
             around.watch, self._member, self._desk, self._leader, self._allreduce, self._parting, self._donor,
@@ -149,7 +147,7 @@ class Membership:
             life=Life(
                 around.endpoint.peer,
                 around.watch.incarnation,
-                VoteFile(self._settings.identity.with_name("vote")),
+                VoteFile(self._settings.votes),
                 functools.partial(self.situation.disk_refuses, "its votes"),
             ),
             rules=self._rules,
@@ -214,14 +212,14 @@ class Membership:
             for task in background:
                 task.cancel()
 
-    def leave(self, reason: str, exit_code: int) -> str:
+    def leave(self, reason: str, ending: Ending) -> str:
         """Leave in order: see :meth:`peers.leaving.Leaving.ask`. :meth:`run` then ends after the step's close."""
-        return self._leaving.ask(reason, exit_code)
+        return self._leaving.ask(reason, ending)
 
     @property
-    def exit_code(self) -> int:
-        """What the process ends with when :meth:`run` returned."""
-        return self._leaving.exit_code if self._leaving.let_go else 0
+    def ending(self) -> Ending:
+        """How it ended, once :meth:`run` has returned."""
+        return self._leaving.ending if self._leaving.let_go else Ending.DONE
 
     async def _begin(self) -> None:
         """Be in the roster, in one of three ways: found the run, be in its genesis, or join it in progress."""
@@ -261,7 +259,7 @@ class Membership:
 
     async def _end_unfit(self) -> None:
         error = await asyncio.shield(self._unfit)
-        raise RunEnded(str(error), error.exit_code) from error
+        raise RunEnded(str(error), error.ending) from error
 
     async def _rejoin(self) -> None:
         """The run went on without us: get the newest state from others, and be let in again. Raises RunEnded when
@@ -274,7 +272,7 @@ class Membership:
             self._leader.rewound()
         known, others = self._member.forking.helpers(self._member.head)
         if not others:
-            raise RunEnded(f"the run went on without this peer, and there is nobody else: {reason}", EXIT_UNREACHABLE)
+            raise RunEnded(f"the run went on without this peer, and there is nobody else: {reason}", Ending.UNREACHABLE)
         self.situation.wait_for(f"a member that can help to come back: {reason}")
         invited_by = None if self._founds else self._contact
         await self._joining.again(self._holding.part, known, invited_by)
@@ -358,7 +356,7 @@ class Membership:
         name = PartName(record.members[self._around.endpoint.peer].part or "")
         part = await self._copying.take(name, record.step)
         if part is None:
-            raise RunEnded(f"this peer shall hold {name} from now on, and its copy of it is lost", EXIT_ERROR)
+            raise RunEnded(f"this peer shall hold {name} from now on, and its copy of it is lost", Ending.FAILED)
         self.situation.moved(name, "all that held it are lost, and a copy was here")
         await self._prepare(part, record)
 

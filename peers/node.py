@@ -19,35 +19,25 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from data_shards.source import ShardSource
 from peers.checkpoints import keep_run, run_directory_of
+from peers.ckpt_keeper import CheckpointKeeper
 from peers.commands import NodeCommands
 from peers.contact import CONTACT_PAUSE_S, CONTACT_TRIES, NO_CONTACT, ask_standing, cannot_reach, find_run
 from peers.control import ControlServer
-from peers.data import shard_for
+from peers.data import open_source, shard_for
+from peers.exit_codes import EXIT_CODES, EXIT_DRAINED, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, exit_code_of
+from peers.manifest_file import manifest_sent
 from peers.membership import Membership
 from peers.narration import Narration
-from peers.orders import Orders
+from peers.orders import Orders, Stopped
 from peers.preemption.watcher import PreemptionWatcher
-from peers.roles import Surroundings, open_shard
-from peers.settings import PeerSettings
-from peers.words import one_line, report_error
+from peers.roles import Surroundings
+from peers.settings import PeerSettings, member_settings
+from peers.words import command_to_join, one_line, reason_of, report_error, with_commands
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
 from swarm.device import DeviceThread, resolve_device
-from swarm.errors import (
-    EXIT_DRAINED,
-    EXIT_ERROR,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    EXIT_UNREACHABLE,
-    ConfigError,
-    DeadlineMissed,
-    PeerError,
-    RunEnded,
-    SwarmError,
-    Unreachable,
-)
+from swarm.errors import ConfigError, DeadlineMissed, Ending, PeerError, RunEnded, SwarmError, Unreachable
 from swarm.events import EventSink, PeerStarted, PeerStopped, RunFound, Waiting
 from swarm.ids import PeerId, RunId
 from swarm.monitoring.lag import LoopLagProbe
@@ -58,6 +48,7 @@ from swarm.network.identity import StoredIdentity, load_or_create
 from swarm.network.manifest import ManifestService
 from swarm.network.reachability import Reach, find_relay, reachability
 from swarm.optimization.calls import first_leaf
+from swarm.pipeline.batch import BatchSource
 from swarm.pipeline.health import Watch
 
 logger = logging.getLogger(__name__)
@@ -102,7 +93,7 @@ async def _run_peer(settings: PeerSettings) -> int:
         reason, exit_code = await node.run()
     except* SwarmError as errors:
         verdict = _verdict(errors)
-        reason, exit_code = str(verdict), verdict.exit_code
+        reason, exit_code = reason_of(verdict), exit_code_of(verdict)
     except* Exception as errors:  # the border of the process: an unknown failure must end up in the events
         failure = first_leaf(errors)
         logger.exception("the peer failed", exc_info=errors)
@@ -223,7 +214,7 @@ class Node:
             return  # the endpoint was closed
         raise RunEnded(
             f"{self._settings.name}: {reason}",
-            EXIT_UNREACHABLE,
+            Ending.UNREACHABLE,
             check="does this machine have memory left, and may p2pd, a program of the package hivemind, run on it?",
             remedy="Then start this peer again, with the command that started it.",
         )
@@ -231,7 +222,7 @@ class Node:
     async def _watch_signals(self, watch: Watch) -> None:
         reason, exit_code = await self._orders.forced()
         await watch.tell_all(self._identity.peer, reason)
-        raise RunEnded(f"{self._settings.name} {reason}", exit_code)
+        raise Stopped(f"{self._settings.name} {reason}", exit_code)
 
     async def _watch_preemption(self) -> None:
         watcher = PreemptionWatcher(self._clock, self._events, self._orders.by_notice)
@@ -243,6 +234,9 @@ class Node:
         """Learn what the run is, become a member, and stay one until its last step is closed or it has left."""
         manifest, tokenizer = await self._find_run(endpoint)
         _check_stage(self._settings.stage, manifest)
+        if self._settings.run_directory is not None:
+            directory = run_directory_of(self._settings.run_directory, manifest)
+            await asyncio.to_thread(keep_run, directory, manifest, tokenizer)
         around = Surroundings(
             manifest=manifest,
             identity=self._identity.private,
@@ -252,24 +246,22 @@ class Node:
             clock=self._clock,
             watch=watch,
             be_reachable=functools.partial(self._be_reachable, endpoint),
+            source=await self._open_data(manifest, tokenizer),
+            how_to_join=command_to_join,
         )
-        if self._settings.run_directory is not None:
-            directory = run_directory_of(self._settings.run_directory, manifest)
-            await asyncio.to_thread(keep_run, directory, manifest, tokenizer)
-        source = await self._open_data(around, tokenizer)
         endpoint.mount(ManifestService(manifest.canonical(), tokenizer))
         await self._reaching(endpoint.enter(manifest.run_id))
         # First, so that the addresses told to others hold the relays through which they must come.
         asked = [] if self._contact is None else [self._contact]
         self._reach = reach = await reachability(endpoint, asked, self._clock)
-        membership = await self._become_member(around, endpoint, source)
+        membership = await self._become_member(around, endpoint)
         self._emit_started(endpoint)
         membership.situation.reached(reach.how, reach.detail, reach.addresses)
         try:
-            return await membership.run(), membership.exit_code
+            return with_commands(await membership.run()), EXIT_CODES[membership.ending]
         except* PeerError as errors:
             error = first_leaf(errors)
-            raise RunEnded(membership.describe(error), EXIT_UNREACHABLE) from error
+            raise RunEnded(membership.describe(error), Ending.UNREACHABLE) from error
 
     async def _be_reachable(self, endpoint: LibP2PEndpoint, through: Sequence[PeerId]) -> str:
         """See :class:`peers.roles.Surroundings`. A founder has nobody to ask, and is called by whoever comes."""
@@ -285,11 +277,11 @@ class Node:
         membership.situation.reached(found.how, found.detail, found.addresses)
         return found.detail if found.nobody_can_call else ""
 
-    def _leave(self, endpoint: LibP2PEndpoint, membership: Membership, reason: str, exit_code: int) -> str:
+    def _leave(self, endpoint: LibP2PEndpoint, membership: Membership, reason: str, ending: Ending) -> str:
         """In order; whoever is reached through us shall be reached through others before we go."""
         if self._retiring is None:
             self._retiring = asyncio.ensure_future(endpoint.retire_relay())
-        return membership.leave(reason, exit_code)
+        return membership.leave(reason, ending)
 
     async def _find_run(self, endpoint: LibP2PEndpoint) -> tuple[Manifest, bytes]:
         """The run's manifest and tokenizer: the founder reads them from its files, everybody else asks a contact."""
@@ -300,7 +292,7 @@ class Node:
             return manifest, await asyncio.to_thread(settings.tokenizer.read_bytes)
         expected = RunId(settings.run) if settings.run is not None else None
         contacts = [parse_address(text, key="bootstrap") for text in settings.bootstrap]
-        self._contact, manifest, tokenizer = await find_run(endpoint, contacts, expected)
+        self._contact, manifest, tokenizer = await find_run(endpoint, contacts, expected, manifest_sent)
         self._emit_found(manifest, self._contact)
         return manifest, tokenizer
 
@@ -311,7 +303,7 @@ class Node:
         except (Unreachable, DeadlineMissed) as error:
             raise cannot_reach(self._settings.bootstrap) from error
 
-    async def _open_data(self, around: Surroundings, tokenizer: bytes) -> ShardSource | None:
+    async def _open_data(self, manifest: Manifest, tokenizer: bytes) -> BatchSource | None:
         """A trainer's shard, made from its text where it has none. Before the run is entered: bad data is this peer's
         affair alone."""
         settings = self._settings
@@ -320,22 +312,25 @@ class Node:
         into, seed, given_up = settings.home / "shard", self._identity.peer, threading.Event()
         try:
             path = await asyncio.to_thread(
-                shard_for, settings.data, tokenizer, around.manifest, into, seed, given_up=given_up.is_set
+                shard_for, settings.data, tokenizer, manifest, into, seed, given_up=given_up.is_set
             )
-            return await asyncio.to_thread(open_shard, around, path)
+            return await asyncio.to_thread(open_source, manifest, path, self._identity.peer)
         finally:
             given_up.set()  # cancelling does not stop a thread, and the process would wait for it
 
-    async def _become_member(
-        self, around: Surroundings, endpoint: LibP2PEndpoint, source: ShardSource | None
-    ) -> Membership:
+    async def _become_member(self, around: Surroundings, endpoint: LibP2PEndpoint) -> Membership:
         contact = founder = self._identity.peer
         if self._contact is not None:
             contact = self._contact
             founder = PeerId((await self._reaching(ask_standing(endpoint, self._clock, contact))).founder)
             around.watch.follow((contact,))
         membership = Membership(
-            self._settings, around, endpoint.directory, contact=contact, founder=founder, source=source
+            member_settings(self._settings),
+            around,
+            endpoint.directory,
+            contact=contact,
+            founder=founder,
+            keeper=CheckpointKeeper(self._settings, around),
         )
         self._membership = membership
         self._commands.adopt(around.manifest, endpoint, membership, around.watch)

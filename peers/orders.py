@@ -8,15 +8,24 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, TypeVar
 
+from peers.exit_codes import EXIT_DRAINED, EXIT_OK
 from peers.interrupt import SIGNALS, received
-from swarm.errors import EXIT_DRAINED, EXIT_OK, RunEnded
+from swarm.errors import Ending, RunEnded
 
 ResultT = TypeVar("ResultT")
 
-Leave = Callable[[str, int], str]
+Leave = Callable[[str, Ending], str]
 """Begins to leave in order; see :meth:`peers.leaving.Leaving.ask`."""
 
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
+
+
+class Stopped(RunEnded):
+    """A peer had to end before it could in order, with an exit code that says what stopped it."""
+
+    def __init__(self, reason: str, exit_code: int) -> None:
+        super().__init__(reason, Ending.FAILED)
+        self.exit_code = exit_code
 
 
 class Orders:
@@ -57,7 +66,7 @@ class Orders:
         if self._leave is None:
             self._force("was told to leave before it took part", EXIT_OK)
             return "stopping: it had not joined the run yet"
-        return self._leave(reason, EXIT_OK)
+        return self._leave(reason, Ending.DONE)
 
     def by_notice(self, reason: str, within_s: float | None) -> None:
         """The machine is taken back: leave in order, and by force when that takes longer than ``within_s`` seconds
@@ -68,7 +77,7 @@ class Orders:
         if self._leave is None:
             self._force(f"was told to leave before it took part: {reason}", EXIT_DRAINED)
             return
-        self._leave(reason, EXIT_DRAINED)
+        self._leave(reason, Ending.DRAINED)
         patience = self._grace_s if within_s is None else within_s
         self._loop.call_later(patience, self._force, f"could not leave in order in time: {reason}", EXIT_DRAINED)
 
@@ -99,7 +108,7 @@ class Orders:
             if not working.cancelled():
                 return working.result()
             reason, exit_code = told.result()
-            raise RunEnded(f"{name} {reason}", exit_code)
+            raise Stopped(f"{name} {reason}", exit_code)
         finally:
             for task in (working, told):
                 task.cancel()
@@ -115,7 +124,7 @@ class Orders:
             self._force(f"was stopped by {by}{', twice' if twice else ''}", 128 + number)
             return
         self._told.set_result(128 + number)
-        self._leave(by, EXIT_OK if by_keyboard else EXIT_DRAINED)
+        self._leave(by, Ending.DONE if by_keyboard else Ending.DRAINED)
 
     def _on_arrival(self, number: int, frame: FrameType | None) -> None:
         # In the main thread between any two of its instructions: nothing but a note for the loop, and never an error.

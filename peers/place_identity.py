@@ -7,11 +7,11 @@ from pathlib import Path
 
 from peers.choose import choose_any
 from peers.complaint import Complaint
+from peers.exit_codes import EXIT_OK, EXIT_USAGE
 from peers.names import friendly_name
 from peers.places import KEY_FILE, PlaceInfo, list_places, take_place
 from peers.words import command_name
 from swarm.clock import SystemClock
-from swarm.errors import EXIT_OK, EXIT_USAGE
 from swarm.ids import PeerId
 from swarm.network.identity import load_or_create
 

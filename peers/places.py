@@ -23,9 +23,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from peers.exit_codes import EXIT_ERROR, exit_code_of
 from peers.place_state import PlaceEnd, PlaceState, read_state, write_state
-from peers.words import another_path
-from swarm.errors import ConfigError
+from peers.words import another_path, reason_of
+from swarm.errors import ConfigError, SwarmError
 
 if TYPE_CHECKING:
     from swarm.clock import Clock  # it imports asyncio, which a command that only reads does without
@@ -126,9 +127,15 @@ class Place:
     ) -> None:
         try:
             if error is not None and self._state.end is None:
-                self.ended(str(error) or type(error).__name__, getattr(error, "exit_code", 1))
+                self._broke_off(error)
         finally:
             self.close()
+
+    def _broke_off(self, error: BaseException) -> None:
+        if isinstance(error, SwarmError):
+            self.ended(reason_of(error), exit_code_of(error))
+        else:
+            self.ended(str(error) or type(error).__name__, getattr(error, "exit_code", EXIT_ERROR))
 
     def _note(self, **changes: object) -> None:
         self._state = dataclasses.replace(self._state, **changes)  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import psutil
 
+from peers.exit_codes import EXIT_ERROR, EXIT_OK, exit_code_of
 from peers.interrupt import Interrupted, allow, check, defer, interruptible, received
 from peers.launch import PeerGroup
 from peers.local_run import BOOTSTRAP, LocalRun, RunBroken, peer_names
@@ -29,11 +30,11 @@ from peers.report import Evaluation, Outcome, RunFacts, build_report, render_rep
 from peers.run_directory import RunDirectory, create_run_directory
 from peers.run_view import RunView
 from peers.text import built_in_corpus, read_corpus
-from peers.words import amount, command_name, count, next_commands, one_line, print_error, short_address
+from peers.words import amount, command_name, count, next_commands, one_line, print_error, reason_of, short_address
 from swarm import __version__
 from swarm.clock import Clock
 from swarm.config import Manifest
-from swarm.errors import EXIT_ERROR, EXIT_OK, ConfigError, StateError, SwarmError
+from swarm.errors import ConfigError, StateError, SwarmError
 from swarm.monitoring.tail import EventTail
 
 SAMPLE_PROMPT = "The"
@@ -119,8 +120,8 @@ class _Quickstart:
             wrong_request = isinstance(error, ConfigError)
             if wrong_request and self._run is None:
                 raise
-            code = EXIT_ERROR if wrong_request else error.exit_code
-            return Outcome(exit_reason="error", exit_code=code, message=str(error))
+            code = EXIT_ERROR if wrong_request else exit_code_of(error)
+            return Outcome(exit_reason="error", exit_code=code, message=reason_of(error))
         finally:
             self._progress.close()
 
@@ -223,8 +224,8 @@ class _Quickstart:
             for path in filter(None, (self._directory.report, self._options.report)):
                 write_report(report, path)
         except SwarmError as error:
-            print_error(str(error))
-            return outcome.exit_code or error.exit_code
+            print_error(reason_of(error))
+            return outcome.exit_code or exit_code_of(error)
         if self._options.json:
             sys.stdout.write(render_report(report) + "\n")
             sys.stdout.flush()

@@ -9,15 +9,13 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from data_shards.source import ShardSource
 from peers.rules import local_rules_of, update_of
 from swarm.clock import Clock
 from swarm.compression.codec import codec_named
 from swarm.config import Manifest
 from swarm.device import DeviceThread
-from swarm.errors import EXIT_UNREACHABLE, ConfigError, RunEnded, StateError, WrongStep
+from swarm.errors import Advice, ConfigError, Ending, RunEnded, StateError, WrongStep
 from swarm.events import EventSink
 from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.models.passes import rehearse
@@ -29,7 +27,8 @@ from swarm.optimization.local_part import LocalPart
 from swarm.optimization.part import TrainedPart
 from swarm.optimization.records import CloseRecord, Contribution
 from swarm.optimization.remote_leader import RemoteLeader
-from swarm.optimization.roster import Roster
+from swarm.optimization.roster import HowToJoin, Roster, join_words
+from swarm.pipeline.batch import BatchSource
 from swarm.pipeline.compute import BoundarySpecs, EndsCompute, StageCompute
 from swarm.pipeline.health import Watch
 from swarm.pipeline.journey import FinishedJourney
@@ -48,7 +47,8 @@ async def _reachable(through: Sequence[PeerId]) -> str:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
     """What every role of a peer works with. ``be_reachable`` sees to it that others can call this peer, through some of
-    those given where it must be; what is in the way, "" when nothing is."""
+    those given where it must be; what is in the way, "" when nothing is. ``source`` is a trainer's data,
+    ``how_to_join`` what people are told who must find somebody."""
 
     manifest: Manifest
     identity: PrivateIdentity
@@ -58,6 +58,8 @@ class Surroundings:
     clock: Clock
     watch: Watch
     be_reachable: Callable[[Sequence[PeerId]], Awaitable[str]] = _reachable
+    source: BatchSource | None = None
+    how_to_join: HowToJoin = join_words
 
     def boundary(self) -> BoundarySpecs:
         """What crosses a stage boundary in this run."""
@@ -133,7 +135,7 @@ class TrainerRole:
     """Feeds microbatches of its own shard; with private ends it also trains embedding, norm and head."""
 
     def __init__(
-        self, around: Surroundings, part: TrainedPart | None, roster: Roster, source: ShardSource, in_flight: int | None
+        self, around: Surroundings, part: TrainedPart | None, roster: Roster, source: BatchSource, in_flight: int | None
     ) -> None:
         manifest, specs = around.manifest, around.boundary()
         self.part, self._peer = part, around.endpoint.peer
@@ -204,18 +206,6 @@ class _Reports:
         await self._leader.complete(journey.key.step, contribution, journey.receipts)
 
 
-def open_shard(around: Surroundings, path: Path) -> ShardSource:
-    """This trainer's private data. Raises ConfigError or StateError naming the path and the remedy."""
-    manifest = around.manifest
-    return ShardSource(
-        path,
-        trainer=around.endpoint.peer,
-        microbatch_size=manifest.batch.microbatch_size,
-        context=manifest.model.context,
-        tokenizer=manifest.tokenizer.digest,
-    )
-
-
 Role = StageRole | TrainerRole
 """What a peer does; a bootstrap has no role beside its membership."""
 
@@ -226,7 +216,7 @@ async def insist_on_being_reached(around: Surroundings, through: Sequence[PeerId
     if problem:
         raise RunEnded(
             f"others cannot call this peer: {problem}",
-            EXIT_UNREACHABLE,
-            check="can they reach a port of this machine? (swarm join --port N, opened in the firewall)",
-            remedy="Open a port, or let a peer relay for this one (--relay auto, here and there).",
+            Ending.UNREACHABLE,
+            check=Advice.PORT,
+            remedy=Advice.RELAY,
         )

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from peers.event_words import labelled
 from peers.interrupt import defer
+from peers.last_events import last_event
 from peers.names import friendly_name
 from peers.places import Place
 from peers.settings import PeerSettings
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
-
-_TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,27 +85,3 @@ def aloud(label: str, text: str) -> None:
 
 def silent(label: str, text: str) -> None:
     """Say nothing: for those who asked for quiet or for JSON."""
-
-
-def last_event(events: Path, kind: str, *, whole: bool = False) -> dict[str, Any] | None:
-    """The newest event of a kind, among the last 64 KiB unless the whole file is asked for; None when there is none or
-    the file cannot be read. Memory: a line; a file of weeks takes seconds."""
-    found, named = None, kind.encode()
-    try:
-        with events.open("rb") as file:
-            if not whole:
-                file.seek(max(0, events.stat().st_size - _TAIL_BYTES))
-            for line in file:
-                if named in line:
-                    found = _event(line, kind) or found
-    except OSError:
-        return None
-    return found
-
-
-def _event(line: bytes, kind: str) -> dict[str, Any] | None:
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    return event if isinstance(event, dict) and event.get("kind") == kind else None

@@ -21,6 +21,7 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from peers.member_settings import MemberSettings
 from peers.preemption.choice import read_choice, read_url
 from swarm.errors import ConfigError
 from swarm.schema import in_words
@@ -134,6 +135,21 @@ def exact_settings(**given: Any) -> PeerSettings:
         raise explain(error) from None
     check_settings(settings)
     return settings
+
+
+def member_settings(settings: PeerSettings) -> MemberSettings:
+    """Return what the membership of a run needs of a peer's settings."""
+    return MemberSettings(
+        role=settings.role,
+        name=settings.name,
+        stage=settings.stage,
+        region=settings.region,
+        dial_out_only=settings.dial_out_only,
+        max_in_flight=settings.max_in_flight,
+        patience_s=settings.patience_s,
+        history=settings.home / "history.jsonl",
+        votes=settings.identity.with_name("vote"),
+    )
 
 
 def check_settings(settings: PeerSettings) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from peers.standing import PartTurnout, Phase
+from peers.status_types import PartTurnout, Phase
 from swarm.events import DiskRefused, DiskTook, Draining, EventSink, PartAssigned, Reachability, Waiting
 from swarm.ids import PartName
 from swarm.optimization.records import CloseRecord

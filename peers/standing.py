@@ -5,27 +5,12 @@ Plain data with stable names; scripts read it. ``schema`` grows when a field cha
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
-Phase = Literal["starting", "waiting", "syncing", "ready", "draining", "ended"]
+from peers.status_types import PartTurnout, Phase
+
 SCHEMA = 1
 ALONE = "alone: nobody to average with"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PartTurnout:
-    """How many replicas of a part were live when ``step`` closed, took part in its averaging, and have something in the
-    result. ``why`` says by name why others have not, and who was lost; ``alone``: there was nobody to average with."""
-
-    part: str
-    step: int
-    live: int
-    participating: int
-    averaged: int
-    why: Mapping[str, str]
-    alone: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 
 from peers.look import Seen
 from peers.place_state import PlaceState
-from peers.standing import ALONE, MemberStanding, PartTurnout, Standing
+from peers.standing import ALONE, MemberStanding, Standing
+from peers.status_types import PartTurnout
 from peers.words import amount, command_name, count, one_line, short_address, short_id
 
 NO_PART = "no part"

@@ -8,7 +8,7 @@ from typing import Any
 
 from peers.roles import Surroundings
 from peers.situation import Situation
-from peers.standing import PartTurnout
+from peers.status_types import PartTurnout
 from swarm.events import LinkUsage, Participation, RosterChanged, RunStarted, StepClosed, StepGivenUp
 from swarm.ids import PeerId
 from swarm.optimization.records import CloseRecord

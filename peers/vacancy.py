@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from peers.roles import Surroundings
 from peers.situation import Situation
-from swarm.ids import PeerId
 from swarm.optimization.acceptor import has_majority
 from swarm.optimization.awaited import awaited_holders
 from swarm.optimization.member import Member
 from swarm.optimization.records import voters
-from swarm.pipeline.health import Watch
 
 
 class Vacancy:
     """One member's view, judged anew whenever somebody is gone or back, and with every decision.
 
     Only for people: the step's leader decides what is done about it (``optimization.rescuing``), and says so itself,
-    for it has asked whether copies are there. ``me`` is this peer, ``copies`` the manifest's.
+    for it has asked whether copies are there.
     """
 
-    def __init__(self, watch: Watch, member: Member, situation: Situation, me: PeerId, copies: int) -> None:
-        self._watch, self._member, self._situation = watch, member, situation
-        self._me, self._copies = me, copies
+    def __init__(self, around: Surroundings, member: Member, situation: Situation) -> None:
+        self._watch, self._member, self._situation = around.watch, member, situation
+        self._me, self._copies, self._how = around.endpoint.peer, around.manifest.run.copies, around.how_to_join
         self._said = ""
 
     async def run(self) -> None:
@@ -43,4 +42,4 @@ class Vacancy:
             return ""
         if not has_majority(voters(member.roster, member.head.hash()), gone):
             return ""  # who is cut off judges nobody
-        return awaited_holders(member.roster, gone, self._copies)
+        return awaited_holders(member.roster, gone, self._copies, how=self._how)

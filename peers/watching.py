@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
-from swarm.errors import EXIT_UNREACHABLE, PeerError, RunEnded, WrongStep
+from swarm.errors import Ending, PeerError, RunEnded, WrongStep
 from swarm.events import EventSink, PeerBack, PeerLost
 from swarm.ids import PeerId
 from swarm.network.protocols import Endpoint
@@ -76,7 +76,7 @@ class Watching:
         names = ", ".join(f"{self._name_of(peer)} ({reason})" for peer, reason in sorted(self._watch.gone.items()))
         return RunEnded(
             f"nobody of the run has answered for {ALONE_S:.0f} s; asked again and again: {names}"[:2000],
-            EXIT_UNREACHABLE,
+            Ending.UNREACHABLE,
             check="is this machine's network up? The run may be over, or have stopped, without this peer.",
             remedy="Join again, with a new invite; what was learned is in the checkpoints of those who took part.",
         )

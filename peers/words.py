@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from peers.complaint import Complaint
-from swarm.errors import EXIT_UNREACHABLE, ConfigError, RunEnded, SwarmError
+from swarm.errors import Advice, ConfigError, Ending, RunEnded, SwarmError
+from swarm.ids import PartName, stage_of
 
 _PEER_ID = re.compile(r"(?<!/p2p/)\b12D3KooW[1-9A-HJ-NP-Za-km-z]{44}\b")
 """As libp2p writes the ids of Ed25519 keys, which all of ours are."""
@@ -45,28 +46,68 @@ def report_error(error: SwarmError) -> None:
                 else f"{error.key} = {_shown(error.value)} cannot be used"
             )
             cause += f": {error.why}" if error.why else ""
-            print_error(cause, check=f"expected {error.allowed}", next_=error.remedy)
+            print_error(cause, check=f"expected {error.allowed}", next_=with_commands(error.remedy, error))
         case Complaint():
             print_error(error.cause, check=error.check, next_=error.next)
         case RunEnded():
-            print_error(error.reason, check=error.check, next_=error.remedy or _after(error))
+            check, next_ = with_commands(error.check), with_commands(error.remedy) or _after(error)
+            print_error(with_commands(error.reason), check=check, next_=next_)
         case _:
-            print_error(str(error))
+            print_error(with_commands(str(error)))
+
+
+def reason_of(error: SwarmError) -> str:
+    """Return an error's whole text, the library's advice in it with commands."""
+    return with_commands(str(error), error)
+
+
+def with_commands(text: str, error: SwarmError | None = None) -> str:
+    """Return a text in which each :class:`~swarm.errors.Advice` of the library is said with what a person types.
+
+    Args:
+        text: What the library says; part of it may be advice.
+        error: Where it comes from, for commands that need its value.
+    """
+    for advice, said in _COMMANDS.items():
+        if advice in text:
+            home = str(error.value) if isinstance(error, ConfigError) else "HOME"
+            text = text.replace(advice, said.format(swarm=command_name(), home=home))
+    return text
+
+
+_COMMANDS: Mapping[Advice, str] = {
+    Advice.NEW_INVITE: "Ask somebody in the run for a new invite: swarm invite",
+    Advice.JOIN_ANEW: "Ask somebody in the run for a new invite (swarm invite), and join with that one.",
+    Advice.JOIN_FOUNDER: "Join with an invite of the founder's, or of whoever else waits: swarm invite, there.",
+    Advice.FOUND_AGAIN: "The founder starts it again, there, with: swarm new FILES/run.toml (FILES: what its line "
+    "`files` said). It is the same run then. With the same --port the invite stays good; else it prints a new one.",
+    Advice.RESUME: "Start the run again from its newest checkpoint: swarm new --resume",
+    Advice.GO_ON: "to go on: {swarm} new --resume",
+    Advice.PORT: "can they reach a port of this machine? (swarm join --port N, opened in the firewall)",
+    Advice.RELAY: "Open a port, or let a peer relay for this one (--relay auto, here and there).",
+    Advice.OTHER_HOME: "See what it is with swarm history --file {home}/history.jsonl; then give this peer a new home.",
+    Advice.DAMAGED_STEP: "Remove that step's directory to fall back to the step before (`swarm new --resume` passes "
+    "over it by itself), or get the file from another peer with `swarm ckpt pull`.",
+}
+"""How a person is told, by what the library advises."""
+
+
+def command_to_join(part: PartName | None, *, open_port: bool = False) -> str:
+    """Return what a person types for one more replica of a part: see :class:`swarm.optimization.roster.HowToJoin`."""
+    stage = None if part is None else stage_of(part)
+    command = "swarm join INVITE --role trainer" if stage is None else f"swarm join INVITE --stage {stage}"
+    return f"{command} --port N, opened in its firewall" if open_port else command
 
 
 def _after(ended: RunEnded) -> str:
     """What to do when peers cannot be reached and the error itself does not know."""
-    if ended.exit_code != EXIT_UNREACHABLE:
+    if ended.ending is not Ending.UNREACHABLE:
         return ""
     swarm = command_name()
     return (
         f"look whether the run goes on: {swarm} peers (here, or where another of its peers runs). If it does, start "
         f"this one again as before: it is the same peer then. What was learned is kept: {swarm} sample"
     )
-
-
-ENDED = "the run was ended with step"
-"""How the reason begins with which the peers of a run leave together."""
 
 
 def _shown(value: object) -> str:

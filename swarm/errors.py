@@ -1,8 +1,8 @@
 """The whole exception tree. Each name says whose fault it is and who handles it.
 
 SwarmError
-├── ConfigError        the user's: key, value, what is allowed, what to do; the CLI prints it, exit 2
-│   └── Incompatible       what was given belongs to another manifest, tokenizer or version, exit 4
+├── ConfigError        the user's: key, value, what is allowed, what to do
+│   └── Incompatible       what was given belongs to another manifest, tokenizer or version
 ├── PeerError          another peer's or the link's; the caller routes around or ends the run
 │   ├── Unreachable        no connection, or it broke before the answer came
 │   ├── DeadlineMissed     no answer in time
@@ -14,26 +14,57 @@ SwarmError
 ├── RoundFailed        an averaging round broke; nobody may apply its result
 ├── OutOfSync          replicas that must agree do not
 ├── StateError         weights or a checkpoint that fail verification
-├── RunEnded           the run is over for this peer, with a reason and an exit code
+├── RunEnded           the run is over for this peer, with a reason and how it ends
 └── BugError           ours
+
+An application turns the ``ending`` of an error into an exit code, and an :class:`Advice` in its text into commands.
 """
 
 from __future__ import annotations
 
-EXIT_OK = 0
-EXIT_ERROR = 1
-EXIT_USAGE = 2
-EXIT_UNREACHABLE = 3
-EXIT_INCOMPATIBLE = 4
-EXIT_DRAINED = 75
-"""A peer left in order because it was told to stop (EX_TEMPFAIL): its supervisor may start it again, elsewhere."""
-EXIT_INTERRUPTED = 130
+from enum import Enum, StrEnum
+
+
+class Ending(Enum):
+    """How a peer or a command ends with an error, or without one."""
+
+    DONE = "done"
+    FAILED = "failed"
+    MISUSED = "misused"
+    """Its user gave what cannot be used."""
+    UNREACHABLE = "unreachable"
+    """Other peers failed, or cannot be reached."""
+    INCOMPATIBLE = "incompatible"
+    DRAINED = "drained"
+    """It left in order because it was told to stop: its supervisor may start it again, elsewhere."""
+
+
+class Advice(StrEnum):
+    """What a person can do or look at. Each is a sentence of its own that names no command: an application that has
+    commands finds it in an error's text, and says it with them."""
+
+    NEW_INVITE = "Ask somebody in the run for a new invite."
+    JOIN_ANEW = "Ask somebody in the run for a new invite, and join with that one."
+    JOIN_FOUNDER = "Join with an invite of the founder's, or of whoever else waits."
+    FOUND_AGAIN = (
+        "The founder starts it again, there, with the files that it was founded with. It is the same run then. At the "
+        "same port the invite stays good; else there is a new one."
+    )
+    RESUME = "Start the run again from its newest checkpoint."
+    GO_ON = "to go on, found it again from its newest checkpoint"
+    PORT = "can they reach a port of this machine, opened in the firewall?"
+    RELAY = "Open a port, or let a peer relay for this one."
+    OTHER_HOME = "See what that history is; then give this peer a new home."
+    DAMAGED_STEP = (
+        "Remove that step's directory to fall back to the step before (a run that is resumed passes over it by "
+        "itself), or get the file from another peer."
+    )
 
 
 class SwarmError(Exception):
     """Anything this project raises on purpose."""
 
-    exit_code = EXIT_ERROR
+    ending = Ending.FAILED
 
 
 class ConfigError(SwarmError):
@@ -42,7 +73,7 @@ class ConfigError(SwarmError):
     ``why`` is what is wrong with the value where what is allowed does not say it.
     """
 
-    exit_code = EXIT_USAGE
+    ending = Ending.MISUSED
 
     def __init__(self, key: str, value: object, allowed: str, remedy: str, *, why: str = "") -> None:
         super().__init__(f"{key} = {value!r}: expected {allowed}{f'; {why}' if why else ''}. {remedy}")
@@ -52,14 +83,14 @@ class ConfigError(SwarmError):
 class Incompatible(ConfigError):
     """Both sides are in order, and do not fit together: another manifest, tokenizer or version."""
 
-    exit_code = EXIT_INCOMPATIBLE
+    ending = Ending.INCOMPATIBLE
 
 
 class PeerError(SwarmError):
     """Something another peer, or the link to it, did. ``code`` is how it travels on the wire."""
 
     code = "failed"
-    exit_code = EXIT_UNREACHABLE
+    ending = Ending.UNREACHABLE
 
     def __init__(self, reason: str, *, peer: str = "") -> None:
         super().__init__(f"{peer}: {reason}" if peer else reason)
@@ -141,15 +172,15 @@ class StateError(SwarmError):
 
 
 class RunEnded(SwarmError):
-    """The run is over for this peer. Raised through the node's task group, printed by the CLI.
+    """The run is over for this peer. Raised through the node's task group.
 
     ``check`` says what to look at and ``remedy`` what to do next; empty where there is nothing to say.
     """
 
-    def __init__(self, reason: str, exit_code: int, *, check: str = "", remedy: str = "") -> None:
+    def __init__(self, reason: str, ending: Ending, *, check: str = "", remedy: str = "") -> None:
         super().__init__(reason)
         self.reason = reason
-        self.exit_code = exit_code
+        self.ending = ending
         self.check, self.remedy = check, remedy
 
 

@@ -17,8 +17,8 @@ from peers.chaos import faults
 from peers.chaos.cast import twin_of
 from peers.chaos.faults import CODES, CannotInflict, Fault
 from peers.chaos.world import PeerSpec, Stamps
+from peers.exit_codes import EXIT_DRAINED
 from swarm.clock import SystemClock
-from swarm.errors import EXIT_DRAINED
 from swarm.monitoring.reader import RawEvent, Recorded, decode_line
 
 Hear = Callable[[str, str, Mapping[str, Any]], None]

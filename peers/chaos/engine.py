@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from peers.exit_codes import EXIT_UNREACHABLE
 from peers.launcher import launched
 from swarm.clock import SystemClock
-from swarm.errors import EXIT_UNREACHABLE, SwarmError
+from swarm.errors import SwarmError
 
 PLAY, OWNER, TEST = "swarm.play", "swarm.owner", "swarm.test"
 CALL_S = 60.0

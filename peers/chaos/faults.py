@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from swarm.errors import EXIT_DRAINED
+from peers.exit_codes import EXIT_DRAINED
 from swarm.sim.links import LinkShape
 
 

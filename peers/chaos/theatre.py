@@ -25,9 +25,10 @@ from peers.chaos.strikes import Planned, planned
 from peers.chaos.verdict import MANIFEST, Judged, document, judge, lines
 from peers.chaos.world import PlayWorld
 from peers.chaos.worlds import CannotPlay, Images, WorldName, choose_world, world_of
+from peers.exit_codes import EXIT_ERROR, EXIT_OK
 from peers.interrupt import allow, defer, interruptible
 from swarm.clock import Clock
-from swarm.errors import EXIT_ERROR, EXIT_OK, ConfigError
+from swarm.errors import ConfigError
 
 CHARACTERS = 120_000
 """Of text for each trainer; Python's documentation is dealt out."""

@@ -21,10 +21,11 @@ from peers.cli.peers import peers
 from peers.cli.quickstart import quickstart
 from peers.cli.sample import sample
 from peers.cli.status import status
+from peers.exit_codes import EXIT_ERROR, EXIT_OK, exit_code_of
 from peers.interrupt import received
 from peers.words import report_error
 from swarm import __version__
-from swarm.errors import EXIT_ERROR, EXIT_OK, BugError, SwarmError
+from swarm.errors import BugError, SwarmError
 
 # The first line of a paragraph that is not to be filled is a backspace alone: click's sign for it.
 _EPILOG = """\b
@@ -80,7 +81,7 @@ def run(arguments: Sequence[str]) -> int:
         if lost is not None:
             raise lost from None
         report_error(error)
-        return error.exit_code
+        return exit_code_of(error)
     except BrokenPipeError:
         # The reader of our output (head, less) has seen enough.
         return EXIT_ERROR

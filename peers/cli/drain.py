@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from peers.cli.options import Home, Peer
-from swarm.errors import EXIT_OK, EXIT_USAGE
+from peers.exit_codes import EXIT_OK, EXIT_USAGE
 
 if TYPE_CHECKING:
     from peers.complaint import Complaint

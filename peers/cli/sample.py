@@ -37,7 +37,7 @@ def sample(
     """
     from peers.report import closed_steps
     from peers.run_directory import find_run_directory
-    from peers.words import age_of_checkpoint, print_error, printable
+    from peers.words import age_of_checkpoint, print_error, printable, with_commands
 
     found = find_run_directory(directory)
     # After the directory is known to be one: a wrong path should not cost the seconds that torch takes.
@@ -45,7 +45,9 @@ def sample(
 
     checkpoint = load_checkpoint(found, step)
     if checkpoint.passed_over is not None:
-        print_error(f"taking step {checkpoint.step}, because of {checkpoint.passed_over}", label="warning")
+        print_error(
+            f"taking step {checkpoint.step}, because of {with_commands(checkpoint.passed_over)}", label="warning"
+        )
     # Whoever names a step knows its age.
     age = age_of_checkpoint(checkpoint.step, closed_steps(found.report)) if step is None else None
     if age is not None:

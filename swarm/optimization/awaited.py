@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from swarm.clock import moment
 from swarm.ids import ENDS, PartName, PeerId
 from swarm.optimization.copies import copy_holders
-from swarm.optimization.roster import TRAINERS, Roster, join_command, lost_parts, lost_replicas
+from swarm.optimization.roster import TRAINERS, HowToJoin, Roster, join_words, lost_parts, lost_replicas
 
 
 def awaited_majority(there: int, voters: int, needed: int, alone_at: float | None) -> str:
@@ -53,17 +53,28 @@ def awaited_others(roster: Roster, differing: Collection[PeerId]) -> str:
 
 
 def awaited_holders(
-    roster: Roster, gone: Mapping[PeerId, str], copies: int, kept: Collection[str] | None = None
+    roster: Roster,
+    gone: Mapping[PeerId, str],
+    copies: int,
+    kept: Collection[str] | None = None,
+    how: HowToJoin = join_words,
 ) -> str:
     """Who must come so that every part is held again; "" when all are. ``kept`` are the lost parts of which a copy is
     known to be there, and nobody who keeps one can be spared; None: that is judged by who should keep them."""
-    return "; ".join(_holder(roster, part, gone, copies, kept) for part in lost_parts(roster, gone))
+    return "; ".join(_holder(roster, part, gone, copies, kept, how) for part in lost_parts(roster, gone))
 
 
-def _holder(roster: Roster, part: str, gone: Mapping[PeerId, str], copies: int, kept: Collection[str] | None) -> str:
+def _holder(
+    roster: Roster,
+    part: str,
+    gone: Mapping[PeerId, str],
+    copies: int,
+    kept: Collection[str] | None,
+    how: HowToJoin,
+) -> str:
     if part == TRAINERS:
         lost = _named(roster, roster.trainers)
-        return f"a trainer to join ({join_command(None)}): {lost} lost, and nobody else feeds the run"
+        return f"a trainer to join ({how(None)}): {lost} lost, and nobody else feeds the run"
     replicas = roster.replicas(PartName(part))
     there = [peer for peer in copy_holders(roster, PartName(part), copies) if peer not in gone]
     if not (there if kept is None else part in kept):
@@ -72,7 +83,7 @@ def _holder(roster: Roster, part: str, gone: Mapping[PeerId, str], copies: int, 
     if kept is None and any(_can_be_spared(roster, peer, part, gone) for peer in there):
         return f"{part} to be taken over from a copy: {_named(roster, replicas)} lost"
     who = "a trainer" if part == ENDS else "a stage host"
-    return f"{who} to join for {part} ({join_command(PartName(part))}): {_named(roster, replicas)} lost; a copy is kept"
+    return f"{who} to join for {part} ({how(PartName(part))}): {_named(roster, replicas)} lost; a copy is kept"
 
 
 def _can_be_spared(roster: Roster, peer: PeerId, part: str, gone: Collection[str]) -> bool:

@@ -18,7 +18,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from swarm.errors import Refused, Violation
 from swarm.ids import ENDS, PartName, PeerId, RunId
-from swarm.optimization.roster import Member, Roster, join_command, lost_parts
+from swarm.optimization.roster import HowToJoin, Member, Roster, join_words, lost_parts
 from swarm.optimization.serving import lacks_server, serves_alone
 from swarm.schema import Count, Message, PartField, PeerIdField, SignatureField
 
@@ -118,13 +118,20 @@ class Moment:
 
 class ChangeRules:
     """What a run's roster may become. ``parts`` are all parts of its model, ``most`` the members a record has room
-    for; ``served`` as in :class:`~swarm.optimization.rules.StepRules`."""
+    for; ``served`` as in :class:`~swarm.optimization.rules.StepRules`; ``how`` says how somebody joins."""
 
     def __init__(
-        self, run: RunId, parts: Sequence[PartName], most: int, verify: Verify, *, served: bool = False
+        self,
+        run: RunId,
+        parts: Sequence[PartName],
+        most: int,
+        verify: Verify,
+        *,
+        served: bool = False,
+        how: HowToJoin = join_words,
     ) -> None:
         self._run, self._parts, self._most, self._verify = run, tuple(parts), most, verify
-        self._served = served
+        self._served, self._how = served, how
 
     def check_admission(self, now: Moment, request: Admission) -> None:
         """Raises Refused with the reason, Violation for a forged request."""
@@ -137,7 +144,7 @@ class ChangeRules:
             raise Violation(f"the request of {peer} to join is forged")
         if member.part not in self._parts_of(member.role):
             raise Refused(f"a {member.role} of this run does not hold {member.part or 'nothing'}")
-        if self._served and (problem := lacks_server(now.staying, member)):
+        if self._served and (problem := lacks_server(now.staying, member, self._how)):
             raise Refused(problem)
 
     def check_departure(self, now: Moment, request: Departure) -> None:
@@ -173,11 +180,11 @@ class ChangeRules:
         staying = [member for member in before.members if member.peer != peer and member.peer not in leaving]
         member = before[peer]
         if member.part is not None and all(other.part != member.part for other in staying):
-            return f"it holds the only replica of {member.part}: {_another(member)}"
+            return f"it holds the only replica of {member.part}: {_another(member, self._how)}"
         if member.role == "trainer" and all(other.role != "trainer" for other in staying):
-            return f"it is the only trainer: {_another(member)}"
+            return f"it is the only trainer: {_another(member, self._how)}"
         if self._served and not lost and serves_alone(Roster(staying), member):
-            return f"it is the only replica of {member.part} that others can call: {_another(member)}"
+            return f"it is the only replica of {member.part} that others can call: {_another(member, self._how)}"
         return None
 
     def gather(
@@ -260,7 +267,7 @@ class ChangeRules:
         return roster
 
 
-def _another(member: Member) -> str:
-    """What must happen before a member can be spared, with the command."""
+def _another(member: Member, how: HowToJoin) -> str:
+    """What must happen before a member can be spared."""
     part = PartName(member.part) if member.role == "stage" and member.part else None
-    return f"another must join first ({join_command(part)}), or all be asked to leave, which ends the run in order"
+    return f"another must join first ({how(part)}), or all be asked to leave, which ends the run in order"

@@ -199,7 +199,8 @@ class Filling:
         late, differing = self._fitness.forgivable(there), self._fitness.differing(there)
         gone = {peer: why for peer, why in self.out.items() if peer not in late and peer not in differing}
         said = [awaited_answer(self._roster, late), awaited_others(self._roster, differing)]
-        return "; ".join(filter(None, (*said, awaited_holders(self._roster, gone, self._closing.copies))))
+        holders = awaited_holders(self._roster, gone, self._closing.copies, how=self._closing.rules.how_to_join)
+        return "; ".join(filter(None, (*said, holders)))
 
     async def _end_if_hopeless(self) -> None:
         """Raises RunEnded when no replica of a part will ever close the step, as they said. Who is only late is asked

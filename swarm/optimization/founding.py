@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from swarm.clock import Clock
-from swarm.errors import EXIT_UNREACHABLE, DeadlineMissed, OutOfSync, PeerError, RunEnded, Unreachable
+from swarm.errors import DeadlineMissed, Ending, OutOfSync, PeerError, RunEnded, Unreachable
 from swarm.ids import PartName, PeerId, RunId
 from swarm.optimization.calls import StepCalls
 from swarm.optimization.messages import Accepted, Decide, Propose
@@ -74,7 +74,7 @@ async def gather_candidates(
         waiting(reason)
         elapsed = clock.monotonic() - began
         if patience_s is not None and elapsed > patience_s:
-            raise RunEnded(f"the run cannot start: after {patience_s:.0f} s {reason}", EXIT_UNREACHABLE)
+            raise RunEnded(f"the run cannot start: after {patience_s:.0f} s {reason}", Ending.UNREACHABLE)
         await clock.sleep(POLL_S if elapsed < SOON_S else LATER_POLL_S)
 
 
@@ -165,7 +165,7 @@ async def _accepted_by_all(calls: StepCalls, record: CloseRecord, patience: Pati
         logger.warning("the founding record is not accepted by %s", reason)
         patience.waiting(f"all to accept the first record, which is not accepted by {reason}")
         if patience.seconds is not None and patience.clock.monotonic() - began > patience.seconds:
-            raise RunEnded(f"the run cannot start: after {patience.seconds:.0f} s {reason}", EXIT_UNREACHABLE)
+            raise RunEnded(f"the run cannot start: after {patience.seconds:.0f} s {reason}", Ending.UNREACHABLE)
         await patience.clock.sleep(RETRY_S)
 
 

@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from swarm.errors import ConfigError, OutOfSync, StateError
+from swarm.errors import Advice, ConfigError, OutOfSync, StateError
 from swarm.optimization.history_file import HistoryLine, HistoryReader, HistoryWriter, set_aside
 from swarm.optimization.records import NO_RECORD, CloseRecord
 
@@ -144,7 +144,7 @@ class History:
         if self._left is not None and self._left != run:
             raise ConfigError(
                 "home", str(path.parent), f"a home of run {run[:12]}, and its history is of {self._left[:12]}",
-                f"See what it is with swarm history --file {path}; then give this peer a new home.",
+                Advice.OTHER_HOME,
             )  # fmt: skip
 
     def _write(self, line: HistoryLine, *, anew: bool) -> None:

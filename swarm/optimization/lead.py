@@ -59,7 +59,9 @@ class LeadDesk:
         self._awaited: set[PeerId] = set()
         self._witnessed: dict[MicrobatchId, Contribution] = {}
         self._changed, self._given_back = asyncio.Event(), asyncio.Event()
-        self._change_rules = ChangeRules(rules.run, rules.parts, rules.max_members, verify, served=rules.served)
+        self._change_rules = ChangeRules(
+            rules.run, rules.parts, rules.max_members, verify, served=rules.served, how=rules.how_to_join
+        )
         self._joins: dict[PeerId, Admission] = {}
         self._leaves: dict[PeerId, Departure] = {}
         self._unspared: dict[PeerId, Departure] = {}

@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from swarm.errors import EXIT_ERROR, Busy, Refused, RunEnded, WrongStep
+from swarm.errors import Busy, Ending, Refused, RunEnded, WrongStep
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Answer, Method, Request
 from swarm.optimization.acceptance import AcceptanceRules
@@ -296,7 +296,7 @@ class Member:
             await self._finish(decision)
         except Exception as error:  # nobody else would tell those who wait
             reason = f"step {record.step} is decided and could not be closed here: {type(error).__name__}: {error}"
-            self._news.failure = RunEnded(reason, EXIT_ERROR)
+            self._news.failure = RunEnded(reason, Ending.FAILED)
             self._news.failure.__cause__ = error
             raise
         finally:

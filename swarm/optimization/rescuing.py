@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
-from swarm.errors import EXIT_UNREACHABLE, PeerError, Refused, RunEnded, Superseded, Violation
+from swarm.errors import Ending, PeerError, Refused, RunEnded, Superseded, Violation
 from swarm.ids import PartName, PeerId
 from swarm.optimization.acceptor import has_majority
 from swarm.optimization.awaited import awaited_holders
@@ -111,7 +111,7 @@ class Rescuing:
         await self._filling.tell_over(PartName(part))
         error = part_lost(self._roster, PartName(part), self._closing.liveness.gone)
         if error is not None:
-            raise RunEnded(f"{error} ({why})", error.exit_code, remedy=error.remedy)
+            raise RunEnded(f"{error} ({why})", error.ending, remedy=error.remedy)
 
     async def _proposal(self, offers: Mapping[str, Sequence[Consent]]) -> Propose | None:
         joins = await self._present(self._closing.desk.joining(self._closing.liveness.gone))
@@ -143,9 +143,10 @@ class Rescuing:
         if closing.patience_s is not None and waited_s > closing.patience_s:
             for part in offers:
                 await self._end(part, f"nobody took it over for {waited_s:.0f} s")
-            raise RunEnded(f"nobody is left of {names}, and nobody joined for {waited_s:.0f} s", EXIT_UNREACHABLE)
+            raise RunEnded(f"nobody is left of {names}, and nobody joined for {waited_s:.0f} s", Ending.UNREACHABLE)
         kept = [part for part, said in offers.items() if said]
-        closing.waiting(awaited_holders(self._roster, closing.liveness.gone, closing.copies, kept))
+        how, gone = closing.rules.how_to_join, closing.liveness.gone
+        closing.waiting(awaited_holders(self._roster, gone, closing.copies, kept, how))
         await first_done(closing.clock.sleep(AGAIN_S), closing.liveness.changed())
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
 
-from swarm.errors import EXIT_UNREACHABLE, Refused, RunEnded
+from swarm.errors import Advice, Ending, Refused, RunEnded
 from swarm.ids import ENDS, PartName, PeerId, stage_of, stage_part
 from swarm.schema import Message, PartField, PeerIdField, RegionField
 
@@ -209,10 +209,19 @@ def needed(roster: Roster, parts: Collection[str]) -> set[PeerId]:
     }
 
 
-def join_command(part: PartName | None) -> str:
-    """What a person types for one more replica of a part: a stage host, for the ends (or None) a trainer."""
+class HowToJoin(Protocol):
+    """Says how somebody joins, in words that end up in brackets."""
+
+    def __call__(self, part: PartName | None, *, open_port: bool = False) -> str:
+        """Return how one more replica of a part joins: a stage host, for the ends (or None) a trainer; with
+        ``open_port`` one that others can call."""
+
+
+def join_words(part: PartName | None, *, open_port: bool = False) -> str:
+    """Return how somebody joins, in words that name no command: see :class:`HowToJoin`."""
     stage = None if part is None else stage_of(part)
-    return "swarm join INVITE --role trainer" if stage is None else f"swarm join INVITE --stage {stage}"
+    role = "as a trainer" if stage is None else f"as a host of stage {stage}"
+    return f"{role}, at a port opened in its firewall" if open_port else role
 
 
 def part_lost(roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> RunEnded | None:
@@ -223,6 +232,6 @@ def part_lost(roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> Run
         return None
     return RunEnded(
         f"the last replica of {part} is lost: {lost_replicas(roster, part, gone)}",
-        EXIT_UNREACHABLE,
-        remedy="Start the run again from its newest checkpoint: swarm new --resume",
+        Ending.UNREACHABLE,
+        remedy=Advice.RESUME,
     )

@@ -10,7 +10,7 @@ from swarm.errors import Refused, Violation
 from swarm.ids import PartName, PeerId, RunId, stage_part
 from swarm.optimization.ledger import fixed_quota, free_quota
 from swarm.optimization.records import CloseRecord, Contribution
-from swarm.optimization.roster import Roster
+from swarm.optimization.roster import HowToJoin, Roster, join_words
 from swarm.optimization.schedules import OptimizerConfig, learning_rate
 
 MOST_LOSS = 1e9
@@ -25,6 +25,7 @@ class StepRules:
     ``inner_steps``: optimizer steps in one of the run's, each with a rate of its own; ``clip_norm`` is for the mean
     that closes it.
     ``served``: one replica of a part reduces for the others, which others must be able to call.
+    ``how_to_join`` is what people are told who must find somebody: words of this peer's, no rule of the run.
     """
 
     run: RunId
@@ -41,6 +42,7 @@ class StepRules:
     inner_steps: int = 1
     clip_norm: float = math.inf
     served: bool = False
+    how_to_join: HowToJoin = join_words
 
     def quota(self, step: int, trainers: Sequence[PeerId]) -> Mapping[PeerId, int]:
         """The most each of these trainers may feed of a step."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from swarm.ids import PartName, PeerId, stage_of
-from swarm.optimization.roster import Member, Roster
+from swarm.ids import PartName, PeerId
+from swarm.optimization.roster import HowToJoin, Member, Roster, join_words
 
 
 def unserved(roster: Roster, out: Container[str]) -> dict[PeerId, str]:
@@ -27,12 +27,12 @@ def can_be_called(roster: Roster, part: PartName) -> bool:
     return not replicas or not all(roster[peer].outgoing for peer in replicas)
 
 
-def lacks_server(roster: Roster, member: Member) -> str:
+def lacks_server(roster: Roster, member: Member, how: HowToJoin = join_words) -> str:
     """Why ``member`` cannot join its part yet, with what must happen first; "" when it can: it, or a replica that is
     there, can be called."""
     if member.part is None or not member.outgoing or can_be_called(roster, PartName(member.part)):
         return ""
-    return f"no replica of {member.part} can be called by others, nor can this one: {_first(member.part)}"
+    return f"no replica of {member.part} can be called by others, nor can this one: {_first(member.part, how)}"
 
 
 def serves_alone(staying: Roster, member: Member) -> bool:
@@ -43,16 +43,14 @@ def serves_alone(staying: Roster, member: Member) -> bool:
     return len(others) > 1 and all(staying[peer].outgoing for peer in others)
 
 
-def without_server(roster: Roster) -> str:
+def without_server(roster: Roster, how: HowToJoin = join_words) -> str:
     """Why a run cannot begin with this roster, with what must happen first; "" when it can."""
     lost = unserved(roster, ())
     parts = sorted({part for peer in lost if (part := roster[peer].part) is not None})
     if not parts:
         return ""
-    return f"no replica of {parts[0]} can be called by others: {_first(parts[0])}"
+    return f"no replica of {parts[0]} can be called by others: {_first(parts[0], how)}"
 
 
-def _first(part: str) -> str:
-    stage = stage_of(PartName(part))
-    place = "--role trainer" if stage is None else f"--stage {stage}"
-    return f"one that can must join (swarm join INVITE {place} --port N, opened in its firewall)"
+def _first(part: str, how: HowToJoin) -> str:
+    return f"one that can must join ({how(PartName(part), open_port=True)})"

@@ -19,7 +19,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from swarm.errors import StateError
+from swarm.errors import Advice, StateError
 from swarm.ids import PartName
 from swarm.schema import Count, DigestField, PartField, Section
 from swarm.state.checkpoint_disk import alone, write_whole
@@ -27,10 +27,7 @@ from swarm.state.checkpoint_disk import alone, write_whole
 RECORD = "record.json"
 MAX_RECORD_BYTES = 64 << 20
 MAX_HEADER_BYTES = 64 << 20
-REMEDY = (
-    "Remove that step's directory to fall back to the step before (`swarm new --resume` passes over it by itself), "
-    "or get the file from another peer with `swarm ckpt pull`."
-)
+REMEDY = Advice.DAMAGED_STEP
 
 _STEP = re.compile(r"step-(\d{8,})")
 _SUFFIX = ".safetensors"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from peers.chaos.figures import Presence
 from peers.chaos.schedule import Removal
-from swarm.errors import EXIT_DRAINED
+from swarm.errors import Ending
 from swarm.events import Event, PartAssigned, PeerReady, RunStarted, StepClosed
 from swarm.ids import stage_of
 from tests.harness.simulated import SimSwarm
@@ -158,7 +158,7 @@ class SpotMarket:
         peer = self.swarm.peers[machine.name]
         machine.leaving = True
         if peer.membership is not None:
-            peer.membership.leave("this machine is taken back", EXIT_DRAINED)
+            peer.membership.leave("this machine is taken back", Ending.DRAINED)
         assert peer.task is not None
         done, _ = await asyncio.wait([peer.task], timeout=NOTICE_S)
         if not done and not self._is_last(machine):

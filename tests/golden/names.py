@@ -12,7 +12,7 @@ from peers.chaos.plan import FaultPlan as FaultPlan
 from peers.chaos.plan import On as On
 from peers.chaos.plan import Strike as Strike
 from swarm.averaging.config import StrategyName as StrategyName
-from swarm.errors import EXIT_DRAINED
+from swarm.errors import Ending
 from swarm.sim.links import Links as Links
 from swarm.sim.world import as_peer as as_peer
 from swarm.sim.world import run_world as run_world
@@ -38,4 +38,4 @@ def vectors_of(peer: LocalPeer) -> tuple[str, int, tuple[memoryview, ...]] | Non
 def leave(peer: LocalPeer) -> None:
     """Tell a member to leave in order."""
     assert peer.membership is not None
-    peer.membership.leave("the story", EXIT_DRAINED)
+    peer.membership.leave("the story", Ending.DRAINED)

@@ -8,8 +8,7 @@ name. A unit imports from itself, from units of lower layers, and from where ``s
 * An import under ``if TYPE_CHECKING:`` is knowledge too and is held to the same order, except that it may name a
   type of another unit of the same layer.
 
-Imports inside functions count like those at the top, and so does ``importlib.import_module`` of a literal. Modules
-that import each other in a circle are found by :func:`circles`, which knows no exception.
+Imports inside functions count like those at the top, and so does ``importlib.import_module`` of a literal.
 """
 
 from __future__ import annotations
@@ -76,25 +75,6 @@ def violations(sources: Sequence[Source], rules: Rules) -> list[str]:
                 found.append(f"{source.path}:{item.line}: {reason}")
         found.extend(f"{source.path}:{line}: {reason}" for line, reason in _banned_uses(source, rules))
     return list(dict.fromkeys(found))  # several names taken from one module are one fault
-
-
-def circles(sources: Sequence[Source]) -> list[tuple[str, ...]]:
-    """The modules of each import circle, in order of their names; imports for type checkers count."""
-    modules = {source.name for source in sources}
-    graph = {source.name: {_module(item.target, modules) for item in imports(source)} & modules for source in sources}
-    reach = {name: _reachable(name, graph) for name in graph}
-    return sorted({tuple(sorted(b for b in reach[a] if a in reach[b])) for a in graph if a in reach[a]})
-
-
-def _reachable(name: str, graph: Mapping[str, set[str]]) -> set[str]:
-    """What a module imports, and what that imports, and so on; itself only by way of another."""
-    found: set[str] = set()
-    waiting = sorted(graph[name] - {name})
-    while waiting:
-        if (one := waiting.pop()) not in found:
-            found.add(one)
-            waiting.extend(graph[one] - {one})
-    return found
 
 
 def imports(source: Source) -> Iterator[Import]:

@@ -19,11 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from peers.control import ControlServer
+from peers.exit_codes import EXIT_DRAINED
 from peers.invite import invite_to
 from peers.places import take_place
 from peers.standing import MemberStanding, Standing
 from swarm.clock import SystemClock
-from swarm.errors import EXIT_DRAINED
 from swarm.ids import RunId
 from swarm.security.signing import peer_of
 

@@ -6,6 +6,7 @@ What differs from a run of processes is the network underneath and that everybod
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
@@ -15,9 +16,12 @@ from typing import Any, Protocol, TypeVar
 
 from data_shards.build import build_shard
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
+from peers.ckpt_keeper import CheckpointKeeper
+from peers.data import open_source
 from peers.membership import Membership
-from peers.roles import Surroundings, open_shard
-from peers.settings import PeerSettings
+from peers.roles import Surroundings
+from peers.settings import PeerSettings, member_settings
+from peers.words import command_to_join
 from swarm.clock import Clock, SystemClock
 from swarm.config import Manifest, parse_manifest
 from swarm.device import DeviceThread, resolve_device
@@ -91,13 +95,16 @@ class LocalPeer:
         manifest = self.around.manifest
         await self.endpoint.enter(manifest.run_id)
         data = self.settings.data
+        around = dataclasses.replace(
+            self.around, source=None if data is None else open_source(manifest, data, self.endpoint.peer)
+        )
         self.membership = Membership(
-            self.settings,
-            self.around,
+            member_settings(self.settings),
+            around,
             self.endpoint.directory,
             contact=self.contact,
             founder=self.founder,
-            source=None if data is None else open_shard(self.around, data),
+            keeper=CheckpointKeeper(self.settings, around),
         )
         return await self.membership.run()
 
@@ -188,6 +195,7 @@ class LocalSwarm:
             events=events,
             clock=clock,
             watch=Watch(endpoint, clock, incarnation=self._incarnations()),
+            how_to_join=command_to_join,
         )
         self.peers[name] = LocalPeer(
             settings=settings,

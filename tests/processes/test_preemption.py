@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from swarm.errors import EXIT_DRAINED
+from peers.exit_codes import EXIT_DRAINED
 from tests.harness.by_hand import RUN, Started, by_hand
 from tests.harness.metadata_server import metadata_server
 from tests.harness.processes import assert_nothing_left, take_snapshot

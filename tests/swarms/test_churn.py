@@ -15,7 +15,7 @@ from data_shards.build import build_shard
 from peers import leaving
 from peers.download import PartDownload
 from peers.leaving import ended_in_order
-from swarm.errors import EXIT_DRAINED, EXIT_USAGE, RunEnded
+from swarm.errors import Ending, RunEnded
 from swarm.events import (
     DigestMismatch,
     Event,
@@ -79,10 +79,10 @@ async def ended(peer: LocalPeer) -> str:
     return str(peer.outcome)
 
 
-def leave(peer: LocalPeer, exit_code: int = EXIT_DRAINED) -> str:
+def leave(peer: LocalPeer, ending: Ending = Ending.DRAINED) -> str:
     """Tell a member to leave in order; what it says."""
     assert peer.membership is not None
-    return peer.membership.leave("the test", exit_code)
+    return peer.membership.leave("the test", ending)
 
 
 def on(peer: LocalPeer, kind: type[Event], act: Callable[[], None]) -> None:
@@ -274,7 +274,7 @@ async def test_bootstrap_leaves_and_others_join_through_whoever_is_left(tmp_path
     await train(swarm, story)
     check_history(swarm.history("host-0"), 0, 40, 6)
     assert swarm.peers["bootstrap"].membership is not None
-    assert swarm.peers["bootstrap"].membership.exit_code == EXIT_DRAINED
+    assert swarm.peers["bootstrap"].membership.ending is Ending.DRAINED
 
 
 async def test_member_that_leads_the_step_with_which_it_leaves_closes_it_first(tmp_path: Path) -> None:
@@ -331,7 +331,7 @@ async def test_last_of_a_kind_is_told_why_it_cannot_leave_and_goes_when_another_
     check_history(swarm.history(), 0, 40, 6)
     assert swarm.peers["trainer-0"].outcome == "every step of the run is closed"
     assert swarm.peers["trainer-0"].membership is not None
-    assert swarm.peers["trainer-0"].membership.exit_code == 0
+    assert swarm.peers["trainer-0"].membership.ending is Ending.DONE
 
 
 async def test_only_one_of_two_replicas_that_want_to_leave_at_once_goes(tmp_path: Path) -> None:
@@ -380,7 +380,7 @@ async def test_run_of_which_all_are_asked_to_leave_ends_in_order_with_one_step(
     for peer in swarm.peers.values():
         assert (peer.outcome == ended_in_order(end)) is (peer.endpoint.peer in stayed), peer.outcome
         assert peer.membership is not None
-        assert peer.membership.exit_code == EXIT_DRAINED
+        assert peer.membership.ending is Ending.DRAINED
     check_history(history, 0, end, 6)
 
 
@@ -469,7 +469,7 @@ async def test_peer_that_wishes_for_a_stage_that_is_not_is_told_so(tmp_path: Pat
         await ended(peer)
         error = _leaf(peer.outcome)
         assert isinstance(error, RunEnded)
-        assert (str(error), error.exit_code) == ("there is no stage 9: the run's are 0 to 1", EXIT_USAGE)
+        assert (str(error), error.ending) == ("there is no stage 9: the run's are 0 to 1", Ending.MISUSED)
         records = await swarm.peers["host-0"].endpoint.directory.lookup(PeerRecord)
         assert peer.endpoint.peer not in records or records[peer.endpoint.peer].status == "gone"
 
@@ -508,7 +508,7 @@ async def test_order_to_leave_while_it_observes_ends_a_joiner_at_once_and_the_ru
         await ended(peer)
         error = _leaf(peer.outcome)
         assert isinstance(error, RunEnded)
-        assert (str(error), error.exit_code) == ("it left before it took part", EXIT_DRAINED)
+        assert (str(error), error.ending) == ("it left before it took part", Ending.DRAINED)
 
     await train(swarm, story)
     check_history(swarm.history(), 0, 20, 6)

@@ -9,7 +9,7 @@ from peers.chaos.faults import Pause, Twin
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.watching import ALONE_S
-from swarm.errors import EXIT_UNREACHABLE, RunEnded
+from swarm.errors import Ending, RunEnded
 from swarm.events import Accumulated, StepClosed
 from swarm.optimization.calls import first_leaf
 from swarm.sim.world import run_world
@@ -41,7 +41,7 @@ def test_peer_that_slept_through_the_end_of_the_run_ends_in_a_stated_time(tmp_pa
     assert isinstance(outcome, BaseExceptionGroup)
     ended = first_leaf(outcome)
     assert isinstance(ended, RunEnded)
-    assert ended.exit_code == EXIT_UNREACHABLE
+    assert ended.ending is Ending.UNREACHABLE
     assert f"nobody of the run has answered for {ALONE_S:.0f} s" in ended.reason
     assert "host-0" in ended.reason
     assert times[0] - plan.fired["sleep"].wall < 300.0 + ALONE_S + 60.0

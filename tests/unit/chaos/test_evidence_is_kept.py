@@ -14,9 +14,9 @@ from peers.chaos.play import Outcome
 from peers.chaos.scenario import parse_scenario
 from peers.chaos.verdict import Judged, judge
 from peers.chaos.worlds import CannotPlay
+from peers.exit_codes import EXIT_ERROR
 from peers.places import KEPT_SESSIONS
 from swarm.clock import SystemClock
-from swarm.errors import EXIT_ERROR
 from tests.unit.chaos.test_play import MadeUpWorld
 from tests.unit.chaos.worlds import Processes, contained
 

@@ -109,7 +109,7 @@ async def test_peer_that_does_not_lead_the_step_says_who_does() -> None:
 async def test_second_replica_that_wants_to_leave_is_told_why_it_cannot() -> None:
     opened = desk()
     await tell(opened, departure("B2"))
-    wanted = r"only replica of stage-1: another must join first \(swarm join INVITE --stage 1\)"
+    wanted = r"only replica of stage-1: another must join first \(as a host of stage 1\)"
     with pytest.raises(Refused, match=wanted):
         await tell(opened, departure("B1"))
     await tell(opened, admission(member("C", part="stage-1")))

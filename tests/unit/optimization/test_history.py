@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from swarm.errors import ConfigError, OutOfSync, StateError
+from swarm.errors import Advice, ConfigError, OutOfSync, StateError
 from swarm.optimization import history as history_module
 from swarm.optimization import history_file
 from swarm.optimization.founding import Origin, founding_record
@@ -238,7 +238,7 @@ def test_history_of_another_run_is_refused_untouched(path: Path) -> None:
     before = path.read_bytes()
     with pytest.raises(ConfigError, match=f"a home of run {'cd' * 6}, and its history is of {RUN[:12]}") as found:
         History(path, "cd" * 32)
-    assert f"swarm history --file {path}" in found.value.remedy
+    assert (found.value.value, found.value.remedy) == (str(path.parent), Advice.OTHER_HOME)
     unknown = History(path)
     with pytest.raises(ConfigError, match="its history is of"):
         unknown.begin(ONE.model_copy(update={"run": "cd" * 32}))

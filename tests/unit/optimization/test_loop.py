@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, RunEnded, Superseded, Unreachable
+from swarm.errors import Busy, DeadlineMissed, Ending, PeerError, Refused, RunEnded, Superseded, Unreachable
 from swarm.ids import PeerId
 from swarm.network.protocols import Request
 from swarm.optimization.acceptor import MOST_LEAP
@@ -510,7 +510,7 @@ async def test_loop_that_cannot_come_back_ends_with_the_reason() -> None:
     home = await Home().set()
 
     async def nobody() -> None:
-        raise RunEnded("there is nobody else", 3)
+        raise RunEnded("there is nobody else", Ending.UNREACHABLE)
 
     running = asyncio.create_task(StepLoop(home.bench.member, home.stage.closing, home.parting, None, nobody).run())
     await home.bench.member.cut("B is steps ahead")

@@ -40,10 +40,10 @@ def test_part_whose_replicas_only_call_others_goes_on_with_the_first_that_is_the
 def test_replica_that_nobody_can_call_joins_only_those_that_can_be() -> None:
     late = member("Z", outgoing=True)
     assert lacks_server(roster(True, False), late) == ""
-    assert "swarm join INVITE --stage 0 --port N" in lacks_server(roster(True), late)
+    assert "(as a host of stage 0, at a port opened in its firewall)" in lacks_server(roster(True), late)
     assert lacks_server(roster(True), member("Z")) == ""
     assert lacks_server(roster(), late) == "", "the first of a part"
-    assert "--role trainer" in lacks_server(roster(True), member("Z", "trainer", "ends", outgoing=True))
+    assert "as a trainer" in lacks_server(roster(True), member("Z", "trainer", "ends", outgoing=True))
 
 
 def test_peer_that_only_calls_takes_a_stage_that_lets_it_in() -> None:

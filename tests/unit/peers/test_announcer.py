@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from peers.announcer import Announcer, only_calls
-from peers.settings import PeerSettings
+from peers.settings import PeerSettings, member_settings
 from peers.situation import Situation
 from swarm.events import NullSink
 from tests.unit.peers.fake_clock import FakeClock
@@ -25,7 +25,7 @@ RELAYED = f"{OWN}/p2p-circuit/p2p/12D3KooWLbT7iWNTNKLbPXXdHbmWBVPvnxhVFBTj4yMJSJ
 def test_peer_only_calls_when_it_says_so_or_is_reached_through_a_relay(
     addresses: tuple[str, ...], dial_out_only: bool, outgoing: bool
 ) -> None:
-    settings = PeerSettings(home=Path("h"), role="stage", region="eu", dial_out_only=dial_out_only)
+    settings = member_settings(PeerSettings(home=Path("h"), role="stage", region="eu", dial_out_only=dial_out_only))
     assert only_calls(settings, addresses) is outgoing
     endpoint = cast(Any, SimpleNamespace(addresses=addresses))
     announcer = Announcer(settings, endpoint, cast(Any, None), Situation(NullSink()), FakeClock())

@@ -18,11 +18,12 @@ from peers.ckpt_resume import FromCheckpoint, find_resumable
 from peers.ckpt_source import Source, directory_source
 from peers.cli.app import run as swarm
 from peers.complaint import Complaint
+from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, EXIT_USAGE
 from peers.places import take_place
 from peers.run_directory import RunDirectory, find_run_directory, known_runs, said_run_id
 from peers.settings import PeerSettings
 from swarm.config import load_manifest
-from swarm.errors import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, EXIT_USAGE, ConfigError, StateError
+from swarm.errors import ConfigError, StateError
 from swarm.ids import ENDS, RunId, stage_part
 from swarm.state.checkpoint import flaw, latest, part_path, read_manifest, step_directory, steps, write_manifest
 from swarm.state.checkpoint_aside import aside_directory, set_aside

@@ -14,8 +14,9 @@ from typing import Any, cast
 import pytest
 
 from peers.ckpt_keeper import COPIES_S, CheckpointKeeper
+from peers.exit_codes import EXIT_ERROR, exit_code_of
 from peers.settings import PeerSettings
-from swarm.errors import EXIT_ERROR, RunEnded
+from swarm.errors import Ending, RunEnded
 from swarm.events import CheckpointsSetAside, CheckpointWritten
 from swarm.ids import ENDS, PartName, stage_part
 from swarm.optimization.founding import Origin, founding_record
@@ -226,7 +227,7 @@ async def test_keeper_whose_disk_refuses_the_last_state_ends_badly_and_leaves_wh
     assert disk.fired
     with pytest.raises(RunEnded, match="last step, 100, is closed, but its checkpoint of ends is not") as ended:
         one.check_last()
-    assert ended.value.exit_code == EXIT_ERROR
+    assert exit_code_of(ended.value) == EXIT_ERROR
     assert "that of step 0 is as it was" in ended.value.reason
     assert "new --resume" in ended.value.remedy
     assert steps(tmp_path / "checkpoints") == (0,)
@@ -303,7 +304,7 @@ async def test_keeper_left_by_an_error_passes_it_on_and_leaves_no_task(tmp_path:
     async def broken() -> None:
         async with keeper(run, tmp_path) as one:
             await one.decided(run.decide(0), holds(run, 0), departed=False)
-            raise RunEnded("over", 3)
+            raise RunEnded("over", Ending.UNREACHABLE)
 
     with pytest.raises(BaseExceptionGroup) as caught:
         await broken()

@@ -22,8 +22,9 @@ from peers.farewell import follow
 from peers.interrupt import Interrupted
 from peers.look import Seen, look_at_all, members_from, standing_from
 from peers.places import PlaceInfo, list_places, look_at_place, take_place
-from peers.standing import MemberStanding, PartTurnout, Standing
+from peers.standing import MemberStanding, Standing
 from peers.standing_text import detail_lines, member_lines, status_lines
+from peers.status_types import PartTurnout
 from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.clock import SystemClock
 from tests.harness.standing_peer import INVITE, PEER, RUN, running, standing

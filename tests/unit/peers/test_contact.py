@@ -8,9 +8,10 @@ import pytest
 
 from data_shards.tokenize import train_tokenizer
 from peers.contact import find_run
+from peers.manifest_file import manifest_sent
 from swarm.clock import SystemClock
 from swarm.config import Manifest
-from swarm.errors import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, Incompatible, Refused, RunEnded
+from swarm.errors import Ending, Incompatible, Refused, RunEnded
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import parse_address
 from swarm.network.manifest import ManifestService
@@ -44,7 +45,7 @@ async def _ask(service: ManifestService, expected: RunId | None) -> tuple[PeerId
     serving, endpoint = network.endpoint(asked), network.endpoint(asking)
     serving.mount(service)
     try:
-        return await find_run(endpoint, [parse_address(f"/ip4/127.0.0.1/tcp/9/p2p/{asked}")], expected)
+        return await find_run(endpoint, [parse_address(f"/ip4/127.0.0.1/tcp/9/p2p/{asked}")], expected, manifest_sent)
     finally:
         await serving.close()
         await endpoint.close()
@@ -60,14 +61,14 @@ async def test_find_run_of_an_honest_contact() -> None:
 async def test_find_run_another_run_than_the_invite_says_is_incompatible(service: Any) -> None:
     with pytest.raises(RunEnded, match="does not serve the run") as caught:
         await _ask(service(_document(), TOKENIZER), OTHER_RUN)
-    assert caught.value.exit_code == EXIT_INCOMPATIBLE
+    assert caught.value.ending is Ending.INCOMPATIBLE
     assert "000000000000" in caught.value.check
 
 
 async def test_find_run_tokenizer_of_another_digest_is_incompatible() -> None:
     with pytest.raises(RunEnded, match="tokenizer whose digest") as caught:
         await _ask(ManifestService(_document(), TOKENIZER + b" "), None)
-    assert caught.value.exit_code == EXIT_INCOMPATIBLE
+    assert caught.value.ending is Ending.INCOMPATIBLE
 
 
 @pytest.mark.parametrize(
@@ -78,7 +79,7 @@ async def test_find_run_manifest_of_another_version_is_incompatible(changes: dic
     with pytest.raises(Incompatible, match="another version") as caught:
         await _ask(ManifestService(_document(**changes), TOKENIZER), None)
     assert caught.value.key == key
-    assert caught.value.exit_code == EXIT_INCOMPATIBLE
+    assert caught.value.ending is Ending.INCOMPATIBLE
 
 
 async def test_find_run_nobody_answers_names_every_address() -> None:
@@ -87,10 +88,10 @@ async def test_find_run_nobody_answers_names_every_address() -> None:
     addresses = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{PrivateIdentity(bytes([port]) * 32).peer}" for port in (5, 6)]
     try:
         with pytest.raises(RunEnded, match="cannot reach") as caught:
-            await find_run(endpoint, [parse_address(text) for text in addresses], None)
+            await find_run(endpoint, [parse_address(text) for text in addresses], None, manifest_sent)
     finally:
         await endpoint.close()
-    assert caught.value.exit_code == EXIT_UNREACHABLE
+    assert caught.value.ending is Ending.UNREACHABLE
     assert all(address in caught.value.reason for address in addresses)
     assert "is that peer running" in caught.value.check
 
@@ -120,11 +121,11 @@ async def test_find_run_asks_each_peer_once_and_goes_on_to_the_next() -> None:
         parse_address(f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}") for peer in (other, gone, honest) for port in (7, 8, 9)
     ]
     try:
-        found, _, _ = await find_run(endpoints[2], contacts, None)
+        found, _, _ = await find_run(endpoints[2], contacts, None, manifest_sent)
         assert (found, Refuser.asked) == (honest, 1)
         with pytest.raises(RunEnded, match="does not serve the run: this is a peer of another run") as caught:
-            await find_run(endpoints[2], contacts[:6], None)
+            await find_run(endpoints[2], contacts[:6], None, manifest_sent)
     finally:
         for endpoint in endpoints:
             await endpoint.close()
-    assert caught.value.exit_code == EXIT_INCOMPATIBLE
+    assert caught.value.ending is Ending.INCOMPATIBLE

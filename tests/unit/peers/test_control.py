@@ -14,9 +14,10 @@ from peers import control as control_module
 from peers.complaint import Complaint
 from peers.control import MAX_CONNECTIONS, ControlServer
 from peers.control_client import MAX_REQUEST_BYTES, NotServing, ask, short_path
+from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, EXIT_USAGE, exit_code_of
 from peers.look import standing_from
 from peers.standing import MemberStanding, Standing
-from swarm.errors import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, EXIT_USAGE, ConfigError, RunEnded
+from swarm.errors import ConfigError, Ending, RunEnded
 from tests.harness.expect import eventually
 from tests.harness.standing_peer import members, standing
 
@@ -48,7 +49,7 @@ class Commands:
         raise Complaint("no run yet", check="the bootstrap", next_="the same again", exit_code=4)
 
     async def over(self, request: Mapping[str, Any]) -> object:
-        raise RunEnded("it is over", 3, check="its log", remedy="start it again")
+        raise RunEnded("it is over", Ending.UNREACHABLE, check="its log", remedy="start it again")
 
     async def bug(self, request: Mapping[str, Any]) -> object:
         raise ZeroDivisionError("oops")
@@ -176,7 +177,7 @@ async def test_control_no_arrives_with_its_words_and_code(
     with pytest.raises(Complaint) as caught:
         await _ask(server, command)
     assert told in caught.value.cause
-    assert (caught.value.check, caught.value.next, caught.value.exit_code) == (check, next_, code)
+    assert (caught.value.check, caught.value.next, exit_code_of(caught.value)) == (check, next_, code)
 
 
 async def test_control_client_that_says_nothing_stalls_nobody_and_is_cut_off(
@@ -230,7 +231,7 @@ def test_ask_of_a_silent_peer_ends_in_time_and_names_it(home: Path) -> None:
         listener.listen(1)
         with pytest.raises(Complaint, match=r"brave-otter \(pid 7\) does not answer") as caught:
             ask(home / "control.sock", "status", who=WHO, timeout_s=0.02)
-        assert caught.value.exit_code == EXIT_UNREACHABLE
+        assert exit_code_of(caught.value) == EXIT_UNREACHABLE
         # And so does the next, when nobody takes what waits in the queue.
         for _ in range(3):
             with pytest.raises(Complaint, match="does not answer"):
@@ -241,7 +242,7 @@ def test_ask_where_nobody_listens_says_so(home: Path) -> None:
     for path in (home / "control.sock", home / "nowhere" / "control.sock"):
         with pytest.raises(NotServing) as caught:
             ask(path, "status", who=WHO)
-        assert caught.value.exit_code == EXIT_UNREACHABLE
+        assert exit_code_of(caught.value) == EXIT_UNREACHABLE
     (home / "file").write_text("")
     with pytest.raises(Complaint):
         ask(home / "file", "status", who=WHO)
@@ -269,7 +270,7 @@ async def test_ask_of_a_peer_that_answers_strangely_complains(home: Path, reply:
     server = await asyncio.start_unix_server(answer, path=str(home / "control.sock"))
     with pytest.raises(Complaint) as caught:
         await asyncio.to_thread(ask, home / "control.sock", "status", who=WHO)
-    assert caught.value.exit_code == code
+    assert exit_code_of(caught.value) == code
     server.close()
     await server.wait_closed()
     (home / "control.sock").unlink(missing_ok=True)
@@ -279,4 +280,4 @@ async def test_ask_of_a_peer_that_answers_strangely_complains(home: Path, reply:
 def test_standing_from_another_version_complains(answer: object) -> None:
     with pytest.raises(Complaint) as caught:
         standing_from(Standing, answer, WHO)
-    assert caught.value.exit_code == EXIT_INCOMPATIBLE
+    assert exit_code_of(caught.value) == EXIT_INCOMPATIBLE

@@ -10,9 +10,10 @@ from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer, tokenizer_digest, train_tokenizer
 from peers.cli.app import run
 from peers.data import check_data, check_tokenizer, shard_for
+from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE, exit_code_of
 from peers.text_files import text_files
 from swarm.config import Manifest, parse_manifest
-from swarm.errors import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE, ConfigError, Incompatible
+from swarm.errors import ConfigError, Incompatible
 
 TEXT = "\n\n".join(f"Paragraph {n} of a text about nothing in particular, long enough to count." for n in range(60))
 VOCABULARY = 300
@@ -120,7 +121,7 @@ def test_shard_for_another_tokenizer_says_both_and_how_to_rebuild(tmp_path: Path
     build_shard(tmp_path / "shard", [TEXT], other)
     with pytest.raises(Incompatible) as caught:
         shard_for(tmp_path / "shard", tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
-    assert caught.value.exit_code == EXIT_INCOMPATIBLE
+    assert exit_code_of(caught.value) == EXIT_INCOMPATIBLE
     assert tokenizer_digest(tokenizer)[:16] in str(caught.value)
     assert tokenizer_digest(other)[:16] in str(caught.value)
     assert f"data build TEXT --tokenizer {tmp_path / 'tokenizer.json'}" in caught.value.remedy
@@ -153,7 +154,7 @@ def test_shard_for_too_little_text_leaves_nothing(tmp_path: Path, tokenizer: byt
     (tmp_path / "short.txt").write_text("Too short.")
     with pytest.raises(ConfigError, match="at least 33 tokens") as caught:
         shard_for(tmp_path / "short.txt", tokenizer, _manifest(tokenizer), tmp_path / "new", "me")
-    assert caught.value.exit_code == EXIT_USAGE
+    assert exit_code_of(caught.value) == EXIT_USAGE
     assert not (tmp_path / "new").exists()
 
 

@@ -7,7 +7,8 @@ from typing import Any, cast
 import pytest
 
 from peers.first_contact import FirstContact
-from swarm.errors import EXIT_UNREACHABLE, RunEnded, Unreachable
+from peers.words import with_commands
+from swarm.errors import Advice, Ending, RunEnded, Unreachable
 from swarm.ids import PeerId
 from swarm.optimization.observation import RunStanding
 from tests.unit.peers.fake_clock import FakeClock
@@ -42,15 +43,15 @@ async def test_peer_whose_stream_to_its_contact_breaks_asks_once_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("contact", "closed", "cause", "next_"),
+    ("contact", "closed", "cause", "advice"),
     [
-        (FOUNDER, None, "the run's founder (12D3founder) is gone, and the run never began", "invite stays good"),
-        (OTHER, None, "the contact (12D3other) is gone, and the run has not begun", "swarm invite"),
-        (FOUNDER, 7, "the contact (12D3founder) is gone before this peer took part", "swarm invite"),
+        (FOUNDER, None, "the run's founder (12D3founder) is gone, and the run never began", Advice.FOUND_AGAIN),
+        (OTHER, None, "the contact (12D3other) is gone, and the run has not begun", Advice.JOIN_FOUNDER),
+        (FOUNDER, 7, "the contact (12D3founder) is gone before this peer took part", Advice.JOIN_ANEW),
     ],
 )
 async def test_peer_whose_contact_is_gone_says_what_that_means(
-    contact: PeerId, closed: int | None, cause: str, next_: str
+    contact: PeerId, closed: int | None, cause: str, advice: Advice
 ) -> None:
     endpoint = Answering(closed)
     first = FirstContact(cast(Any, endpoint), FakeClock(), contact, FOUNDER)
@@ -60,6 +61,6 @@ async def test_peer_whose_contact_is_gone_says_what_that_means(
         await first.standing()
     for error in (ended.value, first.gone("the daemon hung up")):
         assert error.reason == f"{cause}: the daemon hung up"
-        assert next_ in error.remedy
-        assert "is kept" not in error.remedy, "nothing was learned here"
-        assert (bool(error.check), error.exit_code) == (True, EXIT_UNREACHABLE)
+        assert error.remedy == advice
+        assert "is kept" not in with_commands(error.remedy), "nothing was learned here"
+        assert (bool(error.check), error.ending) == (True, Ending.UNREACHABLE)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from peers.exit_codes import exit_code_of
 from peers.interrupt import SIGNALS, Interrupted, allow, check, defer, install, received
 
 
@@ -26,7 +27,7 @@ def _installed() -> Iterator[None]:
 def test_interrupt_is_raised_once_and_remembered(number: signal.Signals, code: int) -> None:
     with pytest.raises(Interrupted) as caught:
         os.kill(os.getpid(), number)
-    assert caught.value.exit_code == code
+    assert exit_code_of(caught.value) == code
     os.kill(os.getpid(), signal.SIGINT)
     lost = received()
     assert lost is not None

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_USAGE, exit_code_of
 from peers.invite import MAX_ADDRESSES, PREFIX, Contacts, Invite, contacts_from, invite_to, parse_invite
 from swarm import WIRE_VERSION
-from swarm.errors import EXIT_INCOMPATIBLE, EXIT_USAGE, ConfigError, Incompatible, SwarmError
+from swarm.errors import ConfigError, Incompatible, SwarmError
 from swarm.ids import RunId
 from swarm.security.signing import peer_of
 
@@ -92,7 +93,7 @@ def test_invite_that_is_none_says_why(text: str, told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_invite(text)
     assert told in str(caught.value)
-    assert caught.value.exit_code == EXIT_USAGE
+    assert exit_code_of(caught.value) == EXIT_USAGE
     assert len(str(caught.value)) < 600
 
 
@@ -106,7 +107,7 @@ def test_invite_that_is_none_says_why(text: str, told: str) -> None:
 def test_invite_of_another_version_says_who_must_update(text: str, who: str) -> None:
     with pytest.raises(Incompatible) as caught:
         parse_invite(text)
-    assert caught.value.exit_code == EXIT_INCOMPATIBLE
+    assert exit_code_of(caught.value) == EXIT_INCOMPATIBLE
     assert f"update swarm on {who}" in caught.value.remedy
 
 

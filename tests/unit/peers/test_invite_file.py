@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from peers.cli.app import run
+from peers.exit_codes import EXIT_USAGE
 from peers.invite import Invite
 from peers.invite_file import await_invite, find_past, read_invite, write_invite
 from peers.places import take_place
 from swarm.clock import SystemClock
-from swarm.errors import EXIT_USAGE, ConfigError
+from swarm.errors import ConfigError
 from swarm.ids import RunId
 from swarm.network.identity import load_or_create
 

@@ -13,14 +13,15 @@ from data_shards.build import build_shard
 from data_shards.tokenize import train_tokenizer
 from peers import interrupt
 from peers.cli.app import run
+from peers.exit_codes import EXIT_DRAINED, EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE
 from peers.invite import Invite
+from peers.last_events import last_event
 from peers.place_state import read_state
 from peers.places import take_place
 from peers.preflight import check_checkpoints, check_listen
-from peers.session import last_event
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
-from swarm.errors import EXIT_DRAINED, EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE, ConfigError
+from swarm.errors import ConfigError
 from swarm.ids import RunId
 
 PEER = "12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW"

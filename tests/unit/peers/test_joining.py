@@ -12,18 +12,7 @@ from peers import joining
 from peers.joining import LISTEN_EVERY_S, MAX_FAILURES, Joining
 from peers.situation import Situation
 from swarm.averaging.config import AveragingConfig
-from swarm.errors import (
-    EXIT_OK,
-    EXIT_UNREACHABLE,
-    EXIT_USAGE,
-    Busy,
-    Refused,
-    RunEnded,
-    StateError,
-    Unreachable,
-    Violation,
-    WrongStep,
-)
+from swarm.errors import Busy, Ending, Refused, RunEnded, StateError, Unreachable, Violation, WrongStep
 from swarm.ids import PeerId, stage_part
 from swarm.optimization.changes import Admission
 from swarm.optimization.copies import copy_holders
@@ -110,7 +99,7 @@ class World:
         self.admissions: list[tuple[PeerId, Admission]] = []
         self.clock, self.events = FakeClock(), EventList(JOINER)
         self.situation = Situation(self.events)
-        self.leaving = SimpleNamespace(asked=False, exit_code=0, admitted=_Flag())
+        self.leaving = SimpleNamespace(asked=False, ending=Ending.DONE, admitted=_Flag())
         self.member = SimpleNamespace(
             head=None,
             is_member=False,
@@ -248,7 +237,7 @@ async def test_joiner_gives_up_after_some_failures_and_names_the_last(monkeypatc
     world.start = [StateError("the digest is wrong")] * 99
     with pytest.raises(RunEnded, match="nobody could help .* the digest is wrong") as error:
         await world.joining.run(CONTACT)
-    assert error.value.exit_code == EXIT_UNREACHABLE
+    assert error.value.ending is Ending.UNREACHABLE
     assert len(world.donors()) == 2 * MAX_FAILURES + MAX_FAILURES - 1, "both replicas, and then who keeps a copy"
     firsts = [donors[0] for donors, name in world.asked if name is not None]
     assert firsts[:4] == firsts[:2] * 2, "another donor first each time"
@@ -387,7 +376,7 @@ async def test_joiner_that_comes_after_the_last_step_ends_in_order(
     world.run.close(roster)
     with pytest.raises(RunEnded, match="the run is over: its last step, 3, is closed") as ended:
         await world.joining.run(CONTACT)
-    assert ended.value.exit_code == EXIT_OK
+    assert ended.value.ending is Ending.DONE
     assert (world.downloads, world.admissions) == ([], [])
 
 
@@ -396,7 +385,7 @@ async def test_joiner_that_comes_after_the_run_was_ended_ends_in_order(monkeypat
     world.run.close(ROSTER, ended=True)
     with pytest.raises(RunEnded, match="the run was ended with step 3, as all its peers were asked to leave") as ended:
         await world.joining.run(CONTACT)
-    assert ended.value.exit_code == EXIT_OK
+    assert ended.value.ending is Ending.DONE
     assert (world.downloads, world.admissions) == ([], [])
 
 
@@ -413,7 +402,7 @@ async def test_joiner_that_is_beside_it_as_the_run_is_ended_asks_nobody_that_is_
     monkeypatch.setattr(Scripted, "follow", follow)
     with pytest.raises(RunEnded, match="the run was ended with step 3") as ended:
         await world.joining.run(CONTACT)
-    assert ended.value.exit_code == EXIT_OK
+    assert ended.value.ending is Ending.DONE
     asked = len(world.asked)
     with pytest.raises(RunEnded, match="the run was ended with step 3"):
         await world.joining.again(None, world.run.head, CONTACT)
@@ -459,7 +448,7 @@ async def test_joiner_that_wishes_for_a_stage_that_is_not_is_a_wrong_usage(monke
     world = World(monkeypatch, stage=7)
     with pytest.raises(RunEnded, match="there is no stage 7") as error:
         await world.joining.run(CONTACT)
-    assert error.value.exit_code == EXIT_USAGE
+    assert error.value.ending is Ending.MISUSED
 
 
 async def test_joiner_that_nobody_can_call_is_told_so_before_it_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,10 +472,10 @@ async def test_joiner_whose_contact_does_not_answer_says_so(monkeypatch: pytest.
 
 async def test_joiner_that_was_told_to_leave_meanwhile_asks_for_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
     world = World(monkeypatch)
-    world.leaving.asked, world.leaving.exit_code = True, 75
+    world.leaving.asked, world.leaving.ending = True, Ending.DRAINED
     with pytest.raises(RunEnded, match="left before it took part") as error:
         await world.joining.run(CONTACT)
-    assert (error.value.exit_code, world.admissions) == (75, [])
+    assert (error.value.ending, world.admissions) == (Ending.DRAINED, [])
 
 
 async def test_joiner_that_is_refused_asks_again_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:

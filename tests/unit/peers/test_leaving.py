@@ -11,10 +11,9 @@ import pytest
 from peers.leaving import HANDOVER_S, Leaving
 from peers.situation import Situation
 from swarm.errors import (
-    EXIT_DRAINED,
-    EXIT_OK,
     Busy,
     DeadlineMissed,
+    Ending,
     PeerError,
     Refused,
     RunEnded,
@@ -113,7 +112,7 @@ class Home:
 async def test_member_that_is_told_to_leave_asks_the_leader_of_the_open_step_and_goes_with_its_record() -> None:
     home = Home()
     going = asyncio.create_task(home.leaving.run())
-    assert home.leaving.ask("SIGTERM", EXIT_DRAINED) == "asked to leave; step 1 is the first with which it may"
+    assert home.leaving.ask("SIGTERM", Ending.DRAINED) == "asked to leave; step 1 is the first with which it may"
     request = await home.asked(1)
     assert home.calls.asked[0][0] == ROSTER.succession(1)[0]
     ChangeRules(RUN, RULES.parts, 9, verify).check_departure(Moment(1, ROSTER, GENESIS.hash()), request)
@@ -130,7 +129,7 @@ async def test_member_agrees_that_the_run_ends_once_nobody_has_come_for_long_and
     helped = True
     home.leaving.helping = lambda: helped
     going = asyncio.create_task(home.leaving.run())
-    home.leaving.ask("SIGTERM", EXIT_DRAINED)
+    home.leaving.ask("SIGTERM", Ending.DRAINED)
     rules, now = ChangeRules(RUN, RULES.parts, 9, verify), Moment(1, ROSTER, GENESIS.hash())
     first = await home.asked(1)
     await asyncio.sleep(10 * HANDOVER_S)
@@ -157,7 +156,7 @@ async def test_member_that_cannot_be_spared_asks_again_whether_all_others_are_as
     home.leaving.helping = lambda: True
     home.calls.answers = [Refused("it holds the only replica"), Refused("all have been asked to leave")]
     going = asyncio.create_task(home.leaving.run())
-    home.leaving.ask("SIGTERM", EXIT_DRAINED)
+    home.leaving.ask("SIGTERM", Ending.DRAINED)
     await home.asked(1)
     await eventually(lambda: "the only replica; not while" in home.situation.waiting_for)
     await home.asked(2)
@@ -189,7 +188,7 @@ async def test_member_that_cannot_be_spared_asks_again_whether_all_others_are_as
 async def test_member_asks_for_the_end_at_once_in_the_steps_after() -> None:
     home = Home()
     going = asyncio.create_task(home.leaving.run())
-    home.leaving.ask("swarm drain", EXIT_OK)
+    home.leaving.ask("swarm drain", Ending.DONE)
     assert not (await home.asked(1)).ends
     await asyncio.sleep(HANDOVER_S / 2)
     closed = await home.close()
@@ -210,7 +209,7 @@ async def test_member_that_cannot_be_spared_says_why_and_asks_again_with_every_s
     home = Home()
     home.calls.answers = [Refused("it holds the only replica"), WrongStep("it is too late"), Violation("forged")]
     going = asyncio.create_task(home.leaving.run())
-    home.leaving.ask("swarm drain", EXIT_OK)
+    home.leaving.ask("swarm drain", Ending.DONE)
     await home.asked(1)
     closed = await home.close()
     home.bench.replenish()
@@ -223,7 +222,7 @@ async def test_member_that_cannot_be_spared_says_why_and_asks_again_with_every_s
     await eventually(lambda: home.situation.waiting_for == "forged")
     said = [event.what for event in home.events.of(Waiting)]
     assert said == ["it holds the only replica", "the next step: it is too late", "forged"]
-    assert home.leaving.ask("again", EXIT_OK) == "draining: forged"
+    assert home.leaving.ask("again", Ending.DONE) == "draining: forged"
     going.cancel()
     with pytest.raises(asyncio.CancelledError):
         await going
@@ -234,7 +233,7 @@ async def test_member_that_is_never_let_go_stays_to_the_end_of_the_run() -> None
     home = Home()
     home.calls.answers = [Refused("no")] * RULES.steps
     going = asyncio.create_task(home.leaving.run())
-    home.leaving.ask("swarm drain", EXIT_OK)
+    home.leaving.ask("swarm drain", Ending.DONE)
     closed = GENESIS
     for step in range(1, RULES.steps + 1):
         await home.asked(step)
@@ -251,7 +250,7 @@ async def test_member_whose_leader_does_not_answer_asks_until_somebody_does(erro
     home = Home()
     home.calls.answers = [error] * 4
     going = asyncio.create_task(home.leaving.run())
-    home.leaving.ask("SIGTERM", EXIT_DRAINED)
+    home.leaving.ask("SIGTERM", Ending.DRAINED)
     await home.asked(2)
     assert home.situation.waiting_for == f"a leader of step 1: {error.reason}"
     request = await home.asked(5)
@@ -265,7 +264,7 @@ async def test_member_whose_leader_does_not_answer_asks_until_somebody_does(erro
 async def test_member_asks_the_next_leader_when_another_takes_over() -> None:
     home = Home()
     going = asyncio.create_task(home.leaving.run())
-    home.leaving.ask("SIGTERM", EXIT_DRAINED)
+    home.leaving.ask("SIGTERM", Ending.DRAINED)
     await home.asked(1)
     await asyncio.sleep(60)
     assert len(home.calls.asked) == 2, "the second time that it agrees to the end of the run"
@@ -288,22 +287,22 @@ async def test_member_that_is_cut_off_need_not_come_back_to_leave(when: str) -> 
     if when == "before":
         await home.bench.member.cut("B is steps ahead")
     going = asyncio.create_task(home.leaving.run())
-    home.leaving.ask("SIGTERM", EXIT_DRAINED)
+    home.leaving.ask("SIGTERM", Ending.DRAINED)
     if when != "before":
         await home.asked(1)
         await home.bench.member.cut("B is steps ahead")
     with pytest.raises(RunEnded, match="B is steps ahead") as ended:
         await going
-    assert ended.value.exit_code == EXIT_DRAINED
+    assert ended.value.ending is Ending.DRAINED
 
 
 @virtual
 async def test_peer_that_is_told_to_leave_before_it_took_part_ends_at_once() -> None:
     home = Home(founded=False)
-    home.leaving.ask("SIGTERM", EXIT_DRAINED)
+    home.leaving.ask("SIGTERM", Ending.DRAINED)
     with pytest.raises(RunEnded, match="left before it took part") as error:
         await home.leaving.run()
-    assert error.value.exit_code == EXIT_DRAINED
+    assert error.value.ending is Ending.DRAINED
     assert home.calls.asked == []
 
 
@@ -311,7 +310,7 @@ async def test_peer_that_is_told_to_leave_before_it_took_part_ends_at_once() -> 
 async def test_peer_that_a_record_may_name_already_waits_for_that_record() -> None:
     home = Home(founded=False)
     home.leaving.admitted.set()
-    home.leaving.ask("SIGTERM", EXIT_DRAINED)
+    home.leaving.ask("SIGTERM", Ending.DRAINED)
     going = asyncio.create_task(home.leaving.run())
     for _ in range(5):
         await asyncio.sleep(0)
@@ -327,8 +326,8 @@ async def test_peer_that_a_record_may_name_already_waits_for_that_record() -> No
 async def test_order_that_is_repeated_changes_nothing_and_is_seen_to_be_heard_once() -> None:
     home = Home()
     for by in ("swarm drain", "Ctrl-C", "Ctrl-C", "swarm drain"):
-        home.leaving.ask(by, EXIT_DRAINED if by == "swarm drain" else EXIT_OK)
-    assert home.leaving.exit_code == EXIT_DRAINED
+        home.leaving.ask(by, Ending.DRAINED if by == "swarm drain" else Ending.DONE)
+    assert home.leaving.ending is Ending.DRAINED
     assert [(event.reason, event.again) for event in home.events.of(Draining)] == [
         ("swarm drain", False),
         ("Ctrl-C", True),

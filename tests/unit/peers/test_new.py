@@ -7,6 +7,7 @@ import pytest
 
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.cli.app import run
+from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_USAGE, exit_code_of
 from peers.foundation import Foundation
 from peers.founding_files import load_foundation, make_run
 from peers.manifest_file import render_manifest
@@ -14,7 +15,7 @@ from peers.new import summary
 from peers.presets import load_preset, preset_names, preset_purpose
 from peers.settings import PeerSettings
 from swarm.config import load_manifest, parse_manifest
-from swarm.errors import EXIT_INCOMPATIBLE, EXIT_USAGE, ConfigError, Incompatible
+from swarm.errors import ConfigError, Incompatible
 
 TEXT = "Enough text to make a small tokenizer of, with a few words that come again: text, words, tokenizer. " * 20
 
@@ -91,7 +92,7 @@ def test_make_run_another_tokenizer_than_the_file_names_is_incompatible(tmp_path
     foundation = _foundation(file=file, tokenizer=tokenizer)
     with pytest.raises(Incompatible, match="1111") as caught:
         make_run(foundation, load_foundation(foundation))
-    assert caught.value.exit_code == EXIT_INCOMPATIBLE
+    assert exit_code_of(caught.value) == EXIT_INCOMPATIBLE
 
 
 @pytest.mark.parametrize(
@@ -117,7 +118,7 @@ def test_founding_what_does_not_fit_names_the_key(tmp_path: Path, content: str |
     with pytest.raises(ConfigError) as caught:
         make_run(foundation, load_foundation(foundation))
     assert caught.value.key == key
-    assert caught.value.exit_code == EXIT_USAGE
+    assert exit_code_of(caught.value) == EXIT_USAGE
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff"])

@@ -10,11 +10,12 @@ import pytest
 
 from peers import node
 from peers.contact import CONTACT_TRIES, NO_CONTACT
+from peers.exit_codes import EXIT_UNREACHABLE, exit_code_of
 from peers.node import MOST_DESCRIPTORS, Node, allow_descriptors
 from peers.orders import Orders
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
-from swarm.errors import EXIT_UNREACHABLE, RunEnded, Unreachable
+from swarm.errors import RunEnded, Unreachable
 from swarm.events import NullSink
 from swarm.network.endpoint import LibP2PEndpoint
 from swarm.network.identity import load_or_create
@@ -41,7 +42,7 @@ async def test_node_whose_daemon_is_not_replaced_ends_saying_what_to_check_and_d
     gone = cast(LibP2PEndpoint, _Endpoint("our libp2p daemon died 5 times within 60 s"))
     with pytest.raises(RunEnded, match="brave-otter: our libp2p daemon died 5 times") as ended:
         await _node(tmp_path)._watch_daemon(gone)
-    assert ended.value.exit_code == EXIT_UNREACHABLE
+    assert exit_code_of(ended.value) == EXIT_UNREACHABLE
     assert "p2pd" in ended.value.check
     assert ended.value.remedy
 

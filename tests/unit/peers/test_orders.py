@@ -9,8 +9,9 @@ import pytest
 import uvloop
 
 from peers import interrupt
+from peers.exit_codes import EXIT_OK, exit_code_of
 from peers.orders import Orders
-from swarm.errors import EXIT_DRAINED, EXIT_OK, RunEnded
+from swarm.errors import Ending, RunEnded
 
 
 @pytest.fixture(autouse=True)
@@ -68,9 +69,9 @@ def test_orders_without_grace_a_signal_ends_at_once(number: signal.Signals) -> N
 
 
 def test_orders_signal_begins_to_leave_in_order() -> None:
-    assert _told(60, signal.SIGINT, adopt=True) == ([("Ctrl-C", EXIT_OK)], None)
-    assert _told(60, signal.SIGTERM, adopt=True) == ([("SIGTERM", EXIT_DRAINED)], None)
-    assert _told(60, signal.SIGHUP, signal.SIGHUP, adopt=True) == ([("SIGHUP", EXIT_DRAINED)], None)
+    assert _told(60, signal.SIGINT, adopt=True) == ([("Ctrl-C", Ending.DONE)], None)
+    assert _told(60, signal.SIGTERM, adopt=True) == ([("SIGTERM", Ending.DRAINED)], None)
+    assert _told(60, signal.SIGHUP, signal.SIGHUP, adopt=True) == ([("SIGHUP", Ending.DRAINED)], None)
 
 
 def test_orders_second_signal_ends_at_once() -> None:
@@ -121,7 +122,7 @@ async def test_unless_forced_ends_the_work_when_told_and_waits_for_it() -> None:
 
     with pytest.raises(RunEnded, match="^s0 was told to leave before it took part") as caught:
         await orders.unless_forced("s0", work())
-    assert (caught.value.exit_code, cleared) == (EXIT_OK, [True])
+    assert (exit_code_of(caught.value), cleared) == (EXIT_OK, [True])
 
 
 async def test_unless_forced_gives_a_result_that_comes_all_the_same() -> None:

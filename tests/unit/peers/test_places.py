@@ -16,7 +16,7 @@ from peers.names import friendly_name
 from peers.place_state import STATE_FILE, PlaceEnd, PlaceState, read_state, write_state
 from peers.places import KEPT_SESSIONS, home_directory, list_places, look_at_place, take_place
 from peers.session import know_thyself
-from swarm.errors import ConfigError, RunEnded
+from swarm.errors import ConfigError, Ending, RunEnded
 from swarm.network.identity import load_or_create
 
 RUN = "9f2c41aa" + "0" * 56
@@ -199,7 +199,7 @@ def test_place_says_who_is_there_and_how_it_ended(tmp_path: Path, clock: Ticking
 
 def test_place_left_by_an_error_keeps_it(tmp_path: Path, clock: Ticking) -> None:
     with pytest.raises(RunEnded), take_place(tmp_path, clock=clock) as place:
-        raise RunEnded("no bootstrap", 3)
+        raise RunEnded("no bootstrap", Ending.UNREACHABLE)
     state = read_state(place.path)
     assert state is not None
     assert state.end == PlaceEnd(reason="no bootstrap", exit_code=3, at=clock.now)

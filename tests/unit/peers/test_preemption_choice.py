@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from peers.event_words import describe
+from peers.exit_codes import EXIT_DRAINED
 from peers.join_settings import PREFIX, load_join_settings
 from peers.orders import Orders
 from peers.preemption.choice import MetadataUrl, PreemptionChoice, read_choice, read_url
 from peers.settings import PeerSettings, exact_settings
-from swarm.errors import EXIT_DRAINED, EXIT_OK, ConfigError
+from swarm.errors import ConfigError, Ending
 from swarm.events import Event, PreemptionNotice, PreemptionWatch
 
 
@@ -147,11 +148,11 @@ def test_commands_have_the_options(command: str) -> None:
 # --- what the peer does ----------------------------------------------------------------------------------------------
 
 
-class Asked(list[tuple[str, int]]):
+class Asked(list[tuple[str, Ending]]):
     """What leaving in order was begun with."""
 
-    def leave(self, reason: str, exit_code: int) -> str:
-        self.append((reason, exit_code))
+    def leave(self, reason: str, ending: Ending) -> str:
+        self.append((reason, ending))
         return ""
 
 
@@ -165,7 +166,7 @@ async def test_notice_begins_to_leave_in_order_once() -> None:
     orders, asked = orders_of(60)
     orders.by_notice("AWS: so", 60)
     orders.by_notice("AWS: again", 0)
-    assert asked == [("AWS: so", EXIT_DRAINED)]
+    assert asked == [("AWS: so", Ending.DRAINED)]
     forced = asyncio.ensure_future(orders.forced())
     await asyncio.wait({forced}, timeout=0.01)
     assert not forced.done(), "the second notice counted"
@@ -176,7 +177,7 @@ async def test_notice_whose_time_is_over_ends_the_peer() -> None:
     orders, asked = orders_of(60)
     orders.by_notice("AWS: so", 0.0)
     assert await orders.forced() == ("could not leave in order in time: AWS: so", EXIT_DRAINED)
-    assert asked == [("AWS: so", EXIT_DRAINED)]
+    assert asked == [("AWS: so", Ending.DRAINED)]
 
 
 async def test_notice_without_a_time_has_the_grace() -> None:
@@ -203,14 +204,14 @@ async def test_signal_after_a_notice_is_no_haste_and_keeps_the_exit_code() -> No
     orders.by_notice("GCP: so", 60)
     orders.take(signal.SIGTERM)  # what an operating system sends when it is shut down
     assert await orders.forced() == ("could not leave in order within 0.01 s", EXIT_DRAINED)
-    assert asked == [("GCP: so", EXIT_DRAINED), ("SIGTERM", EXIT_DRAINED)]
+    assert asked == [("GCP: so", Ending.DRAINED), ("SIGTERM", Ending.DRAINED)]
 
 
 async def test_notice_after_a_drain_leaves_its_exit_code_to_the_drain() -> None:
     orders, asked = orders_of(60)
     orders.by_command("swarm drain")
     orders.by_notice("AWS: so", 60)
-    assert asked[0] == ("swarm drain", EXIT_OK)  # the first order counts: see Leaving.ask
+    assert asked[0] == ("swarm drain", Ending.DONE)  # the first order counts: see Leaving.ask
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from peers.quorum import Quorum
 from peers.situation import Situation
 from peers.standing_text import status_lines
 from peers.vacancy import Vacancy
+from peers.words import command_to_join
 from swarm.clock import moment
 from swarm.events import QuorumLost, Waiting
 from swarm.ids import ENDS, PeerId, stage_part
@@ -52,7 +53,13 @@ class Scene:
             leader=PeerId(leader), forking=SimpleNamespace(fork=None),
         )  # fmt: skip
         watch = cast(Any, SimpleNamespace(gone=self.gone))
-        self.vacancy = Vacancy(watch, cast(Any, self.member), self.situation, PeerId(me), KEPT)
+        around = SimpleNamespace(
+            watch=watch,
+            endpoint=SimpleNamespace(peer=PeerId(me)),
+            manifest=SimpleNamespace(run=SimpleNamespace(copies=KEPT)),
+            how_to_join=command_to_join,
+        )
+        self.vacancy = Vacancy(cast(Any, around), cast(Any, self.member), self.situation)
         self.quorum = Quorum(watch, cast(Any, self.member), self.situation, self.clock, 600.0)
 
     def lose(self, *names: str) -> None:
@@ -118,7 +125,7 @@ def test_member_without_a_majority_judges_nobody() -> None:
             SMALL,
             "tu",
             KEPT,
-            "a trainer to join for ends (swarm join INVITE --role trainer): t, u are lost; a copy is kept",
+            "a trainer to join for ends (as a trainer): t, u are lost; a copy is kept",
         ),
         (LARGE, "b", 4, "stage-1 to be taken over from a copy: b is lost"),
         (SMALL, "b", 0, "a replica of stage-1: b (silent); nobody keeps a copy, and the run ends if none comes back"),

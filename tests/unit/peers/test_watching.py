@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from peers.watching import Watching
-from swarm.errors import EXIT_UNREACHABLE, Refused, RunEnded, WrongStep
+from swarm.errors import Ending, Refused, RunEnded, WrongStep
 from swarm.events import PeerBack, PeerLost
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer, Method, Request
@@ -85,7 +85,7 @@ class Home:
                     self.bench.member,
                     self.events,
                     lambda peer: f"the peer {peer}",
-                    lambda reason: RunEnded(f"orphaned: {reason}", EXIT_UNREACHABLE),
+                    lambda reason: RunEnded(f"orphaned: {reason}", Ending.UNREACHABLE),
                 )
             else:
                 endpoint.mount(self.others[peer])
@@ -192,7 +192,7 @@ async def test_peer_whose_contact_is_gone_before_it_took_part_ends() -> None:
     (error,) = ended.value.exceptions
     assert isinstance(error, RunEnded)
     assert error.reason.startswith("orphaned: no answer")
-    assert error.exit_code == EXIT_UNREACHABLE
+    assert error.ending is Ending.UNREACHABLE
 
 
 @virtual

@@ -8,8 +8,10 @@ import pytest
 
 from peers import words
 from peers.complaint import Complaint
-from peers.words import another_path, listed, report_error
-from swarm.errors import EXIT_ERROR, EXIT_UNREACHABLE, ConfigError, RunEnded, SwarmError
+from peers.exit_codes import EXIT_CODES, exit_code_of
+from peers.words import another_path, command_to_join, listed, reason_of, report_error, with_commands
+from swarm.errors import Advice, ConfigError, Ending, RunEnded, SwarmError
+from swarm.ids import ENDS, PartName, stage_part
 
 
 @pytest.mark.parametrize(
@@ -20,7 +22,7 @@ def test_listed_joins_names_as_people_do(names: list[str], text: str) -> None:
 
 
 def test_report_of_a_lost_peer_says_what_can_be_done_now(capsys: pytest.CaptureFixture[str]) -> None:
-    report_error(RunEnded("s1 (12D3) is gone: it is silent", EXIT_UNREACHABLE))
+    report_error(RunEnded("s1 (12D3) is gone: it is silent", Ending.UNREACHABLE))
     cause, next_ = capsys.readouterr().err.splitlines()
     assert cause == "error: s1 (12D3) is gone: it is silent"
     assert next_.startswith("  next:  look whether the run goes on: ")
@@ -31,8 +33,8 @@ def test_report_of_a_lost_peer_says_what_can_be_done_now(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("error", "lines"),
     [
-        (RunEnded("no", EXIT_UNREACHABLE, check="a", remedy="b"), ["error: no", "  check: a", "  next:  b"]),
-        (RunEnded("over", EXIT_ERROR), ["error: over"]),
+        (RunEnded("no", Ending.UNREACHABLE, check="a", remedy="b"), ["error: no", "  check: a", "  next:  b"]),
+        (RunEnded("over", Ending.FAILED), ["error: over"]),
         (Complaint("no", check="a", next_="b\x1b"), ["error: no", "  check: a", "  next:  b "]),
         (ConfigError("--x", None, "a", "b"), ["error: --x is missing", "  check: expected a", "  next:  b"]),
         (
@@ -47,6 +49,37 @@ def test_report_of_others_says_what_they_know(
 ) -> None:
     report_error(error)
     assert capsys.readouterr().err.splitlines() == lines
+
+
+@pytest.mark.parametrize("advice", Advice)
+def test_advice_of_the_library_is_told_with_a_command(advice: Advice) -> None:
+    assert re.search(r"swarm|--", with_commands(advice)), "an advice without a command"
+    assert not re.search(r"swarm [a-z]|--", advice), "a command in the library"
+    assert all(other not in advice for other in Advice if other is not advice), "one is found in another"
+    assert with_commands(f"a: {advice} b") == f"a: {with_commands(advice)} b"
+
+
+def test_reason_of_a_home_of_another_run_names_its_history() -> None:
+    error = ConfigError("home", "/h", "a home of run 1", Advice.OTHER_HOME)
+    assert "See what it is with swarm history --file /h/history.jsonl; then" in reason_of(error)
+
+
+@pytest.mark.parametrize(
+    ("part", "open_port", "command"),
+    [
+        (None, False, "swarm join INVITE --role trainer"),
+        (ENDS, True, "swarm join INVITE --role trainer --port N, opened in its firewall"),
+        (stage_part(2), False, "swarm join INVITE --stage 2"),
+        (stage_part(0), True, "swarm join INVITE --stage 0 --port N, opened in its firewall"),
+    ],
+)
+def test_command_to_join_for_a_part(part: PartName | None, open_port: bool, command: str) -> None:
+    assert command_to_join(part, open_port=open_port) == command
+
+
+@pytest.mark.parametrize("ending", Ending)
+def test_exit_code_of_every_ending(ending: Ending) -> None:
+    assert exit_code_of(RunEnded("over", ending)) == EXIT_CODES[ending]
 
 
 _NO_COMMAND = re.compile(r"(It|This|There|That|They|None|Every|A stage host|A trainer|No) ")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from swarm.clock import SystemClock
-from swarm.errors import BugError, Busy, PeerError, Refused, RunEnded, Violation, WrongStep
+from swarm.errors import BugError, Busy, Ending, PeerError, Refused, RunEnded, Violation, WrongStep
 from swarm.events import HopMoved, JourneyCompleted, JourneyStarted
 from swarm.ids import PeerId
 from swarm.optimization.calls import first_leaf
@@ -167,7 +167,7 @@ async def test_trainer_whose_leader_does_not_count_a_microbatch_goes_on() -> Non
     assert crew.side.events.of(JourneyCompleted) == []
 
 
-@pytest.mark.parametrize("error", [BugError("a broken invariant"), RunEnded("the run is over", 1)])
+@pytest.mark.parametrize("error", [BugError("a broken invariant"), RunEnded("the run is over", Ending.FAILED)])
 async def test_trainer_ends_with_what_its_leader_object_raises(error: Exception) -> None:
     crew = await Crew.of([[A0], [B0]])
     leader = FakeLeader(3)

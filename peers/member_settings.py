@@ -1,0 +1,34 @@
+"""What the membership of a run needs to know about its own peer, as plain data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberSettings:
+    """The settings of one member.
+
+    Attributes:
+        role: What it does beside being a member.
+        name: What people call it.
+        stage: The stage that a host wants to hold; None: wherever it is needed most.
+        region: Where it is; "" for nowhere in particular.
+        dial_out_only: Others shall not have to call it for averaging, where the run leaves them the choice.
+        max_in_flight: Bounds a trainer's journeys; None lets it choose from what it measures.
+        patience_s: How long a founder waits for the peers that the run needs; None: for ever.
+        history: The file with the chain of close records.
+        votes: The file with this peer's votes, which belongs to its identity and outlives one start.
+    """
+
+    role: Literal["bootstrap", "stage", "trainer"]
+    name: str
+    stage: int | None = None
+    region: str = ""
+    dial_out_only: bool = False
+    max_in_flight: int | None = None
+    patience_s: float | None = None
+    history: Path
+    votes: Path

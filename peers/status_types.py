@@ -1,0 +1,25 @@
+"""The terms in which a member says where it stands. Plain data, for whoever shows it: imports nothing of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Phase = Literal["starting", "waiting", "syncing", "ready", "draining", "ended"]
+ENDED = "the run was ended with step"
+"""How the reason begins with which the peers of a run leave together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartTurnout:
+    """How many replicas of a part were live when ``step`` closed, took part in its averaging, and have something in the
+    result. ``why`` says by name why others have not, and who was lost; ``alone``: there was nobody to average with."""
+
+    part: str
+    step: int
+    live: int
+    participating: int
+    averaged: int
+    why: Mapping[str, str]
+    alone: bool
