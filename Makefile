@@ -26,7 +26,7 @@ setup: ## make .venv with everything in it; does nothing when it is up to date
 quickstart: setup ## train a small model with a local swarm; ARGS="--steps 5 --peers 2"
 	@$(VENV)/bin/swarm quickstart $(ARGS)
 
-test: setup ## the tests that need neither root nor Docker, in under 15 minutes; ARGS passed to pytest
+test: setup ## the tests that need neither root nor Docker, in under 12 minutes; ARGS passed to pytest
 	@$(VENV)/bin/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 check: setup lint ## before each commit: lint, types, and the tests of what differs from BASE (default HEAD), in minutes

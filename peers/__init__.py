@@ -1,0 +1,1 @@
+"""What one machine runs: the command `swarm`, one peer as a process, and local runs."""

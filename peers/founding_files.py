@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
-from peers.ckpt_resume import Resumable, find_resumable
-from peers.data import check_tokenizer
-from peers.foundation import Foundation
+from peers.checkpoints.resume import Resumable, find_resumable
+from peers.console.words import another_path, command_name
+from peers.data.source import check_tokenizer
+from peers.data.text import Corpus, built_in_corpus, read_corpus, sample_texts
 from peers.manifest_file import write_manifest
 from peers.presets import load_preset, preset_names
-from peers.text import Corpus, built_in_corpus, read_corpus
-from peers.tokenizer_sample import sample_texts
-from peers.words import another_path, command_name
 from swarm.config import Manifest, new_nonce, parse_manifest
 from swarm.errors import ConfigError, Incompatible, StateError
 from swarm.models.spec import ModelConfig
-from swarm.state.checkpoint_disk import write_whole
+from swarm.state.checkpoints.disk import write_whole
 
 TOKENIZER_FILE = "tokenizer.json"
 MANIFEST_FILE = "run.toml"
@@ -92,7 +91,8 @@ def make_run(foundation: Foundation, document: dict[str, Any]) -> Founded:
 def resume_run(foundation: Foundation, home: Path | str | None) -> Founded:
     """The run that is to go on, from its newest checkpoint that is complete and verified.
 
-    Raises ConfigError for a flag that would make it another run, and as :func:`peers.ckpt_resume.find_resumable`.
+    Raises ConfigError for a flag that would make it another run, and as
+    :func:`peers.checkpoints.resume.find_resumable`.
     """
     given = {"--preset": foundation.preset, "--tokenizer": foundation.tokenizer, "--text": foundation.texts or None}
     given |= {f"--{_FLAGS.get(key, key.rpartition('.')[2])}": value for key, value in foundation.changes.items()}
@@ -159,3 +159,25 @@ def _change(document: dict[str, Any], dotted: str, value: Any) -> None:
 
 def _origin(foundation: Foundation) -> str:
     return str(foundation.file) if foundation.file else f"the preset {foundation.preset}, or leave out the flag"
+
+
+# --- foundation ------------------------------------------------------------------------------------------------------
+#
+# What a user gives to found a run with.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Foundation:
+    """What the user gave: a preset's name or a file, what replaces values in it, and where the tokenizer comes from.
+
+    ``changes`` are dotted keys such as ``run.steps``; those whose value is None are left as they are. ``texts`` are
+    files that a tokenizer is trained on when there is none; without them it is the built-in text. With ``resume`` the
+    run is an old one, and ``file`` its directory or a checkpoint's in it, the beginning of its id, or None: the newest.
+    """
+
+    preset: str | None
+    file: Path | None
+    changes: Mapping[str, Any]
+    tokenizer: Path | None
+    texts: tuple[Path, ...] = ()
+    resume: bool = False

@@ -19,9 +19,9 @@ from pydantic_settings import (
     SettingsConfigDict,
 )
 
-from peers.preflight import ANY_PORT, check_port
+from peers.commands.preflight import ANY_PORT, check_port
+from peers.console.words import another_path, command_name
 from peers.settings import PATTERNS, Address, Device, MetadataAddress, Name, Preemption, Region, check_preemption_url
-from peers.words import another_path, command_name
 from swarm.errors import ConfigError
 from swarm.schema import in_words
 

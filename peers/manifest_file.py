@@ -9,7 +9,7 @@ from typing import Any
 
 from swarm.config import Manifest, parse_manifest
 from swarm.errors import ConfigError, Incompatible
-from swarm.state.checkpoint_disk import write_whole
+from swarm.state.checkpoints.disk import write_whole
 
 
 def render_manifest(manifest: Manifest) -> str:

@@ -1,7 +1,7 @@
-"""The composition root: settings in, a living peer out. The second page to read, after ``swarm.optimization.loop``.
+"""The composition root: settings in, a living peer out. The second page to read, after ``swarm.step.loop``.
 
 Every peer is a member of the run: it answers the step's leader, watches some others, and may have to lead. What else
-it does is its role (``peers.roles``). :func:`run_peer` is what the CLI and the local launcher call.
+it does is its role (``swarm.membership.roles``). :func:`run_peer` is what the CLI and the local launcher call.
 """
 
 from __future__ import annotations
@@ -19,37 +19,43 @@ from typing import Any, TypeVar
 
 import uvloop
 
-from peers.checkpoints import keep_run, run_directory_of
-from peers.ckpt_keeper import CheckpointKeeper
-from peers.commands import NodeCommands
-from peers.contact import CONTACT_PAUSE_S, CONTACT_TRIES, NO_CONTACT, ask_standing, cannot_reach, find_run
-from peers.control import ControlServer
-from peers.data import open_source, shard_for
+from peers.checkpoints.keeper import CheckpointKeeper
+from peers.checkpoints.writer import keep_run, run_directory_of
+from peers.console.narration import Narration
+from peers.console.words import command_to_join, one_line, reason_of, report_error, with_commands
+from peers.control.answers import NodeCommands
+from peers.control.server import ControlServer
+from peers.data.source import open_source, shard_for
 from peers.exit_codes import EXIT_CODES, EXIT_DRAINED, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, exit_code_of
 from peers.manifest_file import manifest_sent
-from peers.membership import Membership
-from peers.narration import Narration
 from peers.orders import Orders, Stopped
 from peers.preemption.watcher import PreemptionWatcher
-from peers.roles import Surroundings
 from peers.settings import PeerSettings, member_settings
-from peers.words import command_to_join, one_line, reason_of, report_error, with_commands
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
 from swarm.device import DeviceThread, resolve_device
 from swarm.errors import ConfigError, DeadlineMissed, Ending, PeerError, RunEnded, SwarmError, Unreachable
 from swarm.events import EventSink, PeerStarted, PeerStopped, RunFound, Waiting
+from swarm.health.watch import Watch
 from swarm.ids import PeerId, RunId
-from swarm.monitoring.lag import LoopLagProbe
-from swarm.monitoring.recorder import Recorder
+from swarm.membership.membership import Membership
+from swarm.membership.roles import Surroundings
+from swarm.monitoring.recorder import LoopLagProbe, Recorder
 from swarm.network.addresses import parse_address
+from swarm.network.discovery.contact import (
+    CONTACT_PAUSE_S,
+    CONTACT_TRIES,
+    NO_CONTACT,
+    ManifestService,
+    ask_standing,
+    cannot_reach,
+    find_run,
+)
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
-from swarm.network.identity import StoredIdentity, load_or_create
-from swarm.network.manifest import ManifestService
-from swarm.network.reachability import Reach, find_relay, reachability
-from swarm.optimization.calls import first_leaf
+from swarm.network.libp2p.identity import StoredIdentity, load_or_create
+from swarm.network.reach.reachability import Reach, find_relay, reachability
 from swarm.pipeline.batch import BatchSource
-from swarm.pipeline.health import Watch
+from swarm.step.calls import first_leaf
 
 logger = logging.getLogger(__name__)
 
@@ -264,7 +270,8 @@ class Node:
             raise RunEnded(membership.describe(error), Ending.UNREACHABLE) from error
 
     async def _be_reachable(self, endpoint: LibP2PEndpoint, through: Sequence[PeerId]) -> str:
-        """See :class:`peers.roles.Surroundings`. A founder has nobody to ask, and is called by whoever comes."""
+        """See :class:`swarm.membership.roles.Surroundings`. A founder has nobody to ask, and is called by whoever
+        comes."""
         reach, membership = self._reach, self._membership
         if reach is None or membership is None or not reach.nobody_can_call:
             return ""

@@ -8,14 +8,14 @@ from collections.abc import Callable, Coroutine
 from types import FrameType
 from typing import Any, TypeVar
 
+from peers.console.interrupt import SIGNALS, received
 from peers.exit_codes import EXIT_DRAINED, EXIT_OK
-from peers.interrupt import SIGNALS, received
 from swarm.errors import Ending, RunEnded
 
 ResultT = TypeVar("ResultT")
 
 Leave = Callable[[str, Ending], str]
-"""Begins to leave in order; see :meth:`peers.leaving.Leaving.ask`."""
+"""Begins to leave in order; see :meth:`swarm.membership.leaving.Leaving.ask`."""
 
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 
@@ -46,7 +46,7 @@ class Orders:
         """Take SIGINT, SIGTERM and SIGHUP from now on, and for good: what comes after the loop has ended changes
         nothing any more. A signal that is ignored stays so: whoever started this peer deals with it.
 
-        What :func:`peers.interrupt.defer` kept back counts as well.
+        What :func:`peers.console.interrupt.defer` kept back counts as well.
         """
         # Not loop.add_signal_handler: the loop would put back the default when it closes, and a signal would then
         # kill the process before it has noted how it ended.

@@ -6,11 +6,11 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers.event_words import labelled
-from peers.interrupt import defer
-from peers.last_events import last_event
-from peers.names import friendly_name
-from peers.places import Place
+from peers.console.event_words import labelled
+from peers.console.interrupt import defer
+from peers.home.identity import friendly_name
+from peers.home.last_events import last_event
+from peers.home.places import Place
 from peers.settings import PeerSettings
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
@@ -33,7 +33,7 @@ class Who:
 def know_thyself(place: Place, name: str | None) -> Who:
     """The identity of a place, made now at the first start there, under its last name unless ``name`` gives another.
     Raises ConfigError for a key file that is no good."""
-    from swarm.network.identity import load_or_create
+    from swarm.network.libp2p.identity import load_or_create
 
     new = not place.identity.exists()
     peer = load_or_create(place.identity).peer

@@ -21,9 +21,9 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from peers.member_settings import MemberSettings
 from peers.preemption.choice import read_choice, read_url
 from swarm.errors import ConfigError
+from swarm.membership.settings import MemberSettings
 from swarm.schema import in_words
 
 DEVICE = r"^(cpu|cuda(:[0-9]{1,3})?)$"

@@ -17,15 +17,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, StringConstraints, ValidationError
 
 from swarm import WIRE_VERSION
-from swarm.averaging.checks import check_averaging
-from swarm.averaging.config import AveragingConfig
+from swarm.averaging.config import AveragingConfig, check_averaging
+from swarm.consensus.copies import MOST_COPIES
+from swarm.consensus.records import record_bytes
 from swarm.errors import ConfigError
 from swarm.ids import RunId
 from swarm.models.spec import ModelConfig, SplitConfig
 from swarm.network.protocols import MAX_BODY_BYTES
-from swarm.optimization.copies import MOST_COPIES
-from swarm.optimization.records import record_bytes
-from swarm.optimization.schedules import OptimizerConfig
+from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 from swarm.schema import Section, in_words, keys_at
 

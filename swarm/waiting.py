@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
+
+from swarm.clock import Clock
+from swarm.errors import Busy
 
 SHORTEST_S = 0.005
 LONGEST_S = 1.0
@@ -132,3 +135,24 @@ class StallDetector(Generic[T]):
     def excuse(self, now: float) -> None:
         """Nothing could have changed until now."""
         self.moved = now
+
+
+# --- insistence ------------------------------------------------------------------------------------------------------
+#
+# Sending to a peer that is the only one to take it, until it is not busy any more.
+
+
+async def insist(send: Callable[[], Awaitable[T]], clock: Clock, *, within_s: float) -> T:
+    """Send until the receiver is not Busy any more. For messages that only one peer can take: the way back.
+
+    Raises what ``send`` raises, and its Busy when ``within_s`` seconds have passed.
+    """
+    patience, deadline = ExponentialBackoff(), clock.monotonic() + within_s
+    while True:
+        try:
+            return await send()
+        except Busy:
+            pause = patience.pause_s()
+            if clock.monotonic() + pause > deadline:
+                raise
+        await clock.sleep(pause)

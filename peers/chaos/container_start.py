@@ -14,7 +14,7 @@ from peers.chaos.container_networks import Networks
 from peers.chaos.engine import Engine, EngineError, bind
 from peers.chaos.nemesis import FAKETIME, Nemesis
 from peers.chaos.world import PeerSpec, filled
-from peers.places import KEY_FILE
+from peers.home.places import KEY_FILE
 
 PORT = 4001
 HOME, LOGS, FILES = "/data", "/logs", "/files"

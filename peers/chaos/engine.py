@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.exit_codes import EXIT_UNREACHABLE
-from peers.launcher import launched
+from peers.local.launcher import launched
 from swarm.clock import SystemClock
 from swarm.errors import SwarmError
 

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from peers.chaos.means import pour
-from peers.fork_client import ENTRY, PRELOAD, ForkClient, sweep_scratch, wait_exit
+from peers.local.fork_client import ENTRY, PRELOAD, ForkClient, sweep_scratch, wait_exit
 from swarm.errors import StateError
 
-PRELOADED = (*PRELOAD, "peers.cli.app", "peers.node", "peers.join", "peers.new")
+PRELOADED = (*PRELOAD, "peers.cli.app", "peers.node", "peers.commands.join", "peers.commands.new")
 READY_S = 120.0
 """How long the imports may take on a machine that is busy."""
 STARTED_S = 30.0
@@ -60,7 +60,7 @@ class Forked:
 class Forks:
     """Starts peers until :meth:`close`. When the thread that began first ends, all of them are killed.
 
-    The process they come from is :mod:`peers.fork_server`; it is started with the first of them."""
+    The process they come from is :mod:`peers.local.fork_server`; it is started with the first of them."""
 
     def __init__(self, log: Path) -> None:
         self._client = ForkClient(log, entry=ENTRY, preload=PRELOADED, own_session=True)

@@ -17,8 +17,8 @@ from typing import IO
 
 import psutil
 
-from peers.launcher import launched
-from peers.places import KEY_FILE, surplus_sessions
+from peers.home.places import KEY_FILE, surplus_sessions
+from peers.local.launcher import launched
 from swarm.clock import SystemClock
 
 DUTY_S = 0.05

@@ -14,7 +14,7 @@ from html import escape
 
 from peers.chaos.figures import Closing, counts
 from peers.chaos.lives import Life, Span, State, Struck
-from peers.plot import Axis, line, text, ticks
+from peers.local.plot import Axis, line, text, ticks
 
 WIDTH, LEFT, RIGHT, TOP = 1080, 132, 28, 84
 ROW, BAR, GROUP_GAP = 19, 11, 10

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from peers.chaos.faults import Fault, Moment
-from peers.interrupt import Interrupted
+from peers.console.interrupt import Interrupted
 from swarm.events import Event
 
 

@@ -24,7 +24,7 @@ from peers.chaos.strikes import Planned
 from peers.chaos.timeline import Timeline
 from peers.chaos.watch import Watch
 from peers.chaos.world import PlayWorld
-from peers.interrupt import Interrupted, check
+from peers.console.interrupt import Interrupted, check
 from swarm.errors import SwarmError
 
 LOOK_S, LOOK_AT_PEERS_S = 0.05, 0.5

@@ -28,7 +28,7 @@ from peers.chaos.faults import CannotInflict
 from peers.chaos.forks import Forked, Forks
 from peers.chaos.shaping import LOOPBACK, Networks, ShapedLinks, free_port
 from peers.chaos.world import PeerSpec, filled
-from swarm.network.rundir import sweep_temporary, sweep_under
+from swarm.network.libp2p.rundir import sweep_temporary, sweep_under
 
 Started = subprocess.Popen[bytes] | Forked
 KILLED_S = 10.0

@@ -25,8 +25,8 @@ from peers.chaos.strikes import Planned, planned
 from peers.chaos.verdict import MANIFEST, Judged, document, judge, lines
 from peers.chaos.world import PlayWorld
 from peers.chaos.worlds import CannotPlay, Images, WorldName, choose_world, world_of
+from peers.console.interrupt import allow, defer, interruptible
 from peers.exit_codes import EXIT_ERROR, EXIT_OK
-from peers.interrupt import allow, defer, interruptible
 from swarm.clock import Clock
 from swarm.errors import ConfigError
 
@@ -140,8 +140,7 @@ def _play(
 
 
 def _prepare(scenario: Scenario, beside: Path, root: Path) -> tuple[Cast, tuple[Planned, ...], tuple[Draw, ...]]:
-    from peers.foundation import Foundation
-    from peers.founding_files import load_foundation
+    from peers.founding_files import Foundation, load_foundation
     from peers.manifest_file import render_tables
 
     manifest = root / MANIFEST
@@ -154,15 +153,14 @@ def _prepare(scenario: Scenario, beside: Path, root: Path) -> tuple[Cast, tuple[
 def _preset(scenario: Scenario) -> Mapping[str, Any]:
     if scenario.swarm.preset is None:
         return {}
-    from peers.foundation import Foundation
-    from peers.founding_files import load_foundation
+    from peers.founding_files import Foundation, load_foundation
 
     return load_foundation(Foundation(preset=scenario.swarm.preset, file=None, changes={}, tokenizer=None))
 
 
 def _texts(scenario: Scenario, root: Path) -> dict[str, Path]:
     """Each trainer's own text, and a sample for the tokenizer: parts of Python's documentation that do not overlap."""
-    from peers.text import built_in_corpus
+    from peers.data.text import built_in_corpus
 
     names = ("sample", *trainers_of(scenario))
     paragraphs = "\n\n".join(built_in_corpus(CHARACTERS * len(names)).documents).split("\n\n")

@@ -6,7 +6,7 @@ import contextlib
 import io
 import sys
 
-from peers.interrupt import Interrupted, install, silence
+from peers.console.interrupt import Interrupted, install, silence
 
 
 def main() -> None:

@@ -10,20 +10,16 @@ import typer
 from peers.cli.chaos import chaos
 from peers.cli.ckpt import ckpt
 from peers.cli.data import data
-from peers.cli.drain import drain
 from peers.cli.history import history
-from peers.cli.identity import identity
-from peers.cli.invite import invite
 from peers.cli.join import join
-from peers.cli.light import LightCommand, LightGroup
 from peers.cli.new import new
-from peers.cli.peers import peers
+from peers.cli.options import LightCommand, LightGroup
 from peers.cli.quickstart import quickstart
+from peers.cli.running import drain, identity, invite, peers, status
 from peers.cli.sample import sample
-from peers.cli.status import status
+from peers.console.interrupt import received
+from peers.console.words import report_error
 from peers.exit_codes import EXIT_ERROR, EXIT_OK, exit_code_of
-from peers.interrupt import received
-from peers.words import report_error
 from swarm import __version__
 from swarm.errors import BugError, SwarmError
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from peers.cli.light import WholeGroup
-from peers.cli.options import AsJson, Home
+from peers.cli.options import AsJson, Home, WholeGroup
 
 if TYPE_CHECKING:
-    from peers.ckpt_verify import CheckedStep
-    from peers.run_directory import RunDirectory
+    from peers.checkpoints.verify import CheckedStep
+    from peers.home.run_directory import RunDirectory
 
 SCHEMA = 1
 
@@ -43,8 +42,8 @@ def list_checkpoints(
 
     Example: swarm ckpt ls --json
     """
-    from peers.ckpt_listing import run_facts, run_lines
-    from peers.run_directory import find_run_directory, known_runs
+    from peers.checkpoints.listing import run_facts, run_lines
+    from peers.home.run_directory import find_run_directory, known_runs
 
     runs = known_runs(home) if directory is None else [find_run_directory(directory, home)]
     facts = [run_facts(run) for run in runs]
@@ -70,12 +69,12 @@ def verify(
 
     Example: swarm ckpt verify --step 60
     """
-    from peers.run_directory import find_run_directory
-    from peers.words import print_error
+    from peers.console.words import print_error
+    from peers.home.run_directory import find_run_directory
 
     found = find_run_directory(directory, home)
     # After the directory is known to be one: a wrong path should not cost the seconds that torch takes.
-    from peers.ckpt_verify import check_run
+    from peers.checkpoints.verify import check_run
 
     manifest, checked = check_run(found, step)
     bad = [trouble for one in checked for trouble in one.bad]
@@ -121,8 +120,8 @@ def pull(
 
     Example: swarm ckpt pull --from swarm1:eyJydW4…
     """
-    from peers.ckpt_fetching import pull_from
-    from peers.words import print_error
+    from peers.checkpoints.pull import pull_from
+    from peers.console.words import print_error
 
     result = pull_from(sources or (), directory, home, words=not as_json)
     for why in result.newer:
@@ -146,8 +145,8 @@ def _facts(one: CheckedStep) -> dict[str, object]:
 
 def _title(found: RunDirectory, name: str, run: str, home: str | None, *, chosen: bool) -> str:
     """Which run is checked and, where nobody chose it, what to type for the others."""
-    from peers.run_directory import known_runs, said_run_id
-    from peers.words import command_name
+    from peers.console.words import command_name
+    from peers.home.run_directory import known_runs, said_run_id
 
     title = f"{name} {run[:12]}  {found.root}"
     others = [] if chosen else sorted({said_run_id(one)[:12] for one in known_runs(home)} - {run[:12], ""})
@@ -155,7 +154,7 @@ def _title(found: RunDirectory, name: str, run: str, home: str | None, *, chosen
 
 
 def _line(one: CheckedStep) -> str:
-    from peers.words import listed
+    from peers.console.words import listed
 
     signed = {"decided": "; its record is signed by those who decided it", "unproven": "; its record is unproven"}
     if not one.of and not one.bad:

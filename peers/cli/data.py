@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from peers.cli.light import WholeGroup
-from peers.cli.options import AsJson
+from peers.cli.options import AsJson, WholeGroup
 
 data = typer.Typer(
     cls=WholeGroup, help="Make and check shards: private text as tokens, ready to train on.", no_args_is_help=True
@@ -30,7 +29,7 @@ def build(
 
     Example: swarm data build texts/ --tokenizer tokenizer.json --out shards/mine
     """
-    from peers.shards import build_from, describe
+    from peers.data.source import build_from, describe
 
     facts = describe(out, build_from(text, tokenizer, out))
     typer.echo(json.dumps(facts) if as_json else _line(facts))
@@ -45,8 +44,7 @@ def verify(
 
     Example: swarm data verify shards/mine
     """
-    from peers.data import open_shard
-    from peers.shards import describe
+    from peers.data.source import describe, open_shard
 
     facts = describe(directory, open_shard(directory, "DIR").manifest)
     typer.echo(json.dumps(facts) if as_json else f"whole: {_line(facts)}")
@@ -61,7 +59,7 @@ def list_shards(
 
     Example: swarm data ls out/
     """
-    from peers.shards import SCHEMA, shards_below
+    from peers.data.source import SCHEMA, shards_below
 
     found = shards_below(directory or Path())
     if as_json:

@@ -42,9 +42,9 @@ def history(
 
     Example: swarm history --last 20 --verify
     """
-    from peers.history import document, lines, read
-    from peers.history_source import find_history
-    from peers.words import command_name, print_error
+    from peers.commands.history import document, lines, read
+    from peers.commands.history_source import find_history
+    from peers.console.words import command_name, print_error
     from swarm.errors import ConfigError
 
     if place is not None and peer is not None:

@@ -105,7 +105,7 @@ def join(
 
     Example: swarm join swarm1:eyJydW4… --role trainer --data texts/
     """
-    from peers.join import join as run_join
+    from peers.commands.join import join as run_join
     from peers.join_settings import listen_on, load_join_settings
 
     settings = load_join_settings(

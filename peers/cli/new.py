@@ -104,8 +104,8 @@ def new(
         "run.start_when.stage_hosts": hosts,
         "run.start_when.trainers": trainers,
     }
-    from peers.foundation import Foundation
-    from peers.new import new as run_new
+    from peers.commands.new import new as run_new
+    from peers.founding_files import Foundation
 
     foundation = Foundation(
         preset=preset, file=run, changes=changes, tokenizer=tokenizer, texts=tuple(text or ()), resume=resume

@@ -60,9 +60,9 @@ def quickstart(
     with the manifest, checkpoints, events of every peer, a loss plot and a report. Ctrl-C stops everything.
     For a quick look: --steps 10.
     """
-    from peers.prepare import RunShape
-    from peers.quickstart import QuickstartOptions
-    from peers.quickstart import quickstart as run_quickstart
+    from peers.commands.quickstart import QuickstartOptions
+    from peers.commands.quickstart import quickstart as run_quickstart
+    from peers.data.prepare import RunShape
     from swarm.clock import SystemClock
 
     _refuse_arguments(context.args, text or ())

@@ -35,13 +35,13 @@ def sample(
     Takes the directory that swarm quickstart left, or the one in which this machine's peers keep a run they joined, and
     prints the prompt and what the model makes of it.
     """
-    from peers.report import closed_steps
-    from peers.run_directory import find_run_directory
-    from peers.words import age_of_checkpoint, print_error, printable, with_commands
+    from peers.console.words import age_of_checkpoint, print_error, printable, with_commands
+    from peers.home.run_directory import find_run_directory
+    from peers.local.report import closed_steps
 
     found = find_run_directory(directory)
     # After the directory is known to be one: a wrong path should not cost the seconds that torch takes.
-    from peers.evaluate import Sampling, load_checkpoint, sample_text
+    from peers.commands.evaluate import Sampling, load_checkpoint, sample_text
 
     checkpoint = load_checkpoint(found, step)
     if checkpoint.passed_over is not None:

@@ -11,7 +11,7 @@ import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from peers.launcher import CANNOT_RUN, launched
+from peers.local.launcher import CANNOT_RUN, launched
 from peers.preemption.source import WORD_BYTES, Notice, SourceFailed, spoken_notice
 from swarm.clock import Clock
 

@@ -7,7 +7,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from peers.words import command_name
+from peers.console.words import command_name
 from swarm.errors import ConfigError
 
 

@@ -1,0 +1,1 @@
+"""Codecs: tensors to bytes and back."""

@@ -1,0 +1,1 @@
+"""The model: its configuration, its parts, and their forward and backward passes."""

@@ -1,0 +1,1 @@
+"""The real network: authenticated calls between peers, and the directory of peers."""

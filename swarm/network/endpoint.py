@@ -21,26 +21,22 @@ from swarm.errors import BugError, DeadlineMissed, Unreachable
 from swarm.events import EventSink, NullSink
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import LOOPBACK, split_peer
-from swarm.network.attach import LINK_ERRORS, AttachedP2P
-from swarm.network.daemon import DaemonConfig
-from swarm.network.dialling import Dialler
-from swarm.network.directory import DHTDirectory, DirectoryConfig
-from swarm.network.guard import install
-from swarm.network.hints import Hints
-from swarm.network.identity import StoredIdentity
-from swarm.network.incoming import Incoming
-from swarm.network.link import Meter
-from swarm.network.outgoing import Outgoing
-from swarm.network.presence import Presence
+from swarm.network.discovery.directory import DHTDirectory, DirectoryConfig
+from swarm.network.discovery.records import PeerRecord
+from swarm.network.libp2p.attach import LINK_ERRORS, AttachedP2P
+from swarm.network.libp2p.daemon import DaemonConfig
+from swarm.network.libp2p.dialling import Dialler, Hints
+from swarm.network.libp2p.guard import install
+from swarm.network.libp2p.identity import StoredIdentity
+from swarm.network.libp2p.rundir import RunDirectory
+from swarm.network.libp2p.streams import Incoming, Outgoing
+from swarm.network.libp2p.supervisor import Mending, RestartLimits, Supervisor
 from swarm.network.protocols import PUBLIC_PREFIX, LinkStatistics, Payload, ReplyT, Service
-from swarm.network.reachability import LinkKind
-from swarm.network.records import PeerRecord
-from swarm.network.recovery import Recovery
-from swarm.network.relay_seats import MayRelay
-from swarm.network.restarts import RestartLimits
-from swarm.network.rundir import RunDirectory
-from swarm.network.serving import Desk, ServeLimits
-from swarm.network.supervisor import Mending, Supervisor
+from swarm.network.reach.presence import Presence, Recovery
+from swarm.network.reach.reachability import LinkKind
+from swarm.network.reach.seats import MayRelay
+from swarm.network.rpc.dispatcher import Desk, ServeLimits
+from swarm.network.rpc.link import Meter
 from swarm.schema import Message, Record
 
 PUBLIC_PROTOCOL = f"swarm/{PUBLIC_PREFIX.rstrip('/')}"
@@ -237,8 +233,8 @@ class LibP2PEndpoint:
     def allow_relay(self, may: MayRelay) -> None:
         """Relay without limits for the peers of which ``may(peer)`` is true, the run's members. It is asked again at
         every use, so it must be cheap and not raise. All others, and everybody before this is called, share small
-        bounds (:class:`~swarm.network.relay_seats.RelayLimits`), so that who joins can be reached, too. The streams of
-        all others to us are bounded together as well (:data:`~swarm.network.incoming.MAX_STRANGER_STREAMS`)."""
+        bounds (:class:`~swarm.network.reach.seats.RelayLimits`), so that who joins can be reached, too. The streams of
+        all others to us are bounded together as well (:data:`~swarm.network.libp2p.streams.MAX_STRANGER_STREAMS`)."""
         self._presence.allow_relay(may)
         self._incoming.known = lambda peer: peer == self.peer or may(peer)
 

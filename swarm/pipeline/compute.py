@@ -6,8 +6,10 @@ Payloads are wire bytes; B is the microbatch size, T the context, D the model wi
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +20,6 @@ from swarm.errors import BugError, PeerError, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
 from swarm.models.spec import TensorSpec
 from swarm.network.protocols import Payload
-from swarm.pipeline.gate import NormGate
 
 Graph = Any
 Gradients = Any
@@ -301,3 +302,30 @@ def _change(change: Callable[[MicrobatchId, Gradients], None], microbatch: Micro
         raise
     except Exception as error:
         raise BugError(f"the open step's sum is spoilt: {type(error).__name__}: {error}") from error
+
+
+# --- gate ------------------------------------------------------------------------------------------------------------
+#
+# Refuses a boundary gradient far above what this replica has seen: one of the bounds within which a peer can lie.
+
+
+class NormGate:
+    """Compares a gradient's L2 norm with the running median of accepted ones.
+
+    ``factor`` is wide on purpose: honest norms of one microbatch vary by less than an order of magnitude around the
+    median, while a single poisoned microbatch only hurts when it is larger by several. Nothing is refused before
+    ``warmup`` norms were seen.
+    """
+
+    def __init__(self, factor: float = 1000.0, window: int = 256, warmup: int = 16) -> None:
+        self._factor, self._warmup = factor, warmup
+        self._norms: deque[float] = deque(maxlen=window)
+
+    def check(self, sender: PeerId, norm: float) -> str | None:
+        """None when the norm is accepted (and remembered), else the reason for refusing it."""
+        if len(self._norms) >= self._warmup:
+            limit = self._factor * max(median(self._norms), 1e-12)
+            if norm > limit:
+                return f"gradient norm {norm:.3g} from {sender} exceeds {limit:.3g}, {self._factor:g} times the median"
+        self._norms.append(norm)
+        return None

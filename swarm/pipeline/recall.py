@@ -18,11 +18,11 @@ from swarm.ids import MicrobatchId, PeerId
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Answer, Payload, Request
 from swarm.pipeline.compute import Material
-from swarm.pipeline.insistence import insist
 from swarm.pipeline.messages import Recall, TrainerRecall, TrainerWhat, What
-from swarm.pipeline.passage import Passage, Passages
-from swarm.pipeline.stage_context import StageContext, StageSettings
+from swarm.pipeline.stage.context import StageContext, StageSettings
+from swarm.pipeline.stage.microbatch_state import Passage, Passages
 from swarm.schema import Empty, Message
+from swarm.waiting import insist
 
 MAX_RECALLS = 16
 """Recalls of one kind that are worked on at a time; one activation each. More are Busy."""

@@ -11,9 +11,9 @@ from swarm.errors import PeerError, Refused, WrongStep
 from swarm.events import ContributionReplayed, ContributionReversed
 from swarm.ids import MicrobatchId, PeerId, stage_part
 from swarm.pipeline.messages import Attend
-from swarm.pipeline.passage import Passage, Passages
 from swarm.pipeline.recall import Errand, Missing, Recalls
-from swarm.pipeline.stage_context import StageContext, StageSettings
+from swarm.pipeline.stage.context import StageContext, StageSettings
+from swarm.pipeline.stage.microbatch_state import Passage, Passages
 from swarm.schema import Empty
 
 AT_A_TIME = 8

@@ -9,7 +9,7 @@ from __future__ import annotations
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
-from swarm.ids import PeerId
+from swarm.ids import MicrobatchId, PeerId
 
 SIGNATURE_BYTES = 64
 PRIVATE_KEY_BYTES = 68
@@ -113,3 +113,13 @@ def _base58_decode(text: str) -> bytes | None:
         number = number * 58 + digit
     leading_zeros = len(text) - len(text.lstrip(_ALPHABET[0]))
     return b"\0" * leading_zeros + number.to_bytes((number.bit_length() + 7) // 8, "big")
+
+
+# --- receipts --------------------------------------------------------------------------------------------------------
+#
+# What replicas sign for the work they did, so that a trainer cannot invent it.
+
+
+def receipt_bytes(run: str, step: int, microbatch: MicrobatchId, stage: int) -> bytes:
+    """What a replica signs when it adds a microbatch's gradient to its open step."""
+    return f"receipt|{run}|{step}|{'|'.join(map(str, microbatch))}|{stage}".encode()

@@ -4,7 +4,7 @@ sockets.
 Bodies are encoded and decoded, requests admitted, handlers run, errors translated and records checked by the very
 code the real endpoint uses; bytes are counted as its frames would be. Time is the given clock's, so a virtual one
 makes a virtual network. A handler runs in the context of the peer that mounted it, so a loop that tells peers apart
-by context (:mod:`swarm.sim.world`) can stop one. Given up: a violation does not close the pair's other calls, and
+by context (:mod:`swarm.sim.loop`) can stop one. Given up: a violation does not close the pair's other calls, and
 chunks are not simulated one by one (links see whole messages).
 """
 
@@ -21,11 +21,7 @@ from typing import Any
 from swarm.clock import Clock
 from swarm.errors import BugError, DeadlineMissed, PeerError, Unreachable, Violation
 from swarm.ids import PeerId, RunId
-from swarm.network.bodies import decode, pack_error, pack_request, unpack, unpack_error, unpack_request
-from swarm.network.framing import wire_bytes
-from swarm.network.link import Meter
-from swarm.network.protocols import PUBLIC_PREFIX, LinkStatistics, Payload, RecordT, ReplyT, Request, Service
-from swarm.network.records import (
+from swarm.network.discovery.records import (
     LONGEST_S,
     PeerRecord,
     decode_record,
@@ -34,7 +30,11 @@ from swarm.network.records import (
     key_name,
     lifetime_problem,
 )
-from swarm.network.serving import Admitted, Desk, ServeLimits, handle
+from swarm.network.protocols import PUBLIC_PREFIX, LinkStatistics, Payload, RecordT, ReplyT, Request, Service
+from swarm.network.rpc.bodies import decode, pack_error, pack_request, unpack, unpack_error, unpack_request
+from swarm.network.rpc.dispatcher import Admitted, Desk, ServeLimits, handle
+from swarm.network.rpc.framing import wire_bytes
+from swarm.network.rpc.link import Meter
 from swarm.schema import Message, Record
 from swarm.sim.links import Traffic
 from swarm.sim.wires import Delay, Wires

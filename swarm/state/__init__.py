@@ -1,0 +1,1 @@
+"""The state of a part after a step: snapshots, downloads, checkpoints."""

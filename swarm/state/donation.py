@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable
+from typing import Any
 
-from swarm.state.bucket import BURST_BYTES as BURST_BYTES
-from swarm.state.bucket import Bucket
+from swarm.errors import Busy, Violation
+from swarm.ids import PeerId
 
 MOST_BYTES_S = 64 << 20
 """While nothing suffers: half a gigabit a second, and about half of a processor's time for the streams."""
@@ -61,3 +64,89 @@ class Donation:
             usual = statistics.quantiles(self._quiet, n=4)[2]
             change = SLOWER if now - before > SUFFERS * usual else FASTER
             self._bucket.change(min(self._most, max(self._least, self.bytes_s * change)), now)
+
+
+# --- bucket ----------------------------------------------------------------------------------------------------------
+#
+# How many bytes may go now, so that all of them together keep to a rate (pure).
+
+
+BURST_BYTES = 8 << 20
+
+
+class Bucket:
+    """A token bucket: ``bytes_s``, which may change at any time, and a burst that may go at once. Times are of one
+    monotonic clock."""
+
+    def __init__(self, bytes_s: float) -> None:
+        self._rate, self._allowed, self._since = bytes_s, float(BURST_BYTES), 0.0
+
+    @property
+    def bytes_s(self) -> float:
+        """The rate at this time."""
+        return self._rate
+
+    def change(self, bytes_s: float, now: float) -> None:
+        """Another rate from now on."""
+        self._refill(now)
+        self._rate = bytes_s
+
+    def pause_s(self, size: int, now: float) -> float:
+        """Seconds until ``size`` bytes may go; 0 when they may go at once. More than a burst waits for a full one."""
+        self._refill(now)
+        missing = min(size, BURST_BYTES) - self._allowed
+        return missing / self._rate if missing >= 1.0 else 0.0  # less is rounding, too short for a clock to show
+
+    def take(self, size: int, now: float) -> None:
+        """So many bytes go now."""
+        self._refill(now)
+        self._allowed -= size
+
+    def _refill(self, now: float) -> None:
+        self._allowed = min(float(BURST_BYTES), self._allowed + (now - self._since) * self._rate)
+        self._since = now
+
+
+# --- open answers ----------------------------------------------------------------------------------------------------
+#
+# How many answers one caller may have on their way at once: who never reads what it asked for holds no more.
+
+
+def _all_alike(body: Any) -> str:
+    return ""
+
+
+FEW = 2
+
+
+class OpenAnswers:
+    """Counts calls from their admission until they are over, the answer's way included: one more than ``most`` of a
+    caller and of one ``kind`` is Busy. When there are ``in_all`` a caller has FEW, so that those who read nothing keep
+    nobody out, until there are twice as many: identities are free, memory is not. For methods that take no payload:
+    give them :meth:`admit` and :meth:`over`.
+
+    The endpoint's own bound is for small answers: as many of some MiB each would be a gigabyte.
+    """
+
+    def __init__(self, most: int, in_all: float = math.inf, *, kind: Callable[[Any], str] = _all_alike) -> None:
+        self._most, self._in_all, self._kind = most, in_all, kind
+        self._open: Counter[tuple[PeerId, str]] = Counter()
+
+    def admit(self, caller: PeerId, body: Any, payload_bytes: int) -> None:
+        """See :class:`~swarm.network.protocols.Method`. Raises Busy, and Violation for a payload."""
+        if payload_bytes:
+            raise Violation("this takes no payload", peer=caller)
+        key = caller, self._kind(body)
+        if self._open[key] >= self._most:
+            raise Busy(f"{self._most} answers to this peer are on their way")
+        in_all = self._open.total()
+        if in_all >= (2 if self._open[key] < FEW else 1) * self._in_all:
+            raise Busy(f"{in_all} answers are on their way")
+        self._open[key] += 1
+
+    def over(self, caller: PeerId, body: Any) -> None:
+        """See :class:`~swarm.network.protocols.Method`."""
+        key = caller, self._kind(body)
+        self._open[key] -= 1
+        if not self._open[key]:
+            del self._open[key]

@@ -21,10 +21,9 @@ from swarm.ids import PartName, PeerId
 from swarm.models.layout import FlatLayout
 from swarm.network.protocols import Endpoint
 from swarm.schema import Empty
-from swarm.state.bucket import Bucket
-from swarm.state.chunks import CHUNK_BYTES, HASH_BYTES, Cut, hash_of, root_of
+from swarm.state.donation import Bucket
 from swarm.state.sharing import Sharing
-from swarm.state.snapshot import Snapshot
+from swarm.state.snapshot import CHUNK_BYTES, HASH_BYTES, Cut, Snapshot, hash_of, root_of
 from swarm.state.transfer import CHUNK, DESCRIBE, ChunkRequest, DescribeRequest, Description, Run
 
 logger = logging.getLogger(__name__)

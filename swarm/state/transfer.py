@@ -2,7 +2,7 @@
 ``swarm.state.download``.
 
 The state is the three vectors of a snapshot in raw little-endian float32, cut into chunks; the donor says what each
-chunk's hash is, and the digest that a close record names vouches for these (``swarm.state.chunks``).
+chunk's hash is, and the digest that a close record names vouches for these (``swarm.state.snapshot``).
 """
 
 from __future__ import annotations
@@ -19,11 +19,9 @@ from swarm.errors import Busy, Refused, Violation, WrongStep
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Answer, Method, Request
 from swarm.schema import Count, DigestField, Empty, Message, PartField
-from swarm.state.chunks import Cut, hashes_of
-from swarm.state.donation import Donation
-from swarm.state.open_answers import OpenAnswers
+from swarm.state.donation import Donation, OpenAnswers
 from swarm.state.sharing import MAX_WINDOW
-from swarm.state.snapshot import Snapshot
+from swarm.state.snapshot import Cut, Snapshot, hashes_of
 
 DESCRIBE = "state/1/describe"
 CHUNK = "state/1/chunk"

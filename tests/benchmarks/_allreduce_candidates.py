@@ -91,8 +91,8 @@ class Candidate(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ours:
-    """:class:`~swarm.averaging.allreduce.AllReduce` over libp2p, and the rule of the close record: a result is applied
-    when all live members report the same digest, else the round is repeated without the dead."""
+    """:class:`~swarm.averaging.allreduce.service.AllReduce` over libp2p, and the rule of the close record: a result is
+    applied when all live members report the same digest, else the round is repeated without the dead."""
 
     team: Team
     scratch: Path

@@ -20,16 +20,16 @@ from typing import Any, cast
 import torch
 import uvloop
 
-from swarm.averaging.allreduce import AllReduce
-from swarm.averaging.messages import AGREE, CHUNK
-from swarm.averaging.plan import RoundKey, RoundPlan
-from swarm.averaging.reducers import Floats, weighted_mean
-from swarm.averaging.wire import WireType
+from swarm.averaging.allreduce.messages import AGREE, CHUNK
+from swarm.averaging.allreduce.output import Floats, weighted_mean
+from swarm.averaging.allreduce.plan import RoundKey, RoundPlan
+from swarm.averaging.allreduce.service import AllReduce
+from swarm.averaging.allreduce.wire import WireType
 from swarm.clock import SystemClock
 from swarm.errors import RoundFailed
 from swarm.ids import PeerId, RunId, stage_part
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
-from swarm.network.identity import load_or_create
+from swarm.network.libp2p.identity import load_or_create
 from swarm.network.protocols import Answer, Endpoint, Method, Request, Service
 from tests.benchmarks._allreduce_load import ELEMENTS, SIGNED, TIMEOUT_S, Fuse, Kill, Vector, vector_of
 from tests.benchmarks._pipeline_load import threads

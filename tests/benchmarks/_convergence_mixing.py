@@ -9,10 +9,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from swarm.averaging.gossip.pushing import PushSum
 from swarm.averaging.strategies import Strategy
-from swarm.averaging.strategies.push_sum import PushSum
 from swarm.ids import PeerId
-from swarm.optimization.outer import OuterNesterov, OuterState
+from swarm.optim.update import OuterNesterov, OuterState
 
 
 class Mixing(Protocol):

@@ -11,22 +11,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from data_shards.build import build_shard
+from data_shards.build import build_shard, split_documents
 from data_shards.shard import Shard
 from data_shards.source import ShardSource
-from data_shards.split import split_documents
 from data_shards.tokenize import train_tokenizer
-from peers.prepare import HELD_OUT_FRACTION
-from peers.text import Corpus
-from peers.tokenizer_sample import sample_texts
+from peers.data.prepare import HELD_OUT_FRACTION
+from peers.data.text import Corpus, sample_texts
 from swarm.ids import PeerId
 from swarm.models.gpt import GPT
-from swarm.models.init import initial_weights
 from swarm.models.layout import FlatLayout
 from swarm.models.spec import ModelConfig
-from swarm.optimization.adamw import AdamWState, StepNumbers, adamw_step
-from swarm.optimization.closing import clip_factor
-from swarm.optimization.schedules import OptimizerConfig, learning_rate
+from swarm.models.split import initial_weights
+from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
+from swarm.optim.schedules import OptimizerConfig, learning_rate
+from swarm.optim.update import clip_factor
 
 ROWS_AT_ONCE = 16
 

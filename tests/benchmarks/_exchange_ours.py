@@ -17,17 +17,17 @@ from typing import Any, cast
 import torch
 import uvloop
 
-from swarm.averaging.allreduce import AllReduce
-from swarm.averaging.plan import RoundKey, RoundResult
-from swarm.averaging.round import RoundCall, average, plan_rounds
+from swarm.averaging.allreduce.plan import RoundKey, RoundResult
+from swarm.averaging.allreduce.round import RoundCall, average, plan_rounds
+from swarm.averaging.allreduce.service import AllReduce
+from swarm.averaging.allreduce.wire import WireCodec
 from swarm.averaging.strategies import STRATEGIES
-from swarm.averaging.wire import WireCodec
 from swarm.clock import SystemClock
 from swarm.device import keep_freed_memory
 from swarm.events import Event
 from swarm.ids import PeerId, RunId, stage_part
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
-from swarm.network.identity import load_or_create
+from swarm.network.libp2p.identity import load_or_create
 from tests.benchmarks._exchange_load import ELEMENTS, TIMEOUT_S, error_of, vector_of
 from tests.benchmarks._exchange_meter import Meter
 from tests.benchmarks._pipeline_load import threads

@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from peers.local_run import BOOTSTRAP, RunBroken, peer_names
-from peers.run_directory import RunDirectory
+from peers.home.run_directory import RunDirectory
+from peers.local.run import BOOTSTRAP, RunBroken, peer_names
 from peers.settings import exact_settings
 from swarm.clock import SystemClock
 from swarm.config import Manifest
 from swarm.models.spec import ModelConfig
-from swarm.optimization.schedules import OptimizerConfig
+from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 from tests.benchmarks._parity_run import Layout, Scale, shape_of
 from tests.benchmarks._recovery_world import ForkedWorld

@@ -22,7 +22,7 @@ from peers.chaos.schedule import spot_trace
 from swarm.events import AttemptFailed, HopMoved, RoundDone, StepClosed, TermBegan
 from swarm.ids import ENDS
 from swarm.sim.links import Links
-from swarm.sim.world import run_world
+from swarm.sim.loop import run_world
 from tests.benchmarks._spot_market import SpotMarket
 from tests.harness.simulated import SimSwarm
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from statistics import mean, median, stdev
 
 from peers.chaos.invariants.evidence import Evidence, gather
-from peers.local_run import RunBroken
+from peers.home.run_directory import RunDirectory
+from peers.local.run import RunBroken
 from peers.manifest_file import write_manifest
-from peers.run_directory import RunDirectory
 from swarm.ids import PeerId
 from swarm.models.spec import ModelConfig
 from tests.benchmarks._forked_run import ForkedRun, endless

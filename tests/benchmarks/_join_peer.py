@@ -21,24 +21,23 @@ import torch
 import uvloop
 from multiaddr import Multiaddr
 
-from peers.download import PartDownload
 from swarm.clock import SystemClock
+from swarm.consensus.records import CloseRecord, Decision, acceptance_bytes
+from swarm.consensus.roster import Member, Roster
 from swarm.device import DeviceThread
 from swarm.events import DonorDropped, Event, StateDownloaded, SyncProgress
 from swarm.ids import PartName, PeerId, RunId, stage_part
-from swarm.models.init import initial_weights
+from swarm.membership.download import PartDownload
+from swarm.membership.founding_record import genesis
+from swarm.membership.observer import Observer, ObserverContext
+from swarm.membership.observer_service import ObserverDesk
 from swarm.models.spec import ModelConfig, SplitConfig
-from swarm.models.split import split_model
+from swarm.models.split import initial_weights, split_model
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
-from swarm.network.identity import load_or_create
-from swarm.optimization.founding import genesis
-from swarm.optimization.observer import Observer, ObserverContext
-from swarm.optimization.observing import ObserverDesk
-from swarm.optimization.part import TrainedPart
-from swarm.optimization.records import CloseRecord, Decision, acceptance_bytes
-from swarm.optimization.roster import Member, Roster
-from swarm.optimization.schedules import OptimizerConfig
-from swarm.optimization.update import AdamW
+from swarm.network.libp2p.identity import load_or_create
+from swarm.optim.part import TrainedPart
+from swarm.optim.schedules import OptimizerConfig
+from swarm.optim.update import AdamW
 from swarm.security.signing import verify
 from swarm.state.snapshot import Snapshot, initial_snapshot
 from swarm.state.transfer import StateDonor

@@ -31,16 +31,15 @@ from swarm.device import DeviceThread
 from swarm.errors import Violation
 from swarm.events import Event, LoopLag
 from swarm.ids import MicrobatchId, PeerId, RunId
-from swarm.models.init import initial_weights
 from swarm.models.spec import ModelConfig, SplitConfig
-from swarm.models.split import boundary_spec, split_model, token_spec
-from swarm.monitoring.lag import LoopLagProbe
+from swarm.models.split import boundary_spec, initial_weights, split_model, token_spec
+from swarm.monitoring.recorder import LoopLagProbe
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
-from swarm.network.identity import load_or_create
+from swarm.network.libp2p.identity import load_or_create
 from swarm.network.protocols import Answer, Method, Payload, Request
-from swarm.optimization.part import TrainedPart
-from swarm.optimization.schedules import OptimizerConfig
-from swarm.optimization.update import AdamW
+from swarm.optim.part import TrainedPart
+from swarm.optim.schedules import OptimizerConfig
+from swarm.optim.update import AdamW
 from swarm.pipeline.compute import BoundarySpecs, Graph, Material, StageCompute
 from swarm.schema import Empty
 from swarm.state.snapshot import initial_snapshot

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from math import log10
 
-from peers.plot import Axis, ticks
+from peers.local.plot import Axis, ticks
 
 WIDTH, HEIGHT = 720, 420
 LEAST = 1e-12

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from swarm.averaging.gossip.pushing import PushSum
 from swarm.averaging.strategies import Strategy
-from swarm.averaging.strategies.push_sum import PushSum
 from swarm.ids import PeerId
 
 Values = NDArray[np.float64]

@@ -10,8 +10,8 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from swarm.models.init import initial_weights
-from swarm.state.checkpoint import load_weights
+from swarm.models.split import initial_weights
+from swarm.state.checkpoints.parts import load_weights
 from tests.benchmarks._parity_replay import ExactLoop, PlainLoop, Replay, replay
 from tests.benchmarks._parity_run import Incoherent, TrainedRun
 

@@ -18,16 +18,15 @@ from torch import Tensor
 
 from data_shards.source import ShardSource
 from swarm.config import Manifest
+from swarm.consensus.records import Contribution
 from swarm.ids import MicrobatchId, PeerId
 from swarm.models.dropout import dropout_seed
 from swarm.models.gpt import GPT
-from swarm.models.init import initial_weights
 from swarm.models.layout import FlatLayout
-from swarm.models.split import build_part, install_weights, split_model
-from swarm.optimization.accumulate import Accumulator
-from swarm.optimization.adamw import AdamWState, StepNumbers, adamw_step
-from swarm.optimization.records import Contribution
-from swarm.optimization.schedules import OptimizerConfig
+from swarm.models.split import build_part, initial_weights, install_weights, split_model
+from swarm.optim.accumulate import Accumulator
+from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
+from swarm.optim.schedules import OptimizerConfig
 from swarm.state.snapshot import Snapshot, digest
 from tests.benchmarks._parity_run import Incoherent, TrainedRun
 
@@ -170,9 +169,9 @@ class PlainLoop:
 class ExactLoop:
     """The reproducible run's numbers, bit for bit: for the same order-free sums and the same optimizer.
 
-    Two things are the project's and not PyTorch's. Sums are float64 on a grid (:mod:`swarm.optimization.accumulate`),
+    Two things are the project's and not PyTorch's. Sums are float64 on a grid (:mod:`swarm.optim.accumulate`),
     because only sums without rounding are the same for every assignment of microbatches to replicas. And the step
-    is :func:`swarm.optimization.adamw.adamw_step`: ``torch.optim.AdamW`` rounds differently (it fuses multiplications
+    is :func:`swarm.optim.adamw.adamw_step`: ``torch.optim.AdamW`` rounds differently (it fuses multiplications
     and additions, differently from machine to machine), which :class:`PlainLoop` measures and bits cannot forgive.
     Everything else, the split, the wire, the ledger, the averaging, the norm and the schedule, is what is tested.
     """

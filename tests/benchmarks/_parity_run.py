@@ -1,6 +1,6 @@
 """The measured side of the parity benchmark: real swarms of processes, and what they decided.
 
-A run goes through what ``swarm quickstart`` goes through (:class:`peers.local_run.LocalRun`), with a model, text and
+A run goes through what ``swarm quickstart`` goes through (:class:`peers.local.run.LocalRun`), with a model, text and
 layout of our choice. No torch in here: the processes that train bring their own.
 """
 
@@ -13,25 +13,23 @@ from pathlib import Path
 from time import monotonic
 from typing import Literal
 
-from data_shards.build import build_shard
-from data_shards.split import split_documents
+from data_shards.build import build_shard, split_documents
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
-from peers.launch import PeerExit, PeerGroup
-from peers.local_run import BOOTSTRAP, LocalRun, peer_names
+from peers.data.prepare import RunShape
+from peers.data.text import built_in_corpus
+from peers.home.run_directory import RunDirectory
+from peers.local.launch import PeerExit, PeerGroup
+from peers.local.progress import RunView
+from peers.local.run import BOOTSTRAP, LocalRun, peer_names
 from peers.manifest_file import write_manifest
-from peers.prepare import RunShape
-from peers.run_directory import RunDirectory
-from peers.run_view import RunView
 from peers.settings import PeerSettings
-from peers.text import built_in_corpus
 from swarm.clock import SystemClock
 from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, check_manifest
+from swarm.consensus.history import History, HistoryReader
+from swarm.consensus.records import CloseRecord
 from swarm.models.spec import ModelConfig, SplitConfig
-from swarm.monitoring.tail import EventTail
-from swarm.optimization.history import History
-from swarm.optimization.history_file import HistoryReader
-from swarm.optimization.records import CloseRecord
-from swarm.optimization.schedules import OptimizerConfig
+from swarm.monitoring.reader import EventTail
+from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 
 TRAINERS = 2
@@ -99,7 +97,7 @@ class WiredGroup(PeerGroup):
     in_flight: int | None = None
 
     def start(self, settings: PeerSettings) -> None:
-        """See :meth:`peers.launch.PeerGroup.start`."""
+        """See :meth:`peers.local.launch.PeerGroup.start`."""
         if settings.role == "trainer":
             settings = settings.model_copy(update={"max_in_flight": self.in_flight})
         super().start(settings)

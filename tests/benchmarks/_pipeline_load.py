@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from swarm.models.gpt import Stage
-from swarm.models.init import initial_weights
 from swarm.models.layout import FlatLayout
 from swarm.models.spec import ModelConfig, PartSpec, SplitConfig
-from swarm.models.split import build_part, install_weights, split_model
+from swarm.models.split import build_part, initial_weights, install_weights, split_model
 from swarm.state.snapshot import Snapshot, initial_snapshot
 from tests.benchmarks._stage import Size, normal
 

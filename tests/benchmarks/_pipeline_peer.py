@@ -24,23 +24,22 @@ import uvloop
 from swarm.clock import SystemClock
 from swarm.compression.codec import codec_named
 from swarm.device import DeviceThread
+from swarm.health.watch import Watch
 from swarm.ids import MicrobatchId, PeerId, RunId
 from swarm.models.split import boundary_spec, token_spec
-from swarm.monitoring.lag import LoopLagProbe
-from swarm.monitoring.recorder import Recorder
+from swarm.monitoring.recorder import LoopLagProbe, Recorder
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
-from swarm.network.identity import load_or_create
+from swarm.network.libp2p.identity import load_or_create
 from swarm.network.protocols import Payload
-from swarm.optimization.part import TrainedPart
-from swarm.optimization.schedules import OptimizerConfig
-from swarm.optimization.update import AdamW
+from swarm.optim.part import TrainedPart
+from swarm.optim.schedules import OptimizerConfig
+from swarm.optim.update import AdamW
 from swarm.pipeline.compute import BoundarySpecs, StageCompute
-from swarm.pipeline.health import Watch
-from swarm.pipeline.journey import FinishedJourney
-from swarm.pipeline.journey_context import JourneyContext
-from swarm.pipeline.server import StageServer
-from swarm.pipeline.stage_context import Places, StageContext, StageSettings
-from swarm.pipeline.trainer import Trainer
+from swarm.pipeline.stage.context import Places, StageContext, StageSettings
+from swarm.pipeline.stage.server import StageServer
+from swarm.pipeline.trainer.context import JourneyContext
+from swarm.pipeline.trainer.journey import FinishedJourney
+from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.security.signing import verify
 from tests.benchmarks._pipeline_load import (

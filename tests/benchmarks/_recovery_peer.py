@@ -12,19 +12,20 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from peers import node, roles
+from peers import node
 from peers.node import run_peer
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.device import DeviceThread
-from swarm.event import Event
+from swarm.events.base import Event
 from swarm.ids import JourneyKey, MicrobatchId, PeerId
-from swarm.pipeline import journey, repair
+from swarm.membership import roles
 from swarm.pipeline.compute import StageCompute
-from swarm.pipeline.itinerary import Itinerary, Receipt
-from swarm.pipeline.journey import JourneyContext
-from swarm.pipeline.pace import Work
-from swarm.pipeline.repair import Repair
+from swarm.pipeline.trainer import journey, repair
+from swarm.pipeline.trainer.journey import JourneyContext
+from swarm.pipeline.trainer.pace import Work
+from swarm.pipeline.trainer.repair import Repair
+from swarm.pipeline.trainer.route import Itinerary, Receipt
 from swarm.sim.device import Paced, SimulatedDevice
 
 STAGE_S = {"forward": 0.06, "backward": 0.12}
@@ -87,20 +88,20 @@ class ToldWay(Itinerary):
     tell: Callable[[Event], None]
 
     def begin_turn(self, at: int, now: float, seconds: float, work: Work) -> None:
-        """See :class:`~swarm.pipeline.itinerary.Itinerary`."""
+        """See :class:`~swarm.pipeline.trainer.route.Itinerary`."""
         super().begin_turn(at, now, seconds, work)
         step, microbatch, replica = self.key.step, self.key.microbatch, self.hops[at].replica
         self.tell(HopBegan(step=step, microbatch=microbatch, stage=at, replica=replica, work=work))
 
     def forwarded(self, at: int, peer: PeerId) -> bool:
-        """See :class:`~swarm.pipeline.itinerary.Itinerary`."""
+        """See :class:`~swarm.pipeline.trainer.route.Itinerary`."""
         before = self._done_by()
         news = super().forwarded(at, peer)
         self._tell_done(before)
         return news
 
     def contributed(self, at: int, peer: PeerId, receipt: Receipt) -> bool:
-        """See :class:`~swarm.pipeline.itinerary.Itinerary`."""
+        """See :class:`~swarm.pipeline.trainer.route.Itinerary`."""
         before = self._done_by()
         news = super().contributed(at, peer, receipt)
         self._tell_done(before)

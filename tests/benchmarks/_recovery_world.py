@@ -11,13 +11,12 @@ from typing import Any
 from peers.chaos.faults import CannotInflict, Kill, Pause, Restart, Resume
 from peers.chaos.means import signal_all
 from peers.chaos.plan import Fault
-from peers.launch import PeerGroup
-from peers.local_run import RunBroken
+from peers.local.launch import PeerGroup
+from peers.local.run import RunBroken
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.ids import PeerId
-from swarm.monitoring.reader import RawEvent
-from swarm.monitoring.tail import EventTail
+from swarm.monitoring.reader import EventTail, RawEvent
 from tests.harness.processes import children_of
 
 ENTRY = "tests.benchmarks._recovery_peer:run"

@@ -8,13 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swarm.models.init import initial_weights
 from swarm.models.layout import FlatLayout
 from swarm.models.spec import DType, ModelConfig, PartSpec, SplitConfig
-from swarm.models.split import build_part, split_model
-from swarm.optimization.part import TrainedPart
-from swarm.optimization.schedules import OptimizerConfig
-from swarm.optimization.update import AdamW
+from swarm.models.split import build_part, initial_weights, split_model
+from swarm.optim.part import TrainedPart
+from swarm.optim.schedules import OptimizerConfig
+from swarm.optim.update import AdamW
 from swarm.state.snapshot import Snapshot, initial_snapshot
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from swarm.models.spec import DType
-from swarm.optimization.part import TrainedPart
+from swarm.optim.part import TrainedPart
 from swarm.state.snapshot import digest
 from tests.benchmarks._stage import SMALL, Size, first_snapshot, normal, trained_part
 

@@ -13,8 +13,8 @@ from swarm.compression.dense import FLOAT32
 from swarm.ids import MicrobatchId, PeerId
 from swarm.models.spec import DType
 from swarm.models.split import boundary_spec
-from swarm.optimization.adamw import AdamWState, StepNumbers, adamw_step
-from swarm.optimization.schedules import OptimizerConfig
+from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
+from swarm.optim.schedules import OptimizerConfig
 from swarm.planning.costs import training_flops_per_token
 from tests.benchmarks._stage import LARGE, MEDIUM, SMALL, Size, first_snapshot, normal, trained_part
 

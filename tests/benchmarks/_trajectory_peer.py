@@ -16,11 +16,11 @@ from typing import Any
 
 from peers.node import run_peer
 from peers.settings import PeerSettings
-from swarm.averaging.allreduce import AllReduce
-from swarm.optimization.part import TrainedPart
-from swarm.optimization.remote_leader import RemoteLeader
+from swarm.averaging.allreduce.service import AllReduce
+from swarm.optim.part import TrainedPart
 from swarm.pipeline.compute import StageCompute
-from swarm.pipeline.queue import WorkQueue
+from swarm.pipeline.stage.worker import WorkQueue
+from swarm.step.member.remote_leader import RemoteLeader
 
 PHASES: dict[str, tuple[type, str, str]] = {
     "queued": (WorkQueue, "push", "after"),

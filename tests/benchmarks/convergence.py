@@ -10,11 +10,11 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
+from swarm.averaging.gossip.pushing import PushSum
 from swarm.averaging.strategies import STRATEGIES
-from swarm.averaging.strategies.butterfly_groups import ButterflyGroups
-from swarm.averaging.strategies.push_sum import PushSum
+from swarm.averaging.strategies.swapping import ButterflyGroups
 from swarm.models.spec import ModelConfig
-from swarm.optimization.schedules import OptimizerConfig
+from swarm.optim.schedules import OptimizerConfig
 from tests.benchmarks.runner import Cell, Result, Size
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def run(size: Size) -> Result:
     """Held-out loss after the same tokens under every averaging strategy, 16 replicas, and what each of them sent."""
     import torch
 
-    from peers.text import built_in_corpus
+    from peers.data.text import built_in_corpus
     from tests.benchmarks._convergence_replicas import Scale, make_text
 
     torch.set_num_threads(1)
@@ -93,7 +93,7 @@ def run(size: Size) -> Result:
 
 def candidates(scale: Scale) -> Mapping[str, Callable[[], Mixing]]:
     """What is compared, by name."""
-    from swarm.optimization.outer import OuterNesterov
+    from swarm.optim.update import OuterNesterov
     from tests.benchmarks._convergence_mixing import Exact, Grouped, Local, Pushing
 
     grid, peers = STRATEGIES["grid"], scale.peers

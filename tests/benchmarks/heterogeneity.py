@@ -101,7 +101,7 @@ async def run(size: Size) -> Result:
 
 
 def _play(case: Case, setup: Setup) -> dict[str, Cell]:
-    from swarm.sim.world import run_world
+    from swarm.sim.loop import run_world
 
     with tempfile.TemporaryDirectory(prefix="hetero-") as folder:
         swarm = _swarm(Path(folder), case, setup)

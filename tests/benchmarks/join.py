@@ -320,7 +320,7 @@ async def _peer(at: Callable[[Sequence[str]], list[str]], settings: dict[str, An
 
 
 def _make_keys(homes: Sequence[Path]) -> None:
-    from swarm.network.identity import load_or_create
+    from swarm.network.libp2p.identity import load_or_create
 
     for home in homes:
         load_or_create(home / "identity.key")

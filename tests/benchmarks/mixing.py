@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from statistics import mean
 from typing import Any
 
+from swarm.averaging.gossip.pushing import PushSum
 from swarm.averaging.strategies import STRATEGIES, Strategy
-from swarm.averaging.strategies.push_sum import PushSum
 from tests.benchmarks._mixing_plot import mixing_svg
 from tests.benchmarks._mixing_rounds import Setting, contraction, distances, rounds_until, theory
 from tests.benchmarks.runner import ROOT, Cell, Result, Size

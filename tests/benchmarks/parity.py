@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from swarm.models.spec import ModelConfig
-from swarm.optimization.schedules import OptimizerConfig
+from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 from tests.benchmarks._parity_run import Data, Layout, Scale, TrainedRun, WiredGroup, build_data, make_manifest, train
 from tests.benchmarks.runner import Cell, Result, Size

@@ -28,8 +28,8 @@ from peers.chaos.faults import Kill, Pause, Restart, Resume
 from peers.chaos.invariants.check import Report, check
 from peers.chaos.invariants.evidence import gather
 from peers.chaos.plan import FaultPlan, On, Strike
+from peers.home.run_directory import RunDirectory
 from peers.manifest_file import write_manifest
-from peers.run_directory import RunDirectory
 from swarm.models.spec import ModelConfig
 from tests.benchmarks._forked_run import ForkedRun, endless
 from tests.benchmarks._parity_run import TRAINERS, Layout, build_data, make_manifest

@@ -9,17 +9,16 @@ import torch
 from torch import Tensor
 
 from data_shards.source import ShardSource
-from peers.text import Corpus
+from peers.data.text import Corpus
+from swarm.averaging.gossip.pushing import PushSum
 from swarm.averaging.strategies import STRATEGIES
-from swarm.averaging.strategies.push_sum import PushSum
 from swarm.ids import PeerId
 from swarm.models.gpt import GPT
-from swarm.models.init import initial_weights
 from swarm.models.layout import FlatLayout
 from swarm.models.spec import ModelConfig
-from swarm.models.split import install_weights
-from swarm.optimization.outer import OuterNesterov
-from swarm.optimization.schedules import OptimizerConfig
+from swarm.models.split import initial_weights, install_weights
+from swarm.optim.schedules import OptimizerConfig
+from swarm.optim.update import OuterNesterov
 from tests.benchmarks._convergence_mixing import Exact, Grouped, Local, Pushing
 from tests.benchmarks._convergence_replicas import Replicas, Scale, make_text
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from swarm.optimization.schedules import OptimizerConfig, learning_rate
+from swarm.optim.schedules import OptimizerConfig, learning_rate
 from tests.benchmarks._parity_compare import distance
 from tests.benchmarks._parity_replay import scheduled_lr
 from tests.benchmarks._parity_run import Incoherent

@@ -8,7 +8,7 @@ import pytest
 
 from peers.chaos.invariants.evidence import Evidence, Fact, FaultFact
 from swarm.ids import JourneyKey, MicrobatchId, PeerId
-from swarm.pipeline.itinerary import Receipt
+from swarm.pipeline.trainer.route import Receipt
 from tests.benchmarks._forked_run import Seen
 from tests.benchmarks._recovery_figures import Recovery, normal, p95, recoveries
 from tests.benchmarks._recovery_peer import HopBegan, HopDone, ToldWay

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from peers.chaos.invariants.check import Report, check_run
-from peers.launch import PeerExit, PeerGroup
-from peers.local_run import RunBroken
+from peers.data.prepare import RunShape
+from peers.home.run_directory import RunDirectory
+from peers.local.launch import PeerExit, PeerGroup
+from peers.local.run import RunBroken
 from peers.manifest_file import write_manifest
-from peers.prepare import RunShape
-from peers.run_directory import RunDirectory
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.config import Manifest
 from swarm.models.spec import ModelConfig
-from swarm.optimization.schedules import OptimizerConfig
+from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 from tests.benchmarks._parity_run import Layout, Scale, build_data, local_run, make_manifest, reuse_identities, shape_of
 from tests.benchmarks.runner import Result, Size
@@ -89,12 +89,12 @@ class StruckGroup(PeerGroup):
         self.restarted: list[str] = []
 
     def start(self, settings: PeerSettings) -> None:
-        """See :meth:`peers.launch.PeerGroup.start`."""
+        """See :meth:`peers.local.launch.PeerGroup.start`."""
         self._settings[settings.name] = settings
         super().start(settings)
 
     def poll(self, timeout_s: float) -> list[PeerExit]:
-        """See :meth:`peers.launch.PeerGroup.poll`."""
+        """See :meth:`peers.local.launch.PeerGroup.poll`."""
         exits = super().poll(timeout_s)
         again = [one for one in exits if one.code == -9 and one.name.startswith("trainer")]
         for one in again:

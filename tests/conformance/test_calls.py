@@ -8,8 +8,8 @@ import pytest
 
 from swarm.errors import PEER_ERRORS, BugError, DeadlineMissed, PeerError, Refused, Unreachable, Violation
 from swarm.ids import PeerId
-from swarm.network.bodies import pack_request
-from swarm.network.framing import wire_bytes
+from swarm.network.rpc.bodies import pack_request
+from swarm.network.rpc.framing import wire_bytes
 from tests.conformance.service import Anything, Note
 from tests.conformance.worlds import LIMITS, Peer, World
 from tests.harness.expect import eventually

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from swarm.errors import BugError
-from swarm.network.bodies import pack
-from swarm.network.records import MAX_TTL_S, PeerRecord, encode_record
+from swarm.network.discovery.records import MAX_TTL_S, PeerRecord, encode_record
+from swarm.network.rpc.bodies import pack
 from tests.conformance.worlds import Peer, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")

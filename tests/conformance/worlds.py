@@ -12,11 +12,11 @@ from hivemind.p2p import PeerID
 from swarm.clock import SystemClock
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import parse_address
+from swarm.network.discovery.records import PeerRecord, key_name, seal, wrap
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
-from swarm.network.identity import load_or_create
+from swarm.network.libp2p.identity import load_or_create
 from swarm.network.protocols import Directory, Endpoint
-from swarm.network.records import PeerRecord, key_name, seal, wrap
-from swarm.network.serving import ServeLimits
+from swarm.network.rpc.dispatcher import ServeLimits
 from swarm.security.signing import PrivateIdentity
 from swarm.sim.network import SimNetwork
 from tests.conformance.service import Bench

@@ -14,8 +14,8 @@ from peers.chaos.plan import Strike as Strike
 from swarm.averaging.config import StrategyName as StrategyName
 from swarm.errors import Ending
 from swarm.sim.links import Links as Links
-from swarm.sim.world import as_peer as as_peer
-from swarm.sim.world import run_world as run_world
+from swarm.sim.loop import as_peer as as_peer
+from swarm.sim.loop import run_world as run_world
 from tests.harness.crashes import crashes as crashes
 from tests.harness.crashes import live as live
 from tests.harness.crashes import part_of

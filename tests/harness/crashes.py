@@ -23,9 +23,9 @@ from peers.chaos.invariants.check import check_run
 from peers.chaos.invariants.findings import Limits
 from peers.chaos.plan import FaultPlan, On, Strike
 from swarm.events import CutOff, PeerReady
-from swarm.optimization.part import TrainedPart
+from swarm.optim.part import TrainedPart
 from swarm.sim.links import Links
-from swarm.sim.world import run_world
+from swarm.sim.loop import run_world
 from swarm.state.snapshot import digest
 from tests.harness.faults_memory import MemoryWorld
 from tests.harness.faults_messages import messages_told

@@ -18,17 +18,17 @@ from pathlib import Path
 
 import psutil
 
-from peers.launch import PeerExit, PeerGroup
-from peers.local_run import BOOTSTRAP, LocalRun, peer_names
+from peers.home.run_directory import RunDirectory
+from peers.local.launch import PeerExit, PeerGroup
+from peers.local.progress import RunView
+from peers.local.run import BOOTSTRAP, LocalRun, peer_names
 from peers.manifest_file import write_manifest
-from peers.run_directory import RunDirectory
-from peers.run_view import RunView
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.events import PeerReady, StepClosed
 from swarm.models.spec import ModelConfig
-from swarm.monitoring.tail import EventTail, Told
-from swarm.optimization.schedules import OptimizerConfig
+from swarm.monitoring.reader import EventTail, Told
+from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 from tests.benchmarks._parity_run import Layout, Scale, build_data, make_manifest, shape_of
 from tests.harness.crashing_peer import FATES
@@ -95,12 +95,12 @@ class _Group(PeerGroup):
         self.killed: Counter[str] = Counter()
 
     def start(self, settings: PeerSettings) -> None:
-        """See :meth:`peers.launch.PeerGroup.start`."""
+        """See :meth:`peers.local.launch.PeerGroup.start`."""
         self._settings[settings.name] = settings
         super().start(settings)
 
     def poll(self, timeout_s: float) -> list[PeerExit]:
-        """See :meth:`peers.launch.PeerGroup.poll`. Deaths are not told."""
+        """See :meth:`peers.local.launch.PeerGroup.poll`. Deaths are not told."""
         exits = super().poll(timeout_s)
         for one in exits:
             if one.code == KILLED:

@@ -1,4 +1,5 @@
-"""A real peer that kills itself with -9 at a moment that it is told of: the entry of a :class:`peers.launch.PeerGroup`.
+"""A real peer that kills itself with -9 at a moment that it is told of: the entry of a
+:class:`peers.local.launch.PeerGroup`.
 
 ``SWARM_FATES`` in the environment is a directory. ``NAME.json`` in it, which may appear at any time, is that peer's
 fate: the kind of moment, as in :mod:`tests.harness.faults_messages`, and how many of that kind from then on it lives
@@ -13,10 +14,10 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import swarm.network.server_stream
+import swarm.network.rpc.server
 from peers.node import run_peer
 from peers.settings import PeerSettings
-from swarm.event import Event
+from swarm.events.base import Event
 from swarm.monitoring.recorder import Recorder
 from swarm.network.endpoint import LibP2PEndpoint
 from tests.harness.faults_messages import ANSWERS, ASKS
@@ -51,7 +52,7 @@ def run(settings: PeerSettings) -> int:
 
 def _watch(fate: Fate) -> None:
     """In this process every event and message is a moment from now on."""
-    emit, handle = Recorder.emit, swarm.network.server_stream.handle
+    emit, handle = Recorder.emit, swarm.network.rpc.server.handle
     call, notify = LibP2PEndpoint.call, LibP2PEndpoint.notify
 
     def told_emit(self: Recorder, event: Event) -> None:
@@ -74,4 +75,4 @@ def _watch(fate: Fate) -> None:
     Recorder.emit = told_emit  # type: ignore[method-assign]
     LibP2PEndpoint.call = told_call  # type: ignore[method-assign]
     LibP2PEndpoint.notify = told_notify  # type: ignore[method-assign]
-    swarm.network.server_stream.handle = told_handle
+    swarm.network.rpc.server.handle = told_handle

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 
 from swarm.events import DaemonLost, DaemonRestarted
-from swarm.network.restarts import RestartLimits
+from swarm.network.libp2p.supervisor import RestartLimits
 from tests.harness.expect import eventually
 from tests.harness.mortal_peer import nursery
 from tests.harness.processes import children_of, leftovers, take_snapshot

@@ -16,7 +16,7 @@ import psutil
 from peers.chaos.faults import Restart
 from swarm.events import Event, PeerReady
 from swarm.sim.links import Links
-from swarm.sim.world import run_world
+from swarm.sim.loop import run_world
 from tests.harness.crashes import SHAPE, part_of
 from tests.harness.faults_memory import MemoryWorld
 from tests.harness.simulated import SimSwarm

@@ -19,11 +19,11 @@ from multiaddr import Multiaddr
 
 from swarm.clock import SystemClock
 from swarm.ids import PeerId, RunId
+from swarm.network.discovery.contact import ManifestService, fetch_manifest
+from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
-from swarm.network.identity import load_or_create
-from swarm.network.manifest import ManifestService, fetch_manifest
-from swarm.network.reachability import reachability
-from swarm.network.records import PeerRecord
+from swarm.network.libp2p.identity import load_or_create
+from swarm.network.reach.reachability import reachability
 from tests.conformance.service import Bench, Note
 
 RUN = "1b" * 32

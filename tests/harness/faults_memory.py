@@ -17,8 +17,8 @@ from peers.chaos import faults
 from peers.chaos.faults import CannotInflict, Fault
 from swarm.events import Event
 from swarm.ids import PeerId
+from swarm.sim.loop import as_peer
 from swarm.sim.network import SimEndpoint
-from swarm.sim.world import as_peer
 from tests.harness.faults_disks import FullDisks
 from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalSwarm

@@ -7,7 +7,7 @@ from pathlib import Path
 from swarm.clock import SystemClock
 from swarm.network.addresses import parse_address
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
-from swarm.network.identity import load_or_create
+from swarm.network.libp2p.identity import load_or_create
 from swarm.security.signing import PrivateIdentity
 from tests.harness.swarm import LocalSwarm
 

@@ -25,7 +25,7 @@ from swarm.clock import SystemClock
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import parse_address
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
-from swarm.network.identity import load_or_create
+from swarm.network.libp2p.identity import load_or_create
 from tests.conformance.service import Bench
 
 RUN = RunId("4e" * 32)

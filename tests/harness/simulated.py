@@ -27,14 +27,13 @@ from swarm.ids import PeerId
 from swarm.pipeline.compute import EndsCompute, StageCompute
 from swarm.sim.device import InlineDevice, Paced, SimulatedDevice
 from swarm.sim.links import Links, Traffic
-from swarm.sim.loop import PEER, SimLoop
+from swarm.sim.loop import PEER, LoopClock, SimLoop, as_peer
 from swarm.sim.network import SimEndpoint, SimNetwork
-from swarm.sim.world import LoopClock, as_peer
 from tests.harness.swarm import LocalPeer, LocalSwarm
 
 
 class SimSwarm(LocalSwarm):
-    """A :class:`LocalSwarm` for :func:`swarm.sim.world.run_world`.
+    """A :class:`LocalSwarm` for :func:`swarm.sim.loop.run_world`.
 
     With ``may_fail`` a peer that ends with an error, its ``outcome``, ends only itself.
     ``stage_s`` and ``ends_s`` are seconds that a stage's or the ends' part takes, by method: forward, forward_loss and
@@ -85,7 +84,7 @@ class SimSwarm(LocalSwarm):
     def _paced(self) -> Iterator[None]:
         """Roles build computes that take their time on the device of the peer whose code is running."""
         kinds = ((StageCompute, self._stage_s), (EndsCompute, self._ends_s))
-        homes = [module for name, module in sys.modules.items() if name.startswith("peers.")]
+        homes = [module for name, module in sys.modules.items() if name.startswith(("peers.", "swarm.membership."))]
         with contextlib.ExitStack() as patches:
             for kind, seconds in kinds:
                 for module in homes:

@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from peers.control import ControlServer
+from peers.control.server import ControlServer
+from peers.control.status import MemberStanding, Standing
 from peers.exit_codes import EXIT_DRAINED
-from peers.invite import invite_to
-from peers.places import take_place
-from peers.standing import MemberStanding, Standing
+from peers.home.places import take_place
+from peers.invites.invite import invite_to
 from swarm.clock import SystemClock
 from swarm.ids import RunId
 from swarm.security.signing import peer_of

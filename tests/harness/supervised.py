@@ -16,9 +16,9 @@ from swarm.errors import PeerError, Unreachable
 from swarm.events import DaemonRestarted, Event
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import parse_address
+from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
-from swarm.network.identity import load_or_create
-from swarm.network.records import PeerRecord
+from swarm.network.libp2p.identity import load_or_create
 from tests.conformance.service import Bench, Note
 from tests.harness.expect import LOOK_EVERY_S, eventually
 from tests.harness.mortal_peer import RUN

@@ -16,20 +16,20 @@ from typing import Any, Protocol, TypeVar
 
 from data_shards.build import build_shard
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
-from peers.ckpt_keeper import CheckpointKeeper
-from peers.data import open_source
-from peers.membership import Membership
-from peers.roles import Surroundings
+from peers.checkpoints.keeper import CheckpointKeeper
+from peers.console.words import command_to_join
+from peers.data.source import open_source
 from peers.settings import PeerSettings, member_settings
-from peers.words import command_to_join
 from swarm.clock import Clock, SystemClock
 from swarm.config import Manifest, parse_manifest
 from swarm.device import DeviceThread, resolve_device
 from swarm.events import Event
+from swarm.health.watch import Watch
 from swarm.ids import PeerId, RunId
+from swarm.membership.membership import Membership
+from swarm.membership.roles import Surroundings
 from swarm.monitoring.recorder import Recorder
 from swarm.network.protocols import Directory, Endpoint
-from swarm.pipeline.health import Watch
 from swarm.security.signing import PrivateIdentity
 from swarm.sim.network import SimNetwork
 

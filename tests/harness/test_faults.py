@@ -36,10 +36,10 @@ from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
 from swarm.errors import DeadlineMissed, PeerError, Unreachable
 from swarm.events import Accumulated, PeerReady, RunStarted, StepClosed
-from swarm.pipeline.beats import Ping
+from swarm.health.heartbeat import Ping
 from swarm.schema import Empty
 from swarm.sim.links import LinkShape
-from swarm.sim.world import run_world
+from swarm.sim.loop import run_world
 from tests.harness.faults_disks import FullDisks, full_disk
 from tests.harness.faults_memory import MemoryWorld
 from tests.harness.faults_sweep import NO_PROTOCOL, crash_points

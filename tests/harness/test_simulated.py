@@ -14,7 +14,7 @@ from peers.chaos.invariants.evidence import event_hash, gather
 from peers.chaos.invariants.findings import Limits
 from swarm.events import StepClosed
 from swarm.sim.links import Links
-from swarm.sim.world import run_world
+from swarm.sim.loop import run_world
 from tests.harness.simulated import SimSwarm
 from tests.harness.sources import ROOT
 

@@ -21,11 +21,11 @@ from swarm.clock import SystemClock
 from swarm.errors import BugError, ConfigError, PeerError, Refused, Unreachable, Violation
 from swarm.ids import RunId
 from swarm.network.addresses import parse_address
+from swarm.network.discovery.contact import ManifestService, fetch_manifest
+from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import PUBLIC_PROTOCOL, EndpointConfig, LibP2PEndpoint
-from swarm.network.framing import HEADER_BYTES, Kind, decode_header, encode_frame
-from swarm.network.identity import load_or_create
-from swarm.network.manifest import ManifestService, fetch_manifest
-from swarm.network.records import PeerRecord
+from swarm.network.libp2p.identity import load_or_create
+from swarm.network.rpc.framing import HEADER_BYTES, Kind, decode_header, encode_frame
 from tests.conformance.service import Bench, Note
 from tests.harness.expect import eventually, wait_until
 from tests.harness.processes import children_of
@@ -119,7 +119,7 @@ PARENT = textwrap.dedent(
     from pathlib import Path
     from swarm.clock import SystemClock
     from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
-    from swarm.network.identity import load_or_create
+    from swarm.network.libp2p.identity import load_or_create
 
     async def main():
         home = Path(sys.argv[1])

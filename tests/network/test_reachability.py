@@ -15,8 +15,12 @@ from swarm.clock import SystemClock
 from swarm.errors import Busy, DeadlineMissed, Refused, Unreachable
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import parse_address
-from swarm.network.attach import AttachedP2P, peer_bytes
-from swarm.network.circuit import (
+from swarm.network.discovery.records import PeerRecord
+from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
+from swarm.network.libp2p.attach import AttachedP2P, peer_bytes
+from swarm.network.libp2p.daemon import DaemonConfig, _arguments
+from swarm.network.libp2p.identity import load_or_create
+from swarm.network.reach.circuit import (
     HOP,
     CircuitMessage,
     HopType,
@@ -27,11 +31,8 @@ from swarm.network.circuit import (
     encode_stop,
     read_body,
 )
-from swarm.network.daemon import DaemonConfig, _arguments
-from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
-from swarm.network.identity import load_or_create
-from swarm.network.reach_service import dialback_places
-from swarm.network.reachability import (
+from swarm.network.reach.leases import RENEW_S
+from swarm.network.reach.reachability import (
     DIALBACK,
     RESERVE,
     AskDialback,
@@ -45,12 +46,11 @@ from swarm.network.reachability import (
     judge,
     reachability,
 )
-from swarm.network.records import PeerRecord
-from swarm.network.relay import Relay
-from swarm.network.relay_lease import RENEW_S
-from swarm.network.relay_seats import RESERVED_S, RelayLimits, Seat
+from swarm.network.reach.relay import Relay
+from swarm.network.reach.seats import RESERVED_S, RelayLimits, Seat
+from swarm.network.reach.service import dialback_places
 from swarm.security.signing import PrivateIdentity
-from swarm.sim.world import LoopClock, run_world
+from swarm.sim.loop import LoopClock, run_world
 from tests.conformance.service import Bench, Note
 from tests.harness.expect import eventually
 

@@ -13,8 +13,8 @@ from swarm.clock import SystemClock
 from swarm.errors import Unreachable
 from swarm.events import DaemonLost, DaemonRestarted
 from swarm.network.addresses import parse_address, tcp_port_of
-from swarm.network.reachability import reachability
-from swarm.network.restarts import RestartLimits
+from swarm.network.libp2p.supervisor import RestartLimits
+from swarm.network.reach.reachability import reachability
 from tests.conformance.service import Note
 from tests.harness.cycles import cycle_daemon, cycle_peer
 from tests.harness.expect import eventually

@@ -19,8 +19,8 @@ import pytest
 from data_shards.build import build_shard
 from data_shards.tokenize import train_tokenizer
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
-from peers.invite import Invite, parse_invite
-from peers.place_state import read_state
+from peers.home.place_state import read_state
+from peers.invites.invite import Invite, parse_invite
 from swarm.ids import RunId
 from swarm.security.signing import PrivateIdentity
 

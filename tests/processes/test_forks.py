@@ -11,7 +11,7 @@ import pytest
 
 from peers.chaos.forks import Forked, Forks
 from swarm import __version__
-from swarm.network.rundir import sweep_temporary, sweep_under
+from swarm.network.libp2p.rundir import sweep_temporary, sweep_under
 from tests.harness.by_hand import RUN, Started
 from tests.harness.expect import wait_until
 from tests.harness.processes import children_of

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from peers.exit_codes import EXIT_DRAINED
-from peers.run_directory import RunDirectory
-from swarm.state.checkpoint_files import held, steps
+from peers.home.run_directory import RunDirectory
+from swarm.state.checkpoints.files import held, steps
 from tests.harness.by_hand import RUN, ByHand, Started, by_hand
 
 pytestmark = [pytest.mark.process, pytest.mark.long]

@@ -12,22 +12,21 @@ from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from swarm.consensus.ledger import assigned, reassigned, weights
+from swarm.consensus.records import Aside, CloseRecord, Contribution
+from swarm.consensus.roster import Member, Roster, due_term, owner
 from swarm.errors import PeerError, Refused, Unreachable
 from swarm.ids import MicrobatchId, PartName, PeerId, RunId, stage_part
+from swarm.membership.founding_record import genesis
 from swarm.network.protocols import Request
-from swarm.optimization.closing import cursors, totals
-from swarm.optimization.founding import genesis
-from swarm.optimization.lead import LeadDesk
-from swarm.optimization.ledger import assigned, reassigned, weights
-from swarm.optimization.messages import Averaged
-from swarm.optimization.records import Aside, CloseRecord, Contribution
-from swarm.optimization.remote_leader import RemoteLeader
-from swarm.optimization.roster import Member, Roster
-from swarm.optimization.rules import StepRules
-from swarm.optimization.schedules import OptimizerConfig
-from swarm.optimization.succession import due_term, owner
-from swarm.pipeline.taken import Taken
+from swarm.optim.schedules import OptimizerConfig
+from swarm.pipeline.trainer.taken import Taken
 from swarm.pipeline.wiring import Wiring
+from swarm.step.decisions import cursors, totals
+from swarm.step.leader.service import LeadDesk
+from swarm.step.member.remote_leader import RemoteLeader
+from swarm.step.messages import Averaged
+from swarm.step.rules import StepRules
 
 STAGES = [[PeerId(f"{stage}{number}") for number in range(3)] for stage in "xy"]
 TRAINERS = [PeerId(f"t{number}") for number in range(3)]
@@ -76,11 +75,11 @@ class Feeder:
         self.remote.begun = self
 
     def started(self, step: int) -> Sequence[MicrobatchId]:
-        """See :class:`~swarm.optimization.remote_leader.Begun`."""
+        """See :class:`~swarm.step.member.remote_leader.Begun`."""
         return self.taken.started(step)
 
     def keep(self, step: int, count: int) -> None:
-        """See :class:`~swarm.optimization.remote_leader.Begun`."""
+        """See :class:`~swarm.step.member.remote_leader.Begun`."""
         for microbatch in self.taken.keep(step, count):
             self.under_way.pop(microbatch, None)
             self.home.pop(microbatch, None)
@@ -116,21 +115,21 @@ class Books:
 
     @property
     def open_step(self) -> int:
-        """See :class:`~swarm.optimization.member.Member`."""
+        """See :class:`~swarm.step.member.service.Member`."""
         return self.head.step + 1
 
     @property
     def leader(self) -> PeerId:
-        """See :class:`~swarm.optimization.member.Member`."""
+        """See :class:`~swarm.step.member.service.Member`."""
         return owner(self.roster, self.open_step, self.term)
 
     @property
     def is_member(self) -> bool:
-        """See :class:`~swarm.optimization.member.Member`."""
+        """See :class:`~swarm.step.member.service.Member`."""
         return True
 
     async def ask(self, peer: PeerId, method: str, body: Any, reply: Any, *, timeout_s: float) -> Any:
-        """See :class:`~swarm.optimization.live_calls.LiveCalls`."""
+        """See :class:`~swarm.step.calls.LiveCalls`."""
         if peer in self.gone:
             raise Unreachable("gone", peer=peer)
         caller = PeerId(body.contribution.microbatch.trainer) if method.endswith("complete") else self._asking

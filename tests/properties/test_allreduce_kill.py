@@ -12,11 +12,11 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from swarm.averaging.allreduce import AllReduce
-from swarm.averaging.messages import AGREE
-from swarm.averaging.plan import RoundPlan, RoundResult
-from swarm.averaging.reducers import Floats, weighted_mean
-from swarm.averaging.wire import WireType
+from swarm.averaging.allreduce.messages import AGREE
+from swarm.averaging.allreduce.output import Floats, weighted_mean
+from swarm.averaging.allreduce.plan import RoundPlan, RoundResult
+from swarm.averaging.allreduce.service import AllReduce
+from swarm.averaging.allreduce.wire import WireType
 from swarm.errors import RoundFailed
 from swarm.ids import PeerId
 from tests.unit.averaging.world import (

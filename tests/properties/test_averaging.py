@@ -8,9 +8,9 @@ import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from swarm.averaging.messages import CHUNK
-from swarm.averaging.partition import cut, part_bounds
-from swarm.averaging.plan import RoundResult
+from swarm.averaging.allreduce.messages import CHUNK
+from swarm.averaging.allreduce.partition import cut, part_bounds
+from swarm.averaging.allreduce.plan import RoundResult
 from swarm.errors import RoundFailed
 from swarm.ids import PeerId
 from tests.unit.averaging.world import (

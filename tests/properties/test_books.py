@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from peers.chaos.invariants.microbatches import prefix_problem
+from swarm.consensus.records import CloseRecord, Contribution
 from swarm.errors import Refused
 from swarm.ids import MicrobatchId, PeerId, stage_of
-from swarm.optimization.messages import Complete
-from swarm.optimization.records import CloseRecord, Contribution
 from swarm.schema import Empty
+from swarm.step.messages import Complete
 from tests.properties.bookkeeping import NO, RULES, STAGES, TRAINERS, Blocked, Books, Feeder
 
 PEERS = [*STAGES[0], *STAGES[1], *TRAINERS]

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swarm.averaging.mass import Mass, MassNode, Message, Parcel, Taken
+from swarm.averaging.gossip.mass import Mass, MassNode, Message, Parcel, Taken
 from swarm.ids import PeerId
 
 PEERS = [PeerId(name) for name in "abcd"]

@@ -8,7 +8,7 @@ from pathlib import Path
 from peers.chaos.invariants.check import check_run
 from peers.chaos.invariants.findings import Limits
 from peers.chaos.plan import FaultPlan, Strike
-from swarm.sim.world import run_world
+from swarm.sim.loop import run_world
 from tests.harness.faults_memory import MemoryWorld
 from tests.harness.simulated import SimSwarm
 

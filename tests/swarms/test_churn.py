@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from data_shards.build import build_shard
-from peers import leaving
-from peers.download import PartDownload
-from peers.leaving import ended_in_order
+from swarm.consensus.records import CloseRecord
 from swarm.errors import Ending, RunEnded
 from swarm.events import (
     DigestMismatch,
@@ -29,12 +27,14 @@ from swarm.events import (
     Waiting,
 )
 from swarm.ids import PeerId
-from swarm.network.records import PeerRecord
-from swarm.optimization import observing
-from swarm.optimization.lead import LeadDesk
-from swarm.optimization.records import CloseRecord
-from swarm.sim.world import run_world
-from swarm.state.checkpoint_files import held
+from swarm.membership import leaving
+from swarm.membership import observer_service as observing
+from swarm.membership.download import PartDownload
+from swarm.membership.leaving import ended_in_order
+from swarm.network.discovery.records import PeerRecord
+from swarm.sim.loop import run_world
+from swarm.state.checkpoints.files import held
+from swarm.step.leader.service import LeadDesk
 from tests.harness.expect import eventually
 from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalPeer, LocalSwarm, _documents

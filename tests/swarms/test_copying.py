@@ -15,27 +15,25 @@ from typing import Any
 import pytest
 import torch
 
-from peers.copying import Copying
-from peers.part_copy import PartCopy
-from peers.roles import spec_of
-from peers.rules import update_of
+from swarm.consensus.copies import copy_holders
+from swarm.consensus.records import CloseRecord, Decision
+from swarm.consensus.roster import Member, Roster
 from swarm.events import CopyDropped, CopyHeld, DonorDropped, Event, StepClosed
 from swarm.ids import PartName, PeerId
+from swarm.membership.copying import Copying
+from swarm.membership.observer import Observer, ObserverContext
+from swarm.membership.observer_service import ObserverDesk
+from swarm.membership.part_copy import PartCopy
+from swarm.membership.roles import spec_of
+from swarm.membership.rules import update_of
 from swarm.network.protocols import Payload
-from swarm.optimization.copies import copy_holders
-from swarm.optimization.observer import Observer, ObserverContext
-from swarm.optimization.observing import ObserverDesk
-from swarm.optimization.part import TrainedPart
-from swarm.optimization.part_state import PartState
-from swarm.optimization.records import CloseRecord, Decision
-from swarm.optimization.roster import Member, Roster
+from swarm.optim.part import PartState, TrainedPart
 from swarm.security.signing import PrivateIdentity, verify
 from swarm.sim.device import InlineDevice
 from swarm.sim.links import Links
-from swarm.sim.loop import PEER
+from swarm.sim.loop import PEER, LoopClock, as_peer, run_world
 from swarm.sim.network import SimEndpoint
-from swarm.sim.world import LoopClock, as_peer, run_world
-from swarm.state import chunks
+from swarm.state import snapshot as chunks
 from swarm.state.download import Download, DownloadContext, Wanted
 from swarm.state.sharing import Sharing
 from swarm.state.snapshot import digest

@@ -10,8 +10,8 @@ import pytest
 
 from swarm.events import DigestMismatch, DonorDropped, PeerReady, StateDownloaded, StepClosed
 from swarm.ids import PeerId
-from swarm.optimization.observer import Observer
-from swarm.state import chunks
+from swarm.membership.observer import Observer
+from swarm.state import snapshot as chunks
 from swarm.state.sharing import Sharing
 from tests.harness.expect import eventually
 from tests.harness.swarm import LocalSwarm

@@ -8,7 +8,7 @@ from peers.chaos.faults import FillDisk, FreeDisk
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
 from swarm.events import DiskRefused, DiskTook, StepClosed
-from swarm.sim.world import run_world
+from swarm.sim.loop import run_world
 from tests.harness.faults_memory import MemoryWorld
 from tests.harness.simulated import SimSwarm
 

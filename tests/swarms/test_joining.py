@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from data_shards.build import build_shard
+from swarm.errors import Ending
 from swarm.events import Accumulated, DigestMismatch, PeerReady, RosterChanged, StateDownloaded, StepClosed
 from tests.harness.expect import eventually
 from tests.harness.swarm import LocalPeer, LocalSwarm, _documents
@@ -40,7 +41,7 @@ async def test_stage_host_and_trainer_join_a_run_in_progress_and_leave_it(tmp_pa
         assert all(one.step > 2 for one in joined)
         await after_step(swarm, max(one.step for one in joined) + 4)
         assert host.membership is not None
-        host.membership.leave("the test", 0)
+        host.membership.leave("the test", Ending.DONE)
         await eventually(lambda: host.membership is not None and "late-host" not in names(swarm))
 
     async with asyncio.TaskGroup() as group:

@@ -10,6 +10,7 @@ import pytest
 from peers.chaos.faults import Fault, Heal, Kill, Partition
 from peers.chaos.invariants.findings import Limits
 from peers.chaos.plan import FaultPlan, On, Strike
+from swarm.consensus.roster import owner
 from swarm.events import (
     Committed,
     CutOff,
@@ -22,10 +23,9 @@ from swarm.events import (
     Waiting,
     WorkWithdrawn,
 )
-from swarm.optimization.observing import KEPT_UPDATES
-from swarm.optimization.standstill import LOOK_S, STALLED_S
-from swarm.optimization.succession import owner
+from swarm.membership.observer_service import KEPT_UPDATES
 from swarm.sim.links import Links
+from swarm.step.leader.exclusion import LOOK_S, STALLED_S
 from tests.harness.simulated import SimSwarm
 from tests.swarms.story import live_through
 

@@ -16,8 +16,8 @@ import pytest
 from data_shards.tokenize import Tokenizer
 from swarm.events import JourneyCompleted
 from swarm.models.split import boundary_spec
-from swarm.network.link import Link
 from swarm.network.protocols import MAX_BODY_BYTES
+from swarm.network.rpc.link import Link
 from tests.harness.libp2p_swarm import LibP2PSwarm
 from tests.harness.swarm import LocalSwarm
 

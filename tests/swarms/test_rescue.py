@@ -12,9 +12,9 @@ from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
 from swarm.errors import RunEnded
 from swarm.events import Committed, CopyHeld, JourneyCompleted, PeerLost, StepClosed, StepGivenUp
-from swarm.pipeline.verdicts import ANEW_S
+from swarm.health.verdicts import ANEW_S
 from swarm.sim.links import Links
-from swarm.sim.world import run_world
+from swarm.sim.loop import run_world
 from tests.harness.faults_memory import MemoryWorld
 from tests.harness.simulated import SimSwarm
 

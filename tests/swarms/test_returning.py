@@ -8,11 +8,11 @@ from pathlib import Path
 from peers.chaos.faults import Pause, Twin
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
-from peers.watching import ALONE_S
 from swarm.errors import Ending, RunEnded
 from swarm.events import Accumulated, StepClosed
-from swarm.optimization.calls import first_leaf
-from swarm.sim.world import run_world
+from swarm.membership.watching import ALONE_S
+from swarm.sim.loop import run_world
+from swarm.step.calls import first_leaf
 from tests.harness.faults_memory import MemoryWorld
 from tests.harness.simulated import SimSwarm
 

@@ -12,7 +12,7 @@ from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
 from swarm.averaging.schedules import SCHEDULES
 from swarm.events import AttemptFailed, DigestMismatch, RoundDone, StepClosed
-from swarm.sim.world import run_world
+from swarm.sim.loop import run_world
 from tests.harness.faults_memory import MemoryWorld
 from tests.harness.faults_messages import messages_told
 from tests.harness.simulated import SimSwarm

@@ -12,9 +12,9 @@ from peers.chaos.faults import Kill
 from peers.chaos.plan import FaultPlan, On, Strike
 from swarm.events import DigestMismatch, Participation, RoundDone, StepClosed, Waiting
 from swarm.ids import PeerId
-from swarm.optimization.calls import first_leaf
 from swarm.security.signing import PrivateIdentity
-from swarm.sim.world import run_world
+from swarm.sim.loop import run_world
+from swarm.step.calls import first_leaf
 from tests.harness.faults_memory import MemoryWorld
 from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalSwarm, OpenEndpoint

@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from swarm.consensus.roster import owner
 from swarm.events import Accumulated, Committed, CutOff, Event, PeerLost, PeerReady, RoundDone, StepClosed, TermBegan
 from swarm.ids import PeerId
-from swarm.optimization.succession import owner
 from tests.harness.swarm import LocalPeer, LocalSwarm
 
 EventT = TypeVar("EventT", bound=Event)

@@ -9,15 +9,15 @@ from typing import Any
 
 import pytest
 
-from peers import roles
 from swarm.errors import PeerError, Refused, RunEnded, Violation, WrongStep
 from swarm.events import Accumulated, Event, HopMoved, PeerLost, RunStarted, StepClosed
 from swarm.ids import MicrobatchId, PeerId
-from swarm.optimization.calls import first_leaf
-from swarm.optimization.messages import Lease, Leased, Reconcile
+from swarm.membership import roles
 from swarm.pipeline.messages import Forward, Output
-from swarm.pipeline.stage_context import StageSettings
+from swarm.pipeline.stage.context import StageSettings
 from swarm.schema import Empty
+from swarm.step.calls import first_leaf
+from swarm.step.messages import Lease, Leased, Reconcile
 from tests.harness.expect import eventually
 from tests.harness.swarm import LocalSwarm
 

@@ -11,7 +11,7 @@ from peers.chaos.faults import Kill
 from peers.chaos.plan import On, Strike
 from swarm.events import Participation, PeerReady, RoundDone, StepClosed
 from swarm.sim.links import Links
-from swarm.sim.world import run_world
+from swarm.sim.loop import run_world
 from tests.harness.expect import eventually
 from tests.harness.simulated import SimSwarm
 from tests.swarms.story import live_through

@@ -12,7 +12,7 @@ from peers.chaos.faults import Kill, Restart
 from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
 from swarm.events import Accumulated, Event, StepClosed, Waiting
-from swarm.sim.world import run_world
+from swarm.sim.loop import run_world
 from tests.harness.faults_memory import MemoryWorld
 from tests.harness.simulated import SimSwarm
 

@@ -15,11 +15,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from swarm.consensus.history import HistoryLine, earlier
+from swarm.consensus.records import CloseRecord
 from swarm.events import Event
 from swarm.ids import MicrobatchId, PeerId
 from swarm.monitoring.reader import UNREADABLE, RawEvent, Recorded, decode_line, read_all
-from swarm.optimization.history_file import HistoryLine, earlier
-from swarm.optimization.records import CloseRecord
 
 DROPPED = "EventsDropped"
 """What stands where a writer had to drop events, as on a full disk: nothing is known of what it did meanwhile."""

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from peers.chaos.invariants.evidence import DROPPED, Evidence, Fact
 from peers.chaos.invariants.findings import Findings, Limits
+from swarm.consensus.records import CloseRecord
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, stage_part
-from swarm.optimization.records import CloseRecord
 
 HOLDING = ("Accumulated", "ContributionReplayed", "ContributionReversed")
 """Events that change what a replica's open step holds."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 
 from peers.chaos.invariants.evidence import DROPPED, Chain, Evidence, Fact, FaultFact
 from peers.chaos.invariants.findings import ENDED_BY, HARMLESS, PASSING, SLOW, Findings, Limits
-from swarm.optimization.records import NO_RECORD, CloseRecord
+from swarm.consensus.records import NO_RECORD, CloseRecord
 
 AFTERMATH_S = 15.0
 """For so long after a fault is over others may still find out that it was: a ping takes seconds to be missed thrice."""

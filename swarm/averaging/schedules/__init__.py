@@ -6,11 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, Protocol
 
-from swarm.averaging.schedules.butterfly import Butterfly
-from swarm.averaging.schedules.direct import Direct
-from swarm.averaging.schedules.halving import Halving
-from swarm.averaging.schedules.ring import Ring
-from swarm.averaging.schedules.tree import Tree
+from swarm.averaging.schedules.patterns import Butterfly, Direct, Halving, Ring, Tree
 
 ScheduleName = Literal["direct", "ring", "tree", "halving", "butterfly"]
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from swarm.averaging.partition import part_bounds
+from swarm.averaging.allreduce.partition import part_bounds
 from swarm.averaging.schedules.routes import Routes
 from swarm.ids import PeerId
 

@@ -6,13 +6,9 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Protocol
 
-from swarm.averaging.strategies.butterfly_groups import ButterflyGroups
-from swarm.averaging.strategies.everyone import Everyone
-from swarm.averaging.strategies.grid import Grid
+from swarm.averaging.strategies.exact import Everyone, Hierarchy, Server
 from swarm.averaging.strategies.groups import Group as Group
-from swarm.averaging.strategies.hierarchy import Hierarchy
-from swarm.averaging.strategies.random_groups import RandomGroups
-from swarm.averaging.strategies.server import Server
+from swarm.averaging.strategies.swapping import ButterflyGroups, Grid, RandomGroups
 from swarm.ids import PeerId
 
 

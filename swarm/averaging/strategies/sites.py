@@ -6,9 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from swarm.averaging.strategies import STRATEGIES, Strategy
-from swarm.averaging.strategies.hierarchy import Hierarchy
-from swarm.averaging.strategies.plain import Plain
-from swarm.averaging.strategies.server import Server
+from swarm.averaging.strategies.exact import Hierarchy, Plain, Server
 from swarm.ids import PeerId
 
 
@@ -25,7 +23,7 @@ class Site(Protocol):
 
 
 def plainest(turn: int, sites: Mapping[PeerId, Site]) -> Strategy:
-    """For rounds that break again and again: see :class:`~swarm.averaging.strategies.plain.Plain`."""
+    """For rounds that break again and again: see :class:`~swarm.averaging.strategies.exact.Plain`."""
     return Plain(turn, frozenset(peer for peer, site in sites.items() if site.outgoing))
 
 

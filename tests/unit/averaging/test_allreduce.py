@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from swarm.averaging.allreduce import MAX_EXPECTED, AllReduce
-from swarm.averaging.messages import CHUNK, ENTER, ChunkRequest, RoundMessage
-from swarm.averaging.partition import CHUNK_ELEMENTS
-from swarm.averaging.plan import RoundKey, RoundPlan, RoundResult
-from swarm.averaging.reducers import Floats, weighted_mean
+from swarm.averaging.allreduce.messages import CHUNK, ENTER, ChunkRequest, RoundMessage
+from swarm.averaging.allreduce.output import Floats, weighted_mean
+from swarm.averaging.allreduce.partition import CHUNK_ELEMENTS
+from swarm.averaging.allreduce.plan import RoundKey, RoundPlan, RoundResult
+from swarm.averaging.allreduce.service import MAX_EXPECTED, AllReduce
 from swarm.errors import BugError, Busy, Refused
 from swarm.ids import PeerId
 from swarm.schema import Empty

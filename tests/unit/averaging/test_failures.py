@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from swarm.averaging.messages import ABORT, AGREE, CHUNK, ENTER, Abort, Agreement, ChunkRequest
-from swarm.averaging.plan import RoundPlan, RoundResult
+from swarm.averaging.allreduce.messages import ABORT, AGREE, CHUNK, ENTER, Abort, Agreement, ChunkRequest
+from swarm.averaging.allreduce.plan import RoundPlan, RoundResult
 from swarm.averaging.schedules import SCHEDULES, ScheduleName
-from swarm.averaging.strategies.plain import Plain
+from swarm.averaging.strategies.exact import Plain
 from swarm.errors import Busy, Refused, RoundFailed, Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer

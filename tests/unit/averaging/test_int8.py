@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from swarm.averaging.messages import CHUNK
-from swarm.averaging.plan import RoundKey, RoundPlan, RoundResult
-from swarm.averaging.round import RoundCall, average, plan_rounds
+from swarm.averaging.allreduce.messages import CHUNK
+from swarm.averaging.allreduce.plan import RoundKey, RoundPlan, RoundResult
+from swarm.averaging.allreduce.round import RoundCall, average, plan_rounds
 from swarm.averaging.strategies import STRATEGIES
 from swarm.compression.blockwise import BLOCK
 from swarm.errors import BugError, RoundFailed

@@ -7,8 +7,8 @@ import random
 import pytest
 import torch
 
-from swarm.averaging.mass import Mass, MassNode, Message, Parcel, Taken, Yield
-from swarm.averaging.strategies.push_sum import PushSum
+from swarm.averaging.gossip.mass import Mass, MassNode, Message, Parcel, Taken, Yield
+from swarm.averaging.gossip.pushing import PushSum
 from swarm.errors import Violation
 from swarm.ids import PeerId
 

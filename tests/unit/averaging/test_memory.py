@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from swarm.averaging.exchange import Output
-from swarm.averaging.messages import CHUNK, ENTER
-from swarm.averaging.plan import RoundPlan, RoundResult
+from swarm.averaging.allreduce.exchange import Output
+from swarm.averaging.allreduce.messages import CHUNK, ENTER
+from swarm.averaging.allreduce.plan import RoundPlan, RoundResult
 from swarm.averaging.schedules.routes import Routes
 from swarm.errors import Busy, RoundFailed
 from swarm.ids import PeerId
@@ -41,7 +41,7 @@ def outputs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]
         made.append(weakref.ref(output.vector))
         return output
 
-    monkeypatch.setattr("swarm.averaging.exchange.Output", noted)
+    monkeypatch.setattr("swarm.averaging.allreduce.exchange.Output", noted)
     gc.collect()
     gc.disable()
     yield made
@@ -92,7 +92,7 @@ def test_round_that_is_remembered_keeps_none_of_its_trees_and_grew_one_for_each_
         return routes
 
     grow = Routes._grow
-    monkeypatch.setattr("swarm.averaging.plan.Routes", noted)
+    monkeypatch.setattr("swarm.averaging.allreduce.plan.Routes", noted)
     monkeypatch.setattr(Routes, "_grow", lambda self, root: grown.append(root) or grow(self, root))
 
     async def scene() -> None:

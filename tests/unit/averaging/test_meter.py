@@ -4,8 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.averaging.meter import MEASURED_BYTES, MOST_BYTES_PER_S, MOST_LATENCY_US, Heard, Meter, heard_in_all
-from swarm.averaging.plan import RoundResult
+from swarm.averaging.allreduce.meter import (
+    MEASURED_BYTES,
+    MOST_BYTES_PER_S,
+    MOST_LATENCY_US,
+    Heard,
+    Meter,
+    heard_in_all,
+)
+from swarm.averaging.allreduce.plan import RoundResult
 from swarm.ids import PeerId
 from swarm.sim.links import Links, Traffic
 from swarm.sim.network import SimNetwork

@@ -8,18 +8,18 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from swarm.averaging.mixing import Mixing, MixingContext, MixingRules, Taking
-from swarm.averaging.patience import FIRST_S
+from swarm.averaging.gossip.mixing import Mixing, MixingContext, MixingRules, Taking
+from swarm.averaging.gossip.patience import FIRST_S
+from swarm.averaging.gossip.versions import TAKE, Taken, TakeRequest, Version, VersionDesk, take
+from swarm.averaging.gossip.wait_avoiding import WaitAvoiding
 from swarm.averaging.strategies import STRATEGIES
-from swarm.averaging.versions import TAKE, Taken, TakeRequest, Version, VersionDesk, take
-from swarm.averaging.wait_avoiding import WaitAvoiding
 from swarm.errors import PeerError
 from swarm.events import Event, Mixed
 from swarm.ids import PartName, PeerId, RunId, stage_part
 from swarm.network.protocols import Answer, Method, Request
+from swarm.sim.loop import LoopClock, run_world
 from swarm.sim.network import SimEndpoint, SimNetwork
 from swarm.sim.wires import Delay
-from swarm.sim.world import LoopClock, run_world
 
 FAR = "violation: weights that are not finite, or farther away than training leads"
 RUN = RunId("5a" * 32)

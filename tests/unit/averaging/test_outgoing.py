@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from swarm.averaging.messages import AGREE, CHUNK, ENTER, Agreement
-from swarm.averaging.plan import RoundResult
+from swarm.averaging.allreduce.messages import AGREE, CHUNK, ENTER, Agreement
+from swarm.averaging.allreduce.plan import RoundResult
 from swarm.errors import BugError, RoundFailed
 from swarm.ids import PeerId
 from tests.unit.averaging.world import Network, in_virtual_time, make_plan, names, play, right_mean, whole_numbers

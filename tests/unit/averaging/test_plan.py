@@ -6,10 +6,16 @@ import dataclasses
 
 import pytest
 
-from swarm.averaging.partition import CHUNK_ELEMENTS, LARGEST_CHUNK_ELEMENTS, chunk_elements_of, cut, part_bounds
-from swarm.averaging.plan import MAX_WINDOW, MIN_WINDOW
+from swarm.averaging.allreduce.partition import (
+    CHUNK_ELEMENTS,
+    LARGEST_CHUNK_ELEMENTS,
+    chunk_elements_of,
+    cut,
+    part_bounds,
+)
+from swarm.averaging.allreduce.plan import MAX_WINDOW, MIN_WINDOW
 from swarm.averaging.strategies import STRATEGIES
-from swarm.averaging.strategies.everyone import Everyone
+from swarm.averaging.strategies.exact import Everyone
 from swarm.config import AveragingConfig
 from swarm.errors import BugError
 from swarm.ids import PeerId

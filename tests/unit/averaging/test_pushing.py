@@ -7,15 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from swarm.averaging.mixing import Held, MixingContext
-from swarm.averaging.pushing import PUSH, YIELD, Pushing, PushRequest, TakenAnswer
-from swarm.averaging.strategies.push_sum import PushSum
-from swarm.averaging.versions import Version
+from swarm.averaging.gossip.mixing import Held, MixingContext
+from swarm.averaging.gossip.pushing import PUSH, YIELD, Pushing, PushRequest, PushSum, TakenAnswer
+from swarm.averaging.gossip.versions import Version
 from swarm.errors import DeadlineMissed, PeerError
 from swarm.events import Event, Mixed
 from swarm.ids import PeerId, RunId, stage_part
+from swarm.sim.loop import LoopClock, run_world
 from swarm.sim.network import SimEndpoint, SimNetwork
-from swarm.sim.world import LoopClock, run_world
 
 PART, STEP, ELEMENTS = stage_part(0), 3, 4
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from swarm.averaging.output import Output, squared_norm
-from swarm.averaging.reducers import weighted_mean
-from swarm.averaging.wire import WireType, raw
+from swarm.averaging.allreduce.output import Output, squared_norm, weighted_mean
+from swarm.averaging.allreduce.wire import WireType, raw
 from swarm.errors import Violation
 from swarm.ids import PeerId
 from tests.unit.averaging.world import make_plan

@@ -8,13 +8,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from swarm.averaging.messages import CHUNK
-from swarm.averaging.plan import RoundKey, RoundResult
-from swarm.averaging.round import RoundCall, average, group_of, plan_rounds
+from swarm.averaging.allreduce.messages import CHUNK
+from swarm.averaging.allreduce.plan import RoundKey, RoundResult
+from swarm.averaging.allreduce.round import RoundCall, average, group_of, plan_rounds
 from swarm.averaging.strategies import STRATEGIES, Group, Strategy
-from swarm.averaging.strategies.butterfly_groups import ButterflyGroups
-from swarm.averaging.strategies.grid import Grid
-from swarm.averaging.strategies.hierarchy import Hierarchy
+from swarm.averaging.strategies.exact import Hierarchy
+from swarm.averaging.strategies.swapping import ButterflyGroups, Grid
 from swarm.errors import BugError, RoundFailed
 from swarm.events import Event, RoundDone, RoundVoid
 from swarm.ids import PeerId, stage_part

@@ -10,11 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.averaging.schedules import SCHEDULES, Schedule
-from swarm.averaging.schedules.auto import Situation, Wanted, choose
+from swarm.averaging.schedules.auto import Situation, Wanted, choose, shares, steady
 from swarm.averaging.schedules.costs import Link, Vector, load, seconds
-from swarm.averaging.schedules.limits import MOST_PARTS
+from swarm.averaging.schedules.patterns import MOST_PARTS
 from swarm.averaging.schedules.routes import Routes
-from swarm.averaging.schedules.shares import shares, steady
 from swarm.errors import BugError
 from swarm.ids import PeerId
 from tests.unit.averaging.world import names

@@ -9,17 +9,12 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from swarm.averaging.gossip.pushing import PushSum
 from swarm.averaging.strategies import STRATEGIES, Strategy
-from swarm.averaging.strategies.butterfly_groups import ButterflyGroups
-from swarm.averaging.strategies.everyone import Everyone
-from swarm.averaging.strategies.grid import Grid
+from swarm.averaging.strategies.exact import Everyone, Hierarchy, Plain, Server
 from swarm.averaging.strategies.groups import Group
-from swarm.averaging.strategies.hierarchy import Hierarchy
-from swarm.averaging.strategies.plain import Plain
-from swarm.averaging.strategies.push_sum import PushSum
-from swarm.averaging.strategies.random_groups import RandomGroups
-from swarm.averaging.strategies.server import Server
 from swarm.averaging.strategies.sites import strategy_at
+from swarm.averaging.strategies.swapping import ButterflyGroups, Grid, RandomGroups
 from swarm.errors import BugError, RoundFailed
 from swarm.ids import PeerId
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from swarm.averaging.messages import CHUNK, STAY, ChunkRequest
-from swarm.averaging.plan import RoundPlan, RoundResult
+from swarm.averaging.allreduce.messages import CHUNK, STAY, ChunkRequest
+from swarm.averaging.allreduce.plan import RoundPlan, RoundResult
 from swarm.averaging.schedules import SCHEDULES, ScheduleName
 from swarm.averaging.schedules.costs import Vector, load
 from swarm.errors import BugError, RoundFailed, Violation

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from swarm.averaging.strategies.butterfly_groups import ButterflyGroups
-from swarm.averaging.wait_avoiding import Published, Settled, WaitAvoiding
+from swarm.averaging.gossip.wait_avoiding import Published, Settled, WaitAvoiding
+from swarm.averaging.strategies.swapping import ButterflyGroups
 from swarm.errors import BugError, Violation
 from swarm.ids import PeerId
 

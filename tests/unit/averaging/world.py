@@ -17,14 +17,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from swarm.averaging.allreduce import AllReduce
-from swarm.averaging.plan import RoundKey, RoundPlan, RoundResult
+from swarm.averaging.allreduce.plan import RoundKey, RoundPlan, RoundResult
+from swarm.averaging.allreduce.service import AllReduce
 from swarm.errors import RoundFailed
 from swarm.ids import PeerId, RunId, stage_part
 from swarm.network.protocols import Answer, LinkStatistics, Payload, ReplyT, Request, Service
 from swarm.schema import Message
+from swarm.sim.loop import LoopClock as LoopClock
 from swarm.sim.network import SimEndpoint, SimNetwork
-from swarm.sim.world import LoopClock as LoopClock
 
 T = TypeVar("T")
 Hook = Callable[[PeerId, PeerId, str, Any], Awaitable[None]]

@@ -21,7 +21,7 @@ from peers.chaos.strikes import NEVER, planned
 from peers.chaos.timeline import Timeline
 from peers.chaos.watch import Watch
 from peers.chaos.world import PeerSpec, Stamps
-from peers.interrupt import Interrupted
+from peers.console.interrupt import Interrupted
 
 Hear = Callable[[str, str, Mapping[str, Any]], None]
 SCENARIO: dict[str, Any] = {

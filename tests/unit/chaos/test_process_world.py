@@ -46,7 +46,7 @@ from peers.chaos.process_world import ProcessWorld
 from peers.chaos.processes import RealPeer, Started
 from peers.chaos.shaping import ShapedLinks, shaped
 from peers.chaos.world import PeerSpec
-from peers.interrupt import Interrupted
+from peers.console.interrupt import Interrupted
 from swarm.sim.links import LinkShape
 from tests.harness.expect import wait_until
 from tests.harness.faults_processes import newest

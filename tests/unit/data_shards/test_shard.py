@@ -9,8 +9,7 @@ import pytest
 
 import data_shards.build
 from data_shards.build import build_shard
-from data_shards.manifest import MANIFEST_FILE, TOKENS_FILE, read_manifest
-from data_shards.shard import Shard
+from data_shards.shard import MANIFEST_FILE, TOKENS_FILE, Shard, read_manifest
 from data_shards.tokenize import Tokenizer
 from swarm.errors import ConfigError, StateError
 from tests.unit.data_shards.conftest import SECRET

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from data_shards.manifest import TOKENS_FILE
-from data_shards.shard import Shard
+from data_shards.shard import TOKENS_FILE, Shard
 from data_shards.source import ShardSource
 from swarm.errors import ConfigError, StateError
 from swarm.ids import MicrobatchId, PeerId

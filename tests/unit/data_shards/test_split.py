@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_shards.split import split_documents
+from data_shards.build import split_documents
 from swarm.errors import ConfigError
 
 TEXTS = st.lists(st.text("abcdefgh", min_size=1, max_size=30), min_size=8, max_size=60, unique=True)

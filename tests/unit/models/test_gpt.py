@@ -9,13 +9,11 @@ import torch.nn.functional as F
 
 from swarm.errors import BugError
 from swarm.ids import MicrobatchId, PeerId
-from swarm.models.block import Rotary
 from swarm.models.dropout import dropout, dropout_seed, keep_mask
-from swarm.models.gpt import GPT
-from swarm.models.init import initial_weights
+from swarm.models.gpt import GPT, Rotary
 from swarm.models.layout import ALIGNMENT, FlatLayout
 from swarm.models.spec import ModelConfig, SplitConfig
-from swarm.models.split import build_part, install_weights, split_model
+from swarm.models.split import build_part, initial_weights, install_weights, split_model
 
 MODEL = ModelConfig(vocab_size=300, dim=32, layers=2, heads=4, context=16)
 CPU = torch.device("cpu")

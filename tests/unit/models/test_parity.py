@@ -7,10 +7,9 @@ import torch
 
 from swarm.ids import ENDS
 from swarm.models.gpt import GPT
-from swarm.models.init import initial_weights
 from swarm.models.passes import run_backward, run_embedding, run_forward, run_head, run_loss
 from swarm.models.spec import ModelConfig, PartSpec, SplitConfig
-from swarm.models.split import build_part, install_weights, split_model
+from swarm.models.split import build_part, initial_weights, install_weights, split_model
 
 MODEL = ModelConfig(vocab_size=300, dim=48, layers=4, heads=4, kv_heads=2, context=24, dropout=0.1)
 SEED = 5

@@ -5,10 +5,9 @@ import torch
 
 from swarm.errors import BugError, Violation
 from swarm.ids import ENDS
-from swarm.models.init import initial_weights
 from swarm.models.passes import run_backward, run_embedding, run_forward, run_head, run_loss
 from swarm.models.spec import ModelConfig, PartSpec, SplitConfig
-from swarm.models.split import build_part, install_weights, split_model
+from swarm.models.split import build_part, initial_weights, install_weights, split_model
 
 MODEL = ModelConfig(vocab_size=300, dim=16, layers=2, heads=2, context=8)
 TOKENS = torch.zeros((1, 8), dtype=torch.int64)

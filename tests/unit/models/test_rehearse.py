@@ -9,7 +9,7 @@ STORY = """
 import sys
 import torch
 from torch import nn
-from peers.fork_client import PRELOAD
+from peers.local.fork_client import PRELOAD
 from swarm.models.passes import rehearse
 
 assert "torch.fx.experimental.symbolic_shapes" not in sys.modules, "then it need not be preloaded"

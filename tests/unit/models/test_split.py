@@ -6,9 +6,8 @@ import torch
 from swarm.errors import ConfigError, StateError
 from swarm.ids import ENDS
 from swarm.models.gpt import GPT
-from swarm.models.init import initial_weights
 from swarm.models.spec import ModelConfig, SplitConfig, TensorSpec
-from swarm.models.split import boundary_spec, build_part, install_weights, split_model
+from swarm.models.split import boundary_spec, build_part, initial_weights, install_weights, split_model
 from swarm.planning.costs import (
     boundary_bytes,
     forward_flops_per_token,

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from swarm.events import Event, LoopLag
-from swarm.monitoring.lag import LoopLagProbe, summarize
+from swarm.monitoring.recorder import LoopLagProbe, summarize
 
 
 class LateClock:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from swarm.events import LinkUsage
 from swarm.ids import PeerId
+from swarm.monitoring.reader import EventTail
 from swarm.monitoring.recorder import Recorder
-from swarm.monitoring.tail import EventTail
 from tests.unit.peers.fake_clock import FakeClock
 
 

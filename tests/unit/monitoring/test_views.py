@@ -19,9 +19,18 @@ from swarm.events import (
     StepClosed,
 )
 from swarm.ids import MicrobatchId, PeerId, stage_part
-from swarm.monitoring.microbatches import MicrobatchAccount, Microbatches
 from swarm.monitoring.reader import RawEvent, Recorded
-from swarm.monitoring.views import Digests, Mismatch, Population, StepBytes, StepTable, Traffic, fold
+from swarm.monitoring.views import (
+    Digests,
+    MicrobatchAccount,
+    Microbatches,
+    Mismatch,
+    Population,
+    StepBytes,
+    StepTable,
+    Traffic,
+    fold,
+)
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")
 

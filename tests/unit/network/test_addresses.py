@@ -6,8 +6,8 @@ import pytest
 from multiaddr import Multiaddr
 
 from swarm.network.addresses import ip_of, is_relayed, most_useful, tcp_port_of
-from swarm.network.hints import Hints
-from swarm.network.relay_lease import circuits
+from swarm.network.libp2p.dialling import Hints
+from swarm.network.reach.leases import circuits
 from swarm.security.signing import PrivateIdentity
 
 ME, RELAY = (PrivateIdentity(bytes([n]) * 32).peer for n in (7, 8))

@@ -9,7 +9,8 @@ import pytest
 
 from swarm.errors import PEER_ERRORS, PeerError, Violation
 from swarm.ids import MicrobatchId, PeerId
-from swarm.network.bodies import (
+from swarm.network.protocols import MAX_BODY_BYTES
+from swarm.network.rpc.bodies import (
     MAX_DEPTH,
     MAX_ELEMENTS,
     decode,
@@ -20,7 +21,6 @@ from swarm.network.bodies import (
     unpack_error,
     unpack_request,
 )
-from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.schema import Message
 
 

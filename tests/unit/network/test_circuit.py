@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.errors import Violation
-from swarm.network.circuit import (
+from swarm.network.reach.circuit import (
     MAX_MESSAGE_BYTES,
     CircuitMessage,
     HopType,

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import BugError, Unreachable
-from swarm.network.daemon import Daemon, DaemonConfig, signal_name
+from swarm.network.libp2p.daemon import Daemon, DaemonConfig, signal_name
 
 
 @asynccontextmanager

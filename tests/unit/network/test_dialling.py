@@ -11,11 +11,10 @@ from multiaddr import Multiaddr
 
 from swarm.errors import Unreachable
 from swarm.ids import PeerId
-from swarm.network import dialling
-from swarm.network.attach import AttachedP2P
-from swarm.network.dialling import Dialler
-from swarm.network.hints import MAX_PEERS, MAX_PER_PEER, Hints
-from swarm.network.splice import Streams
+from swarm.network.libp2p import dialling
+from swarm.network.libp2p.attach import AttachedP2P
+from swarm.network.libp2p.dialling import MAX_PEERS, MAX_PER_PEER, Dialler, Hints
+from swarm.network.libp2p.splice import Streams
 from swarm.security.signing import PrivateIdentity
 
 ME, TARGET = PrivateIdentity.generate().peer, PrivateIdentity.generate().peer
@@ -122,7 +121,7 @@ async def test_directory_that_does_not_answer_does_not_keep_a_dial_from_failing(
 
 
 def test_hints_keep_the_peers_that_were_last_told_of_or_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.network.hints.MAX_PEERS", 3)
+    monkeypatch.setattr("swarm.network.libp2p.dialling.MAX_PEERS", 3)
     hints = Hints(ME)
     peers = [PrivateIdentity.generate().peer for _ in range(5)]
     for peer in peers:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 from swarm.clock import SystemClock
 from swarm.ids import RunId
-from swarm.network.directory import DHTDirectory, DirectoryConfig
-from swarm.network.records import PeerRecord, lifetime_problem
+from swarm.network.discovery.directory import DHTDirectory, DirectoryConfig
+from swarm.network.discovery.records import PeerRecord, lifetime_problem
 from swarm.security.signing import PrivateIdentity
 
 

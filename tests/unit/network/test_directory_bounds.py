@@ -14,10 +14,9 @@ from hivemind.proto import dht_pb2
 
 from swarm.clock import SystemClock
 from swarm.ids import PeerId
-from swarm.network.attach import AttachedP2P, peer_of_bytes
-from swarm.network.circuit import CircuitMessage, HopType, Status, decode_hop, encode_hop
-from swarm.network.directory_bounds import MAX_ID_BYTES, MAX_KEYS, MAX_NEIGHBOURS
-from swarm.network.relay import Relay
+from swarm.network.libp2p.attach import MAX_ID_BYTES, MAX_KEYS, MAX_NEIGHBOURS, AttachedP2P, peer_of_bytes
+from swarm.network.reach.circuit import CircuitMessage, HopType, Status, decode_hop, encode_hop
+from swarm.network.reach.relay import Relay
 
 OTHER = PeerID(b"other")
 LONG = b"x" * (MAX_ID_BYTES + 1)

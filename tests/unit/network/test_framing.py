@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.errors import Violation
-from swarm.network.framing import (
+from swarm.network.protocols import MAX_BODY_BYTES
+from swarm.network.rpc.framing import (
     CHUNK_BYTES,
     HEADER_BYTES,
     MAX_PAYLOAD_BYTES,
@@ -25,7 +26,6 @@ from swarm.network.framing import (
     encode_header,
     wire_bytes,
 )
-from swarm.network.protocols import MAX_BODY_BYTES
 
 
 class Sink:

@@ -9,10 +9,10 @@ from hivemind.utils.serializer import MSGPackSerializer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.network import guard
-from swarm.network.guard import MAX_DEPTH, MAX_ENTRIES, TooDeep, check_nesting, install
-from swarm.network.record_validator import _REMEMBERED
-from swarm.network.records import LONGEST_S
+from swarm.network.discovery.directory import _REMEMBERED
+from swarm.network.discovery.records import LONGEST_S
+from swarm.network.libp2p import guard
+from swarm.network.libp2p.guard import MAX_DEPTH, MAX_ENTRIES, TooDeep, check_nesting, install
 
 install()
 
@@ -108,7 +108,7 @@ NOW = 4e9
 
 @pytest.fixture
 def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("swarm.network.guard", "hivemind.utils.timed_storage"):
+    for module in ("swarm.network.libp2p.guard", "hivemind.utils.timed_storage"):
         monkeypatch.setattr(f"{module}.get_dht_time", lambda: NOW)
 
 
@@ -122,7 +122,7 @@ def test_store_takes_no_more_entries_than_a_value_may_have_and_renews_those_it_h
     assert value.store("a", b"2", NOW + 40)
     assert not value.store("a", b"0", NOW + 35)
     assert dict(value.items())["a"].value == b"2"
-    for module in ("swarm.network.guard", "hivemind.utils.timed_storage"):
+    for module in ("swarm.network.libp2p.guard", "hivemind.utils.timed_storage"):
         monkeypatch.setattr(f"{module}.get_dht_time", lambda: NOW + 35)
     assert value.store("d", b"1", NOW + 50), "others have expired"
 

@@ -12,7 +12,7 @@ import pytest
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
 from swarm.network.addresses import is_loopback, parse_address, split_peer
-from swarm.network.identity import load_or_create
+from swarm.network.libp2p.identity import load_or_create
 from swarm.security.signing import PrivateIdentity, peer_of, public_key_of, verify
 
 # libp2p's own test vector (specs, peer-ids.md): an Ed25519 private key as protobuf.

@@ -11,9 +11,9 @@ import pytest
 
 from swarm.clock import SystemClock
 from swarm.ids import PeerId
-from swarm.network.incoming import Incoming
-from swarm.network.link import Meter
-from swarm.network.serving import Desk, ServeLimits
+from swarm.network.libp2p.streams import Incoming
+from swarm.network.rpc.dispatcher import Desk, ServeLimits
+from swarm.network.rpc.link import Meter
 from tests.harness.expect import eventually
 from tests.unit.network.test_serving import Generous, Slow, request
 
@@ -57,7 +57,7 @@ class Door:
 
 @pytest.fixture
 async def door(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Door]:
-    monkeypatch.setattr("swarm.network.incoming.MAX_STRANGER_STREAMS", MOST)
+    monkeypatch.setattr("swarm.network.libp2p.streams.MAX_STRANGER_STREAMS", MOST)
     made = Door()
     yield made
     await made.close()

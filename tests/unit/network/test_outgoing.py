@@ -10,8 +10,8 @@ import pytest
 
 from swarm.errors import Unreachable
 from swarm.ids import PeerId
-from swarm.network.link import Meter
-from swarm.network.outgoing import Outgoing
+from swarm.network.libp2p.streams import Outgoing
+from swarm.network.rpc.link import Meter
 
 TARGET = PeerId("target")
 

@@ -9,7 +9,7 @@ import socket
 import pytest
 from multiaddr import Multiaddr
 
-from swarm.network.ports import pin, pinned
+from swarm.network.libp2p.daemon import pin, pinned
 
 TCP, UDP = False, True
 

@@ -9,10 +9,10 @@ import pytest
 
 from swarm.clock import SystemClock
 from swarm.ids import PeerId
-from swarm.network.attach import AttachedP2P
-from swarm.network.presence import Presence
-from swarm.network.reach_service import Turns
-from swarm.network.reachability import Dialback, Reach, Reachable, believed, find_relay
+from swarm.network.libp2p.attach import AttachedP2P
+from swarm.network.reach.presence import Presence
+from swarm.network.reach.reachability import Dialback, Reach, Reachable, believed, find_relay
+from swarm.network.reach.service import Turns
 from swarm.security.signing import PrivateIdentity
 
 ME, OTHER = PrivateIdentity.generate().peer, PrivateIdentity.generate().peer

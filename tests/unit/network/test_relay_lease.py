@@ -10,9 +10,9 @@ from swarm.clock import SystemClock
 from swarm.errors import Refused
 from swarm.ids import PeerId
 from swarm.network.protocols import Endpoint
-from swarm.network.reachability import RESERVE, Reserved
-from swarm.network.relay_lease import RelayLease
-from swarm.network.relay_seats import RESERVED_S
+from swarm.network.reach.leases import RelayLease
+from swarm.network.reach.reachability import RESERVE, Reserved
+from swarm.network.reach.seats import RESERVED_S
 from swarm.security.signing import PrivateIdentity
 from tests.harness.expect import eventually
 

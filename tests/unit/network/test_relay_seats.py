@@ -6,7 +6,7 @@ import pytest
 
 from swarm.errors import Busy
 from swarm.ids import PeerId
-from swarm.network.relay_seats import RESERVED_S, RelayLimits, Seat, Seats
+from swarm.network.reach.seats import RESERVED_S, RelayLimits, Seat, Seats
 
 LIMITS = RelayLimits(
     reservations=4,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.network.restarts import LONGEST_PAUSE_S, RestartLimits, Restarts
+from swarm.network.libp2p.supervisor import LONGEST_PAUSE_S, RestartLimits, Restarts
 
 
 def test_restarts_of_one_death_now_and_then_are_immediate_for_ever() -> None:

@@ -14,11 +14,11 @@ import pytest
 from swarm.clock import SystemClock
 from swarm.errors import Busy
 from swarm.ids import PeerId
-from swarm.network.link import Meter
 from swarm.network.protocols import Answer, Method, Request
-from swarm.network.rpc import CallerStream
-from swarm.network.server_stream import ServerStream
-from swarm.network.serving import Desk, ServeLimits
+from swarm.network.rpc.client import CallerStream
+from swarm.network.rpc.dispatcher import Desk, ServeLimits
+from swarm.network.rpc.link import Meter
+from swarm.network.rpc.server import ServerStream
 from swarm.schema import Empty, Message
 
 CALLER, SERVER = PeerId("caller"), PeerId("server")
@@ -66,7 +66,7 @@ async def test_payload_of_a_refused_call_is_let_go_without_the_collector() -> No
 
 
 def test_bytes_of_very_many_peers_are_counted_and_not_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.network.link.MAX_METERED", 8)
+    monkeypatch.setattr("swarm.network.rpc.link.MAX_METERED", 8)
     meter = Meter()
     meter.received[CALLER] += 1000
     for number in range(100):

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from swarm.errors import ConfigError
-from swarm.network import rundir
-from swarm.network.rundir import RunDirectory, sweep_temporary
+from swarm.network.libp2p import rundir
+from swarm.network.libp2p.rundir import RunDirectory, sweep_temporary
 from tests.harness.expect import wait_until
 
 HOLDER = """
 import sys
 from pathlib import Path
-from swarm.network.rundir import RunDirectory
+from swarm.network.libp2p.rundir import RunDirectory
 held = RunDirectory(Path(sys.argv[1]))
 held.control.touch()
 held.client.touch()
@@ -151,7 +151,7 @@ def test_short_directory_is_left_alone_while_its_process_lives_whatever_its_pid_
     """In a container beside this one, with the same temporary directory, ours is nobody's pid."""
     held = RunDirectory(home / ("a" * 120))
     held.control.touch()
-    monkeypatch.setattr("swarm.network.rundir._stamp", lambda pid: "")
+    monkeypatch.setattr("swarm.network.libp2p.rundir._stamp", lambda pid: "")
     sweep_temporary()
     assert held.control.exists()
     assert held._short is not None
@@ -174,7 +174,7 @@ def test_short_directory_that_is_swept_before_it_is_locked_is_made_again(
             return descriptor if descriptor >= 0 else opened(path)
         return opened(path)
 
-    monkeypatch.setattr("swarm.network.rundir._open_directory", sweep_first)
+    monkeypatch.setattr("swarm.network.libp2p.rundir._open_directory", sweep_first)
     held = RunDirectory(home / ("a" * 120))
     assert held.control.parent.is_dir()
     assert held.control.parent not in swept

@@ -12,12 +12,12 @@ import pytest
 from swarm.clock import SystemClock
 from swarm.errors import Busy
 from swarm.ids import PeerId
-from swarm.network.bodies import Envelope, pack_request
-from swarm.network.framing import MAX_PUBLIC_BYTES, Kind, encode_frame, encode_header
-from swarm.network.link import Meter
 from swarm.network.protocols import Answer, Method, Request
-from swarm.network.server_stream import ServerStream
-from swarm.network.serving import Desk, ServeLimits
+from swarm.network.rpc.bodies import Envelope, pack_request
+from swarm.network.rpc.dispatcher import Desk, ServeLimits
+from swarm.network.rpc.framing import MAX_PUBLIC_BYTES, Kind, encode_frame, encode_header
+from swarm.network.rpc.link import Meter
+from swarm.network.rpc.server import ServerStream
 from swarm.schema import Empty, Message
 from tests.harness.expect import eventually
 
@@ -123,8 +123,8 @@ async def test_serving_payloads_that_are_announced_and_never_sent_end_the_stream
 
 
 async def test_serving_frame_that_begins_and_does_not_go_on_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.network.link.FRAME_S", 0.01)
-    monkeypatch.setattr("swarm.network.standstill.LAST_LOOK_S", 0.01)
+    monkeypatch.setattr("swarm.network.rpc.link.FRAME_S", 0.01)
+    monkeypatch.setattr("swarm.network.rpc.link.LAST_LOOK_S", 0.01)
     async with serving(Desk(ServeLimits())) as caller:
         caller.send(encode_header(Kind.REQUEST, 1, 1000))
         with contextlib.suppress(ConnectionResetError):
@@ -134,8 +134,8 @@ async def test_serving_frame_that_begins_and_does_not_go_on_ends_the_stream(monk
 async def test_serving_caller_who_does_not_read_his_answer_loses_it_and_the_stream(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("swarm.network.link.UNREAD_S", 0.01)
-    monkeypatch.setattr("swarm.network.standstill.LAST_LOOK_S", 0.01)
+    monkeypatch.setattr("swarm.network.rpc.link.UNREAD_S", 0.01)
+    monkeypatch.setattr("swarm.network.rpc.link.LAST_LOOK_S", 0.01)
     desk, service = Desk(ServeLimits()), Generous(LONG)
     desk.mount(service)
     async with serving(desk) as caller:

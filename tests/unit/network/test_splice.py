@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from swarm.clock import SystemClock
-from swarm.network.splice import Pace, Splice, SpliceLimits, Streams
+from swarm.network.libp2p.splice import Pace, Splice, SpliceLimits, Streams
 
 KIB = 1 << 10
 

@@ -9,9 +9,8 @@ from typing import Any, cast
 import pytest
 
 from swarm.ids import PeerId
-from swarm.network.framing import Kind
-from swarm.network.link import Link, Meter
-from swarm.network.standstill import Standstill
+from swarm.network.rpc.framing import Kind
+from swarm.network.rpc.link import Link, Meter, Standstill
 from tests.harness.expect import eventually
 
 pytestmark = pytest.mark.usefixtures("_without_patience")
@@ -19,8 +18,8 @@ pytestmark = pytest.mark.usefixtures("_without_patience")
 
 @pytest.fixture
 def _without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("swarm.network.link.UNREAD_S", 0.0)
-    monkeypatch.setattr("swarm.network.standstill.LAST_LOOK_S", 0.0)
+    monkeypatch.setattr("swarm.network.rpc.link.UNREAD_S", 0.0)
+    monkeypatch.setattr("swarm.network.rpc.link.LAST_LOOK_S", 0.0)
 
 
 class Unread:

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from swarm.consensus.history import HistoryLine
+from swarm.consensus.records import CloseRecord, Contribution, acceptance_bytes
+from swarm.consensus.roster import Member, Roster
 from swarm.ids import ENDS, MicrobatchId, RunId, stage_part
-from swarm.optimization.founding import Origin, founding_record, genesis
-from swarm.optimization.history_file import HistoryLine
-from swarm.optimization.records import CloseRecord, Contribution, acceptance_bytes
-from swarm.optimization.roster import Member, Roster
+from swarm.membership.founding_record import Origin, founding_record, genesis
 from swarm.security.signing import PrivateIdentity
 
 RUN = RunId("5a" * 32)

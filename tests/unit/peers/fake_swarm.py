@@ -106,10 +106,9 @@ class _Fake:
 
 def write_checkpoints(root: Path) -> None:
     """Step 0 with random weights and the last step with other ones, as real peers would leave them."""
-    from swarm.models.init import initial_weights
     from swarm.models.layout import FlatLayout
-    from swarm.models.split import build_part, split_model
-    from swarm.state.checkpoint import CheckpointManifest, write_manifest, write_part
+    from swarm.models.split import build_part, initial_weights, split_model
+    from swarm.state.checkpoints.parts import CheckpointManifest, write_manifest, write_part
     from swarm.state.snapshot import Snapshot, digest
 
     manifest = load_manifest(root / "run.toml")
@@ -131,14 +130,14 @@ def main() -> None:
     """``swarm quickstart`` with this swarm: arguments as the command's, behind its usual entry."""
     import functools
 
-    import peers.quickstart
+    import peers.commands.quickstart
     from peers.cli import main as swarm
-    from peers.launch import PeerGroup
+    from peers.local.launch import PeerGroup
 
     make_group = functools.partial(
         PeerGroup, entry="tests.unit.peers.fake_swarm:run", preload=sys.argv.pop(1).split(",")
     )
-    peers.quickstart.quickstart.__kwdefaults__["make_group"] = make_group
+    peers.commands.quickstart.quickstart.__kwdefaults__["make_group"] = make_group
     swarm()
 
 

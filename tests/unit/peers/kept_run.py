@@ -7,19 +7,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
-from peers.checkpoints import keep_run
-from peers.ckpt_proof import Proof
-from peers.run_directory import RunDirectory
+from peers.checkpoints.proof import Proof
+from peers.checkpoints.writer import keep_run
+from peers.home.run_directory import RunDirectory
 from swarm.config import Manifest, parse_manifest
+from swarm.consensus.records import CloseRecord, Contribution, Decision, acceptance_bytes
+from swarm.consensus.roster import Member, Roster
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, stage_part
-from swarm.models.init import initial_weights
+from swarm.membership.founding_record import genesis
 from swarm.models.layout import FlatLayout
-from swarm.models.split import build_part, split_model
-from swarm.optimization.founding import genesis
-from swarm.optimization.records import CloseRecord, Contribution, Decision, acceptance_bytes
-from swarm.optimization.roster import Member, Roster
+from swarm.models.split import build_part, initial_weights, split_model
 from swarm.security.signing import PrivateIdentity
-from swarm.state.checkpoint import write_manifest, write_part
+from swarm.state.checkpoints.parts import write_manifest, write_part
 from swarm.state.snapshot import Snapshot, digest
 
 PARTS = (ENDS, stage_part(0), stage_part(1))

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from peers.acquaintances import acquaintances
 from peers.cli.app import run
-from peers.invite import Invite
-from peers.places import take_place
+from peers.commands.history_source import acquaintances
+from peers.home.places import take_place
+from peers.invites.invite import Invite
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
+from swarm.consensus.roster import Roster
 from swarm.ids import PeerId
-from swarm.network.identity import load_or_create
-from swarm.optimization.roster import Roster
+from swarm.network.libp2p.identity import load_or_create
 from tests.unit.peers.decided_chain import PEERS, RUN, DecidedChain, roster, write
 
 OWN = PEERS["heron"]

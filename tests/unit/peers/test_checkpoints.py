@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from peers import checkpoints
-from peers.checkpoints import MAX_WAITING, CheckpointWriter
-from peers.ckpt_proof import proof_in
+from peers.checkpoints import writer as checkpoints
+from peers.checkpoints.proof import proof_in
+from peers.checkpoints.writer import MAX_WAITING, CheckpointWriter
 from swarm.events import CheckpointFailed, CheckpointWritten, Event
 from swarm.ids import ENDS, stage_part
-from swarm.state.checkpoint import held, latest, read_manifest, steps
-from swarm.state.checkpoint_disk import alone
-from swarm.state.checkpoint_files import clear_bare, part_path, step_directory
+from swarm.state.checkpoints.disk import alone
+from swarm.state.checkpoints.files import clear_bare, part_path, step_directory
+from swarm.state.checkpoints.parts import held, latest, read_manifest, steps
 from tests.unit.peers.fake_clock import FakeClock
 from tests.unit.peers.kept_run import PARTS, KeptRun, kept_run
 from tests.unit.state.broken_disk import BrokenDisk, install

@@ -13,21 +13,21 @@ from typing import Any
 
 import pytest
 
-from peers.ckpt_pull import pull
-from peers.ckpt_resume import FromCheckpoint, find_resumable
-from peers.ckpt_source import Source, directory_source
+from peers.checkpoints.pull import pull
+from peers.checkpoints.resume import FromCheckpoint, find_resumable
+from peers.checkpoints.source import Source, directory_source
 from peers.cli.app import run as swarm
-from peers.complaint import Complaint
+from peers.console.words import Complaint
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, EXIT_USAGE
-from peers.places import take_place
-from peers.run_directory import RunDirectory, find_run_directory, known_runs, said_run_id
+from peers.home.places import take_place
+from peers.home.run_directory import RunDirectory, find_run_directory, known_runs, said_run_id
 from peers.settings import PeerSettings
 from swarm.config import load_manifest
 from swarm.errors import ConfigError, StateError
 from swarm.ids import ENDS, RunId, stage_part
-from swarm.state.checkpoint import flaw, latest, part_path, read_manifest, step_directory, steps, write_manifest
-from swarm.state.checkpoint_aside import aside_directory, set_aside
-from swarm.state.checkpoint_donors import DirectoryDonor
+from swarm.state.checkpoints.donors import DirectoryDonor
+from swarm.state.checkpoints.parts import flaw, latest, part_path, read_manifest, step_directory, steps, write_manifest
+from swarm.state.checkpoints.rotation import aside_directory, set_aside
 from tests.unit.peers.fake_clock import FakeClock
 from tests.unit.peers.kept_run import PARTS, KeptRun, kept_run
 from tests.unit.peers.test_cli import HEAVY, PROBE

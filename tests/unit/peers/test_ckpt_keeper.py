@@ -13,18 +13,18 @@ from typing import Any, cast
 
 import pytest
 
-from peers.ckpt_keeper import COPIES_S, CheckpointKeeper
+from peers.checkpoints.keeper import COPIES_S, CheckpointKeeper
 from peers.exit_codes import EXIT_ERROR, exit_code_of
 from peers.settings import PeerSettings
+from swarm.consensus.records import Decision
 from swarm.errors import Ending, RunEnded
 from swarm.events import CheckpointsSetAside, CheckpointWritten
 from swarm.ids import ENDS, PartName, stage_part
-from swarm.optimization.founding import Origin, founding_record
-from swarm.optimization.records import Decision
-from swarm.state.checkpoint import held, part_path, read_manifest, steps
-from swarm.state.checkpoint_aside import aside_directory
-from swarm.state.checkpoint_disk import alone
-from swarm.state.checkpoint_shelf import CheckpointShelf
+from swarm.membership.founding_record import Origin, founding_record
+from swarm.state.checkpoints.disk import alone
+from swarm.state.checkpoints.parts import held, part_path, read_manifest, steps
+from swarm.state.checkpoints.rotation import aside_directory
+from swarm.state.checkpoints.shelf import CheckpointShelf
 from tests.unit.peers.fake_clock import FakeClock
 from tests.unit.peers.kept_run import KeptRun, kept_run
 from tests.unit.peers.test_checkpoints import Heard
@@ -92,7 +92,7 @@ async def test_keeper_writes_what_is_here_of_others_parts_after_its_own_when_the
     tmp_path: Path, run: KeptRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard = Heard()
-    monkeypatch.setattr("peers.checkpoints.MAX_WAITING", 1)
+    monkeypatch.setattr("peers.checkpoints.writer.MAX_WAITING", 1)
     run.decide(0)
     ended = run.decide(11, ended=True)
     copies = [run.states(11)[part] for part in (stage_part(0), stage_part(1))]
@@ -171,8 +171,8 @@ async def test_keeper_does_not_take_a_state_of_another_history_for_the_last(
         refused.append(errno.ENOSPC)
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr("peers.checkpoints.set_aside", full)
-    monkeypatch.setattr("peers.checkpoints.write_manifest", full)
+    monkeypatch.setattr("peers.checkpoints.writer.set_aside", full)
+    monkeypatch.setattr("peers.checkpoints.writer.write_manifest", full)
     async with keeper(run, tmp_path) as one:
         await one.decided(again, None, departed=False)
         await one.decided(run.decide(100, seed=7), holds(run, 100), departed=False)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from peers.ckpt_proof import Proof, proof_in
+from peers.checkpoints.proof import Proof, proof_in
+from swarm.consensus.records import Decision, acceptance_bytes
 from swarm.errors import StateError
 from swarm.ids import RunId
-from swarm.optimization.founding import Origin, founding_record
-from swarm.optimization.records import Decision, acceptance_bytes
-from swarm.state.checkpoint_files import CheckpointManifest, decode_manifest, encode_manifest
+from swarm.membership.founding_record import Origin, founding_record
+from swarm.state.checkpoints.files import CheckpointManifest, decode_manifest, encode_manifest
 from tests.unit.peers.kept_run import KeptRun, kept_run
 
 

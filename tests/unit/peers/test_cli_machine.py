@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from peers import farewell
 from peers.cli.app import run
-from peers.complaint import Complaint
-from peers.control_client import ask
-from peers.farewell import follow
-from peers.interrupt import Interrupted
-from peers.look import Seen, look_at_all, members_from, standing_from
-from peers.places import PlaceInfo, list_places, look_at_place, take_place
-from peers.standing import MemberStanding, Standing
-from peers.standing_text import detail_lines, member_lines, status_lines
-from peers.status_types import PartTurnout
+from peers.commands import leave as farewell
+from peers.commands.leave import follow
+from peers.commands.look import Seen, look_at_all, members_from, standing_from
+from peers.commands.status_text import detail_lines, member_lines, status_lines
+from peers.console.interrupt import Interrupted
+from peers.console.words import Complaint
+from peers.control.client import ask
+from peers.control.status import MemberStanding, Standing
+from peers.home.places import PlaceInfo, list_places, look_at_place, take_place
 from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.clock import SystemClock
+from swarm.membership.status_types import PartTurnout
 from tests.harness.standing_peer import INVITE, PEER, RUN, running, standing
 from tests.unit.peers.fake_clock import FakeClock
 

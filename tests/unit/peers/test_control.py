@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from peers import control as control_module
-from peers.complaint import Complaint
-from peers.control import MAX_CONNECTIONS, ControlServer
-from peers.control_client import MAX_REQUEST_BYTES, NotServing, ask, short_path
+from peers.commands.look import standing_from
+from peers.console.words import Complaint
+from peers.control import server as control_module
+from peers.control.client import MAX_REQUEST_BYTES, NotServing, ask, short_path
+from peers.control.server import MAX_CONNECTIONS, ControlServer
+from peers.control.status import MemberStanding, Standing
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, EXIT_USAGE, exit_code_of
-from peers.look import standing_from
-from peers.standing import MemberStanding, Standing
 from swarm.errors import ConfigError, Ending, RunEnded
 from tests.harness.expect import eventually
 from tests.harness.standing_peer import members, standing

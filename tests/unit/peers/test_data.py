@@ -9,9 +9,9 @@ from data_shards.build import build_shard
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer, tokenizer_digest, train_tokenizer
 from peers.cli.app import run
-from peers.data import check_data, check_tokenizer, shard_for
+from peers.data.source import check_data, check_tokenizer, shard_for
+from peers.data.text import text_files
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE, exit_code_of
-from peers.text_files import text_files
 from swarm.config import Manifest, parse_manifest
 from swarm.errors import ConfigError, Incompatible
 
@@ -141,7 +141,7 @@ def test_shard_for_nothing_is_the_built_in_text_in_each_peers_order(
     tmp_path: Path, tokenizer: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     documents = tuple(f"Document {n} of what comes with Python." for n in range(50))
-    monkeypatch.setattr("peers.data.built_in_corpus", lambda: _Corpus(documents))
+    monkeypatch.setattr("peers.data.source.built_in_corpus", lambda: _Corpus(documents))
     manifest = _manifest(tokenizer)
     paths = [shard_for(None, tokenizer, manifest, tmp_path / str(n), seed) for n, seed in enumerate(("a", "a", "b"))]
     first, again, other = (Shard.open(path).manifest for path in paths)

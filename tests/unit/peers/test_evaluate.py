@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
-from peers.complaint import Complaint
-from peers.evaluate import Sampling, load_checkpoint, sample_text
+from peers.commands.evaluate import Sampling, load_checkpoint, sample_text
+from peers.console.words import Complaint
+from peers.data.prepare import RunShape, make_manifest
+from peers.home.run_directory import RunDirectory
 from peers.manifest_file import write_manifest
-from peers.prepare import RunShape, make_manifest
-from peers.run_directory import RunDirectory
 from swarm.errors import ConfigError, StateError
 from tests.unit.peers.fake_swarm import write_checkpoints
 from tests.unit.peers.test_quickstart import TEXT

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from peers.failure import Blame, blame, last_words
-from peers.launch import PeerExit
-from peers.run_view import Stopped
+from peers.local.launch import PeerExit
+from peers.local.progress import Stopped
+from peers.local.run import Blame, blame, last_words
 
 
 def _exit(name: str, code: int) -> PeerExit:

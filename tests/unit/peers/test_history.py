@@ -11,14 +11,13 @@ from pathlib import Path
 import pytest
 
 from peers.cli.app import run as swarm
-from peers.history_rows import SHOWN_NAMES, Named, row_lines, row_of
-from peers.places import take_place
+from peers.commands.history import SHOWN_NAMES, Named, row_lines, row_of
+from peers.home.places import take_place
 from swarm.clock import SystemClock
+from swarm.consensus.history import History, HistoryLine
+from swarm.consensus.records import Aside
+from swarm.consensus.roster import owner
 from swarm.ids import MicrobatchId
-from swarm.optimization.history import History
-from swarm.optimization.history_file import HistoryLine
-from swarm.optimization.records import Aside
-from swarm.optimization.succession import owner
 from tests.unit.peers.decided_chain import PEERS, RUN, TRAINER, document, eventful, roster, write
 from tests.unit.peers.test_cli import HEAVY, PROBE
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from peers.cli.app import run as swarm
-from peers.history_verify import ChainCheck
+from peers.commands.history_verify import ChainCheck
+from swarm.consensus.history import HistoryLine
+from swarm.consensus.records import Confirmation
 from swarm.errors import StateError
-from swarm.optimization.history_file import HistoryLine
-from swarm.optimization.records import Confirmation
 from swarm.security.signing import verify
 from tests.unit.peers.decided_chain import PEERS, TRAINER, DecidedChain, document, eventful, signed, write
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from peers.console.interrupt import SIGNALS, Interrupted, allow, check, defer, install, received
 from peers.exit_codes import exit_code_of
-from peers.interrupt import SIGNALS, Interrupted, allow, check, defer, install, received
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_USAGE, exit_code_of
-from peers.invite import MAX_ADDRESSES, PREFIX, Contacts, Invite, contacts_from, invite_to, parse_invite
+from peers.invites.invite import MAX_ADDRESSES, PREFIX, Contacts, Invite, contacts_from, invite_to, parse_invite
 from swarm import WIRE_VERSION
 from swarm.errors import ConfigError, Incompatible, SwarmError
 from swarm.ids import RunId

@@ -8,13 +8,13 @@ import pytest
 
 from peers.cli.app import run
 from peers.exit_codes import EXIT_USAGE
-from peers.invite import Invite
-from peers.invite_file import await_invite, find_past, read_invite, write_invite
-from peers.places import take_place
+from peers.home.places import take_place
+from peers.invites.invite import Invite
+from peers.invites.invite_file import await_invite, find_past, read_invite, write_invite
 from swarm.clock import SystemClock
 from swarm.errors import ConfigError
 from swarm.ids import RunId
-from swarm.network.identity import load_or_create
+from swarm.network.libp2p.identity import load_or_create
 
 RUN = RunId("ab" * 32)
 
@@ -75,14 +75,14 @@ def test_new_whose_run_has_begun_comes_back_as_a_stage_host(tmp_path: Path, monk
     home, file = tmp_path / "home", tmp_path / "invite"
     write_invite(file, founded(home).text())
     other = f"/ip4/10.0.0.2/tcp/4001/p2p/{load_or_create(tmp_path / 'other.key').peer}"
-    monkeypatch.setattr("peers.invite_file.acquaintances", lambda place, run, own: (other,))
+    monkeypatch.setattr("peers.invites.invite_file.acquaintances", lambda place, run, own: (other,))
     given: dict[str, Any] = {}
 
     def join(arguments: Any, settings: Any, **more: Any) -> int:
         given.update(arguments=arguments, settings=settings)
         return 0
 
-    monkeypatch.setattr("peers.join.join", join)
+    monkeypatch.setattr("peers.commands.join.join", join)
     assert run(["new", "--preset", "tiny", "--home", str(home), "--invite-file", str(file)]) == 0
     assert given["settings"].role == "stage"
     assert given["settings"].place == "1"

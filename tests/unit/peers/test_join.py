@@ -11,14 +11,14 @@ import pytest
 
 from data_shards.build import build_shard
 from data_shards.tokenize import train_tokenizer
-from peers import interrupt
 from peers.cli.app import run
+from peers.commands.preflight import check_checkpoints, check_listen
+from peers.console import interrupt
 from peers.exit_codes import EXIT_DRAINED, EXIT_INCOMPATIBLE, EXIT_OK, EXIT_USAGE
-from peers.invite import Invite
-from peers.last_events import last_event
-from peers.place_state import read_state
-from peers.places import take_place
-from peers.preflight import check_checkpoints, check_listen
+from peers.home.last_events import last_event
+from peers.home.place_state import read_state
+from peers.home.places import take_place
+from peers.invites.invite import Invite
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.errors import ConfigError

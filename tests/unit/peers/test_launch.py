@@ -11,9 +11,9 @@ from typing import Any
 import psutil
 import pytest
 
-from peers import launch
-from peers.fork_client import sweep_scratch
-from peers.launch import PeerExit, PeerGroup
+from peers.local import launch
+from peers.local.fork_client import sweep_scratch
+from peers.local.launch import PeerExit, PeerGroup
 from peers.settings import PeerSettings
 from swarm.errors import StateError
 from tests.harness.expect import wait_until
@@ -131,7 +131,7 @@ def test_group_server_killed_takes_every_peer_along(group: PeerGroup, tmp_path: 
 STARTER = """
 import signal, sys, threading
 from pathlib import Path
-from peers.launch import PeerGroup
+from peers.local.launch import PeerGroup
 from peers.settings import PeerSettings
 home = Path(sys.argv[1])
 group = PeerGroup(home / "server.log", entry=sys.argv[2], preload=sys.argv[3:])

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import threading
 
-from peers.launcher import CANNOT_RUN, launched
+from peers.local.launcher import CANNOT_RUN, launched
 
 
 def test_program_ends_with_the_thread_that_started_it() -> None:

@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 
-from peers.event_lines import EventLines
-from peers.narration import Narration
-from peers.narrator import Narrator
+from peers.console.narration import EventLines, Narration
+from peers.console.narrator import Narrator
+from peers.console.voice import Voice
 from peers.settings import PeerSettings, exact_settings
-from peers.voice import Voice
 from swarm.clock import moment
 from swarm.events import (
     CheckpointFailed,
@@ -52,7 +51,7 @@ from swarm.events import (
     Waiting,
 )
 from swarm.ids import ENDS, PartName, PeerId, RunId, stage_part
-from swarm.state.checkpoint_files import part_path
+from swarm.state.checkpoints.files import part_path
 from tests.unit.peers.fake_clock import FakeClock
 from tests.unit.peers.kept_run import kept_run
 
@@ -362,7 +361,7 @@ def test_narrator_end_is_said_though_the_disk_cannot_be_read_any_more(monkeypatc
     def refused(root: Path, step: int) -> None:
         raise PermissionError(errno.EIO, "I/O error")
 
-    monkeypatch.setattr("peers.narrator.held", refused)
+    monkeypatch.setattr("peers.console.narrator.held", refused)
     heard = Heard()
     narrator = Narrator(heard, heard, FakeClock())
     path = "/h/runs/a/checkpoints/step-00000004/ends.safetensors"
@@ -466,8 +465,8 @@ def test_narration_others_invite_nobody_and_a_silent_one_says_nothing(capsys: py
 def test_narration_in_words_puts_what_is_logged_into_the_same_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    heard, logger = Heard(), logging.getLogger("swarm.optimization.vote_file")
-    monkeypatch.setattr("peers.narration.Voice", lambda: heard)
+    heard, logger = Heard(), logging.getLogger("swarm.consensus.ballot")
+    monkeypatch.setattr("peers.console.narration.Voice", lambda: heard)
     narration = Narration(_settings("stage", verbose=True), heard, FakeClock(), peer=PEER)
     logger.info("for nobody")
     logger.warning("%s is not a vote\nREADY", "/h/vote")

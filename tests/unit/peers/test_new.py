@@ -7,11 +7,10 @@ import pytest
 
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.cli.app import run
+from peers.commands.new import summary
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_USAGE, exit_code_of
-from peers.foundation import Foundation
-from peers.founding_files import load_foundation, make_run
+from peers.founding_files import Foundation, load_foundation, make_run
 from peers.manifest_file import render_manifest
-from peers.new import summary
 from peers.presets import load_preset, preset_names, preset_purpose
 from peers.settings import PeerSettings
 from swarm.config import load_manifest, parse_manifest

@@ -9,7 +9,6 @@ from typing import cast
 import pytest
 
 from peers import node
-from peers.contact import CONTACT_TRIES, NO_CONTACT
 from peers.exit_codes import EXIT_UNREACHABLE, exit_code_of
 from peers.node import MOST_DESCRIPTORS, Node, allow_descriptors
 from peers.orders import Orders
@@ -17,8 +16,9 @@ from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.errors import RunEnded, Unreachable
 from swarm.events import NullSink
+from swarm.network.discovery.contact import CONTACT_TRIES, NO_CONTACT
 from swarm.network.endpoint import LibP2PEndpoint
-from swarm.network.identity import load_or_create
+from swarm.network.libp2p.identity import load_or_create
 
 
 class _Endpoint:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import uvloop
 
-from peers import interrupt
+from peers.console import interrupt
 from peers.exit_codes import EXIT_OK, exit_code_of
 from peers.orders import Orders
 from swarm.errors import Ending, RunEnded

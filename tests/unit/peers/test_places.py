@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from peers.names import friendly_name
-from peers.place_state import STATE_FILE, PlaceEnd, PlaceState, read_state, write_state
-from peers.places import KEPT_SESSIONS, home_directory, list_places, look_at_place, take_place
+from peers.home.identity import friendly_name
+from peers.home.place_state import STATE_FILE, PlaceEnd, PlaceState, read_state, write_state
+from peers.home.places import KEPT_SESSIONS, home_directory, list_places, look_at_place, take_place
 from peers.session import know_thyself
 from swarm.errors import ConfigError, Ending, RunEnded
-from swarm.network.identity import load_or_create
+from swarm.network.libp2p.identity import load_or_create
 
 RUN = "9f2c41aa" + "0" * 56
 TAKES_A_PLACE = """
 import sys
 from pathlib import Path
-from peers.places import take_place
+from peers.home.places import take_place
 from swarm.clock import SystemClock
 place = take_place(Path(sys.argv[1]), clock=SystemClock())
 place.open_session(name="brave-otter", peer="x", role="stage")
@@ -293,7 +293,7 @@ def test_take_place_whose_state_cannot_be_written_is_an_error_and_not_taken(
         raise PermissionError(errno.EACCES, "Permission denied")
 
     with monkeypatch.context() as patched:
-        patched.setattr("peers.places.write_state", refuse)
+        patched.setattr("peers.home.places.write_state", refuse)
         with pytest.raises(ConfigError, match="Permission denied") as caught:
             take_place(tmp_path, clock=clock)
     assert caught.value.key == "home"

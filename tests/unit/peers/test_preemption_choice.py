@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from peers.event_words import describe
+from peers.console.event_words import describe
 from peers.exit_codes import EXIT_DRAINED
 from peers.join_settings import PREFIX, load_join_settings
 from peers.orders import Orders

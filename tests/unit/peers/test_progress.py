@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from peers.progress import Progress
-from peers.run_view import RunView
+from peers.local.progress import Progress, RunView
 from swarm.events import PeerLost
 from swarm.ids import PeerId
 from tests.unit.peers.test_run_view import _closed, _told

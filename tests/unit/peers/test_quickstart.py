@@ -161,7 +161,7 @@ def test_quickstart_interrupted_early_stops_all(tmp_path: Path, moment: str) -> 
 
 AT_ONCE = """
 import os, signal, sys
-import peers.quickstart as quickstart
+import peers.commands.quickstart as quickstart
 from peers.cli import main
 
 number = signal.Signals(int(sys.argv.pop(1)))

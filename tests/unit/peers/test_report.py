@@ -9,21 +9,20 @@ from xml.etree import ElementTree
 
 import pytest
 
+from peers.commands.preflight import check_device
+from peers.console.words import age_of_checkpoint, command_name, one_line, short_address
+from peers.data.prepare import RunShape, make_manifest
+from peers.home.run_directory import create_run_directory, find_run_directory
+from peers.local.plot import loss_svg, ticks
+from peers.local.progress import RunView
+from peers.local.report import Evaluation, Outcome, RunFacts, build_report, closed_steps, render_report, write_report
 from peers.manifest_file import render_manifest
-from peers.plot import loss_svg, ticks
-from peers.preflight import check_device
-from peers.prepare import RunShape, make_manifest
-from peers.report import Evaluation, Outcome, RunFacts, build_report, closed_steps, render_report, write_report
-from peers.run_directory import create_run_directory, find_run_directory
-from peers.run_view import RunView
-from peers.words import age_of_checkpoint, command_name, one_line, short_address
 from swarm.clock import SystemClock
 from swarm.config import parse_manifest
 from swarm.errors import ConfigError, StateError
 from swarm.events import Committed, Event, JourneyStarted, StepClosed
 from swarm.ids import MicrobatchId, PeerId
-from swarm.monitoring.reader import Recorded
-from swarm.monitoring.tail import Told
+from swarm.monitoring.reader import Recorded, Told
 
 FACTS = RunFacts(run=None, directory="d", peers=2, stages=2, trainers=1, steps_wanted=5, began=10.0, ended=20.0)
 FAILED = Outcome(exit_reason="peer_failed", exit_code=3, message="a died", blamed="a")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from peers import checkpoints
-from peers.checkpoints import keep_run
-from peers.ckpt_verify import check_tokenizer_file
-from peers.run_directory import RunDirectory
+from peers.checkpoints import writer as checkpoints
+from peers.checkpoints.verify import check_tokenizer_file
+from peers.checkpoints.writer import keep_run
+from peers.home.run_directory import RunDirectory
 from swarm.config import load_manifest
 from swarm.errors import ConfigError, StateError
 from tests.unit.peers.kept_run import KeptRun, kept_run

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
-from peers.progress import row, size
-from peers.run_view import RunView
-from peers.words import amount
+from peers.console.words import amount
+from peers.local.progress import RunView, row, size
 from swarm.events import (
     Event,
     HopMoved,
@@ -19,8 +18,7 @@ from swarm.events import (
     StepClosed,
 )
 from swarm.ids import MicrobatchId, PartName, PeerId
-from swarm.monitoring.reader import Recorded
-from swarm.monitoring.tail import Told
+from swarm.monitoring.reader import Recorded, Told
 
 
 def _closed(step: int, name: str = "a", wall: float = 0.0, **changes: Any) -> Told:

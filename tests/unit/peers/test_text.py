@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from peers.text import PARAGRAPH_CHARACTERS, built_in_corpus, read_corpus
+from peers.data.text import PARAGRAPH_CHARACTERS, built_in_corpus, read_corpus
 from swarm.errors import ConfigError
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from swarm.clock import SystemClock
 from swarm.ids import MicrobatchId, PeerId
-from swarm.pipeline.pace import Pace
 from swarm.pipeline.settle import Assigned
-from swarm.pipeline.stage_context import Places
+from swarm.pipeline.stage.context import Places
+from swarm.pipeline.trainer.pace import Pace
 from swarm.sim.network import SimNetwork
 from tests.unit.pipeline.world import TRAINER, FakeLeader, Replica, TrainerSide, enter, working
 

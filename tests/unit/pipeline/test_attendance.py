@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from swarm.ids import PeerId
-from swarm.pipeline.attendance import Attendance
+from swarm.pipeline.trainer.liveness import Attendance
 from swarm.sim.network import SimNetwork
-from tests.unit.optimization.observed import HandClock
+from tests.unit.membership.observed import HandClock
 
 REPLICA = PeerId("R")
 

@@ -6,13 +6,13 @@ from collections import Counter
 import pytest
 
 from swarm.errors import Refused
+from swarm.health.heartbeat import Standing
+from swarm.health.verdicts import ANEW_S, MISSES_TO_LOSE, SHORTEST_LOSS_S, STRANGER_BEATS, Health
+from swarm.health.watch import watched
 from swarm.ids import PeerId
-from swarm.pipeline.beats import Standing
-from swarm.pipeline.flight import MAX_IN_FLIGHT, MIN_IN_FLIGHT, WAITING, journeys_in_flight
-from swarm.pipeline.gate import NormGate
-from swarm.pipeline.health import watched
-from swarm.pipeline.queue import WorkQueue
-from swarm.pipeline.verdicts import ANEW_S, MISSES_TO_LOSE, SHORTEST_LOSS_S, STRANGER_BEATS, Health
+from swarm.pipeline.compute import NormGate
+from swarm.pipeline.stage.worker import WorkQueue
+from swarm.pipeline.trainer.trainer import MAX_IN_FLIGHT, MIN_IN_FLIGHT, WAITING, journeys_in_flight
 from swarm.pipeline.wiring import Wiring
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")

@@ -11,13 +11,13 @@ from swarm.clock import SystemClock
 from swarm.errors import BugError, Busy, Ending, PeerError, Refused, RunEnded, Violation, WrongStep
 from swarm.events import HopMoved, JourneyCompleted, JourneyStarted
 from swarm.ids import PeerId
-from swarm.optimization.calls import first_leaf
-from swarm.pipeline.journey import FinishedJourney
 from swarm.pipeline.messages import Blocked, HopReport, InputGradient, Output, TrainerRecall
-from swarm.pipeline.stage_context import Places
+from swarm.pipeline.stage.context import Places
+from swarm.pipeline.trainer.journey import FinishedJourney
 from swarm.schema import Empty
-from swarm.security.receipts import receipt_bytes
+from swarm.security.signing import receipt_bytes
 from swarm.sim.network import SimNetwork
+from swarm.step.calls import first_leaf
 from tests.harness.expect import eventually
 from tests.unit.pipeline.crew import Crew, quick
 from tests.unit.pipeline.world import (
@@ -137,7 +137,7 @@ class DeafLeader(FakeLeader):
     """Leases, and does not acknowledge anything."""
 
     async def complete(self, journey: FinishedJourney) -> None:
-        """See :class:`~swarm.pipeline.trainer.StepLeader`."""
+        """See :class:`~swarm.pipeline.trainer.trainer.StepLeader`."""
         self.finished.append(journey)
         await asyncio.Event().wait()
 

@@ -14,7 +14,7 @@ from swarm.ids import PeerId
 from swarm.pipeline import recall
 from swarm.pipeline.messages import Adopt, Drop, Recall, TrainerRecall
 from swarm.schema import Empty
-from swarm.security.receipts import receipt_bytes
+from swarm.security.signing import receipt_bytes
 from tests.harness.expect import eventually
 from tests.unit.pipeline.crew import Crew
 from tests.unit.pipeline.test_server import ALIEN, DOWN, ME, ROUTE, UP, Scene

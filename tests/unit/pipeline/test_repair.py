@@ -13,13 +13,12 @@ from swarm.errors import Busy, StateError
 from swarm.events import HopMoved, JourneyCompleted, JourneySetAside
 from swarm.ids import MicrobatchId, PeerId
 from swarm.models.dropout import dropout_seed
-from swarm.optimization.calls import first_leaf
 from swarm.pipeline.messages import Blocked
-from swarm.pipeline.pace import Pace
-from swarm.pipeline.repair import EXTRA_TURNS, Escort, Repair
-from swarm.pipeline.silence import Silence
-from swarm.pipeline.trainer import OWN_FAILURES
+from swarm.pipeline.trainer.pace import Pace, Silence
+from swarm.pipeline.trainer.repair import EXTRA_TURNS, Escort, Repair
+from swarm.pipeline.trainer.trainer import OWN_FAILURES
 from swarm.pipeline.wiring import Wiring
+from swarm.step.calls import first_leaf
 from tests.harness.expect import eventually
 from tests.unit.peers.fake_clock import FakeClock
 from tests.unit.pipeline.crew import PHASES, Crew, quick

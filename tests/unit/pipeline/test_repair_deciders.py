@@ -8,10 +8,10 @@ import pytest
 
 from swarm.errors import Refused
 from swarm.ids import MicrobatchId, PeerId
-from swarm.pipeline.itinerary import Itinerary, Receipt
-from swarm.pipeline.pace import YOUNG, Pace
 from swarm.pipeline.retention import Retention
-from swarm.pipeline.taken import Taken
+from swarm.pipeline.trainer.pace import YOUNG, Pace
+from swarm.pipeline.trainer.route import Itinerary, Receipt
+from swarm.pipeline.trainer.taken import Taken
 from swarm.pipeline.wiring import FIRST_LEAVE_S, LONGEST_LEAVE_S, Wiring
 
 A, B, C, D = (PeerId(name) for name in "abcd")

@@ -17,8 +17,8 @@ from swarm.events import Accumulated
 from swarm.ids import PeerId
 from swarm.network.protocols import Request
 from swarm.pipeline.messages import Backward, Drop, Forward, Resend, Targets
-from swarm.pipeline.passage import STAY_CEILING_S, STAY_FLOOR_S
-from swarm.security.receipts import receipt_bytes
+from swarm.pipeline.stage.microbatch_state import STAY_CEILING_S, STAY_FLOOR_S
+from swarm.security.signing import receipt_bytes
 from swarm.sim.network import SimNetwork
 from tests.harness.expect import eventually
 from tests.unit.pipeline.world import (
@@ -642,7 +642,7 @@ async def test_server_gives_its_gradient_to_nobody_but_whom_the_forward_came_fro
 async def test_server_says_once_a_step_that_a_trainer_cannot_be_told(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "swarm.pipeline.handover")
+    caplog.set_level(logging.INFO, "swarm.pipeline.stage.handover")
     scene.network.kill(TRAINER)
     for position in range(5):
         await scene.there(position)

@@ -15,12 +15,11 @@ from swarm.compression.dense import FLOAT32
 from swarm.errors import PeerError, Refused, WrongStep
 from swarm.events import Accumulated, ContributionReplayed, ContributionReversed, RetentionDropped
 from swarm.ids import MicrobatchId, PeerId
-from swarm.models.init import initial_weights
 from swarm.models.spec import ModelConfig, SplitConfig
-from swarm.models.split import boundary_spec, split_model, token_spec
-from swarm.optimization.part import TrainedPart
-from swarm.optimization.schedules import OptimizerConfig
-from swarm.optimization.update import AdamW
+from swarm.models.split import boundary_spec, initial_weights, split_model, token_spec
+from swarm.optim.part import TrainedPart
+from swarm.optim.schedules import OptimizerConfig
+from swarm.optim.update import AdamW
 from swarm.pipeline.compute import BoundarySpecs
 from swarm.sim.network import SimNetwork
 from swarm.state.snapshot import initial_snapshot

@@ -8,9 +8,8 @@ import pytest
 
 from swarm.events import HopMoved
 from swarm.ids import PeerId
-from swarm.pipeline.itinerary import Itinerary
-from swarm.pipeline.pace import Pace, Work
-from swarm.pipeline.silence import Silence
+from swarm.pipeline.trainer.pace import Pace, Silence, Work
+from swarm.pipeline.trainer.route import Itinerary
 from tests.unit.pipeline.crew import Crew
 from tests.unit.pipeline.world import FakeLeader, working
 

@@ -9,13 +9,13 @@ from contextlib import asynccontextmanager
 import pytest
 import torch
 
+from swarm.consensus.ledger import Ledger
+from swarm.consensus.records import Contribution
 from swarm.errors import WrongStep
 from swarm.events import Accumulated, JourneyStarted
 from swarm.ids import MicrobatchId, PeerId
-from swarm.optimization.ledger import Ledger
-from swarm.optimization.records import Contribution
 from swarm.pipeline.compute import EndsCompute
-from swarm.pipeline.journey import FinishedJourney
+from swarm.pipeline.trainer.journey import FinishedJourney
 from tests.harness.expect import eventually
 from tests.unit.pipeline.crew import Crew
 from tests.unit.pipeline.world import (
@@ -63,24 +63,24 @@ class Counting:
         self.again.set()
 
     async def lease(self, step: int, wanted: int) -> int:
-        """See :class:`~swarm.pipeline.trainer.StepLeader`."""
+        """See :class:`~swarm.pipeline.trainer.trainer.StepLeader`."""
         total, _ = self.ledger.lease(step, TRAINER, self.leased + wanted)
         granted, self.leased = total - self.leased, total
         return granted
 
     async def complete(self, journey: FinishedJourney) -> None:
-        """See :class:`~swarm.pipeline.trainer.StepLeader`."""
+        """See :class:`~swarm.pipeline.trainer.trainer.StepLeader`."""
         self.reports.append(journey.key.microbatch)
         await self.listens.wait()
         one = Contribution(microbatch=journey.key.microbatch, tokens=2, loss_sum=3.0, route=journey.route)
         self.ledger.complete(journey.key.step, TRAINER, one)
 
     async def set_aside(self, step: int, microbatch: MicrobatchId, reason: str) -> None:
-        """See :class:`~swarm.pipeline.trainer.StepLeader`."""
+        """See :class:`~swarm.pipeline.trainer.trainer.StepLeader`."""
         raise AssertionError(reason)
 
     async def wait_quota(self, step: int) -> None:
-        """See :class:`~swarm.pipeline.trainer.StepLeader`."""
+        """See :class:`~swarm.pipeline.trainer.trainer.StepLeader`."""
         await self.again.wait()
         self.again.clear()
 

@@ -19,8 +19,6 @@ from swarm.ids import MicrobatchId, PeerId, RunId
 from swarm.models.spec import TensorSpec
 from swarm.network.protocols import Answer, Method, Payload, Request
 from swarm.pipeline.compute import BoundarySpecs, EndsCompute, StageCompute
-from swarm.pipeline.journey import FinishedJourney
-from swarm.pipeline.journey_context import JourneyContext
 from swarm.pipeline.messages import (
     Adopt,
     Attend,
@@ -36,10 +34,12 @@ from swarm.pipeline.messages import (
     Targets,
     TrainerRecall,
 )
-from swarm.pipeline.pace import Pace
-from swarm.pipeline.server import StageServer
-from swarm.pipeline.stage_context import Places, StageContext, StageSettings
-from swarm.pipeline.trainer import Trainer
+from swarm.pipeline.stage.context import Places, StageContext, StageSettings
+from swarm.pipeline.stage.server import StageServer
+from swarm.pipeline.trainer.context import JourneyContext
+from swarm.pipeline.trainer.journey import FinishedJourney
+from swarm.pipeline.trainer.pace import Pace
+from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.schema import Empty
 from swarm.sim.network import SimEndpoint, SimNetwork
@@ -368,26 +368,26 @@ class FakeLeader:
         self.over, self.again = asyncio.Event(), asyncio.Event()
 
     async def lease(self, step: int, wanted: int) -> int:
-        """See :class:`~swarm.pipeline.trainer.StepLeader`."""
+        """See :class:`~swarm.pipeline.trainer.trainer.StepLeader`."""
         self.asked += 1
         granted = min(wanted, self.quota - self.leased)
         self.leased += granted
         return granted
 
     async def complete(self, journey: FinishedJourney) -> None:
-        """See :class:`~swarm.pipeline.trainer.StepLeader`."""
+        """See :class:`~swarm.pipeline.trainer.trainer.StepLeader`."""
         if self.error is not None:
             raise self.error
         self.finished.append(journey)
         self._check_over()
 
     async def set_aside(self, step: int, microbatch: MicrobatchId, reason: str) -> None:
-        """See :class:`~swarm.pipeline.trainer.StepLeader`. The quota is not given again."""
+        """See :class:`~swarm.pipeline.trainer.trainer.StepLeader`. The quota is not given again."""
         self.aside[microbatch] = reason
         self._check_over()
 
     async def wait_quota(self, step: int) -> None:
-        """See :class:`~swarm.pipeline.trainer.StepLeader`."""
+        """See :class:`~swarm.pipeline.trainer.trainer.StepLeader`."""
         self._check_over()
         await self.again.wait()
         self.again.clear()

@@ -11,7 +11,7 @@ import torch
 from swarm.device import DeviceThread
 from swarm.errors import ConfigError
 from swarm.sim.device import InlineDevice, Paced, SimulatedDevice
-from swarm.sim.world import LoopClock, run_world
+from swarm.sim.loop import LoopClock, run_world
 
 CPU = torch.device("cpu")
 

@@ -10,9 +10,8 @@ from swarm.errors import DeadlineMissed, PeerError, Unreachable
 from swarm.ids import PeerId, RunId
 from swarm.network.protocols import Answer, Method, Request
 from swarm.schema import Empty
-from swarm.sim.loop import SimLoop
+from swarm.sim.loop import LoopClock, SimLoop, as_peer, run_world
 from swarm.sim.network import SimEndpoint, SimNetwork
-from swarm.sim.world import LoopClock, as_peer, run_world
 
 RUN = RunId("a" * 64)
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from swarm.sim.loop import SimLoop, Stalled
-from swarm.sim.world import EPOCH_S, LoopClock, as_peer, run_world
+from swarm.sim.loop import EPOCH_S, LoopClock, SimLoop, Stalled, as_peer, run_world
 
 
 def test_time_jumps_to_the_next_timer() -> None:

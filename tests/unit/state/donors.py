@@ -11,13 +11,11 @@ from swarm.ids import PeerId, RunId
 from swarm.models.layout import FlatLayout
 from swarm.network.protocols import Answer, Method, Request
 from swarm.sim.network import SimNetwork
-from swarm.state.bucket import Bucket
-from swarm.state.chunks import Cut
-from swarm.state.donation import Donation
+from swarm.state.donation import Bucket, Donation
 from swarm.state.download import Download, DownloadContext, Wanted
-from swarm.state.snapshot import Snapshot, digest
+from swarm.state.snapshot import Cut, Snapshot, digest
 from swarm.state.transfer import CHUNK, ChunkRequest, StateDonor
-from tests.unit.optimization.observed import HandClock
+from tests.unit.membership.observed import HandClock
 from tests.unit.state.states import inline, snapshot
 
 ME = PeerId("me")

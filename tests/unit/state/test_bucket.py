@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.state.bucket import BURST_BYTES, Bucket
+from swarm.state.donation import BURST_BYTES, Bucket
 
 
 def test_bucket_lets_a_burst_go_and_then_keeps_to_its_rate() -> None:

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from swarm.errors import StateError
 from swarm.ids import stage_part
 from swarm.models.layout import FlatLayout
-from swarm.state.checkpoint import (
+from swarm.state.checkpoints.parts import (
     CheckpointManifest,
     flaw,
     held,

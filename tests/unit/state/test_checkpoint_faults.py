@@ -14,7 +14,8 @@ import pytest
 from swarm.errors import StateError
 from swarm.ids import PartName, stage_part
 from swarm.models.layout import FlatLayout
-from swarm.state.checkpoint import (
+from swarm.state.checkpoints.disk import write_whole
+from swarm.state.checkpoints.parts import (
     CheckpointManifest,
     held,
     latest,
@@ -26,7 +27,6 @@ from swarm.state.checkpoint import (
     write_manifest,
     write_part,
 )
-from swarm.state.checkpoint_disk import write_whole
 from swarm.state.snapshot import Snapshot, digest
 from tests.unit.state.broken_disk import BrokenDisk, PowerCut, install
 from tests.unit.state.states import snapshot

@@ -17,8 +17,12 @@ from swarm.ids import PartName, PeerId, RunId, stage_part
 from swarm.models.layout import FlatLayout
 from swarm.schema import Empty
 from swarm.sim.network import SimEndpoint, SimNetwork
-from swarm.state import checkpoint_fetch, checkpoint_shelf
-from swarm.state.checkpoint import (
+from swarm.state.checkpoints import fetch as checkpoint_fetch
+from swarm.state.checkpoints import shelf as checkpoint_shelf
+from swarm.state.checkpoints.donors import DirectoryDonor, Donor, Offer, PeerDonor, WantedFile, lacking, plans
+from swarm.state.checkpoints.fetch import begun_file, fetch_part
+from swarm.state.checkpoints.files import decode_manifest
+from swarm.state.checkpoints.parts import (
     CheckpointManifest,
     held,
     load_file,
@@ -28,11 +32,7 @@ from swarm.state.checkpoint import (
     write_manifest,
     write_part,
 )
-from swarm.state.checkpoint_donors import DirectoryDonor, Donor, PeerDonor, WantedFile
-from swarm.state.checkpoint_fetch import begun_file, fetch_part
-from swarm.state.checkpoint_files import decode_manifest
-from swarm.state.checkpoint_plan import Offer, lacking, plans
-from swarm.state.checkpoint_shelf import READ, RECORD_OF, CheckpointShelf, ReadRequest, RecordRequest
+from swarm.state.checkpoints.shelf import READ, RECORD_OF, CheckpointShelf, ReadRequest, RecordRequest
 from swarm.state.snapshot import digest
 from tests.unit.state.states import snapshot
 

@@ -13,11 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarm.ids import PartName
-from swarm.state import checkpoint_aside
-from swarm.state.checkpoint import CheckpointManifest, latest, read_manifest, steps, write_manifest, write_part
-from swarm.state.checkpoint_aside import aside_directory, set_aside
-from swarm.state.checkpoint_files import HeldStep, step_directory
-from swarm.state.checkpoint_rotation import rotate, superseded
+from swarm.state.checkpoints import rotation as checkpoint_aside
+from swarm.state.checkpoints.files import HeldStep, step_directory
+from swarm.state.checkpoints.parts import CheckpointManifest, latest, read_manifest, steps, write_manifest, write_part
+from swarm.state.checkpoints.rotation import aside_directory, rotate, set_aside, superseded
 from swarm.state.snapshot import digest
 from tests.unit.state.states import snapshot
 

@@ -10,12 +10,12 @@ import pytest
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, StateError, Unreachable, Violation, WrongStep
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer
-from swarm.state import bucket, chunks
+from swarm.state import donation as bucket
 from swarm.state import download as download_module
-from swarm.state.bucket import Bucket
-from swarm.state.chunks import hashes_of
+from swarm.state import snapshot as chunks
+from swarm.state.donation import Bucket
 from swarm.state.sharing import CEILING_S, FLOOR_S, LATE
-from swarm.state.snapshot import Snapshot, digest
+from swarm.state.snapshot import Snapshot, digest, hashes_of
 from swarm.state.transfer import CHUNK, DESCRIBE, Description
 from tests.unit.state.donors import ME, Donors, big_state, in_time, turns
 

@@ -12,13 +12,12 @@ from swarm.ids import PeerId, stage_part
 from swarm.network.protocols import Answer, Request
 from swarm.schema import Empty
 from swarm.sim.network import SimEndpoint
-from swarm.state import chunks
-from swarm.state.chunks import CHUNK_BYTES, hashes_of, root_of
+from swarm.state import snapshot as chunks
 from swarm.state.donation import BURST_BYTES, Donation
 from swarm.state.sharing import MAX_WINDOW
-from swarm.state.snapshot import Snapshot, digest
+from swarm.state.snapshot import CHUNK_BYTES, Snapshot, digest, hashes_of, root_of
 from swarm.state.transfer import CHUNK, DESCRIBE, ChunkRequest, DescribeRequest, Description, StateDonor
-from tests.unit.optimization.observed import turns
+from tests.unit.membership.observed import turns
 from tests.unit.state.donors import RUN, Donors, in_time
 from tests.unit.state.states import LAYOUT, StillClock, inline, snapshot
 

@@ -1,0 +1,1 @@
+"""The checkpoints of this machine: written, listed, verified, pulled, resumed from."""

@@ -1,0 +1,133 @@
+"""What one peer keeps of its run on this machine's disk: it writes its part, hands out what is there, and, where it
+founds a run that is resumed, begins with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from peers.checkpoints.resume import FromCheckpoint
+from peers.checkpoints.writer import CheckpointWriter, run_directory_of
+from peers.console.words import command_name, gathering
+from peers.settings import PeerSettings
+from swarm.consensus.records import CloseRecord, Decision
+from swarm.errors import Ending, RunEnded
+from swarm.membership.roles import Surroundings
+from swarm.membership.rules import rules_of
+from swarm.membership.state_keeper import Beginning
+from swarm.network.protocols import Service
+from swarm.optim.part import TrainedPart
+from swarm.state.checkpoints.files import held, steps
+from swarm.state.checkpoints.shelf import CheckpointShelf
+from swarm.state.snapshot import Snapshot
+
+COPIES_S = 10.0
+"""How long after the last close is done with here the writing of another's part may begin."""
+
+
+class CheckpointKeeper:
+    """A :class:`swarm.membership.state_keeper.StateKeeper`, which does nothing for a peer without a run directory.
+    Leaving its context waits for what is being written, so checkpoints may outlast the steps; left by an error, it
+    waits for nothing but the file under way."""
+
+    def __init__(self, settings: PeerSettings, around: Surroundings) -> None:
+        self._around, self._resume = around, settings.resume
+        self._rules = rules_of(around.manifest)
+        self._root: Path | None = None
+        self._writer: CheckpointWriter | None = None
+        self._writing: asyncio.TaskGroup | None = None
+        self._own: asyncio.Task[None] | None = None
+        self._before: tuple[int, ...] = ()
+        if settings.run_directory is not None:
+            self._root = run_directory_of(settings.run_directory, around.manifest).checkpoints
+            self._writer = CheckpointWriter(
+                self._root,
+                settings.checkpoint_every,
+                around.manifest.run.steps,
+                kept=settings.checkpoints_kept,
+                events=around.events,
+                clock=around.clock,
+            )
+
+    @property
+    def keeps(self) -> bool:
+        """Whether this peer keeps anything; the founder of a new run does not."""
+        return self._writer is not None
+
+    def services(self) -> Sequence[Service]:
+        """What to mount: whoever wants to hold the whole run may fetch from here."""
+        return () if self._root is None else (CheckpointShelf(self._root),)
+
+    def beginning(self) -> Beginning | None:
+        """The checkpoint that a resumed run goes on from; None: a new run, with initial weights."""
+        if self._root is None or self._resume is None:
+            return None
+        return FromCheckpoint(self._root, self._resume, self._around.manifest.run_id)
+
+    async def decided(self, decision: Decision, held: TrainedPart | None, *, departed: bool) -> None:
+        """A record was decided and our part has its result: write it when it is due, or the last that we take part in.
+        Returns when the state is in hand; it is written meanwhile. Call it inside the context."""
+        if self._writer is None:
+            return
+        assert self._writing is not None  # noqa: S101 - records are only decided inside the context
+        self._writer.heard(decision)
+        if self._before:  # the first record that this peer hears of: the run has come to there
+            self._writing.create_task(self._writer.set_aside(self._before, decision.record))
+            self._before = ()
+        record, step = decision.record, decision.record.step
+        last = departed or self._rules.over(record)
+        if held is not None and (last or self._writer.due(step)):
+            snapshot = await self._around.device.run(held.snapshot)
+            self._own = self._writing.create_task(self._writer.write(snapshot, record, last=last))
+
+    def keep_copies(self, copies: Sequence[Snapshot], record: CloseRecord) -> None:
+        """The run is over with this record: what is here of others' parts is written, too, after our own, for they may
+        not live to do it; as much as is begun within COPIES_S, for this peer may have to be gone soon. A disk that
+        refuses is no failure of ours. Call it inside the context."""
+        if self._writer is not None and copies:
+            assert self._writing is not None  # noqa: S101 - as above
+            self._writing.create_task(self._write_copies(self._writer, copies, record))
+
+    async def _write_copies(self, writer: CheckpointWriter, copies: Sequence[Snapshot], record: CloseRecord) -> None:
+        until = self._around.clock.monotonic() + COPIES_S
+        if self._own is not None:
+            await asyncio.wait([self._own])
+        for snapshot in copies:
+            if self._around.clock.monotonic() < until:  # a disk that was slow with our own part gets no more
+                await writer.write_copy(snapshot, record)
+
+    def check_last(self) -> None:
+        """That what the whole run was for is on this disk. To ask when the last step is closed and the context left;
+        raises RunEnded, exit code 1, saying what there is instead. Reads a few small files."""
+        lost = None if self._writer is None else self._writer.unkept()
+        if lost is None or self._root is None:
+            return
+        earlier = [step for step in steps(self._root) if step < lost.step]
+        held_in = [step for step in earlier if lost.part in held(self._root, step).parts]
+        kept = f"that of step {held_in[-1]} is as it was" if held_in else "there is none of an earlier step either"
+        swarm, root = command_name(), self._root.parent
+        raise RunEnded(
+            f"the last step, {lost.step}, is closed, but its checkpoint of {lost.part} is not on this disk: "
+            f"{lost.reason}; {kept}",
+            Ending.FAILED,
+            check=f"is there room in {root}? Other machines that held {lost.part} keep it, too: {swarm} ckpt ls there",
+            remedy=f"make room; then get the parts from such machines: {gathering(root)}; or do the steps since a "
+            f"complete checkpoint again: {swarm} new --resume {shlex.quote(str(root / 'checkpoints'))}/step-…",
+        )
+
+    async def __aenter__(self) -> CheckpointKeeper:
+        if self._root is not None:
+            with contextlib.suppress(OSError):  # nothing of it can be read, then
+                self._before = await asyncio.to_thread(steps, self._root)
+        self._writing = await asyncio.TaskGroup().__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._writing is not None  # noqa: S101 - entered
+        await self._writing.__aexit__(kind, error, traceback)

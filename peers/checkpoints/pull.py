@@ -1,0 +1,344 @@
+"""``swarm ckpt pull``: fetch what a directory lacks of the newest checkpoint that can be had whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peers.checkpoints.proof import Proof, proof_in, stray
+from peers.checkpoints.source import Source, beside, directory_source, peer_source
+from peers.checkpoints.writer import keep_run, run_directory_of
+from peers.console.words import Complaint, amount, command_name, gathering, listed, numbered
+from peers.exit_codes import EXIT_UNREACHABLE
+from peers.home.places import home_directory
+from peers.home.run_directory import RUNS, RunDirectory, find_run_directory
+from peers.invites.invite import Contacts, contacts_from
+from peers.session import aloud, silent
+from swarm.config import Manifest, load_manifest
+from swarm.errors import ConfigError, Incompatible, PeerError, StateError
+from swarm.ids import PartName
+from swarm.models.split import split_model
+from swarm.planning.costs import model_parameter_count
+from swarm.state.checkpoints.disk import alone
+from swarm.state.checkpoints.donors import Donor, Offer, Plan, WantedFile, lacking, plans
+from swarm.state.checkpoints.fetch import Progress, fetch_part
+from swarm.state.checkpoints.files import (
+    MAX_HEADER_BYTES,
+    CheckpointManifest,
+    HeldStep,
+    decode_manifest,
+    held,
+    refused_by_disk,
+    step_directory,
+    steps,
+    write_manifest,
+)
+from swarm.state.checkpoints.rotation import set_aside
+
+logger = logging.getLogger(__name__)
+
+BYTES_PER_PARAMETER = 12
+"""In a file: the parameter and two moments."""
+MAX_AT_ONCE = 3
+"""Parts that are fetched beside each other."""
+MAX_RETRIES = 3
+"""How often it is looked again what there is, when a checkpoint went away while it was fetched."""
+
+Say = Callable[[str, str], None]
+Gap = tuple[int, tuple[PartName, ...]]
+"""A step that somebody has a part of, and the parts that nobody has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulled:
+    """What came of it: the newest complete ``step`` here now, and the parts of it that were fetched. ``newer`` says of
+    each newer step, newest first, what nobody has of it; ``run_step`` how far the run is, where that is known."""
+
+    directory: RunDirectory
+    run: str
+    step: int
+    fetched: tuple[PartName, ...]
+    bytes: int
+    newer: tuple[str, ...]
+    run_step: int | None
+
+
+def destination(given: Path | None, manifest: Manifest, home: Path) -> RunDirectory:
+    """Where to put it: the directory given, else the one in which peers of this machine keep that run. Raises
+    Incompatible when it holds another run."""
+    directory = RunDirectory(given) if given is not None else run_directory_of(home / RUNS / "{run}", manifest)
+    if directory.manifest.exists():
+        there = load_manifest(directory.manifest).run_id
+        if there != manifest.run_id:
+            raise Incompatible("DIR", str(directory.root), f"a directory of run {manifest.run_id[:12]}, or a new one",
+                               f"It holds run {there[:12]}: name another directory.")  # fmt: skip
+    return directory
+
+
+async def pull(source: Source, directory: RunDirectory, say: Say, progress: Progress) -> Pulled:
+    """Have the newest step that can be had whole, whole in ``directory``, with manifest and tokenizer. What was begun
+    earlier is continued. Nothing that was complete there is touched. What was fetched stays, whatever happens; a
+    directory that this call made goes again when nothing was.
+
+    Raises Complaint (exit code 3) when no step can be had whole, naming what nobody has; StateError when the disk
+    refuses, or when what came is not what the records say.
+    """
+    made = not directory.root.exists()
+    with contextlib.ExitStack() as stack:
+        if made:
+            stack.callback(_leave_nothing, directory)
+        if not await asyncio.to_thread(stack.enter_context, alone(directory.root / "pull", wait=False)):
+            raise Complaint("another swarm ckpt pull is at work there", check=str(directory.root))
+        left = MAX_RETRIES
+        while True:
+            left -= 1
+            try:
+                return await _pull(source, directory, say, progress)
+            except StateError as error:
+                if not left or not isinstance(error, _Gone):
+                    raise
+                say("again", f"{error}: looking for another")
+
+
+class _Gone(StateError):
+    """A part could not be had after all."""
+
+
+async def _pull(source: Source, directory: RunDirectory, say: Say, progress: Progress) -> Pulled:
+    root, manifest = directory.checkpoints, source.manifest
+    parts = [spec.name for spec in split_model(manifest.model, manifest.split)]
+    here = await asyncio.to_thread(_held, root, manifest)
+    if source.head is not None and (gone := stray(here, source.head)):
+        await asyncio.to_thread(_set_aside, root, gone)
+        say("set aside", f"{numbered(gone)}: the run went on from before, these do not count any more")
+        here = [one for one in here if one.step not in gone]
+    offers, last = await _offers(source.donors), _last_step(source)
+    gaps = [gap for gap in lacking(offers, here, parts) if gap[0] <= last]
+    found = plans(offers, here, parts, last_step=last, believed=source.believed)
+    complete = max((one.step for one in here if one.complete), default=None)
+    for plan in found:
+        record = await _record(source, plan)
+        if record is not None:
+            await asyncio.to_thread(keep_run, directory, manifest, source.tokenizer)
+            size = await _follow(plan, record, source, directory, say, progress)
+            return _pulled(source, directory, gaps, plan.step, tuple(plan.donors), size)
+    if complete is None:
+        raise _nothing_whole(gaps, directory, unproven=bool(found))
+    await asyncio.to_thread(keep_run, directory, manifest, source.tokenizer)
+    return _pulled(source, directory, gaps, complete, (), 0)
+
+
+def _pulled(
+    source: Source, directory: RunDirectory, gaps: Sequence[Gap], step: int, fetched: tuple[PartName, ...], size: int
+) -> Pulled:
+    return Pulled(
+        directory=directory,
+        run=source.manifest.run_id,
+        step=step,
+        fetched=fetched,
+        bytes=size,
+        newer=_newer(gaps, step, source),
+        run_step=None if source.head is None else source.head.step,
+    )
+
+
+def _newer(gaps: Sequence[Gap], step: int, source: Source) -> tuple[str, ...]:
+    """What is to be said of newer steps that are there in part."""
+    return tuple(
+        f"of step {newer} nobody who answers has {listed([_held_by(part, source) for part in missing])}"
+        for newer, missing in gaps
+        if newer > step and missing
+    )
+
+
+def _held_by(part: PartName, source: Source) -> str:
+    """A part, and who trains it now, as far as that is known."""
+    holders = () if source.head is None else source.head.members.replicas(part)
+    names = [source.head.members[peer].name for peer in holders] if source.head is not None else []
+    return f"{part} (trained by {listed(names)})" if names else str(part)
+
+
+def _last_step(source: Source) -> int:
+    """The newest step that there can be a checkpoint of."""
+    last = source.manifest.run.steps
+    return last if source.head is None else min(last, source.head.step)
+
+
+async def _follow(
+    plan: Plan[Donor], record: CheckpointManifest, source: Source, directory: RunDirectory, say: Say, progress: Progress
+) -> int:
+    """Fetch what is missing; returns how many bytes those files have."""
+    root, most = directory.checkpoints, BYTES_PER_PARAMETER * model_parameter_count(source.manifest.model)
+    size = sum(max(size for _, size in those) for those in plan.donors.values())
+    _check_room(directory, min(size, most + MAX_HEADER_BYTES))
+    say("step", f"{plan.step}: {listed(list(plan.donors))} to fetch, {amount(size)}B")
+    await asyncio.to_thread(write_manifest, root, record)
+    gate = asyncio.Semaphore(MAX_AT_ONCE)
+
+    async def fetch(part: PartName) -> None:
+        file = WantedFile(step=plan.step, part=part, digest=plan.digests[part])
+        async with gate:
+            await fetch_part(root, file, plan.donors[part], max_bytes=most + MAX_HEADER_BYTES, progress=progress)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for part in plan.donors:
+                group.create_task(fetch(part))
+    except* StateError as errors:
+        raise _Gone(str(errors.exceptions[0])) from errors
+    await asyncio.to_thread(_sweep, root, plan.step)
+    return size
+
+
+async def _offers(donors: Sequence[Donor]) -> list[Offer[Donor]]:
+    """What everybody has who answers."""
+
+    async def ask(donor: Donor) -> list[Offer[Donor]]:
+        try:
+            return await donor.offers()
+        except PeerError as error:
+            logger.info("%s does not say what it has: %s", donor.name, error)
+            return []
+
+    return [offer for offers in await asyncio.gather(*map(ask, donors)) for offer in offers]
+
+
+async def _record(source: Source, plan: Plan[Donor]) -> CheckpointManifest | None:
+    """The step's record from whoever has one that is right and, from peers, proven; None when nobody has. What neither
+    the contact nor most say must be proven by those whom the contact names."""
+    for donor in plan.vouched:
+        try:
+            record = decode_manifest(await donor.record(plan.step), f"the record of step {plan.step} from {donor.name}")
+            proof = proof_in(record, source.manifest.run_id)
+            standing = proof.standing()
+        except (PeerError, StateError) as error:
+            logger.warning("%s", error)
+            continue
+        same = (record.step, dict(record.parts)) == (plan.step, dict(plan.digests))
+        proven = standing == "decided" and (plan.believed or _accepted(proof, source))
+        if same and (proven or source.head is None):
+            return record
+        logger.warning("the record of step %d from %s is %s", plan.step, donor.name, "unproven" if same else "another")
+    return None
+
+
+def _accepted(proof: Proof, source: Source) -> bool:
+    return source.head is not None and proof.accepted_among(source.head.members)
+
+
+def _held(root: Path, manifest: Manifest) -> list[HeldStep]:
+    """What lies here of this run."""
+    found = (held(root, step) for step in steps(root))
+    return [one for one in found if one.record is not None and one.record.run == manifest.run_id]
+
+
+def _set_aside(root: Path, gone: Sequence[int]) -> None:
+    try:
+        set_aside(root, gone)
+    except OSError as error:
+        raise refused_by_disk(root, error) from error
+
+
+def _check_room(directory: RunDirectory, size: int) -> None:
+    free = shutil.disk_usage(directory.root).free
+    if free < size:
+        raise StateError(f"{directory.root}: {amount(size)}B to fetch, {amount(free)}B free. Free some space.")
+
+
+def _begun(root: Path) -> Iterator[Path]:
+    """The files that are partly here."""
+    return root.glob("step-*/.*.pull")
+
+
+def _sweep(root: Path, step: int) -> None:
+    """What was begun of other steps is of no use any more."""
+    for left in _begun(root):
+        if left.parent != step_directory(root, step):
+            left.unlink(missing_ok=True)
+
+
+def _leave_nothing(directory: RunDirectory) -> None:
+    """Take away a directory in which nothing is but what any pull would bring."""
+    if not any(directory.checkpoints.glob("step-*/*.safetensors")) and not any(_begun(directory.checkpoints)):
+        shutil.rmtree(directory.root, ignore_errors=True)
+
+
+def _nothing_whole(gaps: Sequence[Gap], directory: RunDirectory, *, unproven: bool) -> Complaint:
+    if unproven:
+        cause = "no checkpoint's record is proven by the signatures of those who decided it"
+    elif not gaps:
+        cause = "nobody who answers has a checkpoint, and there is none here"
+    else:
+        newest, missing = gaps[0]
+        cause = f"no step can be had whole: of the newest, {newest}, nobody who answers has {listed(missing) or 'all'}"
+    check = f"each machine keeps the parts of its own peers, below runs/ of its home: {command_name()} ckpt ls there"
+    return Complaint(cause, check=check, next_=gathering(directory.root), exit_code=EXIT_UNREACHABLE)
+
+
+# --- ckpt fetching ---------------------------------------------------------------------------------------------------
+#
+# From what a person calls a source to a pull: a blocking story for the command line.
+
+
+TELL_EVERY = 10
+"""Lines about a part's progress."""
+
+
+def pull_from(sources: Sequence[str], into: Path | None, home: str | None, *, words: bool) -> Pulled:
+    """Pull from any number of directories and one invite, multiaddr or peer of this machine, together; without any from
+    the peer that runs here.
+
+    Raises ConfigError, Incompatible or Complaint for what cannot be used, RunEnded when nobody answers, and as
+    :func:`peers.checkpoints.pull.pull`. Imports torch and hivemind: some seconds.
+    """
+    say, root = aloud if words else silent, home_directory(home)
+    found = {source: _directory(source) for source in sources}
+    kept = [directory for directory in found.values() if directory is not None]
+    others = [source for source, directory in found.items() if directory is None]
+    if len(others) > 1:
+        remedy = "One peer of a run knows all the others: leave this one out."
+        raise ConfigError("--from", others[1], "directories, and one invite or peer beside them", remedy)
+    if kept and not others:
+        return asyncio.run(_pull_from(directory_source(kept), into, root, say))
+    contacts = _contacts(others[0] if others else None, root)
+    say("source", f"peers of {contacts.run_name or 'a run'}, through {contacts.addresses[0]}")
+
+    async def from_peers() -> Pulled:
+        async with peer_source(contacts) as peers:
+            return await _pull_from(beside(peers, kept), into, root, say)
+
+    return asyncio.run(from_peers())
+
+
+async def _pull_from(source: Source, into: Path | None, home: Path, say: Say) -> Pulled:
+    told: dict[PartName, int] = {}
+
+    def progress(part: PartName, done: int, total: int) -> None:
+        tenth = TELL_EVERY * done // max(1, total)
+        if told.get(part) != tenth:
+            told[part] = tenth
+            say("fetching", f"{part}: {amount(done)}B of {amount(total)}B")
+
+    return await pull(source, destination(into, source.manifest, home), say, progress)
+
+
+def _directory(source: str) -> RunDirectory | None:
+    # Not pathlib's: an invite is too long for a file's name, and then it raises.
+    return find_run_directory(Path(source)) if os.path.isdir(source) else None
+
+
+def _contacts(source: str | None, home: Path) -> Contacts:
+    """An invite or an address as it is; the name of a peer here is exchanged for that peer's invite."""
+    from peers.control.choose import choose_speaker
+    from peers.control.client import ask
+
+    if source is not None and (":" in source or source.lstrip().startswith("/")):
+        return contacts_from([source])
+    place = choose_speaker(home, source, command="ckpt pull")
+    return contacts_from([str(ask(place.control, "invite", who=place.described))])

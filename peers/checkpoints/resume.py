@@ -1,0 +1,166 @@
+"""What a run is resumed from when every peer of it is gone: the newest complete checkpoint of a directory, verified."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from peers.checkpoints.proof import proof_in
+from peers.checkpoints.verify import CheckedStep, check_step, check_tokenizer_file
+from peers.console.words import Complaint, command_name, gathering, listed
+from peers.home.last_events import newest_closing
+from peers.home.places import home_directory
+from peers.home.run_directory import RUNS, RunDirectory, find_run_directory
+from swarm.config import Manifest, load_manifest
+from swarm.errors import ConfigError, StateError
+from swarm.ids import PartName, RunId
+from swarm.membership.founding_record import Origin
+from swarm.models.split import split_model
+from swarm.state.checkpoints.files import read_manifest, step_called, step_directory, steps
+from swarm.state.checkpoints.parts import load_part
+from swarm.state.checkpoints.rotation import aside_directory
+from swarm.state.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resumable:
+    """A run that can go on after ``step``. ``passed_over`` says, newest first, why newer checkpoints cannot be used."""
+
+    directory: RunDirectory
+    manifest: Manifest
+    tokenizer: bytes
+    step: int
+    passed_over: tuple[str, ...]
+
+
+class FromCheckpoint:
+    """The state that a resumed run begins with: every part of a step, as its close record says. Implements
+    :class:`swarm.membership.state_keeper.Beginning`."""
+
+    def __init__(self, root: Path, step: int, run: RunId) -> None:
+        self._root, self._step, self._run = root, step, run
+
+    async def load(self) -> tuple[Origin, list[Snapshot]]:
+        """Read and verify all of it, off the event loop. Raises StateError naming the file that is not as it was."""
+        return await asyncio.to_thread(self._load)
+
+    def _load(self) -> tuple[Origin, list[Snapshot]]:
+        manifest = read_manifest(self._root, self._step)
+        proof = proof_in(manifest, self._run)
+        proof.standing()
+        snapshots = [
+            load_part(self._root, self._step, PartName(part), expected_digest=expected)
+            for part, expected in manifest.parts.items()
+        ]
+        return Origin.after(proof.record), snapshots
+
+
+def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
+    """The run in the directory given (or whose id begins like that, or the newest) and the checkpoint to go on from.
+
+    The newest step that is complete and right to the last bit; older ones stand in for those that are not, but for the
+    last step of the run. With the directory of a checkpoint it is that one, whatever else is there. Raises ConfigError
+    when there is no such run or no checkpoint of it, StateError when its files are damaged, Complaint when parts are
+    missing, with the command that gets them, or when the run is over. Reads whole steps: minutes for a large model.
+    """
+    given, chosen = _asked_for(given)
+    directory = find_run_directory(given, home, key="--resume")
+    manifest = load_manifest(directory.manifest)
+    tokenizer = check_tokenizer_file(directory, manifest)
+    present = steps(directory.checkpoints) if chosen is None else (chosen,)
+    if not present:
+        remedy = (
+            f"None was written: found the run anew with {command_name()} new {shlex.quote(str(directory.manifest))}"
+        )
+        raise ConfigError("--resume", str(directory.root), "a run with a checkpoint", remedy)
+    passed: list[CheckedStep] = []
+    for step in reversed(present):
+        checked = check_step(directory, manifest.run_id, step)
+        lacking = _lacking(checked, manifest)
+        if checked.good and not lacking:
+            if step >= manifest.run.steps:
+                raise _over(directory, manifest)
+            last = _over_with(directory, manifest, passed, home) if chosen is None else None
+            if last is not None and step < last:
+                raise _last_step_elsewhere(directory, manifest, passed, step, last)
+            told = tuple(_told(one, manifest) for one in passed)
+            return Resumable(directory=directory, manifest=manifest, tokenizer=tokenizer, step=step, passed_over=told)
+        passed.append(checked)
+    raise _incomplete(directory, manifest, passed)
+
+
+def _asked_for(given: Path | None) -> tuple[Path | None, int | None]:
+    """The run's directory, and the step when it is a checkpoint's below it: to go on from there on purpose."""
+    step = None if given is None else step_called(given.name)
+    if given is None or step is None or not os.path.isdir(given):
+        return given, None
+    return given.absolute().parent.parent, step
+
+
+def _over_with(
+    directory: RunDirectory, manifest: Manifest, passed: Sequence[CheckedStep], home: Path | str | None
+) -> int | None:
+    """The step with which the run is over, the last or one that ended it: as its record here says, or as the peers of
+    this machine saw last of a run that never went on from before; None when it is not."""
+    last = manifest.run.steps
+    newest = next((one for one in passed if one.proof), None)
+    if newest is not None and (newest.ended or newest.step >= last):
+        return newest.step
+    ours = directory.root.absolute().parent == (home_directory(home) / RUNS).absolute()
+    went_back = steps(aside_directory(directory.checkpoints))
+    seen = newest_closing(home_directory(home), manifest.run_id) if ours and not went_back else None
+    if seen is None or not seen.over or (newest is not None and newest.step > seen.step):
+        return None
+    return seen.step
+
+
+def _lacking(checked: CheckedStep, manifest: Manifest) -> list[PartName]:
+    """The model's parts that are not there, whatever the record says there are."""
+    names = [spec.name for spec in split_model(manifest.model, manifest.split)]
+    return [name for name in names if name not in checked.parts]
+
+
+def _told(checked: CheckedStep, manifest: Manifest) -> str:
+    if checked.bad:
+        return f"step {checked.step} is damaged: {checked.bad[0]}"
+    return f"step {checked.step} lacks {listed(_lacking(checked, manifest))} here"
+
+
+def _over(directory: RunDirectory, manifest: Manifest) -> Complaint:
+    return Complaint(
+        f"the run is over: its last step, {manifest.run.steps}, is closed",
+        check=f"the checkpoint in {directory.checkpoints}",
+        next_=f"{command_name()} sample {shlex.quote(str(directory.root))}, or found a new run with more --steps",
+    )
+
+
+def _last_step_elsewhere(
+    directory: RunDirectory, manifest: Manifest, passed: Sequence[CheckedStep], whole: int, last: int
+) -> Complaint:
+    told = next((_told(one, manifest) for one in passed if one.step >= last), f"step {last} is not here")
+    earlier = shlex.quote(str(step_directory(directory.checkpoints, whole)))
+    return Complaint(
+        f"the run is over: its last step, {last}, is closed; {told}",
+        check="each machine keeps the parts of its own peers, below runs/ of its home: what is missing is there",
+        next_=f"{gathering(directory.root)}; or do the steps since {whole} again: "
+              f"{command_name()} new --resume {earlier}",
+    )  # fmt: skip
+
+
+def _incomplete(directory: RunDirectory, manifest: Manifest, passed: Sequence[CheckedStep]) -> Exception:
+    """The error for a directory without a whole step; of the newest that has anything good."""
+    newest = next((one for one in passed if one.parts and not one.bad), None)
+    if newest is None:
+        return StateError(f"no checkpoint can be used; the newest: {_told(passed[0], manifest)}")
+    lacking = _lacking(newest, manifest)
+    files = ", ".join(f"{part}.safetensors" for part in lacking)
+    return Complaint(
+        f"no checkpoint is complete here: {_told(newest, manifest)}",
+        check=f"{files} of that step lie where peers held these parts: below runs/ of those machines' homes, in "
+              f"{step_directory(directory.checkpoints, newest.step).name}/",
+        next_=gathering(directory.root),
+    )  # fmt: skip

@@ -1,0 +1,251 @@
+"""``swarm drain``."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from peers.cli.options import AsJson, Home, Peer
+from peers.exit_codes import EXIT_OK, EXIT_USAGE
+
+if TYPE_CHECKING:
+    from peers.console.words import Complaint
+    from peers.home.identity import PlaceIdentity
+
+
+def drain(
+    peer: Peer = None,
+    everyone: Annotated[bool, typer.Option("--all", help="All peers of this machine.")] = False,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it has left, or only tell it to.")] = True,
+    home: Home = None,
+) -> None:
+    """Have a peer leave its run in order.
+
+    No new work, hand over, leave at the end of a step. Who cannot be spared
+    waits for another. When all peers of the run have been asked, on whatever
+    machines, and nobody comes, the run ends in order: nothing is lost, and
+    `swarm new --resume` goes on with it. Exit code 0 when it has left; with
+    --all the worst of all, and who does not answer keeps nobody from being
+    told. Ctrl-C ends the waiting; the peer goes on leaving.
+
+    Example: swarm drain --peer brave-otter
+
+    Example: swarm drain --all
+    """
+    from peers.commands.leave import follow
+    from peers.console.interrupt import Interrupted
+    from peers.console.words import Complaint, command_name
+    from peers.control.choose import choose_all_live, choose_live
+    from peers.control.client import ask
+    from peers.home.places import home_directory
+
+    if everyone and peer is not None:
+        raise Complaint("--all is every peer, --peer is one", next_="Leave one of them out.", exit_code=EXIT_USAGE)
+    root = home_directory(home)
+    places = choose_all_live(root) if everyone else [choose_live(root, peer, command="drain")]
+    told, codes = [], [EXIT_OK]
+    for place in places:
+        try:
+            print(f"{place.title}: {ask(place.control, 'drain', who=place.described)}", flush=True)
+            told.append(place)
+        except Complaint as trouble:  # the others are to hear of it all the same
+            codes.append(_reported(trouble))
+    for place in told if wait else ():
+        try:
+            codes.append(follow(place, lambda line: print(line, flush=True)))
+        except Complaint as trouble:
+            codes.append(_reported(trouble))
+        except Interrupted:
+            look = f"{command_name()} status{'' if everyone else f' --peer {place.name}'}"
+            print(f"{place.title}: goes on leaving; how far it is: {look}", flush=True)
+            raise
+    raise typer.Exit(max(codes))
+
+
+def _reported(trouble: Complaint) -> int:
+    from peers.console.words import report_error
+
+    report_error(trouble)
+    return trouble.exit_code
+
+
+# --- identity --------------------------------------------------------------------------------------------------------
+#
+# ``swarm id``.
+
+
+SCHEMA = 1
+
+
+def identity(
+    place: Annotated[
+        str | None,
+        typer.Option("--place", "--peer", metavar="PLACE", help="Whose identity.  [default: of every place]"),
+    ] = None,
+    home: Home = None,
+    create: Annotated[bool, typer.Option("--create", help="Make it now, when there is none.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the identity of a place.
+
+    Its peer id and the name that comes of it stay from run to run.
+    A place gets one when a peer first starts in it, or by --create (place 1, unless another is named); without that,
+    nothing is made. Where there are several places, --json wants one of them named.
+
+    Example: swarm id --create --json
+    """
+    from peers.home.identity import create_identity, only_identity, show_identities, show_identity
+    from peers.home.places import home_directory
+
+    root = home_directory(home)
+    if create:
+        found = create_identity(root, place or "1")
+    elif place is not None:
+        found = show_identity(root, place)
+    elif as_json:
+        found = only_identity(root)
+    else:
+        print("\n\n".join(_lines(one) for one in show_identities(root)))
+        return
+    if as_json:
+        print(json.dumps({"schema": SCHEMA, "place": found.place, "peer": found.peer, "name": found.name,
+                          "key": str(found.key.absolute())}))  # fmt: skip
+        return
+    print(_lines(found))
+
+
+def _lines(found: PlaceIdentity) -> str:
+    return f"peer   {found.peer}\nname   {found.name}\nplace  {found.place}\nkey    {found.key}"
+
+
+# --- invite ----------------------------------------------------------------------------------------------------------
+#
+# ``swarm invite``.
+
+
+def invite(peer: Peer = None, home: Home = None) -> None:
+    """Print an invite: all it takes to join.
+
+    It invites to the run of a peer on this machine. Only the invite goes to stdout, what to do with it to stderr.
+
+    Example: swarm invite > invite.txt
+    """
+    from peers.console.words import print_error
+    from peers.control.choose import choose_speaker
+    from peers.control.client import ask
+    from peers.home.places import home_directory
+    from peers.invites.invite import parse_invite
+
+    place = choose_speaker(home_directory(home), peer, command="invite")
+    text = str(ask(place.control, "invite", who=place.described))
+    print(text, flush=True)
+    print("Whoever has it can join this run. On another machine: swarm join INVITE", file=sys.stderr)
+    if parse_invite(text).local:
+        print_error(
+            f"{place.title} can be reached from this machine only",
+            check=f"swarm status --peer {place.name} shows its addresses",
+            next_="start it with --listen /ip4/0.0.0.0/tcp/0 to be reached from others",
+            label="note",
+        )
+
+
+# --- peers -----------------------------------------------------------------------------------------------------------
+#
+# ``swarm peers``.
+
+
+def peers(peer: Peer = None, home: Home = None, as_json: AsJson = False) -> None:
+    """Show the whole swarm, by part.
+
+    As a peer of this machine sees it, with how it reaches the others, and which peers of this machine are starting.
+    Without --peer any peer of the run will do; where peers of several runs live, say which.
+
+    Example: swarm peers --json
+    """
+    from peers.commands.look import look_at_all, look_at_swarm
+    from peers.commands.status_text import member_lines, starting_lines
+    from peers.control.choose import choose_speaker
+    from peers.home.places import home_directory, list_places
+
+    root = home_directory(home)
+    place = choose_speaker(root, peer, command="peers")
+    known = look_at_swarm(place)
+    live = [place] if peer is not None else [one for one in list_places(root) if one.live]
+    starting = [one for one in look_at_all(live) if one.starting]
+    if not as_json:
+        lines = [] if known is None else member_lines(*known)
+        print("\n".join([*lines, *starting_lines(starting, alone=not lines)]))
+        return
+    standing, members = (None, []) if known is None else known
+    document = {
+        "schema": SCHEMA,
+        "seen_by": standing.peer if standing else "",
+        "run": standing.run if standing else "",
+        "run_name": standing.run_name if standing else "",
+        "step": standing.step if standing else 0,
+        "steps": standing.steps if standing else 0,
+        "peers": [dataclasses.asdict(member) for member in members],
+        "starting": [{"place": one.place.name, "name": one.place.title} for one in starting],
+    }
+    print(json.dumps(document))
+
+
+# --- status ----------------------------------------------------------------------------------------------------------
+#
+# ``swarm status``.
+
+
+def status(
+    peer: Annotated[
+        str | None,
+        typer.Option(
+            "--peer",
+            "--place",
+            metavar="PEER",
+            help="Only this one, with more about it: its name, its place, or how its peer id begins.",
+        ),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", "-a", help="Also those that ended more than a day ago.")] = False,
+    healthy: Annotated[
+        bool, typer.Option("--healthy", help="Only check: print the trouble alone, exit code 3 where there is any.")
+    ] = False,
+    home: Home = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the peers of this machine.
+
+    What each does and waits for, and how those that do not run any more ended; of these only the ones of the last
+    day, unless --all or --json is given.
+    Exit code 3 when none runs; with --peer, when that one does not run or does not answer; with --healthy, when any
+    that runs does not answer.
+
+    Example: swarm status --json
+    """
+    from peers.commands.look import check_health, look_at_all, of_late
+    from peers.commands.status_text import detail_lines, hidden_line, status_lines
+    from peers.control.choose import choose_any, nobody_here
+    from peers.home.places import home_directory, list_places
+
+    root = home_directory(home)
+    seen = look_at_all(list_places(root) if peer is None else [choose_any(root, peer, command="status")])
+    if healthy:
+        check_health(seen, root)
+        raise typer.Exit
+    if as_json:
+        document = {"schema": SCHEMA, "home": str(root.absolute()), "places": [one.document() for one in seen]}
+        print(json.dumps(document))
+    elif peer is not None:
+        print("\n".join(detail_lines(seen[0])))
+    elif seen:
+        shown = seen if everything else of_late(seen, datetime.now(UTC).timestamp())
+        print("\n".join([*status_lines(shown), *hidden_line(len(seen) - len(shown))]).strip())
+    sys.stdout.flush()
+    if peer is not None:
+        raise typer.Exit(0 if seen[0].standing is not None else 3)
+    if not any(one.place.live for one in seen):
+        raise nobody_here(root)

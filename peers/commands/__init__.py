@@ -1,0 +1,1 @@
+"""What the commands of `swarm` do, apart from parsing their options."""

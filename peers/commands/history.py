@@ -1,0 +1,265 @@
+"""What ``swarm history`` shows of each close record, as facts and as lines. Pure; imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from peers.commands.history_source import HistorySource
+from peers.commands.history_verify import ChainCheck
+from peers.commands.status_text import table
+from peers.console.words import another_path, count, listed
+from swarm.consensus.history import HistoryLine, HistoryReader, earlier
+from swarm.consensus.roster import Roster, owner
+from swarm.errors import ConfigError, StateError
+from swarm.ids import PeerId
+
+HEAD = ("step", "term", "loss", "tokens", "microbatches", "members", "leader", "hash", "changes")
+SHOWN_NAMES = 8
+"""More names than these are counted: a line for people has no room for a thousand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """A peer, and what it is called; its id where no roster before names it."""
+
+    peer: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One record. ``term`` is the one in which it was decided, ``proposed`` that in which it was proposed first.
+
+    ``loss`` is nats per target token, None for a record without microbatches. ``members`` is the size of the next
+    step's roster; ``joined``, ``left`` (asked to) and ``absent`` (lost) tell it from the one before, and are empty in
+    the first row of a file. ``leader`` is who owned the term, None where the roster before is not known. ``accepted``
+    is how many signatures lie with it, None where none were kept. ``cursors`` are (epoch, position) by trainer.
+    ``provisional_since`` is the first step that was closed without a majority, of a record that counts only when one
+    agrees; ``confirmed`` is the record that proves it did, ``ended`` one with which the run was ended early.
+    """
+
+    step: int
+    term: int
+    proposed: int
+    founding: bool
+    void: bool
+    loss: float | None
+    tokens: int
+    microbatches: int
+    aside: int
+    members: int
+    joined: tuple[Named, ...]
+    left: tuple[Named, ...]
+    absent: tuple[Named, ...]
+    leader: Named | None
+    accepted: int | None
+    grad_norm: float
+    clip: float
+    lr: float
+    hash: str
+    previous: str
+    cursors: Mapping[str, tuple[int, int]]
+    provisional_since: int | None = None
+    confirmed: bool = False
+    ended: bool = False
+
+    def document(self) -> dict[str, Any]:
+        """The same as plain data for ``--json``."""
+        return dataclasses.asdict(self)
+
+
+def row_of(line: HistoryLine, before: Roster | None) -> Row:
+    """The row of a record; ``before`` is the roster of the record before it, None where that is not known."""
+    record, after = line.record, line.record.members
+    known = before if before is not None else Roster(())
+    lost = [PeerId(peer) for peer in record.absent]
+    went = [peer for peer in known.peers if peer not in after and peer not in record.absent]
+    came = [peer for peer in after.peers if peer not in known] if before is not None else []
+    led = owner(before, record.step, line.term) if before is not None and len(before) else None
+    return Row(
+        step=record.step,
+        term=line.term,
+        proposed=record.term,
+        founding=record.founding,
+        void=record.void,
+        loss=record.loss if record.committed else None,
+        tokens=record.tokens,
+        microbatches=len(record.committed),
+        aside=len(record.aside),
+        members=len(after),
+        joined=_named(came, after),
+        left=_named(went, known),
+        absent=_named(lost, known),
+        leader=None if led is None else _named([led], known)[0],
+        accepted=None if line.acceptances is None else len(line.acceptances),
+        grad_norm=record.grad_norm,
+        clip=record.clip,
+        lr=record.lr,
+        hash=record.hash(),
+        previous=record.previous,
+        cursors=dict(record.cursors),
+        provisional_since=record.lineage or None,
+        confirmed=record.confirmation is not None,
+        ended=record.ended,
+    )
+
+
+def row_lines(rows: Sequence[Row]) -> list[str]:
+    """A table, a line for each row, below its head."""
+    return table([HEAD, *map(_cells, rows)])
+
+
+def _cells(row: Row) -> tuple[str, ...]:
+    loss = "-" if row.loss is None else f"{row.loss:.4f}"
+    leader = "-" if row.leader is None else row.leader.name
+    numbers = (row.step, row.term, loss, row.tokens, row.microbatches, row.members)
+    return (*map(str, numbers), leader, row.hash[:12], "; ".join(_changes(row)))
+
+
+def _changes(row: Row) -> Iterable[str]:
+    if row.founding:
+        yield "the run begins" if row.step == 0 else "the run is resumed"
+    if row.void:
+        yield "given up"
+    for word, peers in (("joined", row.joined), ("left", row.left), ("lost", row.absent)):
+        if peers:
+            yield f"{word}: {_listed(peers)}"
+    if row.provisional_since is not None:
+        yield f"provisional since step {row.provisional_since}"
+    if row.ended:
+        yield "the run was ended"
+    if row.confirmed:
+        yield "a majority agrees with what was provisional before it"
+    if row.aside:
+        yield f"{row.aside} microbatch{'es' * (row.aside > 1)} set aside"
+    if row.term != row.proposed:
+        yield f"proposed in term {row.proposed}"
+
+
+def _listed(peers: Sequence[Named]) -> str:
+    names = [peer.name for peer in peers[:SHOWN_NAMES]]
+    more = len(peers) - len(names)
+    return listed([*names, f"{more} more"] if more else names)
+
+
+def _named(peers: Iterable[PeerId], roster: Roster) -> tuple[Named, ...]:
+    found = (Named(peer, roster[peer].name if peer in roster else peer) for peer in peers)
+    return tuple(sorted(found, key=lambda one: (one.name, one.peer)))
+
+
+# --- history ---------------------------------------------------------------------------------------------------------
+#
+# ``swarm history``: a history read once, its rows collected and, if asked for, each record checked.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a history says. ``rows`` are its last ones, ``records`` how many it has and ``steps`` its first and last.
+
+    ``torn``: an unfinished line lies behind them. ``broken`` says what ends the reading early, path and line in it;
+    empty for a history that is in order. ``check`` is None unless it was verified.
+    """
+
+    source: HistorySource
+    run: str
+    rows: tuple[Row, ...]
+    records: int
+    steps: tuple[int, int]
+    torn: bool
+    broken: str
+    check: ChainCheck | None
+    earlier: tuple[Path, ...]
+
+
+def read(source: HistorySource, *, last: int | None, verify: bool) -> Told:
+    """Read a history; of its rows the ``last`` are kept (None: all). Costs a parse and a hash of every record, and with
+    ``verify`` 0.1 ms for each signature. Raises ConfigError for a file that cannot be opened or has no record; what is
+    wrong with a record is in the answer."""
+    reader, rows = HistoryReader(source.path), deque[Row](maxlen=last)
+    check = _checker() if verify else None
+    before: Roster | None = None
+    run, broken, number, first, newest = "", "", 0, 0, 0
+    try:
+        for line in reader:
+            if check is not None:
+                check.take(line)
+            rows.append(row_of(line, before))
+            first, newest = (first if number else line.record.step), line.record.step
+            run, before, number = line.record.run, line.record.members, number + 1
+    except StateError as error:
+        placed = str(error).startswith(str(source.path))
+        broken = str(error) if placed else f"{source.path}, line {number + 1} (step {line.record.step}): {error}"
+        if placed and not number:
+            raise _unusable(source.path, "its first line is no close record") from error
+    except OSError as error:
+        raise _unusable(source.path, error.strerror or str(error)) from error
+    if not number and not broken:
+        raise _unusable(source.path, "it has no record yet")
+    return Told(
+        source=source, run=run, rows=tuple(rows), records=number, steps=(first, newest), torn=reader.torn,
+        broken=broken, check=check, earlier=tuple(earlier(source.path)),
+    )  # fmt: skip
+
+
+def lines(told: Told) -> list[str]:
+    """All that there is to say but what is broken, for people."""
+    if not told.records:
+        return []
+    found = [_title(told), *row_lines(told.rows)]
+    if told.torn:
+        found.append("an unfinished line behind it is left out: it is being written, or its peer ended meanwhile")
+    if told.earlier:
+        found.append(f"before it: {', '.join(path.name for path in told.earlier)} beside it (--file)")
+    if told.check is not None and not told.broken:
+        found.append(_verified(told.check))
+    return found
+
+
+def document(told: Told) -> dict[str, Any]:
+    """The same as plain data for ``--json``."""
+    verified = None
+    if told.check is not None:
+        verified = {"ok": not told.broken, "records": told.check.records, "microbatches": told.check.microbatches,
+                    "trusted": told.check.trusted}  # fmt: skip
+    return {
+        "path": str(told.source.path.absolute()),
+        "run": told.run,
+        "records": told.records,
+        "rows": [row.document() for row in told.rows],
+        "torn": told.torn,
+        "earlier": [str(path.absolute()) for path in told.earlier],
+        "verified": verified,
+        "broken": told.broken,
+    }
+
+
+def _checker() -> ChainCheck:
+    from swarm.security.signing import verify  # cryptography, which who only reads does without
+
+    return ChainCheck(verify)
+
+
+def _title(told: Told) -> str:
+    first, newest = told.steps
+    name = f"{told.source.run_name} " if told.source.run_name else ""
+    keeper = f", as {told.source.keeper} keeps it" if told.source.keeper else ""
+    shown = f", the last {len(told.rows)} shown" if len(told.rows) < told.records else ""
+    return f"run {name}({told.run[:12]}), steps {first} to {newest}{keeper}{shown}: {told.source.path}"
+
+
+def _verified(check: ChainCheck) -> str:
+    trust = "" if check.trusted is None else (
+        f"; the first, of step {check.trusted}, is taken on trust: the record before it is not here"
+    )  # fmt: skip
+    trust += "" if check.provisional is None else f"; provisional since step {check.provisional}: no majority yet"
+    return (f"verified: {count(check.records, 'record')}, each follows the one before it and is signed by those who "
+            f"decide; {check.microbatches} microbatches, none twice{trust}")  # fmt: skip
+
+
+def _unusable(path: Path, why: str) -> ConfigError:
+    return ConfigError("history", str(path), "a history with a record in it", another_path(path), why=why)

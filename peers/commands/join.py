@@ -1,0 +1,138 @@
+"""``swarm join``: from an invite to a peer that takes part. Everything that can be checked without calling anybody is
+checked first, and nothing slow is imported before that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from peers.commands.preflight import check_checkpoints, check_device, check_listen
+from peers.console.words import command_name, print_error
+from peers.exit_codes import EXIT_OK
+from peers.home.last_events import done_again, newest_closing
+from peers.home.run_directory import RUNS
+from peers.join_settings import JoinSettings
+from peers.session import Who, aloud, know_thyself, live, open_session, silent
+from peers.settings import exact_settings
+from swarm import __version__
+from swarm.clock import SystemClock
+from swarm.membership.status_types import ENDED
+
+if TYPE_CHECKING:
+    from peers.home.places import Place
+    from peers.invites.invite import Contacts
+    from peers.settings import PeerSettings
+
+
+CHECKPOINTS_KEPT = 3
+MOST_KNOWN = 8
+"""Addresses of a place's own memory that are tried beside those of the invite."""
+
+
+def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_lines: bool) -> int:
+    """Run one peer until its run is over or it has left; returns its exit code, 0 at once where the run has ended on
+    this machine before. Blocking.
+
+    ``arguments`` are an invite or multiaddrs; without any, those of ``settings``, else the one in its invite file, when
+    there is one. Raises ConfigError, Incompatible or
+    Complaint, having dialled nobody, for what cannot be used.
+    """
+    from peers.home.places import home_directory, take_place
+    from peers.invites.invite import contacts_from
+
+    say = aloud if words else silent
+    given = arguments or settings.invite
+    if not given and settings.invite_file is not None:
+        given = (_awaited(settings.invite_file, say),)
+    contacts = contacts_from(given)
+    role = settings.part_taken
+    say(f"swarm {__version__}", f"joins {contacts.run_name or 'the run of a peer'} as {_title(role)}")
+    check_listen(settings.listen)
+    check_device(settings.device)
+    if settings.checkpoints is not None:
+        check_checkpoints(settings.checkpoints)
+    words_of_data, data = _checked_data(settings.data) if role == "trainer" else ("", "")
+    if words_of_data:
+        say("data", words_of_data)
+    home = home_directory(settings.home)
+    run = contacts.run or ""
+    # Before the place is taken: what is known of its last peer goes with that. Who is started again and again by a
+    # supervisor is to stop here: there is nobody left to call.
+    seen = newest_closing(home, run) if run else None
+    if seen is not None and seen.is_last and not done_again(home, run, seen):
+        over, swarm = f"this run ended here at step {seen.step}, its last", command_name()
+        again = f"or, if its last steps are done again elsewhere, {swarm} join with an address there for the invite"
+        print_error(over, next_=f"{swarm} sample, or {swarm} new for another run; {again}", label="note")
+        return EXIT_OK
+    if seen is not None and seen.ended:
+        going_on = f"{command_name()} new --resume"
+        say("known", f"{ENDED} {seen.step}, as a peer here saw: somebody must have gone on with it ({going_on})")
+    with take_place(home, settings.place, clock=SystemClock(), run=run, role=role, data=data) as place:
+        who = know_thyself(place, settings.name)
+        say("identity", who.described())
+        say("contact", f"dialling {', '.join(contacts.addresses)}")
+        peer = _peer_settings(place, who, contacts, settings)
+        place.trains_on(data)
+        return live(place, peer.model_copy(update={"verbose": words, "json_lines": json_lines}))
+
+
+def _awaited(file: Path, say: Callable[[str, str], None]) -> str:
+    from peers.invites.invite_file import await_invite, read_invite
+
+    if read_invite(file) is None:
+        say("invite", f"waits for one in {file}")
+    return await_invite(file).text()
+
+
+def _peer_settings(place: Place, who: Who, contacts: Contacts, settings: JoinSettings) -> PeerSettings:
+    from peers.commands.history_source import acquaintances
+    from peers.home.places import home_directory
+
+    role, home = settings.part_taken, home_directory(settings.home)
+    # Who was here before can come back through others than those of its invite. Any peer of the run will do: what it
+    # serves is checked against the run's id.
+    known = acquaintances(place.path, contacts.run, who.peer)[:MOST_KNOWN] if contacts.run is not None else ()
+    kept = settings.checkpoints or home / RUNS / "{run}"
+    session = open_session(place, who, role=role, run=contacts.run or "", run_name=contacts.run_name or "")
+    return exact_settings(
+        home=session,
+        identity=place.identity.absolute(),
+        role=role,
+        name=who.name,
+        stage=settings.stage,
+        bootstrap=tuple(dict.fromkeys((*contacts.addresses, *known))),
+        run=contacts.run,
+        listen=settings.listen,
+        announce=settings.announce,
+        relay=settings.relay,
+        region=settings.region,
+        dial_out_only=settings.dial_out_only,
+        device=settings.device,
+        threads=settings.threads,
+        data=None if settings.data is None else settings.data.absolute(),
+        run_directory=kept.absolute(),
+        checkpoint_every=settings.checkpoint_every,
+        checkpoints_kept=CHECKPOINTS_KEPT,
+        max_in_flight=settings.max_in_flight,
+        patience_s=None,
+        grace_s=settings.grace,
+        preemption=settings.preemption,
+        preemption_url=settings.preemption_url,
+        control=place.control.absolute(),
+    )
+
+
+def _checked_data(data: Path | None) -> tuple[str, str]:
+    """What a trainer trains on, in words, and its digest: "" for what every trainer has."""
+    if data is None:
+        return "the text that comes with Python; your own with --data", ""
+    # numpy and tokenizers: not for a stage host.
+    from peers.data.source import check_data
+
+    found = check_data(data)
+    return f"{data}: {found.words}", found.digest
+
+
+def _title(role: str) -> str:
+    return "a stage host" if role == "stage" else f"a {role}"

@@ -1,0 +1,79 @@
+"""Watching a peer leave: from the order to drain until its process is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+from collections.abc import Callable, Iterator
+
+from peers.commands.look import look_at
+from peers.console.words import Complaint, one_line
+from peers.exit_codes import EXIT_DRAINED, EXIT_ERROR, EXIT_OK
+from peers.home.places import PlaceInfo, look_at_place
+
+LOOK_EVERY_S = 1.0
+"""How often the peer is asked what it still waits for. Its end is seen at once, whatever this is."""
+
+IN_ORDER = (EXIT_OK, EXIT_DRAINED)
+
+
+def follow(place: PlaceInfo, say: Callable[[str], None], *, look_every_s: float = LOOK_EVERY_S) -> int:
+    """Block until the peer that has ``place`` is gone, saying what it waits for whenever that changes.
+
+    Returns the exit code for a command: 0 when it left in order, else its own, with the reason said. Raises Complaint
+    (exit code 1) when it ended without a word. There is no deadline: a peer leaves when its step closes.
+    """
+    said = ""
+    with _process(place) as poller:
+        while _same(place, now := look_at_place(place.path)):
+            seen = look_at(now)
+            waits = seen.standing.waiting_for if seen.standing else ""
+            if waits and waits != said:
+                said = waits
+                say(f"{place.title}: waiting: {one_line(waits)}")
+            for descriptor, _ in poller.poll(look_every_s * 1000):
+                # The lock decides. Should something else still hold it, that is not to be asked without a pause.
+                poller.unregister(descriptor)
+    return _verdict(place, now, say)
+
+
+@contextlib.contextmanager
+def _process(place: PlaceInfo) -> Iterator[select.poll]:
+    """Something whose ``poll`` returns when the peer's process has ended."""
+    poller = select.poll()
+    descriptor = -1
+    # No process of that pid, or one we may not look at (another container): poll() then merely waits its time.
+    with contextlib.suppress(OSError):
+        if place.state is not None and look_at_place(place.path).live:
+            descriptor = os.pidfd_open(place.state.pid)
+            poller.register(descriptor, select.POLLIN)
+    try:
+        yield poller
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _same(place: PlaceInfo, now: PlaceInfo) -> bool:
+    """Whether the peer we watch is still there, and not the next one in its place."""
+    if not now.live or now.state is None or place.state is None:
+        return now.live
+    return (now.state.pid, now.state.started) == (place.state.pid, place.state.started)
+
+
+def _verdict(place: PlaceInfo, now: PlaceInfo, say: Callable[[str], None]) -> int:
+    end = now.state.end if now.state is not None and _same_start(place, now) else None
+    if end is None and now.live and not _same_start(place, now):
+        say(f"{place.title}: has left; another peer has its place now")
+        return EXIT_OK
+    if end is None:
+        session = place.state.session if place.state else ""
+        raise Complaint(f"{place.title} ended without a word: was it killed?",
+                        check=f"{session}/events.jsonl" if session else "", exit_code=EXIT_ERROR)  # fmt: skip
+    say(f"{place.title}: has left: {one_line(end.reason)} (exit code {end.exit_code})")
+    return EXIT_OK if end.exit_code in IN_ORDER else end.exit_code
+
+
+def _same_start(place: PlaceInfo, now: PlaceInfo) -> bool:
+    return place.state is not None and now.state is not None and place.state.started == now.state.started

@@ -1,0 +1,148 @@
+"""Looking at this machine's peers: what each says about itself, or why it says nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from peers.console.words import Complaint
+from peers.control.client import PATIENCE_S, NotServing, ask
+from peers.control.status import MemberStanding, Standing
+from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE
+from peers.home.places import PlaceInfo, look_at_place
+from swarm.membership.status_types import PartTurnout
+
+LATE_S = 86_400.0
+"""How long a peer that ended is of interest to who did not ask for it."""
+
+T = TypeVar("T", Standing, MemberStanding, PartTurnout)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """A place, and the standing of the peer in it. Without one, ``trouble`` says why a live peer gave none."""
+
+    place: PlaceInfo
+    standing: Standing | None = None
+    trouble: Complaint | None = None
+
+    @property
+    def phase(self) -> str:
+        """The peer's own phase; else ``starting``, ``silent``, ``ended`` or ``killed``, as seen from outside."""
+        state = self.place.state
+        if self.standing is not None:
+            return self.standing.phase
+        if state is not None and state.end is not None:
+            return "ended"
+        if not self.place.live:
+            return "killed" if state is not None else "unused"
+        return "starting" if isinstance(self.trouble, NotServing) else "silent"
+
+    @property
+    def starting(self) -> bool:
+        """Whether it lives and takes part in nothing yet."""
+        return self.phase == "starting"
+
+    def document(self) -> dict[str, Any]:
+        """The same as plain data for ``--json``."""
+        state = dataclasses.asdict(self.place.state) if self.place.state is not None else {}
+        state.pop("schema", None)
+        return {
+            "place": self.place.name,
+            "path": str(self.place.path.absolute()),
+            "live": self.place.live,
+            "phase": self.phase,
+            **state,
+            "standing": dataclasses.asdict(self.standing) if self.standing else None,
+            "trouble": str(self.trouble) if self.trouble else "",
+        }
+
+
+def look_at(place: PlaceInfo, *, timeout_s: float = PATIENCE_S) -> Seen:
+    """Ask the peer of a place, when it is live. Blocks for ``timeout_s`` at most; a silent peer is no error."""
+    if not place.live:
+        return Seen(place=place)
+    try:
+        answer = ask(place.control, "status", who=place.described, timeout_s=timeout_s)
+        return Seen(place=place, standing=standing_from(Standing, answer, place.described))
+    except Complaint as trouble:
+        return Seen(place=place, trouble=trouble)
+
+
+def look_at_all(places: Sequence[PlaceInfo], *, timeout_s: float = PATIENCE_S) -> list[Seen]:
+    """Every place, in order; all are asked at once, so that several silent peers cost ``timeout_s`` together."""
+    seen = {place.name: Seen(place=place) for place in places}
+
+    def look(place: PlaceInfo) -> None:
+        seen[place.name] = look_at(place, timeout_s=timeout_s)
+
+    threads = [threading.Thread(target=look, args=(place,), daemon=True) for place in places if place.live]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return list(seen.values())
+
+
+def check_health(seen: Sequence[Seen], home: Path) -> None:
+    """Raises Complaint, exit code 3, unless some peer of these places runs and all that run answer: one that answers
+    serves its loop, whatever it waits for. A peer that is still starting is not healthy yet."""
+    live = [one for one in seen if one.place.live]
+    if not live:
+        raise Complaint("no peer runs here", check=f"home is {home}", exit_code=EXIT_UNREACHABLE)
+    for one in live:
+        if one.standing is None:
+            why = str(one.trouble) if one.trouble is not None else ""
+            raise Complaint(f"{one.place.described} is {one.phase}", check=why, exit_code=EXIT_UNREACHABLE)
+
+
+def look_at_swarm(place: PlaceInfo) -> tuple[Standing, list[MemberStanding]] | None:
+    """What the peer of a live place says about itself and the others; None while it is starting. Raises Complaint when
+    it cannot be asked."""
+    try:
+        standing = standing_from(Standing, ask(place.control, "status", who=place.described), place.described)
+        return standing, members_from(ask(place.control, "peers", who=place.described), place.described)
+    except NotServing as trouble:
+        if Seen(place=look_at_place(place.path), trouble=trouble).starting:
+            return None
+        raise
+
+
+def of_late(seen: Sequence[Seen], now: float) -> list[Seen]:
+    """Those that live, and those that ended less than :data:`LATE_S` before ``now`` (seconds since the epoch); of one
+    that was killed only its start is known. Pure."""
+    return [one for one in seen if one.place.live or _last_known(one.place) > now - LATE_S]
+
+
+def _last_known(place: PlaceInfo) -> float:
+    state = place.state
+    if state is None:
+        return 0.0
+    return state.started if state.end is None else state.end.at
+
+
+def standing_from(kind: type[T], answer: object, who: str) -> T:
+    """A standing out of a peer's answer. Raises Complaint (exit code 4) when a field is missing; more are passed over,
+    so that a command can look at a peer of a somewhat later version."""
+    fields = {field.name for field in dataclasses.fields(kind)}
+    if isinstance(answer, Mapping) and isinstance(parts := answer.get("averaging"), list):
+        answer = {**answer, "averaging": [standing_from(PartTurnout, part, who) for part in parts]}
+    if not isinstance(answer, Mapping) or not fields <= answer.keys():
+        raise Complaint(f"{who} answers what this version of swarm cannot read",
+                        check="is it the version that the peer was started with?",
+                        exit_code=EXIT_INCOMPATIBLE)  # fmt: skip
+    return kind(**{name: _frozen(answer[name]) for name in fields})
+
+
+def members_from(answer: object, who: str) -> list[MemberStanding]:
+    """The swarm out of a peer's answer. Raises Complaint as :func:`standing_from`."""
+    members = answer if isinstance(answer, list) else [answer]
+    return [standing_from(MemberStanding, member, who) for member in members]
+
+
+def _frozen(value: object) -> Any:
+    return tuple(value) if isinstance(value, list) else value

@@ -1,0 +1,153 @@
+"""``swarm new``: from a preset, a RUN.toml or a checkpoint to a run that others can join, served by this peer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from peers.commands.preflight import check_listen
+from peers.console.words import command_name, count
+from peers.founding_files import Foundation
+from peers.join_settings import JoinSettings
+from peers.session import aloud, know_thyself, live, open_session, silent
+from peers.settings import exact_settings
+from swarm import __version__
+from swarm.clock import SystemClock
+from swarm.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from peers.founding_files import Founded
+    from peers.invites.invite_file import Past
+
+
+def new(foundation: Foundation, settings: JoinSettings, *, words: bool, json_lines: bool) -> int:
+    """Found a run and serve it in the foreground until it is over; returns the exit code. Blocking.
+
+    Waits for its peers for ever. ``settings`` says where it listens and lives; what is about data and stages is not
+    used. When their ``invite_file`` holds an invite this founder was here before: it goes back to its run, or founds
+    the very same one again where that had not begun.
+
+    Raises ConfigError, Incompatible, Complaint or StateError, having left nothing, for what cannot be run.
+    """
+    from peers.home.places import home_directory, take_place
+
+    say = aloud if words else silent
+    past = None if foundation.resume or settings.invite_file is None else _past(settings.invite_file, settings)
+    if past is not None:
+        settings = settings.model_copy(update={"place": past.place.name})
+        if past.contacts:
+            say(f"swarm {__version__}", "comes back to the run that it founded, as a stage host")
+            return _come_back(past, settings, words=words, json_lines=json_lines)
+        foundation = Foundation(preset=None, file=past.manifest, changes={}, tokenizer=None)
+    say(f"swarm {__version__}", "goes on with a run" if foundation.resume else "founds a run")
+    check_listen(settings.listen)
+    founded = _founded(foundation, settings, say)
+    for label, text in summary(founded):
+        say(label, text)
+    home, run_id = home_directory(settings.home), founded.manifest.run_id
+    with take_place(home, settings.place, clock=SystemClock(), run=run_id, role="bootstrap") as place:
+        who = know_thyself(place, settings.name)
+        say("identity", who.described())
+        run = founded.manifest.run
+        session = open_session(place, who, role="bootstrap", run=run_id, run_name=run.name)
+        manifest_file, tokenizer_file = founded.write(session)
+        say("files", f"{session}")
+        peer = exact_settings(
+            home=session,
+            identity=place.identity.absolute(),
+            role="bootstrap",
+            name=who.name,
+            manifest=manifest_file,
+            tokenizer=tokenizer_file,
+            listen=settings.listen,
+            announce=settings.announce,
+            relay=settings.relay,
+            **_resumed(founded),
+            patience_s=None,
+            grace_s=settings.grace,
+            preemption=settings.preemption,
+            preemption_url=settings.preemption_url,
+            control=place.control.absolute(),
+            invite_file=None if settings.invite_file is None else settings.invite_file.absolute(),
+            verbose=words,
+            json_lines=json_lines,
+        )
+        return live(place, peer)
+
+
+def _past(file: Path, settings: JoinSettings) -> Past | None:
+    """What this home knows of the run whose invite the file holds; None where it holds none. Raises ConfigError when
+    this home knows nothing of it: another peer founded it, or the home was lost."""
+    from peers.home.places import home_directory
+    from peers.invites.invite_file import find_past, read_invite
+
+    invite = read_invite(file)
+    if invite is None:
+        return None
+    past = find_past(home_directory(settings.home), invite)
+    if past is None or not (past.contacts or past.manifest):
+        raise ConfigError("--invite-file", str(file), "no file yet, or the invite to a run that this home has founded",
+                          f"To found another: rm {file}. To join that one: {command_name()} join --invite-file {file}",
+                          why=f"it invites to {invite.name}, {invite.run[:12]}, of which this home knows nothing",
+                          )  # fmt: skip
+    return past
+
+
+def _come_back(past: Past, settings: JoinSettings, *, words: bool, json_lines: bool) -> int:
+    """Join as who it was, through the others: whoever has the old invite finds it again at the same address."""
+    from peers.commands.join import join
+
+    member = settings.model_copy(update={"role": "stage", "invite": (), "invite_file": None})
+    return join(past.contacts, member, words=words, json_lines=json_lines)
+
+
+def summary(founded: Founded) -> list[tuple[str, str]]:
+    """What the run is, as (label, text): what a person wants to know before inviting others to it."""
+    from swarm.planning.costs import model_parameter_count
+
+    manifest = founded.manifest
+    run, model, batch = manifest.run, manifest.model, manifest.batch
+    tokens = batch.microbatch_size * manifest.step_microbatches * model.context
+    start = run.start_when
+    return [
+        ("run", f"{run.name}, {manifest.run_id[:12]}, wire version {run.wire}"),
+        ("model", f"{model_parameter_count(model):,} parameters: {count(model.layers, 'block')} of width {model.dim}, "
+                  f"context {model.context}, computed in {model.compute}"),
+        ("stages", f"{manifest.split.stages}, sending {manifest.codecs.activations}; ends {manifest.split.ends}"),
+        ("step", f"{manifest.step_microbatches} microbatches of {batch.microbatch_size} rows: {tokens:,} tokens"),
+        ("averaging", manifest.averaging.described),
+        ("tokenizer", f"{manifest.tokenizer.digest[:16]}, from {founded.tokenizer_from}"),
+        ("starts", f"when {count(start.stage_hosts, 'stage host')} and {count(start.trainers, 'trainer')} are here"),
+        ("ends", f"after {count(run.steps, 'step')}"),
+        *_goes_on(founded),
+    ]  # fmt: skip
+
+
+def _goes_on(founded: Founded) -> list[tuple[str, str]]:
+    resumed = founded.resumed
+    if resumed is None:
+        return []
+    passed_over = [("not from", why) for why in resumed.passed_over]
+    return [*passed_over, ("goes on", f"after step {resumed.step}, as kept in {resumed.directory.checkpoints}")]
+
+
+def _resumed(founded: Founded) -> dict[str, Any]:
+    """The settings with which a founder begins with a checkpoint."""
+    resumed = founded.resumed
+    if resumed is None:
+        return {}
+    return {"resume": resumed.step, "run_directory": resumed.directory.root.absolute()}
+
+
+def _founded(foundation: Foundation, settings: JoinSettings, say: Callable[[str, str], None]) -> Founded:
+    # Manifests import torch: after the first line, and after what can be refused without them.
+    from peers.founding_files import load_foundation, make_run, resume_run
+
+    if foundation.resume:
+        return resume_run(foundation, settings.home)
+    document = load_foundation(foundation)
+    if foundation.tokenizer is None and "tokenizer" not in document:
+        say("tokenizer", "is made from text: some seconds")
+    return make_run(foundation, document)

@@ -1,0 +1,321 @@
+"""``swarm quickstart``: a whole swarm on one machine, from text to a trained model. Read top to bottom:
+
+prepare     tokenizer, shards, manifest, while the fork server imports torch         (peers.data.prepare)
+train       the bootstrap first, then everybody; a row per step                      (peers.local.run)
+judge       held-out loss before and after, a sample                                 (peers.commands.evaluate)
+finish      the plot, the report, what to type next; also after a failure
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from peers.commands.preflight import check_device
+from peers.console.interrupt import Interrupted, allow, check, defer, interruptible, received
+from peers.console.words import (
+    amount,
+    command_name,
+    count,
+    next_commands,
+    one_line,
+    print_error,
+    reason_of,
+    short_address,
+)
+from peers.data.prepare import RunShape, check_shape, prepare_run
+from peers.data.text import built_in_corpus, read_corpus
+from peers.exit_codes import EXIT_ERROR, EXIT_OK, exit_code_of
+from peers.home.run_directory import RunDirectory, create_run_directory
+from peers.local.launch import PeerGroup
+from peers.local.plot import loss_svg
+from peers.local.progress import Progress, RunView
+from peers.local.report import Evaluation, Outcome, RunFacts, build_report, render_report, write_report
+from peers.local.run import BOOTSTRAP, LocalRun, RunBroken, peer_names
+from swarm import __version__
+from swarm.clock import Clock
+from swarm.config import Manifest
+from swarm.errors import ConfigError, StateError, SwarmError
+from swarm.monitoring.reader import EventTail
+
+SAMPLE_PROMPT = "The"
+SAMPLE_TOKENS = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuickstartOptions:
+    """What the user asked for; the fields are the command's flags."""
+
+    shape: RunShape
+    text: tuple[Path, ...] = ()
+    out: Path | None = None
+    report: Path | None = None
+    device: str = "cpu"
+    json: bool = False
+
+
+def quickstart(options: QuickstartOptions, clock: Clock, *, make_group: Callable[[Path], PeerGroup] = PeerGroup) -> int:
+    """Run it all and return the exit code: 0 trained, 1 error, 3 a peer failed, 130 or 143 interrupted.
+
+    Raises ConfigError, having left nothing, for what cannot be run. Everything else ends in the report and
+    one line. Leaves no process and no temporary file, whatever happens. Main thread only; interrupts count until it is
+    decided how the run ended.
+    """
+    check_shape(options.shape)
+    check_device(options.device)
+    if options.report is not None and options.report.is_dir():
+        remedy = f"Name a file in it: --report {options.report / 'report.json'}"
+        raise ConfigError("--report", str(options.report), "a file", remedy, why="this is a directory")
+    if options.text:
+        read_corpus(options.text)
+    # From the first trace on disk on, an interrupt must find somebody who says what is kept.
+    defer()
+    tempfile.gettempdir()  # the first call tries the directory by a file, which an interrupt would leave there
+    directory = create_run_directory(options.out, clock)
+    run = _Quickstart(options, directory, make_group(directory.launch_log), clock)
+    try:
+        outcome = run.train_and_judge()
+    except ConfigError:
+        shutil.rmtree(directory.root, ignore_errors=True)
+        raise
+    return run.finish(outcome)
+
+
+class _Quickstart:
+    def __init__(self, options: QuickstartOptions, directory: RunDirectory, group: PeerGroup, clock: Clock) -> None:
+        self._options, self._directory, self._group, self._clock = options, directory, group, clock
+        self._shape = options.shape
+        self._began: float = psutil.Process().create_time()
+        self._phase_began = self._began
+        self._progress = Progress(steps=self._shape.closes, quiet=options.json)
+        self._view = RunView()
+        self._tail = EventTail({name: directory.events(name) for name in peer_names(self._shape)})
+        self._announced: set[str] = set()
+        self._run: str | None = None
+        self._evaluation = Evaluation()
+
+    def train_and_judge(self) -> Outcome:
+        """Everything that takes time, with interrupts let in. Raises only ConfigError, and only while the run is being
+        prepared; however it ends, no process is left."""
+        try:
+            with interruptible():
+                try:
+                    self._train()
+                finally:
+                    self._stop()
+                self._judge()
+            return Outcome(exit_reason="completed", exit_code=EXIT_OK, message=self._summary())
+        except Interrupted as interrupt:
+            return self._interrupted(interrupt)
+        except RunBroken as broken:
+            return Outcome(
+                exit_reason="peer_failed" if broken.peer else "error",
+                exit_code=broken.exit_code,
+                message=str(broken),
+                blamed=broken.peer,
+            )
+        except SwarmError as error:
+            lost = received()
+            if lost is not None:
+                return self._interrupted(lost)
+            wrong_request = isinstance(error, ConfigError)
+            if wrong_request and self._run is None:
+                raise
+            code = EXIT_ERROR if wrong_request else exit_code_of(error)
+            return Outcome(exit_reason="error", exit_code=code, message=reason_of(error))
+        finally:
+            self._progress.close()
+
+    def _train(self) -> None:
+        shape = self._shape
+        self._progress.say(f"swarm {__version__} · {self._size()}, {shape.ends} ends", indent=2)
+        self._group.open()
+        self._progress.waiting("preparing text")
+        manifest = self._prepare()
+        # Not earlier: what cannot be prepared leaves no directory.
+        self._progress.say(f"everything goes to {self._directory.root}", indent=2)
+        self._progress.waiting("starting the bootstrap")
+        LocalRun(
+            shape=shape,
+            manifest=manifest,
+            directory=self._directory,
+            device=self._options.device,
+            group=self._group,
+            tail=self._tail,
+            view=self._view,
+            clock=self._clock,
+            on_change=self._show,
+        ).train()
+
+    def _prepare(self) -> Manifest:
+        corpus = read_corpus(self._options.text) if self._options.text else built_in_corpus()
+        prepared = prepare_run(self._shape, corpus, self._directory)
+        self._run = prepared.manifest.run_id
+        tokens = sum(shard.tokens for shard in prepared.shards)
+        self._done(
+            "text",
+            f"{corpus.name}: {amount(tokens)} tokens in {count(len(prepared.shards), 'private shard')}, "
+            f"{amount(prepared.held_out.tokens)} held out",
+        )
+        return prepared.manifest
+
+    def _show(self) -> None:
+        new = self._view.addresses.keys() - self._announced
+        self._announced |= new
+        everybody = len(peer_names(self._shape))
+        if BOOTSTRAP in new:
+            addresses = self._view.addresses[BOOTSTRAP]
+            self._done("bootstrap", short_address(addresses[0]) if addresses else "")
+        if new and len(self._announced) == everybody:
+            self._done("peers", f"{everybody - 1} connected")
+        self._progress.update(self._view, self._clock.wall())
+        if len(self._announced) == everybody:
+            self._progress.waiting(f"step {min(self._view.steps.last + 1, self._shape.closes)} of {self._shape.closes}")
+        elif self._announced:
+            self._progress.waiting(f"starting peers: {len(self._announced) - 1} of {everybody - 1}")
+
+    def _done(self, label: str, text: str) -> None:
+        """Say so, with the seconds since the piece of preparation before."""
+        began, self._phase_began = self._phase_began, self._clock.wall()
+        self._progress.done(label, text, max(0.0, self._phase_began - began))
+
+    def _stop(self) -> None:
+        """Stop every peer and take in what they said to the last; an interrupt waits for that."""
+        defer()
+        self._group.stop()
+        for told in self._tail.read_rest():
+            self._view.add(told)
+        self._progress.update(self._view, self._clock.wall(), final=True)
+        allow()
+
+    def _judge(self) -> None:
+        self._progress.waiting("evaluating on held-out text")
+        # Here and not above: torch takes seconds to import, and the peers needed the processor until now.
+        from peers.commands.evaluate import Sampling, held_out_loss, load_checkpoint, sample_text
+
+        before = held_out_loss(load_checkpoint(self._directory, 0), self._directory.held_out)
+        check()
+        trained = load_checkpoint(self._directory)
+        check()
+        after = held_out_loss(trained, self._directory.held_out)
+        sampling = Sampling(prompt=SAMPLE_PROMPT, tokens=SAMPLE_TOKENS, seed=self._shape.seed)
+        sample = sample_text(trained, sampling)
+        self._evaluation = Evaluation(first=before, last=after, last_step=trained.step, sample=sample)
+
+    def finish(self, outcome: Outcome) -> int:
+        """Write plot and report, say how it ended, return the exit code. Interrupts are kept back."""
+        code = self._write(outcome)
+        self._tell(outcome)
+        return code
+
+    def _write(self, outcome: Outcome) -> int:
+        facts = RunFacts(
+            run=self._run,
+            directory=str(self._directory.root),
+            peers=self._shape.peers,
+            stages=self._shape.stages,
+            trainers=self._shape.trainers,
+            steps_wanted=self._shape.closes,
+            began=self._began,
+            ended=self._clock.wall(),
+        )
+        report = build_report(facts, self._view, self._evaluation, outcome)
+        try:
+            self._draw()
+            for path in filter(None, (self._directory.report, self._options.report)):
+                write_report(report, path)
+        except SwarmError as error:
+            print_error(reason_of(error))
+            return outcome.exit_code or exit_code_of(error)
+        if self._options.json:
+            sys.stdout.write(render_report(report) + "\n")
+            sys.stdout.flush()
+        return outcome.exit_code
+
+    def _draw(self) -> None:
+        evaluation = self._evaluation
+        trained = [(row.step, row.loss) for row in self._view.steps.rows() if not row.given_up]
+        held_out = [
+            (step, loss)
+            for step, loss in ((0, evaluation.first), (evaluation.last_step, evaluation.last))
+            if step is not None and loss is not None
+        ]
+        title = self._size()
+        try:
+            self._directory.plot.write_text(loss_svg(title, trained, held_out), encoding="utf-8")
+        except OSError as error:
+            raise StateError(f"{self._directory.plot}: {error.strerror}. Check space and permissions.") from error
+
+    def _tell(self, outcome: Outcome) -> None:
+        if outcome.exit_reason == "completed":
+            self._tell_done(outcome)
+        elif outcome.exit_reason == "interrupted":
+            print_error(outcome.message, label="interrupted")
+        else:
+            log = self._directory.home(outcome.blamed) / "peer.log" if outcome.blamed else self._directory.launch_log
+            killed = outcome.blamed is not None and f"was killed by {signal.SIGKILL.name}" in outcome.message
+            memory = ", and whether memory was short (fewer --peers then)" if killed else ""
+            print_error(
+                outcome.message,
+                check=f"{log}, {self._directory.report}{memory}",
+                next_=f"{command_name()} quickstart",
+            )
+
+    def _tell_done(self, outcome: Outcome) -> None:
+        say, root = self._progress.say, self._directory.root
+        say(f"done: {outcome.message}", "bold green", indent=6)
+        if copies := self._copies():
+            say(copies, indent=8)
+        say(f"sample: {one_line(SAMPLE_PROMPT + (self._evaluation.sample or ''))}", indent=8)
+        say(f"left in {root}: run.toml, tokenizer.json, shards, checkpoints, loss.svg, report.json", indent=8)
+        say("next (with a text of your own: --text FILE):")
+        for line in next_commands(root):
+            self._progress.command(line)
+
+    def _copies(self) -> str:
+        """Whether the replicas of each part agreed; "" where there is one of each."""
+        if self._shape.peers == self._shape.stages and self._shape.trainers == 1:
+            return ""
+        unlike = len(self._view.digests.mismatches())
+        if unlike:
+            return f"replicas disagreed {count(unlike, 'time')}: see report.json"
+        hosts, trainers = count(self._shape.peers, "stage host"), count(self._shape.trainers, "trainer")
+        return f"averaged: {hosts} and {trainers}; replicas of a part had the same bits after every step"
+
+    def _interrupted(self, interrupt: Interrupted) -> Outcome:
+        steps = f"{self._view.steps.last} of {self._shape.closes} steps closed"
+        kept = f"{interrupt}: all peers stopped, {steps}; kept {self._directory.root}, {self._last_checkpoint()}"
+        return Outcome(exit_reason="interrupted", exit_code=interrupt.exit_code, message=kept)
+
+    def _last_checkpoint(self) -> str:
+        # Not swarm.state.checkpoints.parts: it imports torch, and who interrupts does not want to wait for that.
+        written = [int(record.parent.name[5:]) for record in self._directory.checkpoints.glob("step-*/record.json")]
+        return f"last checkpoint: step {max(written)}" if written else "no checkpoint yet"
+
+    def _size(self) -> str:
+        shape = self._shape
+        hosts, stages = count(shape.peers, "stage host"), count(shape.stages, "stage")
+        return f"{hosts} for {stages}, {count(shape.trainers, 'trainer')}"
+
+    def _summary(self) -> str:
+        rows = self._view.steps.rows()
+        trained = [f"{row.loss:.2f}" for row in rows if not row.given_up]
+        apart = self._shape.local_steps
+        parts = [count(len(rows), "step")]
+        if apart > 1:  # rounded up to whole ones: a run ends with a close
+            parts = [f"{count(apart * len(rows), 'optimizer step')}, averaged after every {apart}"]
+        if len(trained) < len(rows):
+            parts.append(f"{len(rows) - len(trained)} of them given up")
+        if trained:
+            parts.append(f"training loss {' → '.join(dict.fromkeys((trained[0], trained[-1])))}")
+        if self._evaluation.first is not None and self._evaluation.last is not None:
+            parts.append(f"held-out {self._evaluation.first:.2f} → {self._evaluation.last:.2f} nats per token")
+        parts.append(f"{amount(self._view.tokens_per_s or 0)} tokens/s")
+        return ", ".join(parts)

@@ -1,0 +1,231 @@
+"""Standings as plain lines: what ``swarm status`` and ``swarm peers`` print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from peers.commands.look import Seen
+from peers.console.words import amount, command_name, count, one_line, short_address, short_id
+from peers.control.status import ALONE, MemberStanding, Standing
+from peers.home.place_state import PlaceState
+from swarm.membership.status_types import PartTurnout
+
+NO_PART = "no part"
+
+
+def status_lines(seen: Sequence[Seen]) -> list[str]:
+    """A row for each live peer, with what it waits for below it, and how the last peer of every other place ended."""
+    live = [one for one in seen if one.place.live]
+    lines = []
+    if live:
+        head = ("place", "name", "role", "part", "phase", "step", "loss", "tok/s", "members", "reach")
+        rows = table([head, *map(_row, live)])
+        lines.append(rows[0])
+        for one, row in zip(live, rows[1:], strict=True):
+            lines += [row, *(f"    {remark}" for remark in _remarks(one))]
+    lines += averaging_lines(live)
+    ended = [one for one in seen if not one.place.live]
+    if ended:
+        lines += [*([""] if live else []), "not running"]
+        lines += [f"  {line}" for line in table([(one.place.name, one.place.title, _end(one)) for one in ended])]
+    return lines
+
+
+def averaging_lines(seen: Sequence[Seen]) -> list[str]:
+    """Who was in the averaging of each part in the newest step that one of these peers closed, for each of their
+    runs."""
+    newest: dict[str, Standing] = {}
+    for standing in (one.standing for one in seen):
+        if standing is not None and standing.averaging:
+            before = newest.get(standing.run)
+            if before is None or before.step < standing.step:
+                newest[standing.run] = standing
+    lines = []
+    for standing in newest.values():
+        parts = sorted(standing.averaging, key=lambda one: _part_order(one.part))
+        what = f": {standing.averages}" if standing.averages else ""
+        lines += ["", f"averaging in {_run(standing.run_name, standing.run)}, when step {parts[0].step} closed{what}"]
+        lines += [f"  {row}" for row in table([(one.part, turnout_text(one)) for one in parts])]
+    return lines
+
+
+def turnout_text(turnout: PartTurnout) -> str:
+    """``3 live / 3 participating / 2 averaged (host-2: no microbatch this step)``."""
+    counts = f"{turnout.live} live / {turnout.participating} participating / {turnout.averaged} averaged"
+    said = [*([ALONE] if turnout.alone else []), *(f"{name}: {why}" for name, why in turnout.why.items())]
+    return f"{counts} ({'; '.join(said)})" if said else counts
+
+
+def mixing_text(standing: Standing) -> str:
+    """How often this peer mixed its weights with others, and how often in vain; "" where replicas do not train
+    apart."""
+    if not standing.mixed:
+        return ""
+    alone = f", {standing.mixed_alone} of them alone: the others were away, or too far behind"
+    return f"{count(standing.mixed, 'time')}{alone if standing.mixed_alone else ''}"
+
+
+def hidden_line(number: int) -> list[str]:
+    """What is left out, when anything is."""
+    if not number:
+        return []
+    return ["", f"not shown: {count(number, 'peer')} that ended more than a day ago ({command_name()} status --all)"]
+
+
+def detail_lines(seen: Seen) -> list[str]:
+    """One peer, a line for each thing to know."""
+    facts = [("peer", seen.place.described), ("phase", seen.phase)]
+    if seen.standing is not None:
+        facts += _facts(seen.standing)
+    elif not seen.place.live:
+        facts.append(("end", _end(seen)))
+    if seen.trouble is not None:
+        facts.append(("trouble", f"{seen.trouble.cause}; {seen.trouble.check}"))
+    state = seen.place.state
+    if state is not None:
+        facts += _traces(state, seen.standing is None)
+    width = max(len(label) for label, _ in facts)
+    return [f"{label:<{width}}  {one_line(text)}" if text else f"{label}" for label, text in facts]
+
+
+def member_lines(standing: Standing, members: Sequence[MemberStanding]) -> list[str]:
+    """The swarm as one peer sees it, a paragraph for each part."""
+    if not members:
+        waits = f"; waiting: {one_line(standing.waiting_for)}" if standing.waiting_for else ""
+        return [f"{standing.name} ({standing.phase}) takes part in no run yet{waits}"]
+    seen_by = f"run {_run(standing.run_name, standing.run)} as {standing.name} sees it"
+    lines = [f"{seen_by}: {count(len(members), 'peer')}, step {_step(standing)}"]
+    parts = sorted({member.part for member in members}, key=_part_order)
+    rows = table([_member(member) for part in parts for member in members if member.part == part])
+    for part in parts:
+        mine = sum(member.part == part for member in members)
+        lines += ["", part or NO_PART, *(f"  {row}" for row in rows[:mine])]
+        rows = rows[mine:]
+    return lines
+
+
+def starting_lines(seen: Sequence[Seen], *, alone: bool) -> list[str]:
+    """The peers of this machine that take part in nothing yet; below other lines unless they are ``alone``."""
+    if not seen:
+        return []
+    return [*([] if alone else [""]), "starting on this machine", *(f"  {one.place.described}" for one in seen)]
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of text as lines with aligned columns."""
+    if not rows:
+        return []
+    rows = [[one_line(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def when(seconds: float) -> str:
+    """A moment (seconds since the epoch) as this machine's clock shows it."""
+    return datetime.fromtimestamp(seconds, UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def _row(seen: Seen) -> tuple[str, ...]:
+    place, standing = seen.place, seen.standing
+    if standing is None:
+        role = place.state.role if place.state else ""
+        return (place.name, place.title, role or "-", "-", seen.phase, "-", "-", "-", "-", "-")
+    return (
+        place.name,
+        standing.name,
+        standing.role,
+        standing.part or "-",
+        standing.phase,
+        _step(standing),
+        "-" if standing.loss is None else f"{standing.loss:.3f}",
+        "-" if standing.tokens_per_s is None else amount(standing.tokens_per_s),
+        _members(standing),
+        standing.reachability.partition(":")[0].partition(" (")[0],
+    )
+
+
+def _remarks(seen: Seen) -> list[str]:
+    if seen.trouble is not None:
+        return [f"{seen.trouble.cause}; {seen.trouble.check}"]
+    standing = seen.standing
+    if standing is None:
+        return []
+    copies = ", ".join(standing.copies)
+    facts = [("waiting", standing.waiting_for), ("the disk does not take", standing.disk), ("copies", copies)]
+    facts.append(("mixed", mixing_text(standing)))
+    return [f"{label}: {one_line(text)}" for label, text in facts if text]
+
+
+def _facts(standing: Standing) -> list[tuple[str, str]]:
+    facts = [
+        ("waiting", standing.waiting_for),
+        ("disk", f"does not take {standing.disk}" if standing.disk else ""),
+        ("role", standing.role),
+        ("part", f"{standing.part or NO_PART}{f', because {standing.reason}' if standing.reason else ''}"),
+        ("copies", ", ".join(standing.copies)),
+        ("run", f"{_run(standing.run_name, standing.run)}, {count(standing.members, 'member')}{_lost(standing)}"),
+        ("step", _step(standing)),
+        ("averages", standing.averages),
+        ("mixed", mixing_text(standing)),
+        *(("averaging", f"{one.part}: {turnout_text(one)}") for one in standing.averaging),
+        ("loss", "" if standing.loss is None else f"{standing.loss:.3f}"),
+        ("tokens/s", "" if standing.tokens_per_s is None else amount(standing.tokens_per_s)),
+        ("reach", standing.reachability),
+        *(("address", address) for address in standing.addresses),
+        ("since", when(standing.started)),
+    ]
+    return [(label, text) for label, text in facts if text]
+
+
+def _traces(state: PlaceState, alone: bool) -> list[tuple[str, str]]:
+    """Where to look further; what the place itself knows, when it is ``alone`` in saying anything."""
+    facts = [("id", state.peer)]
+    if alone:
+        facts += [("role", state.role), ("run", _run(state.run_name, state.run)), ("since", when(state.started))]
+    facts.append(("session", state.session))
+    return [(label, text) for label, text in facts if text]
+
+
+def _end(seen: Seen) -> str:
+    state = seen.place.state
+    if state is None:
+        return "never used"
+    if state.end is None:
+        return f"was killed, or its machine went down; it started {when(state.started)}"
+    return f"ended {when(state.end.at)} with exit code {state.end.exit_code}: {one_line(state.end.reason)}"
+
+
+def _member(member: MemberStanding) -> tuple[str, ...]:
+    where = short_address(member.addresses[0]) if member.addresses else short_id(member.peer)
+    facts = [
+        f"in {member.region}" if member.region else "",
+        "only calls" if member.outgoing else "",
+        f"copies: {', '.join(member.copies)}" if member.copies else "",
+        one_line(member.lost),
+    ]
+    return (member.name, member.role, member.state, member.link, where, "; ".join(filter(None, facts)))
+
+
+def _members(standing: Standing) -> str:
+    return f"{standing.members}{_lost(standing)}"
+
+
+def _lost(standing: Standing) -> str:
+    return f", {standing.lost} lost" if standing.lost else ""
+
+
+def _part_order(part: str | None) -> tuple[int, int, str]:
+    """Stages in order, then the ends, then those that hold nothing."""
+    if part is None:
+        return (2, 0, "")
+    number = part.removeprefix("stage-")
+    return (0, int(number), "") if part.startswith("stage-") and number.isdigit() else (1, 0, part)
+
+
+def _run(name: str, run: str) -> str:
+    return f"{name} ({run[:12]})" if name and run else run[:12] or name
+
+
+def _step(standing: Standing) -> str:
+    return f"{standing.step} of {standing.steps}" if standing.steps else "-"

@@ -1,0 +1,270 @@
+"""What an event says to a person: a label and a line, where it needs nothing else to be understood. Pure."""
+
+from __future__ import annotations
+
+from peers.console.words import command_name, count, numbered, printable
+from peers.control.status import ALONE
+from peers.exit_codes import EXIT_DRAINED, EXIT_OK
+from swarm.clock import moment
+from swarm.events import (
+    AttemptFailed,
+    CheckpointFailed,
+    CheckpointsSetAside,
+    CopyDropped,
+    CopyHeld,
+    CutOff,
+    DaemonLost,
+    DaemonRestarted,
+    DigestMismatch,
+    DiskRefused,
+    DiskTook,
+    DonorDropped,
+    Draining,
+    Event,
+    LineageBegan,
+    LineageConfirmed,
+    LineageGivenUp,
+    PartAssigned,
+    Participation,
+    PeerBack,
+    PeerLost,
+    PeerReady,
+    PeerStarted,
+    PeerStopped,
+    PreemptionNotice,
+    PreemptionWatch,
+    QuorumBack,
+    QuorumLost,
+    Reachability,
+    RosterChanged,
+    RunFound,
+    RunStarted,
+    StateDownloaded,
+    StepGivenUp,
+    TermBegan,
+    Waiting,
+    WorkExcluded,
+    WorkWithdrawn,
+)
+from swarm.ids import ENDS, PartName
+
+LABEL_WIDTH = 14
+_AT_ONCE = {"Ctrl-C": "; again leaves at once", "swarm drain": "; Ctrl-C twice leaves at once"}
+
+
+def describe(event: Event) -> tuple[str, str] | None:
+    """(label, text) of an event that needs nothing else to be understood; None: it is not told."""
+    match event:
+        case PeerStarted():
+            return "listening", _list(event.addresses) or "nowhere that could be found out"
+        case RunFound():
+            made_of = f"{count(event.stages, 'stage')}, {count(event.steps, 'step')}, wire version {event.wire}"
+            return "run", f"{event.name}, {event.run[:12]}: {made_of}; from {event.source}"
+        case RunStarted():
+            return "started", swarm_of(event)
+        case PeerReady():
+            return "READY", _ready(event)
+        case DaemonLost():
+            return "lost", f"our own libp2p daemon (exit code {event.exit_code})"
+        case DaemonRestarted():
+            return "restored", f"our own libp2p daemon serves again after {event.seconds:.1f} s"
+        case PeerStopped():
+            return _end(event)
+        case _:
+            return _describe_place(event) or _describe_others(event)
+
+
+def _describe_place(event: Event) -> tuple[str, str] | None:
+    """How this peer stands."""
+    match event:
+        case Reachability():
+            return "reachability", f"{event.how}{': ' if event.detail else ''}{harmless(event.detail)}"
+        case Waiting():
+            return ("waiting", harmless(event.what)) if event.what else None
+        case PartAssigned():
+            return "assigned", f"{_part(event.part)}, because {harmless(event.reason)}"
+        case StateDownloaded():
+            return "synced", f"{event.part} of step {event.step}: {_came(event)}, digest verified"
+        case Draining():
+            leaving = "leaving in order already, now asked by" if event.again else "leaving in order, asked by"
+            return "draining", f"{leaving} {harmless(event.reason)}{_AT_ONCE.get(event.reason, '')}"
+        case PreemptionWatch() | PreemptionNotice():
+            return "preemption", harmless(_preemption(event))
+        case _:
+            return _describe_keeping(event)
+
+
+def _describe_keeping(event: Event) -> tuple[str, str] | None:
+    """What it keeps, and what its disk does not let it keep."""
+    match event:
+        case CopyHeld():
+            return "copying", f"{_part(event.part)} of step {event.step}, in case its replicas die: {_came(event)}"
+        case CopyDropped():
+            return "copying", f"{_part(event.part)} no longer: {harmless(event.reason)}"
+        case DonorDropped():
+            return "syncing", f"{_part(event.part)} no more from {harmless(f'{event.donor}: {event.reason}')}"
+        case CheckpointFailed():
+            kept = "no complete one is here" if event.kept is None else f"that of step {event.kept} stays"
+            what = f"of step {event.step} was not written for {_part(event.part)}"
+            return "checkpoint", f"{what}: {harmless(event.reason)}; {kept}"
+        case CheckpointsSetAside():
+            those = f"what is kept here of {numbered(event.steps)} does not count any more; in {event.path}"
+            return "checkpoint", f"the run went on from step {event.step}: {those} until it passes them"
+        case DiskRefused():
+            return (
+                "disk",
+                f"does not take {harmless(event.what)}: {harmless(event.reason)}; tried again while this peer lives",
+            )
+        case DiskTook():
+            return "disk", f"takes {harmless(event.what)} again: nothing is missing"
+        case _:
+            return None
+
+
+def _describe_others(event: Event) -> tuple[str, str] | None:
+    """What happens to the others."""
+    match event:
+        case RosterChanged():
+            joined = ", ".join(_who(one) for one in event.joined)
+            left = ", ".join(_who(one) for one in event.left)
+            changes = [f"{joined} joined" if joined else "", f"{left} left" if left else ""]
+            return "roster", f"step {event.step}: {'; '.join(filter(None, changes)) or 'unchanged'}"
+        case Participation():
+            return "averaging", harmless(_turnout(event))
+        case PeerLost():
+            return "lost", harmless(f"{event.name}: {event.reason}")
+        case PeerBack():
+            return "back", harmless(f"{event.name} answers again")
+        case DigestMismatch():
+            return "mismatch", f"replicas of {event.part} differ after step {event.step}"
+        case _:
+            return _describe_repair(event)
+
+
+def _describe_repair(event: Event) -> tuple[str, str] | None:
+    """How a step is saved whose members are lost."""
+    match event:
+        case TermBegan():
+            return "leading", harmless(f"step {event.step}, in place of those that are gone: {event.reason}")
+        case AttemptFailed():
+            return "repeated", harmless(f"the closing of step {event.step}: {event.reason}")
+        case WorkWithdrawn():
+            gone = count(len(event.trainers), "trainer")
+            return "withdrawn", f"what {gone} did for step {event.step}: the others do as much instead"
+        case WorkExcluded():
+            lost = f"{len(event.microbatches)} of the microbatches of step {event.step}"
+            return "excluded", harmless(f"{lost}, the others do as many instead: {event.reason}")
+        case StepGivenUp():
+            held = ", ".join(f"{peer} holds {part} now" for peer, part in event.holders.items())
+            lost = " and ".join(event.lost)
+            return "given up", harmless(
+                f"step {event.step}, since {lost} had nobody left: {held}; its work is done again"
+            )
+        case CutOff():
+            return "cut off", harmless(f"{event.reason}; getting the newest state")
+        case _:
+            return _describe_partition(event)
+
+
+def _describe_partition(event: Event) -> tuple[str, str] | None:
+    """What a swarm does that is cut in two."""
+    match event:
+        case QuorumLost():
+            return "no quorum", _minority(event)
+        case QuorumBack():
+            return "quorum", f"a majority is there again after {event.seconds:.0f} s: step {event.step} goes on"
+        case LineageBegan():
+            some = f"{event.there} of {count(event.voters, 'voter')}"
+            return "provisional", f"{some} go on from step {event.step} by themselves: it counts when a majority agrees"
+        case LineageConfirmed():
+            return "confirmed", f"a majority agrees with all since step {event.step}: {event.microbatches} microbatches"
+        case LineageGivenUp():
+            return "given up", harmless(f"{event.microbatches} microbatches since step {event.step}: {event.reason}")
+        case _:
+            return None
+
+
+def _minority(event: QuorumLost) -> str:
+    """Until when a minority waits, and what it does then."""
+    waits = f"{event.there} of {count(event.voters, 'voter')} can be reached: step {event.step} waits for a majority"
+    if event.alone_at is None:
+        return f"{waits}, however long that takes; nothing is lost"
+    then = "then those that are here go on provisionally, which counts when a majority agrees later"
+    return f"{waits} until {moment(event.alone_at)}; {then}. Nothing is lost"
+
+
+def _turnout(event: Participation) -> str:
+    """Who was not in the averaging of our part, though there; or that nobody else was."""
+    part = _part(event.part)
+    if event.whole:
+        return f"{part}: all {event.participating} are in it again"
+    if event.participating == 1 == event.live:
+        return f"{part}: {ALONE}"
+    counts = f"{event.live} live / {event.participating} participating / {event.averaged} averaged"
+    return f"{part}: {counts} ({'; '.join(f'{peer}: {why}' for peer, why in sorted(event.why.items()))})"
+
+
+def _came(event: StateDownloaded | CopyHeld) -> str:
+    """How much was downloaded, and how fast."""
+    return f"{megabytes(event.bytes_received)} MB in {event.seconds:.1f} s"
+
+
+def labelled(label: str, text: str) -> str:
+    """A line with its label in a column of its own; nothing in it that a terminal would obey."""
+    return printable(f"{label:<{LABEL_WIDTH}}{text}").rstrip()
+
+
+def _end(event: PeerStopped) -> tuple[str, str]:
+    """What goes wrong is said by the error that follows, with what to do: once."""
+    if EXIT_OK < event.exit_code < EXIT_DRAINED:
+        return "ended", f"with exit code {event.exit_code}; the error says why"
+    return ("done" if event.exit_code == EXIT_OK else "ended"), harmless(event.reason)
+
+
+def swarm_of(event: RunStarted) -> str:
+    """How large the swarm and its model are."""
+    return f"{count(len(event.roster), 'peer')}, {event.parameters:,} parameters"
+
+
+def _ready(event: PeerReady) -> str:
+    swarm = command_name()
+    since = "it was cut off" if event.again else "it entered the run"
+    first = "" if event.part is None else f", averages from step {event.step + 1} on"
+    holds = f"{_part(event.part)} at step {event.step}{first}, {event.seconds:.1f} s after {since}"
+    return f"{holds}\n{' ' * LABEL_WIDTH}look: {swarm} status, {swarm} peers; leave: Ctrl-C, or {swarm} drain"
+
+
+def _preemption(event: PreemptionWatch | PreemptionNotice) -> str:
+    if isinstance(event, PreemptionNotice):
+        left = "" if event.deadline_s is None else f" in {event.deadline_s:.0f} s"
+        return f"{event.source}: this machine is taken back{left}"
+    if not event.source:
+        return f"no notices are watched: {event.problem}"
+    if event.problem:
+        return f"{event.source} cannot be asked for notices: {event.problem}; trying on"
+    return f"notices of {event.source} are watched"
+
+
+def _part(part: PartName | None) -> str:
+    if part is None:
+        return "no part of the model"
+    return "the ends (embedding and head)" if part == ENDS else part.replace("stage-", "stage ")
+
+
+def _who(member: dict[str, object]) -> str:
+    part = member.get("part") or member.get("role")
+    return harmless(f"{member.get('name', 'a peer')}{f' ({part})' if part else ''}")
+
+
+def harmless(text: str) -> str:
+    """What others may have written, as one line: no line of theirs may look like one of ours."""
+    return " ".join(printable(text).split())
+
+
+def _list(addresses: tuple[str, ...]) -> str:
+    return ("\n" + " " * LABEL_WIDTH).join(addresses)
+
+
+def megabytes(size: int) -> str:
+    """Without its unit."""
+    return f"{size / 1e6:.1f}"

@@ -1,0 +1,236 @@
+"""How commands speak: errors as cause, check and next command; what to type next."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from peers.exit_codes import EXIT_ERROR
+from swarm.errors import Advice, ConfigError, Ending, RunEnded, SwarmError
+from swarm.ids import PartName, stage_of
+
+_PEER_ID = re.compile(r"(?<!/p2p/)\b12D3KooW[1-9A-HJ-NP-Za-km-z]{44}\b")
+"""As libp2p writes the ids of Ed25519 keys, which all of ours are."""
+SAMPLE_WIDTH = 300
+VALUE_WIDTH = 120
+
+
+def print_error(cause: str, *, check: str = "", next_: str = "", label: str = "error") -> None:
+    """The cause on stderr and, where there are any, what to look at and what to do; no traceback, no colour."""
+    lines = [f"{label}: {_flat(cause)}"]
+    if check:
+        lines.append(f"  check: {_flat(check)}")
+    if next_:
+        lines.append(f"  next:  {_flat(next_)}")
+    sys.stderr.write("\n".join(lines) + "\n")
+    sys.stderr.flush()
+
+
+def _flat(text: str) -> str:
+    """Each on a line of its own, and harmless: what another peer said may be part of it."""
+    return " ".join(printable(text).splitlines())
+
+
+def report_error(error: SwarmError) -> None:
+    """An error of ours as :func:`print_error` lays it out: whatever a command ends with goes through here."""
+    match error:
+        case ConfigError():
+            cause = (
+                f"{error.key} is missing"
+                if error.value is None
+                else f"{error.key} = {_shown(error.value)} cannot be used"
+            )
+            cause += f": {error.why}" if error.why else ""
+            print_error(cause, check=f"expected {error.allowed}", next_=with_commands(error.remedy, error))
+        case Complaint():
+            print_error(error.cause, check=error.check, next_=error.next)
+        case RunEnded():
+            check, next_ = with_commands(error.check), with_commands(error.remedy) or _after(error)
+            print_error(with_commands(error.reason), check=check, next_=next_)
+        case _:
+            print_error(with_commands(str(error)))
+
+
+def reason_of(error: SwarmError) -> str:
+    """Return an error's whole text, the library's advice in it with commands."""
+    return with_commands(str(error), error)
+
+
+def with_commands(text: str, error: SwarmError | None = None) -> str:
+    """Return a text in which each :class:`~swarm.errors.Advice` of the library is said with what a person types.
+
+    Args:
+        text: What the library says; part of it may be advice.
+        error: Where it comes from, for commands that need its value.
+    """
+    for advice, said in _COMMANDS.items():
+        if advice in text:
+            home = str(error.value) if isinstance(error, ConfigError) else "HOME"
+            text = text.replace(advice, said.format(swarm=command_name(), home=home))
+    return text
+
+
+_COMMANDS: Mapping[Advice, str] = {
+    Advice.NEW_INVITE: "Ask somebody in the run for a new invite: swarm invite",
+    Advice.JOIN_ANEW: "Ask somebody in the run for a new invite (swarm invite), and join with that one.",
+    Advice.JOIN_FOUNDER: "Join with an invite of the founder's, or of whoever else waits: swarm invite, there.",
+    Advice.FOUND_AGAIN: "The founder starts it again, there, with: swarm new FILES/run.toml (FILES: what its line "
+    "`files` said). It is the same run then. With the same --port the invite stays good; else it prints a new one.",
+    Advice.RESUME: "Start the run again from its newest checkpoint: swarm new --resume",
+    Advice.GO_ON: "to go on: {swarm} new --resume",
+    Advice.PORT: "can they reach a port of this machine? (swarm join --port N, opened in the firewall)",
+    Advice.RELAY: "Open a port, or let a peer relay for this one (--relay auto, here and there).",
+    Advice.OTHER_HOME: "See what it is with swarm history --file {home}/history.jsonl; then give this peer a new home.",
+    Advice.DAMAGED_STEP: "Remove that step's directory to fall back to the step before (`swarm new --resume` passes "
+    "over it by itself), or get the file from another peer with `swarm ckpt pull`.",
+}
+"""How a person is told, by what the library advises."""
+
+
+def command_to_join(part: PartName | None, *, open_port: bool = False) -> str:
+    """Return what a person types for one more replica of a part: see :class:`swarm.consensus.roster.HowToJoin`."""
+    stage = None if part is None else stage_of(part)
+    command = "swarm join INVITE --role trainer" if stage is None else f"swarm join INVITE --stage {stage}"
+    return f"{command} --port N, opened in its firewall" if open_port else command
+
+
+def _after(ended: RunEnded) -> str:
+    """What to do when peers cannot be reached and the error itself does not know."""
+    if ended.ending is not Ending.UNREACHABLE:
+        return ""
+    swarm = command_name()
+    return (
+        f"look whether the run goes on: {swarm} peers (here, or where another of its peers runs). If it does, start "
+        f"this one again as before: it is the same peer then. What was learned is kept: {swarm} sample"
+    )
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= VALUE_WIDTH else text[: VALUE_WIDTH - 1] + "…"
+
+
+def command_name() -> str:
+    """What the user has to type for this program: ``swarm`` where the shell finds this very one, else its path, else
+    the interpreter and the module. Quoted for a shell."""
+    program = Path(sys.argv[0])
+    if program.name != "swarm":
+        # Started as a module: the command lies beside the interpreter where there is one.
+        program = Path(sys.executable).with_name("swarm")
+    if not program.is_file():
+        return f"{_typed(Path(sys.executable))} -m peers.cli"
+    found = shutil.which("swarm")
+    return "swarm" if found and Path(found).resolve() == program.resolve() else _typed(program)
+
+
+def _typed(program: Path) -> str:
+    """The path as one would type it from here: relative where it lies below the working directory."""
+    below = program.absolute().is_relative_to(Path.cwd())
+    return shlex.quote(os.path.relpath(program) if below else str(program.absolute()))
+
+
+def another_path(path: Path) -> str:
+    """What to do about a path that is none such, with the command that shows what is there, or nearest to it."""
+    there = next(one for one in (path.absolute(), *path.absolute().parents) if os.path.exists(one))
+    return f"See what is there: ls -la {_typed(there)}; then the same command again with another path."
+
+
+def next_commands(root: Path) -> list[str]:
+    """What to try after a local run, ready to paste."""
+    swarm = command_name()
+    return [
+        f'{swarm} sample {shlex.quote(str(root))} --prompt "The" --tokens 80',
+        f"{swarm} quickstart --stages 4 --peers 8 --trainers 3",
+        f"{swarm} quickstart --help",
+    ]
+
+
+def gathering(root: Path) -> str:
+    """What to type to have the parts in one directory that lie in several."""
+    command = f"{command_name()} ckpt pull {shlex.quote(str(root))}"
+    return (
+        f"{command} --from A --from B, where A and B are the run's directories, copied from those machines "
+        "(while peers of the run still live: --from INVITE)"
+    )
+
+
+def short_address(address: str) -> str:
+    """A multiaddr of which a person sees enough: the peer id's middle is left out."""
+    place, separator, peer = address.rpartition("/p2p/")
+    return f"{place}{separator}{short_id(peer)}" if separator and len(peer) > 16 else address
+
+
+def short_id(peer: str) -> str:
+    """A peer id of which a person sees enough."""
+    return f"{peer[:6]}…{peer[-6:]}"
+
+
+def named(text: str, names: Mapping[str, str]) -> str:
+    """A text with names in the place of peer ids, as far as they are known, and short ids else. What is part of an
+    address stays: it is to be copied."""
+    return _PEER_ID.sub(lambda found: names.get(found[0]) or short_id(found[0]), text)
+
+
+def age_of_checkpoint(step: int, closed: int | None) -> str | None:
+    """What to know about weights of ``step`` when the run closed ``closed`` steps (None: unknown); None: nothing."""
+    later = f"; the run closed {count(closed, 'step')}" if closed is not None and closed > step else ""
+    if step == 0:
+        return f"using the checkpoint of step 0, the untrained weights{later}"
+    return f"using the checkpoint of step {step}{later}" if later else None
+
+
+def count(number: int, noun: str) -> str:
+    """``1 trainer``, ``2 trainers``."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def listed(names: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``; empty for none."""
+    *first, last = names or ("",)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def numbered(steps: Sequence[int]) -> str:
+    """``step 36``, ``steps 36, 48 and 60``."""
+    return f"step{'' if len(steps) == 1 else 's'} {listed([str(step) for step in steps])}"
+
+
+def amount(value: float) -> str:
+    """A number for people: ``950``, ``3.1 k``, ``12 M``; thousands, not 1024."""
+    for unit in ("", " k", " M", " G"):
+        if abs(value) < 999.5:
+            return f"{value:.0f}{unit}" if not unit or value >= 99.95 else f"{value:.1f}{unit}"
+        value /= 1000
+    return f"{value:.1f} T"
+
+
+def printable(text: str) -> str:
+    """A text with nothing in it that a terminal would obey; line ends and tabs stay."""
+    return "".join(letter if letter.isprintable() or letter in "\n\t" else " " for letter in text)
+
+
+def one_line(text: str) -> str:
+    """A text as one line of bounded width, printable."""
+    joined = " ".join(printable(text).split())
+    return joined if len(joined) <= SAMPLE_WIDTH else joined[: SAMPLE_WIDTH - 1] + "…"
+
+
+# --- complaint -------------------------------------------------------------------------------------------------------
+#
+# What a command cannot do, said so that the reader knows what to look at and what to type next.
+
+
+class Complaint(SwarmError):
+    """An error as a person reads it: its cause, what to ``check``, the ``next`` command, and the exit code.
+
+    For troubles of one machine that are no wrong setting (that is ConfigError) and no other peer's doing.
+    """
+
+    def __init__(self, cause: str, *, check: str = "", next_: str = "", exit_code: int = EXIT_ERROR) -> None:
+        super().__init__(cause)
+        self.cause, self.check, self.next, self.exit_code = cause, check, next_, exit_code

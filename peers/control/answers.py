@@ -1,0 +1,157 @@
+"""What a running peer answers on its control socket, and to whom it says where it stands."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from peers.control.server import Command
+from peers.control.status import MemberStanding, Standing
+from peers.invites.invite import invite_to
+from peers.settings import PeerSettings
+from swarm.config import Manifest
+from swarm.consensus.copies import copies_of
+from swarm.errors import Ending, PeerError, RunEnded
+from swarm.health.watch import Watch
+from swarm.ids import PeerId
+from swarm.membership.membership import Membership
+from swarm.network.discovery.records import PeerRecord
+from swarm.network.endpoint import LibP2PEndpoint
+
+LOOKUP_S = 1.0
+"""How long the directory may take: the command that asks gives up after two seconds."""
+
+
+class NodeCommands:
+    """The commands of one peer. ``adopt`` gives it what is known only later; until then it is ``starting``."""
+
+    def __init__(self, settings: PeerSettings, peer: str, started: float, leave: Callable[[str], str]) -> None:
+        self._settings, self._peer, self._started, self._leave = settings, peer, started, leave
+        self._manifest: Manifest | None = None
+        self._endpoint: LibP2PEndpoint | None = None
+        self._membership: Membership | None = None
+        self._watch: Watch | None = None
+
+    def adopt(self, manifest: Manifest, endpoint: LibP2PEndpoint, membership: Membership, watch: Watch) -> None:
+        """The peer takes part in a run; ``watch`` says who of the others does not answer."""
+        self._manifest, self._endpoint, self._membership = manifest, endpoint, membership
+        self._watch = watch
+
+    def table(self) -> Mapping[str, Command]:
+        """The commands by name, for :class:`peers.control.server.ControlServer`."""
+        return {"status": self._status, "peers": self._peers, "drain": self._drain, "invite": self._invite}
+
+    async def _status(self, request: Mapping[str, Any]) -> Standing:
+        return self.standing()
+
+    def standing(self) -> Standing:
+        """This peer, now."""
+        membership, manifest, endpoint = self._membership, self._manifest, self._endpoint
+        situation = None if membership is None else membership.situation
+        return Standing(
+            name=self._settings.name,
+            peer=self._peer,
+            pid=os.getpid(),
+            role=self._settings.role,
+            phase="starting" if situation is None else situation.phase,
+            waiting_for="" if situation is None else situation.waiting_for,
+            run="" if manifest is None else manifest.run_id,
+            run_name="" if manifest is None else manifest.run.name,
+            part=None if situation is None else situation.part,
+            reason="" if situation is None else situation.reason,
+            copies=() if membership is None else membership.copies,
+            step=0 if situation is None else situation.step,
+            steps=0 if manifest is None else manifest.run.steps,
+            loss=None if situation is None else situation.loss,
+            tokens_per_s=None if situation is None else situation.tokens_per_s,
+            members=0 if membership is None else len(membership.roster),
+            lost=len(self._lost()),
+            addresses=() if endpoint is None else endpoint.addresses,
+            reachability="unknown" if situation is None else situation.reachability,
+            started=self._started,
+            disk="" if situation is None else "; ".join(f"{w}: {why}" for w, why in situation.disk.items()),
+            averaging=() if situation is None else situation.averaging,
+            averages="" if manifest is None else manifest.averaging.described,
+            mixed=0 if situation is None else situation.mixed,
+            mixed_alone=0 if situation is None else situation.mixed_alone,
+        )
+
+    async def _peers(self, request: Mapping[str, Any]) -> list[MemberStanding]:
+        """The roster, and whoever the directory knows beside it."""
+        membership, endpoint = self._membership, self._endpoint
+        if membership is None or endpoint is None:
+            return []
+        links = await self._links(endpoint)
+        copies = 0 if self._manifest is None else self._manifest.run.copies
+        lost = self._lost()
+        members = [
+            MemberStanding(
+                name=member.name,
+                peer=member.peer,
+                role=member.role,
+                part=member.part,
+                copies=copies_of(membership.roster, PeerId(member.peer), copies),
+                state="lost" if member.peer in lost else "member",
+                link=links.get(member.peer, "unknown"),
+                addresses=member.addresses,
+                region=member.region,
+                outgoing=member.outgoing,
+                lost=lost.get(member.peer, ""),
+            )
+            for member in membership.roster.members
+        ]
+        return members + [one for one in await self._announced(links) if one.peer not in membership.roster]
+
+    def _lost(self) -> Mapping[str, str]:
+        """Members that do not answer, and why: the roster is without them once the open step closes."""
+        if self._membership is None or self._watch is None:
+            return {}
+        return {peer: why for peer, why in self._watch.gone.items() if peer in self._membership.roster}
+
+    async def _announced(self, links: Mapping[str, str]) -> list[MemberStanding]:
+        assert self._endpoint is not None  # noqa: S101 - asked only when there is one
+        try:
+            async with asyncio.timeout(LOOKUP_S):
+                records = await self._endpoint.directory.lookup(PeerRecord)
+        except (PeerError, TimeoutError):
+            return []
+        return [
+            MemberStanding(
+                name=record.name,
+                peer=peer,
+                role=record.role,
+                part=record.part,
+                copies=(),
+                state=record.status,
+                link=links.get(peer, "unknown"),
+                addresses=record.addresses,
+                region=record.region,
+                outgoing=record.outgoing,
+            )
+            for peer, record in sorted(records.items())
+            if record.status in ("waiting", "draining")
+        ]
+
+    async def _links(self, endpoint: LibP2PEndpoint) -> dict[str, str]:
+        """How this peer reaches others, by peer; who is not in it was never called."""
+        links: dict[str, str] = {self._peer: "self"}
+        with contextlib.suppress(PeerError):
+            links |= {str(peer): kind for peer, kind in (await endpoint.links()).items()}
+        return links
+
+    async def _drain(self, request: Mapping[str, Any]) -> str:
+        return self._leave("swarm drain")
+
+    async def _invite(self, request: Mapping[str, Any]) -> str:
+        if self._manifest is None or self._endpoint is None:
+            raise RunEnded("this peer has not found its run yet: try again in a moment", Ending.FAILED)
+        return self.invite()
+
+    def invite(self) -> str:
+        """The text with which others join through this peer. It must have adopted a run."""
+        assert self._manifest is not None  # noqa: S101 - said above
+        assert self._endpoint is not None  # noqa: S101 - said above
+        return invite_to(self._manifest.run_id, self._manifest.run.name, self._endpoint.addresses).text()

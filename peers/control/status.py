@@ -1,0 +1,73 @@
+"""What a running peer says about itself, over its control socket and in ``swarm status --json``.
+
+Plain data with stable names; scripts read it. ``schema`` grows when a field changes its meaning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.membership.status_types import PartTurnout, Phase
+
+SCHEMA = 1
+ALONE = "alone: nobody to average with"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """One peer, now. ``waiting_for`` is empty unless it waits; ``reason`` says why it holds its part.
+
+    ``copies`` are the other parts of which it keeps a copy. ``reachability`` is in words, and so is ``disk``: what this
+    machine's disk does not take, empty when it takes all. ``loss`` and ``tokens_per_s`` are of the last closed step,
+    None before the first, the latter also for a step that this peer did not see open; ``averaging`` is of that step,
+    each part's, ``averages`` says in words what the run averages when. Where replicas train apart this one has
+    ``mixed`` so often since it was started, ``mixed_alone`` of these with nobody. ``started`` is seconds since the
+    epoch.
+    """
+
+    schema: int = SCHEMA
+    name: str
+    peer: str
+    pid: int
+    role: str
+    phase: Phase
+    waiting_for: str
+    run: str
+    run_name: str
+    part: str | None
+    reason: str
+    copies: tuple[str, ...] = ()
+    step: int
+    steps: int
+    loss: float | None
+    tokens_per_s: float | None
+    members: int
+    lost: int = 0
+    addresses: tuple[str, ...]
+    reachability: str
+    started: float
+    disk: str = ""
+    averaging: tuple[PartTurnout, ...] = ()
+    averages: str = ""
+    mixed: int = 0
+    mixed_alone: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemberStanding:
+    """One peer of the run as another sees it. ``state`` is member, waiting or draining, or lost: a member that does not
+    answer, for the reason in ``lost``, and leaves the roster when the open step closes without it; ``link`` is how this
+    peer reaches it: self, direct, relayed, or unknown when it never had to. ``copies`` are the parts of which it has to
+    keep a copy, ``region`` where it says that it is; ``outgoing``: where averaging has the choice, nobody calls it."""
+
+    name: str
+    peer: str
+    role: str
+    part: str | None
+    copies: tuple[str, ...] = ()
+    state: str
+    link: str
+    addresses: tuple[str, ...]
+    region: str = ""
+    outgoing: bool = False
+    lost: str = ""

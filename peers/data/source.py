@@ -1,0 +1,247 @@
+"""A trainer's data: a built shard, plain text, or the text that comes with Python; and what of it can be trained on.
+
+:func:`check_data` says before anybody is called whether the data can be used at all, :func:`shard_for` makes of it,
+once the run's tokenizer is known, the shard that the trainer reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shlex
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from data_shards.build import build_shard
+from data_shards.shard import MANIFEST_FILE, REBUILD, Shard, ShardManifest, read_manifest, row_count
+from data_shards.tokenize import Tokenizer, tokenizer_digest
+from peers.console.words import another_path, command_name, count
+from peers.data.text import built_in_corpus, documents_of, text_files
+from swarm.errors import ConfigError, Incompatible, StateError
+
+if TYPE_CHECKING:
+    from data_shards.source import ShardSource
+    from swarm.config import Manifest
+    from swarm.ids import PeerId
+
+
+DATA = "--data"
+"""What errors call it, unless they are told otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataFound:
+    """What somebody gives to train on, in words, and a digest that tells it from other data, wherever it lies."""
+
+    words: str
+    digest: str
+
+
+def check_data(path: Path) -> DataFound:
+    """What the data is, after all that can be checked without the run's tokenizer.
+
+    A built shard is verified whole; every text file must be readable UTF-8. Cost: the data is read once, some two
+    seconds per gigabyte. Raises ConfigError naming the path, the cause and what to do.
+    """
+    if is_shard(path):
+        shard = open_shard(path).manifest
+        return DataFound(words=f"a shard of {shard.tokens:,} tokens", digest=shard.digest)
+    characters, found = 0, hashlib.sha256()
+    for document in documents_of(path, DATA):
+        characters += len(document)
+        text = document.encode("utf-8", "surrogatepass")
+        found.update(b"%d " % len(text) + text)
+    files = count(len(text_files(path, DATA)), "text file")
+    return DataFound(words=f"{files}, {characters:,} characters", digest=found.hexdigest())
+
+
+def is_shard(path: Path) -> bool:
+    """Whether a path is a directory that holds a shard's manifest."""
+    return (path / MANIFEST_FILE).is_file()
+
+
+def shard_for(
+    data: Path | None,
+    tokenizer_json: bytes,
+    manifest: Manifest,
+    into: Path,
+    seed: str,
+    *,
+    given_up: Callable[[], bool] = lambda: False,
+) -> Path:
+    """The directory of the shard that a trainer of this run reads. Blocking: call it in a thread.
+
+    A built shard is used where it lies, after its tokenizer is compared with the run's. Text is tokenised into the new
+    directory ``into``; without ``data`` that is the built-in text, its documents in an order that depends on ``seed``
+    (the peer id), so that two such trainers feed different rows at any time. Cost: about half a second per megabyte of
+    text, and its tokens on disk. Raises Incompatible for another tokenizer, ConfigError for data that is missing,
+    unreadable or too little for one microbatch, StateError when the disk refuses, or when the caller has ``given_up``,
+    which is asked before each document; no shard is left then.
+    """
+    check_tokenizer(manifest, tokenizer_json)
+    if data is not None and is_shard(data):
+        shard = open_shard(data).manifest
+        _check_same_tokenizer(data, shard, tokenizer_json, into.with_name("tokenizer.json"))
+        _check_enough(shard, manifest, str(data))
+        return data
+    name = "Python's own documentation" if data is None else str(data)
+    documents = _shuffled_built_in(seed) if data is None else documents_of(data, DATA)
+    made = build_shard(into, _unless(given_up, documents), tokenizer_json)
+    try:
+        _check_enough(made, manifest, name)
+    except ConfigError:
+        shutil.rmtree(into, ignore_errors=True)
+        raise
+    return into
+
+
+def check_tokenizer(manifest: Manifest, tokenizer_json: bytes) -> None:
+    """Whether a tokenizer is the manifest's and its model has a row for every token id.
+
+    Raises Incompatible for another one, ConfigError when it has more ids than the model.
+    """
+    tokenizer = Tokenizer(tokenizer_json)
+    if tokenizer.digest != manifest.tokenizer.digest:
+        raise Incompatible(
+            "tokenizer",
+            tokenizer.digest[:16],
+            f"the run's tokenizer, {manifest.tokenizer.digest[:16]}",
+            "Give the tokenizer.json that the run was made with.",
+        )
+    if tokenizer.vocab_size > manifest.model.vocab_size:
+        raise ConfigError(
+            "model.vocab_size",
+            manifest.model.vocab_size,
+            f"at least {tokenizer.vocab_size}, the tokenizer's number of token ids",
+            "Make model.vocab_size larger, or use a smaller tokenizer.",
+        )
+
+
+def open_shard(path: Path, key: str = DATA) -> Shard:
+    """The verified shard, read once. Raises ConfigError where it is missing or broken: what to give is the user's
+    choice."""
+    try:
+        return Shard.open(path)
+    except StateError as error:
+        cause = str(error).removesuffix(REBUILD).rstrip(". ")
+        remedy = f"Build it again: {command_name()} data build TEXT --tokenizer FILE --out {shlex.quote(str(path))}"
+        raise ConfigError(key, str(path), f"a whole shard; {cause}", remedy) from None
+
+
+def open_source(manifest: Manifest, path: Path, trainer: PeerId) -> ShardSource:
+    """Open a trainer's private data. Raises ConfigError or StateError naming the path and the remedy."""
+    from data_shards.source import ShardSource  # torch: not for those who only look at data
+
+    return ShardSource(
+        path,
+        trainer=trainer,
+        microbatch_size=manifest.batch.microbatch_size,
+        context=manifest.model.context,
+        tokenizer=manifest.tokenizer.digest,
+    )
+
+
+def _shuffled_built_in(seed: str) -> list[str]:
+    key = hashlib.blake2b(seed.encode(), digest_size=32).digest()
+
+    def rank(document: str) -> bytes:
+        return hashlib.blake2b(document.encode("utf-8", "surrogatepass"), digest_size=16, key=key).digest()
+
+    return sorted(built_in_corpus().documents, key=rank)
+
+
+def _unless(given_up: Callable[[], bool], documents: Iterable[str]) -> Iterator[str]:
+    for document in documents:
+        if given_up():
+            raise StateError("making the shard was given up")
+        yield document
+
+
+def _check_same_tokenizer(data: Path, shard: ShardManifest, tokenizer_json: bytes, keep: Path) -> None:
+    wanted = tokenizer_digest(tokenizer_json)
+    if shard.tokenizer == wanted:
+        return
+    keep.write_bytes(tokenizer_json)
+    rebuild = f"{command_name()} data build TEXT --tokenizer {shlex.quote(str(keep))} --out NEW"
+    raise Incompatible(
+        DATA,
+        str(data),
+        f"a shard made with the run's tokenizer {wanted[:16]}; this one was made with {shard.tokenizer[:16]}",
+        f"Give the text itself with --data, or build the shard again: {rebuild}",
+    )
+
+
+def _check_enough(shard: ShardManifest, manifest: Manifest, name: str) -> None:
+    context, rows = manifest.model.context, manifest.batch.microbatch_size
+    if row_count(shard.tokens, context) < rows:
+        needed = f"text of at least {rows * context + 1} tokens, one microbatch of {rows} rows of {context}"
+        raise ConfigError(
+            DATA,
+            name,
+            f"{needed}; this has {shard.tokens}",
+            "Give more text: a directory, or all of several files in one.",
+        )
+
+
+# --- shards ----------------------------------------------------------------------------------------------------------
+#
+# ``swarm data``: shards made, checked and listed by hand.
+
+
+SCHEMA = 1
+DEEPEST = 6
+"""Levels of directories that a listing goes down."""
+
+
+def build_from(texts: Sequence[Path], tokenizer: Path, out: Path) -> ShardManifest:
+    """A new shard at ``out``. Raises ConfigError for text or a tokenizer that cannot be used and for an ``out`` that
+    exists, StateError when the disk refuses; nothing is left then."""
+    if out.exists():
+        raise ConfigError("--out", str(out), "a directory that does not exist yet", "Remove it or name another.")
+    try:
+        document = tokenizer.read_bytes()
+    except OSError as error:
+        cause = (error.strerror or "unreadable").lower()
+        raise ConfigError(
+            "--tokenizer", str(tokenizer), "a readable tokenizer.json", another_path(tokenizer), why=cause
+        ) from None
+    return build_shard(out, _all(texts), document)
+
+
+def describe(path: Path, manifest: ShardManifest) -> dict[str, object]:
+    """A shard as plain data: what ``--json`` prints."""
+    return {
+        "path": str(path),
+        "tokens": manifest.tokens,
+        "documents": manifest.documents,
+        "bytes": manifest.file.bytes,
+        "tokenizer": manifest.tokenizer,
+        "digest": manifest.digest,
+    }
+
+
+def shards_below(root: Path) -> list[dict[str, object]]:
+    """Every shard in ``root`` and below it, :data:`DEEPEST` levels deep, links not followed; a broken one with its
+    ``error``. Raises ConfigError when there is no such directory."""
+    if not root.is_dir():
+        raise ConfigError("DIR", str(root), "a directory", another_path(root), why="there is none of that name")
+    found: list[dict[str, object]] = []
+    for directory, inner, files in os.walk(root):
+        path = Path(directory)
+        if MANIFEST_FILE in files:
+            inner.clear()
+            try:
+                found.append(describe(path, read_manifest(path)))
+            except StateError as error:
+                found.append({"path": str(path), "error": str(error)})
+        elif len(path.relative_to(root).parts) >= DEEPEST:
+            inner.clear()
+    return sorted(found, key=lambda facts: str(facts["path"]))
+
+
+def _all(texts: Sequence[Path]) -> Iterator[str]:
+    for text in texts:
+        yield from documents_of(text, "TEXT")

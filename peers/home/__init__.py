@@ -1,0 +1,1 @@
+"""Directories of this machine: the places of its peers, with their identities, and its runs."""

@@ -1,0 +1,291 @@
+"""Where the peers of one machine live: ``HOME/<place>/``, each locked by the process that runs there.
+
+A place keeps its key, and so its peer id, from run to run. The lock is the kernel's and ends with the process, however
+that dies. It belongs to the open file (``F_OFD_SETLK``), like flock's, and unlike flock's it can be looked at without
+being taken: a command that only reads never stands in the way of a peer that starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import os
+import re
+import shutil
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from peers.console.words import another_path, reason_of
+from peers.exit_codes import EXIT_ERROR, exit_code_of
+from peers.home.place_state import PlaceEnd, PlaceState, read_state, write_state
+from swarm.errors import ConfigError, SwarmError
+
+if TYPE_CHECKING:
+    from swarm.clock import Clock  # it imports asyncio, which a command that only reads does without
+
+KEPT_SESSIONS = 5
+LOCK_FILE = "place.lock"
+KEY_FILE = "identity.key"
+CONTROL_SOCKET = "control.sock"
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
+_SESSION = re.compile(r"\d{8}-\d{6}(-[0-9a-f]{8})?(\.\d+)?")
+# struct flock of 64-bit Linux: type, whence, start, length (0: to the end), pid.
+_FLOCK = "hhqqi4x"
+
+
+def home_directory(given: Path | str | None = None) -> Path:
+    """Where this machine's places are: ``given``, else $SWARM_HOME, else $XDG_DATA_HOME/swarm or ~/.local/share/swarm.
+
+    Nothing is made.
+    """
+    if given is not None:
+        return Path(given).expanduser()
+    if named := os.environ.get("SWARM_HOME"):
+        return Path(named).expanduser()
+    data = os.environ.get("XDG_DATA_HOME", "")
+    # The XDG specification has relative paths ignored.
+    return (Path(data) if os.path.isabs(data) else Path.home() / ".local" / "share") / "swarm"
+
+
+class Place:
+    """A place that this process holds. Get it from :func:`take_place`; a context manager that gives it back."""
+
+    def __init__(self, path: Path, lock: int, clock: Clock) -> None:
+        self.path = path
+        self._lock, self._clock = lock, clock
+        last = read_state(path)
+        self._state = PlaceState(
+            pid=os.getpid(), started=clock.wall(), peer=last.peer if last else "", name=last.name if last else ""
+        )
+        write_state(path, self._state)
+
+    @property
+    def name(self) -> str:
+        """What it is called: ``1``, ``2``, … or the name it was given."""
+        return self.path.name
+
+    def name_of(self, peer: str) -> str:
+        """What the peer with that id was called when it was last started here; empty when it never was."""
+        return self._state.name if self._state.peer == peer else ""
+
+    @property
+    def identity(self) -> Path:
+        """The key file; ``swarm.network.libp2p.identity.load_or_create`` makes it at the first start."""
+        return self.path / KEY_FILE
+
+    @property
+    def control(self) -> Path:
+        """Where the peer's control socket belongs."""
+        return self.path / CONTROL_SOCKET
+
+    def open_session(self, *, name: str, peer: str, role: str, run: str = "", run_name: str = "") -> Path:
+        """A new directory for this start, ``sessions/<date-time>-<first 8 of the run id>``, noted in ``place.json``.
+
+        The oldest beyond :data:`KEPT_SESSIONS` are deleted. Raises OSError when the disk refuses.
+        """
+        stamp = datetime.fromtimestamp(self._clock.wall(), UTC).strftime("%Y%m%d-%H%M%S")
+        sessions = self.path / "sessions"
+        sessions.mkdir(mode=0o700, exist_ok=True)
+        session = _new_directory(sessions, "-".join(filter(None, (stamp, run[:8]))))
+        for path in surplus_sessions(sessions, session):
+            shutil.rmtree(path, ignore_errors=True)
+        self._note(name=name, peer=peer, role=role, run=run, run_name=run_name, session=str(session.absolute()))
+        return session
+
+    def joined(self, run: str, run_name: str) -> None:
+        """Note the run, for who learns it only after the start. Raises OSError when the disk refuses."""
+        self._note(run=run, run_name=run_name)
+
+    def trains_on(self, data: str) -> None:
+        """Note the digest of what this trainer was given. Raises OSError when the disk refuses."""
+        self._note(data=data)
+
+    def ended(self, reason: str, exit_code: int) -> None:
+        """Note how the peer ended; the place stays taken until :meth:`close`. Raises OSError when the disk refuses."""
+        self._note(end=PlaceEnd(reason=reason, exit_code=exit_code, at=self._clock.wall()))
+
+    def close(self) -> None:
+        """Give the place back. Idempotent."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> Place:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if error is not None and self._state.end is None:
+                self._broke_off(error)
+        finally:
+            self.close()
+
+    def _broke_off(self, error: BaseException) -> None:
+        if isinstance(error, SwarmError):
+            self.ended(reason_of(error), exit_code_of(error))
+        else:
+            self.ended(str(error) or type(error).__name__, getattr(error, "exit_code", EXIT_ERROR))
+
+    def _note(self, **changes: object) -> None:
+        self._state = dataclasses.replace(self._state, **changes)  # type: ignore[arg-type]
+        write_state(self.path, self._state)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceInfo:
+    """A place as others see it. ``live`` is whether a process holds it now; ``state`` is of that one or of the last."""
+
+    name: str
+    path: Path
+    live: bool
+    state: PlaceState | None
+
+    @property
+    def control(self) -> Path:
+        """Where a live peer's control socket is."""
+        return self.path / CONTROL_SOCKET
+
+    @property
+    def title(self) -> str:
+        """What people call the peer there: its name, or its place while it has none."""
+        return self.state.name if self.state and self.state.name else f"place {self.name}"
+
+    @property
+    def described(self) -> str:
+        """The title with what tells it from others: ``brave-otter (place 1, pid 812)``."""
+        pid = f", pid {self.state.pid}" if self.live and self.state else ""
+        return f"{self.title} (place {self.name}{pid})" if self.state and self.state.name else f"{self.title}{pid}"
+
+
+def take_place(
+    home: Path, name: str | None = None, *, clock: Clock, run: str = "", role: str = "", data: str = ""
+) -> Place:
+    """Take the place called ``name``, made when missing, else the first free one of 1, 2, …; never waits.
+
+    Of free ones, that of somebody with this ``role`` in this ``run`` comes first: who was killed and is started again
+    is who it was, and a trainer goes on in its text. Of several trainers' that is the one with the same ``data`` (a
+    digest); with other data, only the place of a trainer who was alone, who may have changed its text. One that had
+    another role in the run is left alone.
+
+    Raises ConfigError when that place is taken (it says by which process) or when ``home`` cannot be used.
+    """
+    if name is not None and not _NAME.fullmatch(name):
+        raise ConfigError("place", name, "small letters, digits and dashes, 41 at most", "Choose another name.")
+    try:
+        if name is None:
+            numbers = _numbers(home, run, role, data)
+            return next(place for number in numbers if (place := _take(home / number, clock)) is not None)
+        place = _take(home / name, clock)
+    except OSError as error:
+        raise ConfigError("home", str(home), "a directory of this user on a disk that has file locks",
+                          "Choose another with --home or SWARM_HOME.", why=str(error.strerror)) from error  # fmt: skip
+    if place is None:
+        state = read_state(home / name)
+        raise ConfigError("place", name, "a place no other running peer has",
+                          "Leave --place out to get a free one, or choose another name.",
+                          why=f"process {state.pid if state else '(unknown)'} has it")  # fmt: skip
+    return place
+
+
+def list_places(home: Path) -> list[PlaceInfo]:
+    """Every place under ``home``, numbers first. Writes nothing and takes no lock. Raises ConfigError when ``home`` is
+    there and cannot be read."""
+    try:
+        found = [path for path in home.iterdir() if (path / LOCK_FILE).is_file()]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        why = str(error.strerror)
+        raise ConfigError("home", str(home), "a directory this user can read", another_path(home), why=why) from error
+    found.sort(key=lambda path: (not path.name.isdigit(), len(path.name) if path.name.isdigit() else 0, path.name))
+    return [look_at_place(path) for path in found]
+
+
+def look_at_place(path: Path) -> PlaceInfo:
+    """One place now. A place whose lock cannot be looked at counts as not live."""
+    # The lock first: whoever ends between the two looks is then shown as live, with its end beside it.
+    live = _held(path / LOCK_FILE)
+    return PlaceInfo(name=path.name, path=path, live=live, state=read_state(path))
+
+
+def _numbers(home: Path, run: str, role: str, data: str) -> Iterator[str]:
+    """The places to try, the best first; without end."""
+    places = [place for place in list_places(home) if place.name.isdigit()] if run else []
+    known = {place.name: place.state for place in places if place.state is not None and place.state.run == run}
+    alike = {name: state.data for name, state in known.items() if state.role == role}
+    yield from (name for name, had in alike.items() if had == data or len(alike) == 1)
+    yield from (name for name in map(str, count(1)) if name not in known)
+
+
+def _take(path: Path, clock: Clock) -> Place | None:
+    """None when another process has it."""
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.chmod(path, 0o700)
+    lock = os.open(path / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        # Only what the lock itself says means that it is taken: a state that cannot be written may say the same.
+        if not _lock(lock):
+            os.close(lock)
+            return None
+        return Place(path, lock, clock)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.close(lock)
+        raise
+
+
+def _lock(descriptor: int) -> bool:
+    """Whether the lock is ours now; False when another process has it."""
+    try:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
+    except OSError as error:
+        if error.errno in (errno.EAGAIN, errno.EACCES):
+            return False
+        raise
+    return True
+
+
+def _held(lock: Path) -> bool:
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        asked = struct.pack(_FLOCK, fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+        kind = struct.unpack(_FLOCK, fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, asked))[0]
+        return bool(kind != fcntl.F_UNLCK)
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _new_directory(parent: Path, name: str) -> Path:
+    number = 1
+    while True:
+        path = parent / (name if number == 1 else f"{name}.{number}")
+        try:
+            path.mkdir(mode=0o700)
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def surplus_sessions(sessions: Path, live: Path | None = None) -> list[Path]:
+    """Those that are deleted when ``live`` is opened; the next start's, where that is None. Names begin with the time,
+    so they sort by age. What is not named like a session is not ours to delete."""
+    old = [path for path in sessions.iterdir() if path != live and _SESSION.fullmatch(path.name)]
+    old.sort(key=lambda path: (path.name[:15], path.stat().st_mtime_ns), reverse=True)
+    return [path for path in old[KEPT_SESSIONS - 1 :] if path.is_dir() and not path.is_symlink()]

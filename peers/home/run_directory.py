@@ -1,0 +1,155 @@
+"""The directory of a run on this machine: where everything lies, and how to find it again."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from peers.console.words import another_path, command_name
+from peers.home.places import home_directory
+from swarm.clock import Clock
+from swarm.errors import ConfigError
+
+OUT = Path("out")
+RUNS = "runs"
+"""Below a home: what this machine's peers keep of each run they joined."""
+ALLOWED = "a run's directory (swarm quickstart and swarm join make them), or how its id begins: 6 hex digits or more"
+_RUN_ID = re.compile(r"[0-9a-f]{6,64}")
+_FIRST_LINE = re.compile(r"# run ([0-9a-f]{64})\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class RunDirectory:
+    """Paths only; nothing here reads or writes."""
+
+    root: Path
+
+    @property
+    def manifest(self) -> Path:
+        """The run manifest."""
+        return self.root / "run.toml"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer that the manifest names by digest."""
+        return self.root / "tokenizer.json"
+
+    @property
+    def held_out(self) -> Path:
+        """The shard that nobody trains on."""
+        return self.root / "shards" / "held-out"
+
+    @property
+    def checkpoints(self) -> Path:
+        """One directory per step inside."""
+        return self.root / "checkpoints"
+
+    @property
+    def report(self) -> Path:
+        """The JSON report."""
+        return self.root / "report.json"
+
+    @property
+    def plot(self) -> Path:
+        """The loss curve."""
+        return self.root / "loss.svg"
+
+    @property
+    def launch_log(self) -> Path:
+        """What the process that starts the peers prints."""
+        return self.root / "launch.log"
+
+    def shard(self, trainer: int) -> Path:
+        """The private shard of one trainer."""
+        return self.root / "shards" / f"trainer-{trainer}"
+
+    def home(self, peer: str) -> Path:
+        """A peer's own directory."""
+        return self.root / "peers" / peer
+
+    def events(self, peer: str) -> Path:
+        """A peer's events."""
+        return self.home(peer) / "events.jsonl"
+
+
+def create_run_directory(out: Path | None, clock: Clock) -> RunDirectory:
+    """Make a new directory for a run, ``out/<date-time>`` unless ``out`` says where.
+
+    Never uses one that exists: raises ConfigError then, and when it cannot be made.
+    """
+    stamp = datetime.fromtimestamp(clock.wall(), UTC).strftime("%Y-%m-%d-%H%M%S")
+    root = out if out is not None else OUT / stamp
+    try:
+        root.parent.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=0o700)
+    except FileExistsError:
+        raise ConfigError(
+            "--out", str(root), "a directory that does not exist yet", "Remove it or name another: --out NEW"
+        ) from None
+    except OSError as error:
+        raise ConfigError(
+            "--out", str(root), "a directory that can be made", another_path(root), why=str(error.strerror)
+        ) from None
+    return RunDirectory(root)
+
+
+def find_run_directory(given: Path | None, home: Path | str | None = None, *, key: str = "DIR") -> RunDirectory:
+    """The directory given, else that of the run whose id begins like this, else the newest run; runs are looked for
+    under ``./out`` and in this machine's home. ``key`` is what errors name. Raises ConfigError when there is none."""
+    if given is None:
+        runs = known_runs(home)
+        if not runs:
+            remedy = f"Train one: {command_name()} quickstart, or name the directory of one."
+            allowed = "a directory that holds runs"
+            raise ConfigError(key, f"{OUT} or {_joined(home)}", allowed, remedy, why="there is none")
+        return runs[0]
+    found = RunDirectory(given)
+    there = os.path.exists(given)  # not pathlib's, which raises for a name that is too long
+    if not there and _RUN_ID.fullmatch(str(given)):
+        return _by_id(str(given), home, key)
+    if not os.path.isfile(found.manifest):
+        what = "it holds no run.toml" if os.path.isdir(given) else "it is a file" if there else _nowhere(given, home)
+        raise _unknown(key, str(given), what)
+    return found
+
+
+def known_runs(home: Path | str | None = None) -> list[RunDirectory]:
+    """Every run under ``./out`` and in this machine's home, the newest first. Reads no file."""
+    files = [file for root in (OUT, _joined(home)) for file in root.glob("*/run.toml")]
+    files.sort(key=lambda file: (file.parent.stat().st_mtime_ns, file.parent.name), reverse=True)
+    return [RunDirectory(file.parent) for file in files]
+
+
+def said_run_id(directory: RunDirectory) -> str:
+    """The run id that the first line of ``run.toml`` says, "" when it says none. Cheap and not verified: the id follows
+    from the manifest's content."""
+    try:
+        with directory.manifest.open(encoding="utf-8", errors="replace") as file:
+            found = _FIRST_LINE.match(file.readline(200))
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def _by_id(prefix: str, home: Path | str | None, key: str) -> RunDirectory:
+    found = [directory for directory in known_runs(home) if said_run_id(directory).startswith(prefix)]
+    ids = {said_run_id(directory) for directory in found}
+    if len(ids) == 1:
+        return found[0]
+    raise _unknown(key, prefix, f"{OUT} and {_joined(home)} hold {'several such' if ids else 'none such'}")
+
+
+def _unknown(key: str, given: str, why: str) -> ConfigError:
+    return ConfigError(key, given, f"{ALLOWED}; {why}", f"See which runs are here: {command_name()} ckpt ls")
+
+
+def _nowhere(given: Path, home: Path | str | None) -> str:
+    """Where it was looked for."""
+    return f"{given.absolute()} does not exist, and in {OUT} and {_joined(home)} is no run whose id begins like that"
+
+
+def _joined(home: Path | str | None) -> Path:
+    return home_directory(home) / RUNS

@@ -1,0 +1,76 @@
+"""An invite in a file: how peers that are started together, by a supervisor or in containers, find the founder's run,
+and how a founder that is started again finds it too."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from peers.commands.history_source import acquaintances, sessions_of
+from peers.console.words import another_path
+from peers.founding_files import MANIFEST_FILE
+from peers.home.places import PlaceInfo, list_places
+from peers.invites.invite import MAX_ADDRESSES, Invite, parse_invite
+from swarm.errors import ConfigError
+from swarm.network.addresses import parse_address, split_peer
+from swarm.state.checkpoints.disk import write_whole
+
+LOOK_EVERY_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What a founder's home knows of the run that it founded: its place there and, where the run had begun, whom to ask
+    to be let in again; else the manifest to found it with."""
+
+    place: PlaceInfo
+    contacts: tuple[str, ...]
+    manifest: Path | None
+
+
+def write_invite(path: Path, invite: str) -> None:
+    """Have the file hold this invite; readable by all who see the directory. Raises ConfigError when it cannot be."""
+    try:
+        write_whole(path, [f"{invite}\n".encode()])
+        path.chmod(0o644)
+    except OSError as error:
+        raise ConfigError("--invite-file", str(path), "a file that can be written", another_path(path),
+                          why=str(error.strerror)) from error  # fmt: skip
+
+
+def read_invite(path: Path) -> Invite | None:
+    """The invite in the file; None while there is none. Raises ConfigError for what is none, and for a file that cannot
+    be read."""
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError("--invite-file", str(path), "a file with an invite", another_path(path),
+                          why=str(error)) from error  # fmt: skip
+    return parse_invite(text) if text else None
+
+
+def await_invite(path: Path) -> Invite:
+    """The invite in the file, as soon as there is one: the founder may start later. Blocks for as long as it takes;
+    Ctrl-C ends it. Raises as :func:`read_invite`."""
+    pause = threading.Event()
+    while (found := read_invite(path)) is None:
+        pause.wait(LOOK_EVERY_S)
+    return found
+
+
+def find_past(home: Path, invite: Invite) -> Past | None:
+    """What the home of the founder knows of its run; None where it is not the founder's, or was lost."""
+    founders = {split_peer(parse_address(address))[1] for address in invite.at}
+    for place in list_places(home):
+        if place.state is None or place.state.peer not in founders:
+            continue
+        if contacts := acquaintances(place.path, invite.run, place.state.peer):
+            invited = Invite(run=invite.run, name=invite.name, at=contacts[:MAX_ADDRESSES]).text()
+            return Past(place, (invited, *contacts[MAX_ADDRESSES:]), None)
+        sessions = sessions_of(place.path, invite.run)
+        kept = [session / MANIFEST_FILE for session in sessions if (session / MANIFEST_FILE).is_file()]
+        return Past(place, (), kept[0] if kept else None)
+    return None

@@ -1,0 +1,1 @@
+"""One averaging round: its plan, the exchange, and the service that answers the other members."""

@@ -1,0 +1,307 @@
+"""One member's side of one round: trade every chunk, add up what comes here, agree on the whole."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from swarm.averaging.allreduce.inbox import Inbox
+from swarm.averaging.allreduce.messages import AGREE, CHUNK, ENTER, STAY, Agreement, ChunkRequest, RoundMessage
+from swarm.averaging.allreduce.output import Floats, Output, Reducer
+from swarm.averaging.allreduce.partition import Chunk
+from swarm.averaging.allreduce.plan import RoundPlan
+from swarm.averaging.allreduce.wire import WireType
+from swarm.clock import Clock
+from swarm.errors import Busy, DeadlineMissed, PeerError, RoundFailed, Violation
+from swarm.ids import PeerId
+from swarm.network.protocols import Endpoint, Payload
+from swarm.schema import Empty
+from swarm.waiting import ExponentialBackoff, first_done
+
+INLINE_ELEMENTS = 1 << 13
+"""Up to this many elements (some 50 µs of work) a thread hop would cost more than it hides."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 0.25
+"""Pauses before asking a busy member again, doubling: it enters the round when its own step gets there, which takes
+from milliseconds to the whole round's time."""
+
+
+T = TypeVar("T")
+
+
+class Run(Protocol):
+    """Runs a plain function off the event loop: ``asyncio.to_thread`` or a peer's own executor."""
+
+    def __call__(self, fn: Callable[..., Any], /, *args: Any) -> Awaitable[Any]:
+        """The function's result; its exception is raised here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Means:
+    """What an exchange works with, the same for all rounds of a peer."""
+
+    endpoint: Endpoint
+    clock: Clock
+    run: Run
+    reducer: Reducer
+
+
+class Exchange:
+    """Carries a round out at this member. ``local`` is its vector of sums, (elements,) in the plan's dtype, or None.
+
+    Each part has a tree (:mod:`swarm.averaging.schedules`). A member adds the sums of those below it to its own and
+    asks the one above with it; the answer to a sum of a chunk *is* that chunk's result, which it passes on to those
+    below. So reduce-scatter and all-gather are one call per chunk and pair, results wait in the output vector until
+    asked for, and back-pressure needs nothing else: whoever has a window of unanswered chunks of a part at a member
+    sends no more of it. Windows are a part's own, and all its members go through it in the same order, so its lowest
+    unanswered chunk is always within everybody's window and the round cannot lock up.
+    """
+
+    def __init__(self, means: Means, inbox: Inbox, local: Floats | None) -> None:
+        self._means, self._inbox, self._local = means, inbox, local
+        self._plan: RoundPlan = inbox.plan
+        self._me = inbox.me
+        self._others = self._plan.called_by(self._me)
+        self._began = means.clock.monotonic()
+        self._ends_at = self._began + self._plan.timeout_s
+        self._asking: Counter[PeerId] = Counter()
+        self._entered: dict[PeerId, asyncio.Task[memoryview]] = {}
+        self._came_in: set[PeerId] = set()
+        self._bytes_asked = 0
+        self.formed_s = 0.0
+        self.output = Output(self._plan)
+
+    @property
+    def bytes_sent(self) -> int:
+        """Payload bytes put on the wire so far: sums sent (repetitions included) and results answered."""
+        return self._bytes_asked + self._inbox.bytes_answered
+
+    async def complete(self) -> str:
+        """Do it all; returns the result's digest, which all members then hold.
+
+        Raises an exception group with a RoundFailed at the deadline, at the first member that fails, or at another
+        member's Abort. When cancelled, all its tasks have ended before CancelledError leaves.
+        """
+        async with asyncio.TaskGroup() as guards:
+            ends = guards.create_task(self._expire()), guards.create_task(self._inbox.wait_failure())
+            await self._trade(guards)
+            digest = self.output.digest()
+            await self._agree(digest)
+            for guard in ends:
+                guard.cancel()
+        return digest
+
+    def release(self) -> None:
+        """Let go of the vectors once it has failed. A failure's traceback leads here, and task groups of Python 3.11
+        keep theirs in a cycle, so that otherwise they would stay until the collector comes by."""
+        self._local = None
+        self.output.release()
+
+    async def _trade(self, guards: asyncio.TaskGroup) -> None:
+        """Until we hold every chunk's result. Asking everybody first whether it is in spares the bytes it would refuse,
+        and finds a dead observer before the work is done."""
+        question = RoundMessage.of(self._plan)
+        async with asyncio.TaskGroup() as tasks:
+            for peer in self._others:
+                self._entered[peer] = tasks.create_task(self._enter(peer, question))
+            if self._others:
+                guards.create_task(self._stay_with(self._next()))
+            for root in self._plan.routes.roots:
+                tasks.create_task(self._trade_part(root))
+        self._inbox.traded()
+
+    async def _enter(self, peer: PeerId, question: RoundMessage) -> memoryview:
+        answer = await self._ask(peer, ENTER, question)
+        self._inbox.said_in(peer)
+        self.formed_s = self._means.clock.monotonic() - self._began  # the last one's stays
+        return answer
+
+    def _next(self) -> PeerId:
+        members = self._plan.members
+        place = members.index(self._me)
+        return next(peer for peer in (*members[place:], *members[:place]) if peer in self._others)
+
+    async def _stay_with(self, peer: PeerId) -> None:
+        """Have a call open to a member until it has its result: who only sends sums may have no other, and its death
+        would show at the deadline."""
+        await self._entered[peer]
+        await self._ask(peer, STAY, RoundMessage.of(self._plan))
+
+    async def _trade_part(self, root: PeerId) -> None:
+        """Everything of one part, in lanes: each takes the next chunk that no other took, until there is none. At the
+        root, which waits for all others, one is enough."""
+        place = self._inbox.place
+        for peer in place.asks(root):
+            await self._entered[peer]
+        mine = self._plan.chunks_of(root)
+        work = self._pass_on if place.parent(root) else self._swap if place.levels else self._finish
+        chunks = iter(mine)
+        async with asyncio.TaskGroup() as lanes:
+            for _ in range(min(self._plan.window if place.asks(root) else 1, len(mine))):
+                lanes.create_task(self._lane(chunks, work))
+
+    async def _lane(self, chunks: Iterator[Chunk], work: Callable[[Chunk], Awaitable[memoryview]]) -> None:
+        for chunk in chunks:
+            self._inbox.publish(chunk, await work(chunk))
+
+    async def _pass_on(self, chunk: Chunk) -> memoryview:
+        """Ask the member above with the sum of our own and of all below us: the chunk's result."""
+        root, place = self._plan.reducer(chunk), self._inbox.place
+        parent, sums = place.parent(root), await self._sums(chunk)
+        assert parent is not None  # noqa: S101 - else it would be reduced here
+        payload: Payload = sums.get(self._me, b"")
+        if sums.keys() - {self._me}:
+            payload = await self._off_loop(chunk, self._added, chunk, sums)
+        question = ChunkRequest.of(self._plan, index=chunk.index, weight=place.weight(root, 0))
+        encoded = await self._ask(parent, CHUNK, question, payload, self.output.bytes_of(chunk))
+        return await self._off_loop(chunk, self.output.store, chunk, encoded, parent)
+
+    async def _finish(self, chunk: Chunk) -> memoryview:
+        """Add up all sums: the chunk's result."""
+        return await self._off_loop(chunk, self._reduce, chunk, await self._sums(chunk))
+
+    async def _swap(self, chunk: Chunk) -> memoryview:
+        """Trade with one member after the other, each of whom adds up the same: the chunk's result."""
+        place, root = self._inbox.place, self._plan.reducer(chunk)
+        sums = await self._sums(chunk)
+        async with asyncio.TaskGroup() as asked:
+            for level, partner in enumerate(place.asks(root), start=1):
+                own = await self._off_loop(chunk, self._added, chunk, sums)
+                question = ChunkRequest.of(self._plan, index=chunk.index, weight=place.weight(root, level), level=level)
+                asked.create_task(self._ask(partner, CHUNK, question, own))
+                sums = await self._inbox.wait_sums(chunk, level)
+                if own:
+                    sums[self._me] = own
+        return await self._off_loop(chunk, self._reduce, chunk, sums)
+
+    async def _sums(self, chunk: Chunk) -> dict[PeerId, Payload]:
+        """Those of a chunk that come here, our own with them."""
+        sums = await self._inbox.wait_sums(chunk)
+        if self._plan.weights[self._me]:
+            sums[self._me] = await self._encoded(chunk)
+        return sums
+
+    async def _encoded(self, chunk: Chunk) -> Payload:
+        """Our sum of a chunk as any reducer gets it, we ourselves too: whoever reduces, the bits are the same."""
+        if not self._plan.weights[self._me] or self._local is None:
+            return b""
+        values, wire = self._local[chunk.start : chunk.stop], self._plan.sums_wire
+        return wire.encode(values) if wire.exact else await self._off_loop(chunk, wire.encode, values)
+
+    def _reduce(self, chunk: Chunk, sums: Mapping[PeerId, Payload]) -> memoryview:
+        result = self._total(chunk, sums, self._plan.divisor, self._plan.result_dtype)
+        return self.output.settle(chunk, result)
+
+    def _added(self, chunk: Chunk, sums: Mapping[PeerId, Payload]) -> Payload:
+        """As one more sum for somebody else; nothing of nothing."""
+        if not sums:
+            return b""
+        return self._plan.sums_wire.encode(self._total(chunk, sums, 1, self._plan.dtype))
+
+    def _total(self, chunk: Chunk, encoded: Mapping[PeerId, Payload], divisor: int, dtype: WireType) -> Floats:
+        sums = {peer: self._decoded(peer, chunk, payload) for peer, payload in encoded.items()}
+        order = [peer for peer in self._plan.members if peer in sums]
+        return self._means.reducer(sums, order, divisor, dtype)
+
+    def _decoded(self, peer: PeerId, chunk: Chunk, payload: Payload) -> Floats:
+        try:
+            return self._plan.sums_wire.decode(payload, chunk.elements)
+        except Violation as error:
+            raise Violation(f"sent a sum of chunk {chunk.index} with {error.reason}", peer=peer) from error
+
+    async def _agree(self, digest: str) -> None:
+        """Sign the result off: it counts once all members said they hold the same. Costs K-1 small calls.
+
+        A member answers when it has signed, too: until then a call to it is open, and its death is known at once. Those
+        whom nobody calls it answers when they all have: so each of them hears of the others.
+        """
+        self._inbox.agree(self._me, digest)
+        message, uncalled = Agreement.of(self._plan, result=digest), self._me in self._plan.outgoing
+        async with asyncio.TaskGroup() as tasks:
+            for peer in self._others:
+                tasks.create_task(self._sign_with(peer, message))
+            if not uncalled:  # whoever differs from most is known before all have answered, which then nobody does
+                tasks.create_task(self._inbox.wait_agreements())
+        for peer in self._plan.outgoing if uncalled else ():
+            self._inbox.agree(peer, digest)
+        await self._inbox.wait_agreements()
+
+    async def _sign_with(self, peer: PeerId, message: Agreement) -> None:
+        await self._ask(peer, AGREE, message)
+        self._inbox.agree(peer, message.result)
+
+    async def _ask(
+        self, peer: PeerId, method: str, message: RoundMessage, payload: Payload = b"", max_reply_bytes: int = 0
+    ) -> memoryview:
+        """Ask a member until it is no longer busy. Raises RoundFailed naming it."""
+        backoff = ExponentialBackoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
+        self._asking[peer] += method != STAY  # who is not answered to that owes nothing
+        while True:
+            try:
+                return await self._call(peer, method, message, payload, max_reply_bytes)
+            except Busy:
+                self._inbox.said_busy(peer)
+                # Who asks whether we are in is in itself: a late member need not wait until we ask it again.
+                await first_done(self._means.clock.sleep(backoff.pause_s()), self._come_in(peer, method))
+            except PeerError as error:
+                if isinstance(error, DeadlineMissed):
+                    raise self._overdue() from error
+                raise self._broken(error, peer) from error
+
+    async def _come_in(self, peer: PeerId, method: str) -> None:
+        """Until a member that was not in is, once; for ever where it has more of ours than it takes."""
+        if method != ENTER or peer in self._came_in:
+            await asyncio.get_running_loop().create_future()
+        await self._inbox.wait_in(peer)
+        self._came_in.add(peer)
+
+    async def _call(
+        self, peer: PeerId, method: str, message: RoundMessage, payload: Payload, max_reply_bytes: int
+    ) -> memoryview:
+        timeout_s = self._ends_at - self._means.clock.monotonic()
+        if timeout_s <= 0:
+            raise DeadlineMissed("the round's time is over", peer=peer)
+        self._bytes_asked += len(payload)
+        began = self._means.clock.monotonic()
+        _, encoded = await self._means.endpoint.call(
+            peer, method, message, Empty, timeout_s=timeout_s, payload=payload, max_reply_bytes=max_reply_bytes
+        )
+        self._asking[peer] -= method != STAY
+        if method == ENTER:
+            self._inbox.meter.answered(peer, self._means.clock.monotonic() - began)
+        return encoded
+
+    async def _off_loop(self, chunk: Chunk, work: Callable[..., T], *args: object) -> T:
+        try:
+            if chunk.elements <= INLINE_ELEMENTS:
+                return work(*args)
+            done: T = await self._means.run(work, *args)
+            return done
+        except Violation as error:
+            raise RoundFailed(error.reason, peer=error.peer) from error
+
+    def _broken(self, error: PeerError, peer: PeerId) -> RoundFailed:
+        """A member that refuses reports on a round already void there, perhaps through no fault of its own."""
+        if error.code in ("unreachable", "violation", "failed"):
+            return RoundFailed(error.reason, peer=peer)
+        return self._inbox.given_up_by(peer, f"{peer} says: {error.reason}", self._means.clock.monotonic())
+
+    async def _expire(self) -> None:
+        await self._means.clock.sleep(max(0.0, self._ends_at - self._means.clock.monotonic()))
+        raise self._overdue()
+
+    def _overdue(self) -> RoundFailed:
+        """The deadline's failure, on whom it broke where we know (see :meth:`Inbox.suspects`)."""
+        lacking, suspects = self._inbox.suspects()
+        if suspects:
+            return RoundFailed(f"{lacking} in {self._plan.timeout_s:.3g} s", peer=suspects[0])
+        silent = sorted(peer for peer, calls in (+self._asking).items() if calls)
+        unsure = sorted(set(self._plan.members) - set(self._inbox.agreements))
+        # Straight to who reduces, who alone does not answer waits for nobody but us, or for whom it blames itself.
+        if len(silent) == 1 and self._plan.schedule == "direct" and len(self._plan.members) > 2:
+            return RoundFailed(f"no answer in {self._plan.timeout_s:.3g} s", peer=silent[0])
+        told = f"no answer from {', '.join(silent)}" if silent else f"no agreement from {', '.join(unsure)}"
+        return RoundFailed(f"{self._plan.timeout_s:.3g} s are over: {told}")

@@ -1,0 +1,299 @@
+"""Everything the other members said in one round: their sums of what we add up, their agreement, their giving up."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable
+
+from swarm.averaging.allreduce.messages import ChunkRequest
+from swarm.averaging.allreduce.meter import Meter
+from swarm.averaging.allreduce.partition import Chunk
+from swarm.averaging.allreduce.plan import Place, RoundPlan
+from swarm.errors import Busy, Refused, RoundFailed, Violation
+from swarm.ids import PeerId
+from swarm.network.protocols import Payload
+
+_Topic = tuple[int, int]
+"""A chunk's index and a level."""
+
+OVERDUE = 0.5
+"""Share of a round's time after which a member that still owes something to us may be blamed when another gives up."""
+
+
+class Inbox:
+    """What arrived for one round, from the moment it is expected until it is over. For one event loop, no I/O.
+
+    Holds at most ``plan.window`` unreduced chunks of a part from each that is below us in its tree, and twice as many
+    of who trades with us; a sum sent twice counts once, the first.
+    Whoever waits here is woken when the round ends, whichever way.
+    """
+
+    def __init__(self, plan: RoundPlan, me: PeerId) -> None:
+        self.plan, self.me = plan, me
+        self.failure: RoundFailed | None = None
+        self.agreements: dict[PeerId, str] = {}
+        self.bytes_answered = 0
+        self.place = Place(plan, me)
+        self.meter = Meter()
+        self._sums: dict[_Topic, dict[PeerId, Payload]] = {}
+        self._held: Counter[tuple[PeerId, int, int]] = Counter()
+        self._open: dict[tuple[PeerId, int, int], bool] = {}  # calls; whether their sum is still coming
+        self._coming: Counter[tuple[PeerId, int, int]] = Counter()
+        self._taken: set[_Topic] = set()
+        self.entered_at = math.inf
+        self._answered: set[PeerId] = set()
+        self._inside: set[PeerId] = set()
+        self._traded = False
+        self._results: dict[int, memoryview] = {}
+        self._changed: dict[object, asyncio.Event] = {}
+
+    def admit(self, caller: PeerId, request: ChunkRequest, payload_bytes: int) -> None:
+        """Raise Violation or Refused unless this member may send this many bytes, before there is room for them."""
+        self.admit_member(caller, request.plan)
+        if request.index >= len(self.plan.chunks):
+            raise Violation(f"there is no chunk {request.index}", peer=caller)
+        chunk = self.plan.chunks[request.index]
+        weight = self.place.station(chunk, request.level).weights.get(caller)
+        if weight is None:
+            raise Violation(f"chunk {request.index} is not reduced here for it", peer=caller)
+        if request.weight != weight:
+            raise Violation(f"claims weight {request.weight}, the ledger says {weight}", peer=caller)
+        expected = self.plan.sums_wire.bytes_of(chunk.elements) if weight else 0
+        if payload_bytes != expected:
+            raise Violation(f"chunk {request.index} has {payload_bytes} bytes, not {expected}", peer=caller)
+
+    def take_place(self, caller: PeerId, request: ChunkRequest) -> None:
+        """An admitted call begins: its sum counts from now on, whether it has arrived or not, until :meth:`call_over`.
+
+        Raises Busy when more chunks of this member are unreduced here, or coming, than its window allows, and for what
+        it has asked already and is not answered.
+        """
+        call, at = (caller, request.index, request.level), self._window_of(caller, request)
+        if call in self._open:
+            raise Busy("that is asked already")
+        if self._is_new(caller, request):
+            if self._held[at] + self._coming[at] >= self._most_held(request.level):
+                raise Busy("that is more than the window")
+            self._coming[at] += 1
+        self._open[call] = self._is_new(caller, request)
+
+    def call_over(self, caller: PeerId, request: ChunkRequest) -> None:
+        """A call that took a place is over: one whose sum has not arrived gives it back."""
+        if self._open.pop((caller, request.index, request.level), False):
+            self._coming[self._window_of(caller, request)] -= 1
+
+    def admit_member(self, caller: PeerId, plan_digest: str) -> None:
+        """Raise Violation for one who is no member, Refused for a member under another plan or after a failure."""
+        if caller not in self.plan.weights:
+            raise Violation(f"is no member of round {self.plan.key}", peer=caller)
+        self._refuse_if_void()
+        if plan_digest != self.plan.digest:
+            raise Refused(f"round {self.plan.key} is planned differently here")
+
+    async def answer(self, caller: PeerId, request: ChunkRequest, payload: memoryview) -> memoryview:
+        """Hold an admitted sum and wait for the chunk's result, as bytes that must not change before the round ends; a
+        trade waits for nothing.
+
+        Raises Refused when the round fails meanwhile. Cancelling forgets the question, not the sum.
+        """
+        topic = request.index, request.level
+        if payload and self._is_new(caller, request):
+            self._sums.setdefault(topic, {})[caller] = payload
+            self._held[self._window_of(caller, request)] += 1
+            if self._open.get((caller, *topic)):
+                self._open[caller, *topic] = False
+                self._coming[self._window_of(caller, request)] -= 1
+            self._wake(topic)
+        if request.level:
+            return memoryview(b"")
+        await self._wait(("result", request.index), lambda: request.index in self._results)
+        self._refuse_if_void()
+        encoded = self._results[request.index]
+        self.bytes_answered += len(encoded)
+        return encoded
+
+    def said_busy(self, peer: PeerId) -> None:
+        """Note that a member has answered whether it is in, if only that it is not yet."""
+        self._answered.add(peer)
+
+    def said_in(self, peer: PeerId) -> None:
+        """Note that a member is in: it said so, or it asked whether we are."""
+        self._answered.add(peer)
+        self._inside.add(peer)
+        self._wake(("in", peer))
+
+    async def wait_in(self, peer: PeerId) -> None:
+        """Until a member says that it is in, or the round fails."""
+        await self._wait(("in", peer), lambda: peer in self._inside)
+
+    def agree(self, caller: PeerId, result: str) -> None:
+        """Note that a member holds the whole result, by its digest. The first word counts."""
+        self.agreements.setdefault(caller, result)
+        self._wake("agreement")
+
+    def fail(self, failure: RoundFailed) -> None:
+        """End the round for all who wait here. The first reason stays; what was held is let go."""
+        if self.failure is None:
+            self.failure = failure
+        self._sums.clear()
+        self._held.clear()
+        self._open.clear()
+        self._coming.clear()
+        self._results.clear()
+        for topic in list(self._changed):
+            self._wake(topic)
+
+    async def wait_sums(self, chunk: Chunk, level: int = 0) -> dict[PeerId, Payload]:
+        """All sums of one chunk that are due at a level, encoded; they are let go here. Raises RoundFailed."""
+        topic, due = (chunk.index, level), self.place.station(chunk, level).due
+        await self._wait(topic, lambda: self._sums.get(topic, {}).keys() >= due)
+        self.raise_failure()
+        self._taken.add(topic)
+        if level:
+            self._let_in(chunk, level)
+        return self._sums.pop(topic, {})
+
+    def publish(self, chunk: Chunk, encoded: memoryview) -> None:
+        """Answer those who wait for a chunk's result, and let their next ones in. ``encoded`` must stay as it is."""
+        if self.place.asked(chunk):
+            self._results[chunk.index] = encoded
+            self._let_in(chunk, 0)
+            self._wake(("result", chunk.index))
+
+    def traded(self) -> None:
+        """We hold the whole result, and nobody needs to stay with us any longer."""
+        self._traded = True
+        self._wake("traded")
+
+    async def wait_traded(self) -> None:
+        """Until we hold the whole result. Raises Refused when the round fails before."""
+        await self._wait("traded", lambda: self._traded)
+        if not self._traded:
+            self._refuse_if_void()
+
+    async def wait_signed(self, caller: PeerId, result: str) -> None:
+        """Until we signed the same result ourselves; for a caller whom nobody calls, until all such have told us, too.
+        Raises Refused when the round fails meanwhile, as it does when a result differs."""
+        outgoing = self.plan.outgoing
+        awaited = {self.me, *outgoing} if caller in outgoing else {self.me}
+        await self._wait("agreement", lambda: awaited <= self.agreements.keys())
+        self._refuse_if_void()
+        if any(self.agreements[peer] != result for peer in awaited):
+            await self._wait("failure", lambda: False)  # until we know who differs from most, and fail for it
+            self._refuse_if_void()
+
+    async def wait_agreements(self) -> None:
+        """Until every member agreed or the round failed. Raises RoundFailed, also when the results differ."""
+        await self._wait("agreement", lambda: len(self.agreements) == len(self.plan.members))
+        self.raise_failure()
+        if len(set(self.agreements.values())) > 1:
+            raise self._disagreement()
+
+    def _disagreement(self) -> RoundFailed:
+        """Names who differs from what more than half of the members hold, if they hold the same, and it is not we."""
+        ((result, count),) = Counter(self.agreements.values()).most_common(1)
+        others = [peer for peer in self.plan.members if self.agreements.get(peer, result) != result]
+        told = ", ".join(f"{peer} {digest[:12]}" for peer, digest in sorted(self.agreements.items()))
+        dissenter = others[0] if 2 * count > len(self.plan.members) else ""
+        blamed = dissenter if dissenter != self.me else ""
+        return RoundFailed(f"members hold different results: {told}", peer=blamed, differs=True)
+
+    async def wait_failure(self) -> None:
+        """Until another member's message voids the round; then raises its RoundFailed."""
+        await self._wait("failure", lambda: False)
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Raise the round's failure, if it failed."""
+        if self.failure is not None:
+            failure = self.failure
+            told_by, differs = failure.aborted_by, failure.differs
+            raise RoundFailed(failure.reason, peer=failure.peer, aborted_by=told_by, differs=differs)
+
+    def given_up_by(self, caller: PeerId, reason: str, now: float, culprit: PeerId | None = None) -> RoundFailed:
+        """What the round ends with when another member says that it is void. Nobody is blamed for its word: only whom
+        we suspect ourselves, when we have waited so long that this means something; else one could frame whoever is
+        slow. In a round that follows others it must be the member that it names, if any is: all may wait for one that
+        is in an earlier round and not in ours."""
+        if len(set(self.agreements.values())) > 1:
+            return self._disagreement()  # as we know as well as it does
+        overdue = now - self.entered_at >= OVERDUE * self.plan.timeout_s
+        suspects = [peer for peer in self.suspects()[1] if overdue and peer != caller]
+        blamed = culprit if culprit in suspects else None if self.plan.key.round else next(iter(suspects), None)
+        return RoundFailed(reason, peer=blamed or "", aborted_by=caller)
+
+    def suspects(self) -> tuple[str, tuple[PeerId, ...]]:
+        """What a round that took too long waited for, in words, and on whom it broke, in rank order: only those who
+        need not wait for others themselves. Nobody when all may be waiting for somebody else.
+
+        Whoever has not even answered whether it is in comes first: a link that swallows everything is at no other place
+        as plain to see. Then those that are not in, for all that are were let in without waiting for anybody; those
+        that owe a sum; and who alone has not signed, where all others hold the whole result.
+        """
+        asked = self.plan.called_by(self.me)
+        unsigned = set(self.plan.members) - self.agreements.keys()
+        for lacking, those in (
+            ("no answer", {peer for peer in asked if peer not in self._answered}),
+            ("it did not enter", {peer for peer in asked if peer not in self._inside}),
+            ("no sum", self._owing_below() or self._owing_beside()),
+            ("no agreement", unsigned - {self.me} if len(unsigned) == 1 else set()),
+        ):
+            if those:
+                return lacking, tuple(peer for peer in self.plan.members if peer in those)
+        return "", ()
+
+    def _owing_below(self) -> set[PeerId]:
+        """Whose sum of the first chunk of a part that we have not added up is missing: only those who need not wait for
+        others themselves, nor for our answers to a whole window of what they sent."""
+        seen: set[int] = set()
+        for chunk in self.plan.chunks:
+            if chunk.rank in seen or (chunk.index, 0) in self._taken:
+                continue
+            seen.add(chunk.rank)
+            owing = {
+                peer
+                for peer in self.place.blamed(chunk) - self._sums.get((chunk.index, 0), {}).keys()
+                if self._held[peer, chunk.rank, 0] < self.plan.window
+            }
+            if owing:
+                return owing
+        return set()
+
+    def _owing_beside(self) -> set[PeerId]:
+        """With whom we trade first, when not even the first sum of all came, and nobody is below it: for a later chunk,
+        or at a later level, it may be waiting for others."""
+        for chunk in self.plan.chunks[: min(1, self.place.levels)]:
+            due = self.place.station(chunk, 1).due - self._sums.get((chunk.index, 1), {}).keys()
+            if (chunk.index, 1) not in self._taken:
+                return {peer for peer in due if not self.plan.routes.children(peer, self.plan.reducer(chunk))}
+        return set()
+
+    def _most_held(self, level: int) -> int:
+        """How many unreduced chunks of a part we hold for a member."""
+        return self.plan.window * (2 if level else 1)
+
+    def _refuse_if_void(self) -> None:
+        if self.failure is not None:
+            raise Refused(f"round {self.plan.key} is void: {self.failure}")
+
+    def _window_of(self, caller: PeerId, request: ChunkRequest) -> tuple[PeerId, int, int]:
+        return caller, self.plan.chunks[request.index].rank, request.level
+
+    def _is_new(self, caller: PeerId, request: ChunkRequest) -> bool:
+        topic = request.index, request.level
+        return topic not in self._taken and caller not in self._sums.get(topic, {})
+
+    def _let_in(self, chunk: Chunk, level: int) -> None:
+        for peer in self.place.station(chunk, level).due:
+            self._held[peer, chunk.rank, level] -= 1
+
+    async def _wait(self, topic: object, reached: Callable[[], bool]) -> None:
+        while not reached() and self.failure is None:
+            await self._changed.setdefault(topic, asyncio.Event()).wait()
+
+    def _wake(self, topic: object) -> None:
+        event = self._changed.pop(topic, None)
+        if event is not None:
+            event.set()

@@ -1,0 +1,67 @@
+"""What members of a round say to each other."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, StringConstraints
+
+from swarm.averaging.allreduce.plan import RoundKey, RoundPlan
+from swarm.ids import PartName
+from swarm.schema import AfterField, Count, DigestField, Message, PartField, PeerIdField
+
+ENTER = "averaging/1/enter"
+CHUNK = "averaging/1/chunk"
+STAY = "averaging/1/stay"
+AGREE = "averaging/1/agree"
+ABORT = "averaging/1/abort"
+
+
+class RoundMessage(Message):
+    """Names the round; ``plan`` is the digest of the sender's plan, so that nobody averages under two plans.
+
+    By itself it asks: "Are you in?", and is answered Empty as soon as the round is expected there, Busy before; or
+    "Stay with me", and is answered when the receiver has the whole result: until then its death is known at once.
+    """
+
+    step: Count
+    part: PartField
+    attempt: Count
+    round: Count
+    after: AfterField = ""
+    plan: DigestField
+
+    @property
+    def key(self) -> RoundKey:
+        """The round."""
+        return RoundKey(self.step, PartName(self.part), self.attempt, self.round, self.after)
+
+    @classmethod
+    def of(cls, plan: RoundPlan, **fields: object) -> Self:
+        """A message about the round of ``plan``."""
+        return cls.model_validate({**plan.key._asdict(), "plan": plan.digest, **fields})
+
+
+class ChunkRequest(RoundMessage):
+    """ "Here is my sum of this chunk, with those of all below me: give me its result." The payload is the sum (empty
+    when ``weight`` is 0), the answer's payload what the plan gives. ``weight`` is a claim, checked against the plan and
+    never used. A ``level`` above 0 is a trade of sums instead: the answer is empty, and comes at once."""
+
+    index: Count
+    weight: Count
+    level: Annotated[int, Field(ge=0, le=64)] = 0
+
+
+class Agreement(RoundMessage):
+    """ "I hold the whole result, and this is its digest.\""""
+
+    result: DigestField
+
+
+class Abort(RoundMessage):
+    """ "This round is void at my side; it broke on ``culprit``, if I know."
+
+    Nobody believes it: a receiver blames the culprit as well only if it sees the same itself."""
+
+    culprit: PeerIdField | None = None
+    reason: Annotated[str, StringConstraints(max_length=500)] = Field(default="no reason given")

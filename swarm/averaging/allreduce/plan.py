@@ -1,0 +1,286 @@
+"""What is agreed about a round before it starts, and what a member has when it ends."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from swarm.averaging.allreduce.meter import Heard
+from swarm.averaging.allreduce.partition import CHUNK_ELEMENTS, Chunk, cut
+from swarm.averaging.allreduce.wire import Wire, WireCodec, WireType, wire_of
+from swarm.averaging.schedules import SCHEDULES, ScheduleName
+from swarm.averaging.schedules.patterns import MOST_PARTS
+from swarm.averaging.schedules.routes import Routes
+from swarm.errors import BugError
+from swarm.ids import PartName, PeerId
+
+Gives = Literal["mean", "sum"]
+
+MIN_WINDOW, MAX_WINDOW = 2, 16
+"""Chunks of a part in flight per pair of members. Two overlap one chunk's link time with the other's reduction; sixteen
+(4 MiB) fill a 300 Mbit/s link at 100 ms round trip."""
+
+WINDOW_SHARE = 0.1
+"""Memory that the chunks held for one's own part may take, as a share of the vector; the answers being awaited from the
+other reducers take at most as much again."""
+
+
+class RoundKey(NamedTuple):
+    """What names a round within a run; ``attempt`` counts from 0 and grows when a round failed and all of the step's
+    are repeated; ``round`` counts those of one attempt. ``after`` begins the hash of the record that the step follows:
+    who gives a lineage up comes to the same steps again, and these are other rounds."""
+
+    step: int
+    part: PartName
+    attempt: int
+    round: int = 0
+    after: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.part}/{self.step}/{self.attempt}" + (f".{self.round}" if self.round else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundPlan:
+    """One round as all its members must see it; two members whose plans differ do not exchange anything.
+
+    ``members`` are in rank order, the order of addition. ``weights`` are the ledger's token counts; a member of
+    weight 0 sends nothing and receives everything. ``shares`` say how much of the vector each member reduces
+    (0 or absent: none); without any, the members with weight > 0 reduce equal parts, so that an observer, whom nobody
+    has reason to trust yet, computes nothing for others. ``dtype`` is that of the sums. It ``gives`` their weighted
+    mean in float32, or their sum in ``dtype`` for another round to go on with. ``codec`` says how both travel: float32
+    as they are, whatever the type; int8 rounded to 8 bits, once, so that only ``direct`` will do. ``schedule`` is the
+    way that sums travel, for a ``reason`` in words. ``aligned`` cuts parts between chunks, so that groups of
+    other sizes name the same result by the same digest and norm. ``outgoing`` members call the others and are called by
+    nobody: they reduce nothing, and hear of each other from those they call. ``timeout_s`` counts from the local start
+    and need not be the same everywhere.
+    Raises BugError for a plan that cannot be carried out.
+    """
+
+    key: RoundKey
+    members: tuple[PeerId, ...]
+    weights: Mapping[PeerId, int]
+    elements: int
+    timeout_s: float
+    dtype: WireType = "float32"
+    codec: WireCodec = "float32"
+    shares: Mapping[PeerId, int] = field(default_factory=dict)
+    chunk_elements: int = CHUNK_ELEMENTS
+    gives: Gives = "mean"
+    aligned: bool = False
+    schedule: ScheduleName = "direct"
+    reason: str = ""
+    outgoing: frozenset[PeerId] = frozenset()
+
+    def __post_init__(self) -> None:
+        if not self.members or len(set(self.members)) != len(self.members):
+            raise BugError(f"round {self.key}: members must be distinct and at least one")
+        if set(self.weights) != set(self.members) or min(self.weights.values()) < 0 or self.total_weight == 0:
+            raise BugError(f"round {self.key}: every member needs a weight of at least 0, and one of them more")
+        if not set(self.shares) <= set(self.members) or any(share < 0 for share in self.shares.values()):
+            raise BugError(f"round {self.key}: shares are at least 0 and belong to members")
+        if self.shares and not sum(self.shares.values()):
+            raise BugError(f"round {self.key}: no member reduces anything")
+        if any(self._share(peer) for peer in self.outgoing if len(self.members) > 1):
+            raise BugError(f"round {self.key}: nobody can call those that are to reduce")
+        if self.elements < 0 or self.chunk_elements < 1 or not self.timeout_s > 0:
+            raise BugError(f"round {self.key}: elements, chunk size and time-out must be positive")
+        if not wire_of(self.codec, self.dtype).exact and self.schedule != "direct":
+            raise BugError(f"round {self.key}: {self.codec} would be rounded again at each hop of {self.schedule}")
+        object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
+        object.__setattr__(self, "shares", MappingProxyType(dict(self.shares)))
+
+    @cached_property
+    def total_weight(self) -> int:
+        """Σ weights."""
+        return sum(self.weights.values())
+
+    @property
+    def divisor(self) -> int:
+        """What the sum of all sums is divided by."""
+        return self.total_weight if self.gives == "mean" else 1
+
+    @property
+    def result_dtype(self) -> WireType:
+        """That of the result."""
+        return "float32" if self.gives == "mean" else self.dtype
+
+    @cached_property
+    def sums_wire(self) -> Wire:
+        """How a sum travels to its reducer."""
+        return wire_of(self.codec, self.dtype)
+
+    @cached_property
+    def result_wire(self) -> Wire:
+        """How a result travels to everybody."""
+        return wire_of(self.codec, self.result_dtype)
+
+    @cached_property
+    def contributors(self) -> tuple[PeerId, ...]:
+        """Members with weight > 0, in rank order: the one contributor set of all parts."""
+        return tuple(peer for peer in self.members if self.weights[peer] > 0)
+
+    @cached_property
+    def chunks(self) -> tuple[Chunk, ...]:
+        """All chunks of the vector, in its order; a chunk's ``rank`` is its reducer's place in ``members``."""
+        shares = [self.routes.roots.get(peer, 0) for peer in self.members]
+        return cut(self.elements, shares, self.chunk_elements, aligned=self.aligned)
+
+    @cached_property
+    def routes(self) -> Routes:
+        """Who sends what to whom."""
+        shares = {peer: self._share(peer) for peer in self.members}
+        return Routes(SCHEDULES[self.schedule], self.members, self.weights, shares, self.key.step)
+
+    @cached_property
+    def window(self) -> int:
+        """How many chunks of a part each pair of members may have in flight, so that memory stays a fraction of the
+        vector, and a pair's calls within what may be open."""
+        held_bytes = len(self.members) * self.chunk_elements * self.item_bytes
+        room = int(WINDOW_SHARE * self.elements * self.item_bytes / held_bytes)
+        most = MAX_WINDOW if self.schedule == "direct" else 2 * MOST_PARTS // len(self.routes.roots)
+        return max(MIN_WINDOW, min(MAX_WINDOW, most, room))
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of one element of a sum."""
+        return np.dtype(self.dtype).itemsize
+
+    @cached_property
+    def digest(self) -> str:
+        """Hex sha256 of all that members must agree on: everything but the time-out and the reason."""
+        agreed = [
+            self.key,
+            self.members,
+            [self.weights[peer] for peer in self.members],
+            self.elements,
+            self.dtype,
+            self.codec,
+            [self._share(peer) for peer in self.members],
+            self.chunk_elements,
+            self.gives,
+            self.aligned,
+            self.schedule,
+            sorted(self.outgoing),
+        ]
+        return hashlib.sha256(json.dumps(agreed, separators=(",", ":")).encode()).hexdigest()
+
+    def lasting(self, timeout_s: float) -> RoundPlan:
+        """The same but for its time, with all that has been worked out about it."""
+        plan = copy.copy(self)
+        object.__setattr__(plan, "timeout_s", timeout_s)
+        return plan
+
+    def called_by(self, peer: PeerId) -> tuple[PeerId, ...]:
+        """Whom a member calls: all others that can be called."""
+        return tuple(other for other in self.members if other != peer and other not in self.outgoing)
+
+    def reducer(self, chunk: Chunk) -> PeerId:
+        """The root of a chunk's tree: who reduces it."""
+        return self.members[chunk.rank]
+
+    def chunks_of(self, peer: PeerId) -> tuple[Chunk, ...]:
+        """The chunks a member reduces, in order."""
+        rank = self.members.index(peer)
+        return tuple(chunk for chunk in self.chunks if chunk.rank == rank)
+
+    def _share(self, peer: PeerId) -> int:
+        return self.shares.get(peer, 0) if self.shares else int(self.weights[peer] > 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class RoundResult:
+    """What a round gave, bit for bit the same at every member but for ``bytes_sent``, ``heard`` and the seconds.
+
+    ``tensor`` is what the plan gives, (elements,) on the CPU, and the caller's own. ``squared_norm`` is its squared L2
+    norm in float64, ``digest`` names its content (hex; comparable between members of one plan, and of aligned ones).
+    ``bytes_sent`` counts payload this member put on the wire, ``contributors`` are those whose sums are in it,
+    ``heard`` is what was measured of the links to the others. All members were in ``formed_s`` after this one had
+    begun.
+    """
+
+    tensor: torch.Tensor
+    squared_norm: float
+    digest: str
+    contributors: tuple[PeerId, ...]
+    bytes_sent: int
+    seconds: float
+    formed_s: float = 0.0
+    heard: Mapping[PeerId, Heard] = field(default_factory=dict)
+
+
+# --- place -----------------------------------------------------------------------------------------------------------
+#
+# One member's place in a round: who asks it for what, and what that must weigh.
+
+
+@dataclass(frozen=True, slots=True)
+class Station:
+    """At which others hand us their sums of one part: level 0 are those below us in its tree, the levels above trades
+    with one member each. ``weights`` are by who may come, ``due`` who of them brings something."""
+
+    weights: Mapping[PeerId, int]
+    due: frozenset[PeerId]
+
+    @staticmethod
+    def of(weights: Mapping[PeerId, int]) -> Station:
+        """Where these come."""
+        return Station(weights, frozenset(peer for peer, weight in weights.items() if weight))
+
+
+NOBODY = Station.of({})
+
+
+class Place:
+    """What a plan means for one of its members. Pure."""
+
+    def __init__(self, plan: RoundPlan, me: PeerId) -> None:
+        self._routes, self._roots = plan.routes, plan.members
+        self.me = me
+        self.levels = plan.routes.levels if me in plan.routes.core else 0
+        """How often we trade for each chunk."""
+        self._stations = {(root, 0): self._below(root) for root in plan.routes.roots}
+        for level in range(self.levels):
+            (root,) = plan.routes.roots
+            partner = plan.routes.partner(me, level)
+            self._stations[root, level + 1] = Station.of({partner: plan.routes.traded_weight(partner, level)})
+
+    def station(self, chunk: Chunk, level: int) -> Station:
+        """Where sums of a chunk arrive; nobody comes at a level that there is not."""
+        return self._stations.get((self._roots[chunk.rank], level), NOBODY)
+
+    def asked(self, chunk: Chunk) -> bool:
+        """Whether anybody asks us for a chunk's result."""
+        return bool(self.station(chunk, 0).weights)
+
+    def blamed(self, chunk: Chunk) -> frozenset[PeerId]:
+        """Who owes us a sum for which it need not wait for others."""
+        root = self._roots[chunk.rank]
+        return frozenset(peer for peer in self.station(chunk, 0).due if not self._routes.children(peer, root))
+
+    def parent(self, root: PeerId) -> PeerId | None:
+        """Whom we ask for a root's part; None when we compute it."""
+        return self._routes.parent(self.me, root)
+
+    def asks(self, root: PeerId) -> tuple[PeerId, ...]:
+        """All to whom we send something for a root's part."""
+        parent = self.parent(root)
+        if parent is not None:
+            return (parent,)
+        return tuple(self._routes.partner(self.me, level) for level in range(self.levels))
+
+    def weight(self, root: PeerId, level: int) -> int:
+        """Of what we send."""
+        return self._routes.traded_weight(self.me, level - 1) if level else self._routes.weight(self.me, root)
+
+    def _below(self, root: PeerId) -> Station:
+        return Station.of({peer: self._routes.weight(peer, root) for peer in self._routes.children(self.me, root)})

@@ -1,0 +1,204 @@
+"""One member's vote in one step, with its disk: what it promises and accepts lies there before anybody is told."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import logging
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgpack
+from pydantic import ValidationError
+
+from swarm.consensus.acceptor import Acceptor, Vote
+from swarm.errors import Busy
+from swarm.schema import Count, DigestField, Message
+from swarm.state.checkpoints.disk import sweep, sync_directory, write_whole
+
+Keep = Callable[[Acceptor], None]
+"""Have this on the disk. Blocking; raises OSError when the disk refuses."""
+
+
+class Ballot:
+    """An acceptor that forgets nothing. Without ``keep`` it lives in memory only; with a reason in ``abstains`` it
+    takes no part: nobody knows what was promised and accepted before.
+
+    Busy is what it answers instead of a vote that it may not give, or cannot keep: the leader then waits for other
+    voters, where so many refusals would end the run.
+    """
+
+    def __init__(
+        self,
+        acceptor: Acceptor | None = None,
+        *,
+        keep: Keep | None = None,
+        abstains: str = "",
+        trouble: Callable[[str], None] = lambda reason: None,
+    ) -> None:
+        self._acceptor = acceptor or Acceptor()
+        self._keep, self._abstains, self._trouble = keep, abstains, trouble
+        self._one_by_one = asyncio.Lock()
+        self._keeping: set[asyncio.Task[None]] = set()
+
+    @property
+    def term(self) -> int:
+        """The highest term that it promised to follow."""
+        return self._acceptor.term
+
+    @property
+    def vote(self) -> Vote | None:
+        """What it accepted last."""
+        return self._acceptor.vote
+
+    @property
+    def free(self) -> int:
+        """See :class:`Acceptor`. What is lost of it with a crash costs no more than a record proposed again."""
+        return self._acceptor.free
+
+    async def follow(self, term: int) -> bool:
+        """Promise to follow a term; whether it is a new one. Raises Superseded for a lower one, and Busy. Cancelled,
+        the promise may stand all the same."""
+        async with self._asked():
+            after = dataclasses.replace(self._acceptor)
+            new = after.follow(term)
+            await self._become(after)
+        return new
+
+    async def accept(self, vote: Vote) -> None:
+        """Accept a record in its term; it is on the disk when this returns. Raises Superseded, Refused for a second
+        record in one term, and Busy. Cancelled, the vote may stand all the same."""
+        async with self._asked():
+            after = dataclasses.replace(self._acceptor)
+            after.accept(vote)
+            await self._become(after)
+
+    def begun_free(self, term: int) -> None:
+        """Its leader closes the step anew in this term: it was free to. Kept with the next vote."""
+        self._acceptor.begun_free(term)
+
+    async def retire(self, reason: str) -> Acceptor:
+        """Answer nothing any more; returns what it promised and accepted, when nothing is being written."""
+        async with self.retiring(reason):
+            return self._acceptor
+
+    @asynccontextmanager
+    async def retiring(self, reason: str) -> AsyncIterator[None]:
+        """As :meth:`retire`, when nothing is being written; it goes on as before if what is done meanwhile fails."""
+        async with self._one_by_one:
+            await self.close()
+            yield
+            self._abstains = reason
+
+    @asynccontextmanager
+    async def _asked(self) -> AsyncIterator[None]:
+        """One question at a time. Raises Busy where it abstains."""
+        async with self._one_by_one:
+            await self.close()
+            if self._abstains:
+                raise Busy(self._abstains)
+            yield
+
+    async def close(self) -> None:
+        """Return when nothing is being written any more."""
+        await asyncio.gather(*self._keeping, return_exceptions=True)
+
+    async def _become(self, after: Acceptor) -> None:
+        """Written off the event loop. That goes on when the question is given up, and whoever comes next waits for it:
+        so the disk never holds less than what somebody was told."""
+        if (after.term, after.vote) == (self._acceptor.term, self._acceptor.vote):
+            return
+        if self._keep is None:
+            self._acceptor = after
+            return
+        keeping = asyncio.ensure_future(self._kept(self._keep, after))
+        self._keeping.add(keeping)
+        keeping.add_done_callback(self._keeping.discard)
+        await asyncio.shield(keeping)
+
+    async def _kept(self, keep: Keep, after: Acceptor) -> None:
+        try:
+            await asyncio.to_thread(keep, after)
+        except OSError as error:
+            self._trouble(error.strerror or str(error))
+            raise Busy(f"its vote cannot be kept: {error.strerror or error}") from error
+        after.free = max(after.free, self._acceptor.free)
+        self._acceptor = after
+        self._trouble("")
+
+
+# --- vote file -------------------------------------------------------------------------------------------------------
+#
+# A member's vote in the open step as it lies on its disk, beside its key, so that a peer that is started again neither
+# votes twice nor takes its vote away.
+# The file is bound to the directory in which it was written: a copy of it elsewhere, with a copy of the key, is no
+# vote, for the original may still be used. Who puts an old state of the directory itself back must not start a peer
+# there while the step goes on in which it was taken; the record that the vote follows makes any older one worthless.
+
+
+logger = logging.getLogger(__name__)
+
+HEADER = b"swarm vote 1\n"
+DIGEST_BYTES = 32
+MAX_FILE_BYTES = 64 << 20
+"""More than any record that fits a message takes, with the requests that explain it."""
+
+
+class KeptVote(Message):
+    """What a member has promised and accepted in one step, which follows the record with the hash ``previous``: see
+    :class:`swarm.consensus.acceptor.Acceptor`."""
+
+    run: DigestField
+    step: Count
+    previous: DigestField
+    term: Count
+    free: Count
+    vote: Vote | None
+
+
+class VoteFile:
+    """The newest vote of the peer whose home ``path`` lies in; of one step only: the next one's takes its place."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def read(self) -> KeptVote | None:
+        """What lies there; None for no file, and, said in the log, for one that is torn, strange or of elsewhere: then
+        nothing is known of what was voted here. What a killed process left half written beside it is taken away. Never
+        raises."""
+        sweep(self._path)
+        try:
+            with self._path.open("rb") as file:
+                data = file.read(MAX_FILE_BYTES + 1)
+            return self._decoded(data)
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, TypeError, ValidationError, msgpack.exceptions.UnpackException) as error:
+            logger.warning("%s is not a vote that was given here, and is passed over: %s", self._path, error)
+            return None
+
+    def write(self, kept: KeptVote) -> None:
+        """Have it on the disk, instead of what was there, when this returns. Blocking: three syncs. Raises OSError with
+        what was there untouched."""
+        body: bytes = msgpack.packb(kept.model_dump(), use_bin_type=True)
+        write_whole(self._path, [HEADER, self._digest(body), body])
+
+    def drop(self) -> None:
+        """Have none: whoever is started here anew knows nothing of what was voted. Blocking. Raises OSError."""
+        self._path.unlink(missing_ok=True)
+        sync_directory(self._path.parent)
+
+    def _decoded(self, data: bytes) -> KeptVote:
+        head, body = len(HEADER), data[len(HEADER) + DIGEST_BYTES :]
+        if len(data) > MAX_FILE_BYTES or not data.startswith(HEADER):
+            raise ValueError("no such file has this size and beginning")
+        if data[head : head + DIGEST_BYTES] != self._digest(body):
+            raise ValueError("it is torn, or comes from another directory")
+        return KeptVote.model_validate(msgpack.unpackb(body, use_list=False))
+
+    def _digest(self, body: bytes) -> bytes:
+        here = os.stat(self._path.parent)
+        return hashlib.sha256(f"{here.st_dev}|{here.st_ino}|".encode() + body).digest()

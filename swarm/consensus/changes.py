@@ -1,0 +1,272 @@
+"""Who joins and leaves when a step closes. Pure.
+
+A peer asks for itself, with its signature, for one step after one record; the leader of that step gathers what it was
+asked and puts the resulting roster into the close record; every member computes the same roster from the same requests
+before it accepts. So nobody can be put into a roster, or out of it, against its will, and no old request can be used
+again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
+
+from swarm.consensus.roster import HowToJoin, Member, Roster, join_words, lacks_server, lost_parts, serves_alone
+from swarm.errors import Refused, Violation
+from swarm.ids import ENDS, PartName, PeerId, RunId
+from swarm.schema import Count, Message, PartField, PeerIdField, SignatureField
+
+MAX_CHANGES = 64
+"""Of each kind in one step; who comes later is asked to try the next one."""
+
+ALL_ASKED = "all have been asked to leave"
+"""How it begins what a leader says to one that cannot be spared, and need not be for long."""
+
+Verify = Callable[[PeerId, bytes, bytes], bool]
+
+
+class Admission(Message):
+    """A peer that holds its part asks to be in the roster that the record of ``step`` names."""
+
+    step: Count
+    member: Member
+    signature: SignatureField
+
+
+class Departure(Message):
+    """A member asks not to be in the roster that the record of ``step`` names. ``ends``: where all members ask so, the
+    run may end with it."""
+
+    step: Count
+    peer: PeerIdField
+    ends: bool = False
+    signature: SignatureField
+
+    @model_serializer(mode="wrap")
+    def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Peers of before know nothing of ``ends``."""
+        plain: dict[str, Any] = dump(self)
+        return {key: value for key, value in plain.items() if value or key != "ends"}
+
+
+class Rescue(Message):
+    """A member that holds a copy of a part whose replicas are all lost will hold it from the next step on, instead of
+    its own."""
+
+    step: Count
+    peer: PeerIdField
+    part: PartField
+    signature: SignatureField
+
+
+class Changes(Message):
+    """All requests that one close record grants, and the members that were lost in its step. ``rescues`` only where the
+    step is given up."""
+
+    joins: Annotated[tuple[Admission, ...], Field(max_length=MAX_CHANGES)] = ()
+    leaves: Annotated[tuple[Departure, ...], Field(max_length=MAX_CHANGES)] = ()
+    rescues: Annotated[tuple[Rescue, ...], Field(max_length=MAX_CHANGES)] = ()
+    absent: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000)] = ()
+
+    def end(self, before: Roster) -> bool:
+        """Whether the run ends with the record: every member of the roster ``before`` asks for it, none was lost, and
+        nobody joins. Then all stay in the roster, for nobody has to do without anybody."""
+        agreed = {leave.peer for leave in self.leaves if leave.ends}
+        return bool(agreed) and not self.joins and not self.absent and agreed == set(before.peers)
+
+
+NO_CHANGES = Changes()
+
+
+def admission_bytes(run: RunId, step: int, previous: str, member: Member) -> bytes:
+    """What a peer signs to join with ``step``; ``previous`` is the hash of the record before."""
+    text = json.dumps(member.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return f"join|{run}|{step}|{previous}|{hashlib.sha256(text.encode()).hexdigest()}".encode()
+
+
+def departure_bytes(run: RunId, step: int, previous: str, peer: str, *, ends: bool = False) -> bytes:
+    """What a member signs to leave; see :func:`admission_bytes` and :class:`Departure`."""
+    return f"leave|{run}|{step}|{previous}|{peer}{'|ends' if ends else ''}".encode()
+
+
+def rescue_bytes(run: RunId, step: int, previous: str, peer: str, part: str) -> bytes:
+    """What a member signs to hold a lost part; see :func:`admission_bytes`."""
+    return f"rescue|{run}|{step}|{previous}|{peer}|{part}".encode()
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """When requests are asked: the open step, who takes part in it, the hash of the record before it, and, where the
+    step is given up, who is believed to be ``lost``: one of those may ask to join anew."""
+
+    step: int
+    roster: Roster
+    previous: str
+    lost: Collection[str] = ()
+
+    @property
+    def staying(self) -> Roster:
+        """Those that are not lost."""
+        return Roster(member for member in self.roster.members if member.peer not in self.lost)
+
+
+class ChangeRules:
+    """What a run's roster may become. ``parts`` are all parts of its model, ``most`` the members a record has room
+    for; ``served`` as in :class:`~swarm.step.rules.StepRules`; ``how`` says how somebody joins."""
+
+    def __init__(
+        self,
+        run: RunId,
+        parts: Sequence[PartName],
+        most: int,
+        verify: Verify,
+        *,
+        served: bool = False,
+        how: HowToJoin = join_words,
+    ) -> None:
+        self._run, self._parts, self._most, self._verify = run, tuple(parts), most, verify
+        self._served, self._how = served, how
+
+    def check_admission(self, now: Moment, request: Admission) -> None:
+        """Raises Refused with the reason, Violation for a forged request."""
+        member, peer = request.member, PeerId(request.member.peer)
+        if request.step != now.step:
+            raise Refused(f"this asks to join in step {request.step}, step {now.step} is open")
+        if peer in now.roster and peer not in now.lost:
+            raise Refused(f"{peer} is in the roster already")
+        if not self._verify(peer, admission_bytes(self._run, now.step, now.previous, member), request.signature):
+            raise Violation(f"the request of {peer} to join is forged")
+        if member.part not in self._parts_of(member.role):
+            raise Refused(f"a {member.role} of this run does not hold {member.part or 'nothing'}")
+        if self._served and (problem := lacks_server(now.staying, member, self._how)):
+            raise Refused(problem)
+
+    def check_departure(self, now: Moment, request: Departure) -> None:
+        """Raises Refused with the reason, Violation for a forged request."""
+        peer = PeerId(request.peer)
+        if request.step != now.step or peer not in now.roster:
+            raise Refused(f"{peer} asks to leave in step {request.step}; it is step {now.step}'s members that may now")
+        signed = departure_bytes(self._run, now.step, now.previous, peer, ends=request.ends)
+        if not self._verify(peer, signed, request.signature):
+            raise Violation(f"the request of {peer} to leave is forged")
+
+    def check_rescue(self, now: Moment, request: Rescue) -> None:
+        """Raises Refused with the reason, Violation for a forged request."""
+        peer, part = PeerId(request.peer), PartName(request.part)
+        if request.step != now.step or peer not in now.roster or peer in now.lost:
+            raise Refused(f"{peer} cannot hold {part} after step {now.step}")
+        if not self._verify(peer, rescue_bytes(self._run, now.step, now.previous, peer, part), request.signature):
+            raise Violation(f"the request of {peer} to hold {part} is forged")
+        if part not in self._parts_of(now.roster[peer].role):
+            raise Refused(f"a {now.roster[peer].role} of this run does not hold {part}")
+
+    def _parts_of(self, role: str) -> tuple[PartName | None, ...]:
+        if role == "stage":
+            return tuple(part for part in self._parts if part != ENDS)
+        return (ENDS,) if role == "trainer" and ENDS in self._parts else (None,)
+
+    def spared(self, before: Roster, leaving: Sequence[str], peer: str, *, lost: bool = False) -> str | None:
+        """Why ``peer`` can not be spared when ``leaving`` go as well; None when it can. Of one that is ``lost`` only
+        what nobody can do without is asked.
+
+        Who joins in the same step does not count: it takes the step's result from those who stay.
+        """
+        staying = [member for member in before.members if member.peer != peer and member.peer not in leaving]
+        member = before[peer]
+        if member.part is not None and all(other.part != member.part for other in staying):
+            return f"it holds the only replica of {member.part}: {_another(member, self._how)}"
+        if member.role == "trainer" and all(other.role != "trainer" for other in staying):
+            return f"it is the only trainer: {_another(member, self._how)}"
+        if self._served and not lost and serves_alone(Roster(staying), member):
+            return f"it is the only replica of {member.part} that others can call: {_another(member, self._how)}"
+        return None
+
+    def gather(
+        self, before: Roster, joins: Sequence[Admission], leaves: Sequence[Departure], absent: Collection[PeerId] = ()
+    ) -> Changes:
+        """What a leader grants of the checked requests it was sent: in the order of the peers, as far as the record
+        has room and the run can do without."""
+        gone = sorted(absent)
+        granted: list[Departure] = []
+        for request in sorted(leaves, key=lambda leave: leave.peer)[:MAX_CHANGES]:
+            going = [*gone, *(leave.peer for leave in granted)]
+            if request.peer not in gone and self.spared(before, going, request.peer) is None:
+                granted.append(request)
+        room = max(0, min(MAX_CHANGES, self._most - len(before) + len(granted) + len(gone)))
+        return Changes(
+            joins=tuple(sorted(joins, key=lambda join: join.member.peer)[:room]),
+            leaves=tuple(granted),
+            absent=tuple(gone),
+        )
+
+    def end(self, before: Roster, leaves: Sequence[Departure]) -> Changes | None:
+        """What a leader grants when all members have sent it a checked request that lets the run end; None when not all
+        have, or more than a record has room for: then those leave first that can be spared."""
+        if len(leaves) > MAX_CHANGES:
+            return None
+        changes = Changes(leaves=tuple(sorted(leaves, key=lambda leave: leave.peer)))
+        return changes if changes.end(before) else None
+
+    def apply(self, now: Moment, changes: Changes) -> Roster:
+        """The roster that a record with these changes must name; of one that ends the run, the same. Raises
+        Refused or Violation for changes that no honest leader makes."""
+        before = now.roster
+        for join in changes.joins:
+            self.check_admission(now, join)
+        for leave in changes.leaves:
+            self.check_departure(now, leave)
+        joining = {join.member.peer: join.member for join in changes.joins}
+        leaving = [*changes.absent, *(leave.peer for leave in changes.leaves)]
+        if not set(changes.absent) <= set(before.peers):
+            raise Violation("somebody was lost who did not take part")
+        if len(joining) != len(changes.joins) or len(set(leaving)) != len(leaving):
+            raise Violation("a peer that joins or leaves twice in one step")
+        if changes.end(before):
+            leaving = []
+        for index, peer in enumerate(leaving):
+            lost = peer in changes.absent
+            if (reason := self.spared(before, leaving[:index], peer, lost=lost)) is not None:
+                raise Refused(f"{peer} cannot leave: {reason}")
+        roster = Roster([*(m for m in before.members if m.peer not in leaving), *joining.values()])
+        if len(roster) > max(self._most, len(before)):
+            raise Refused(f"a roster of {len(roster)} where a record has room for {self._most}")
+        return roster
+
+    def give_up(self, now: Moment, changes: Changes) -> Roster:
+        """The roster that a record that gives its step up must name: without those that are lost, with every part held
+        again, by a member that had a copy of it or by one that joins. Raises Refused or Violation for changes that no
+        honest leader makes."""
+        now = Moment(now.step, now.roster, now.previous, changes.absent)
+        if changes.leaves or not set(changes.absent) <= set(now.roster.peers):
+            raise Violation("a step that is given up names as lost who did not take part, or somebody leaves with it")
+        if not lost_parts(now.roster, changes.absent):
+            raise Violation("every part has a replica that is there: there is no reason to give the step up")
+        for join in changes.joins:
+            self.check_admission(now, join)
+        for rescue in changes.rescues:
+            self.check_rescue(now, rescue)
+        places = {rescue.peer: rescue.part for rescue in changes.rescues}
+        joining = {join.member.peer: join.member for join in changes.joins}
+        if len(places) != len(changes.rescues) or len(joining) != len(changes.joins):
+            raise Violation("a peer that joins or moves twice in one step")
+        staying = [m for m in now.roster.members if m.peer not in changes.absent]
+        moved = [m.model_copy(update={"part": places[m.peer]}) if m.peer in places else m for m in staying]
+        roster = Roster([*moved, *joining.values()])
+        if missing := [part for part in self._parts if not roster.replicas(part)]:
+            raise Refused(f"nobody holds {', '.join(missing)}")
+        if not roster.trainers:
+            raise Refused("no trainer is left")
+        if len(roster) > max(self._most, len(now.roster)):
+            raise Refused(f"a roster of {len(roster)} where a record has room for {self._most}")
+        return roster
+
+
+def _another(member: Member, how: HowToJoin) -> str:
+    """What must happen before a member can be spared."""
+    part = PartName(member.part) if member.role == "stage" and member.part else None
+    return f"another must join first ({how(part)}), or all be asked to leave, which ends the run in order"

@@ -1,0 +1,252 @@
+"""The close record: what was decided about a step, once. The run's history is the chain of these."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
+
+from swarm.averaging.allreduce.meter import MOST_BYTES_PER_S, MOST_LATENCY_US
+from swarm.consensus.roster import Member, Roster
+from swarm.errors import Refused
+from swarm.ids import PeerId
+from swarm.schema import Count, DigestField, Finite, Message, MicrobatchField, PartField, PeerIdField
+
+if TYPE_CHECKING:
+    import torch  # commands that only read records start without it
+
+NO_RECORD = "0" * 64
+"""What the first record names as its predecessor."""
+
+
+MeasuredLink = tuple[Annotated[int, Field(ge=0, le=MOST_LATENCY_US)], Annotated[int, Field(ge=0, le=MOST_BYTES_PER_S)]]
+"""A member's link: microseconds one way to the others of its part, and bytes a second; 0 for what is not known."""
+
+
+class Contribution(Message):
+    """One committed microbatch: its target tokens, its loss, and the replica of each stage that holds its gradient."""
+
+    microbatch: MicrobatchField
+    tokens: Count
+    loss_sum: Finite
+    route: Annotated[tuple[PeerIdField, ...], Field(max_length=1024)]
+
+
+class Aside(Message):
+    """A microbatch that no replica could compute: it counts for nothing, and its trainer goes on after it."""
+
+    microbatch: MicrobatchField
+    reason: Annotated[str, StringConstraints(max_length=200)]
+
+
+class Confirmation(Message):
+    """That the first record of a provisional lineage was decided after all: who signed it, in a later term."""
+
+    term: Count
+    acceptances: Annotated[
+        dict[PeerIdField, Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{128}$")]], Field(max_length=64)
+    ]
+
+    @staticmethod
+    def of(term: int, acceptances: Mapping[str, bytes]) -> Confirmation:
+        """Of the signatures themselves."""
+        return Confirmation(term=term, acceptances={peer: signed.hex() for peer, signed in acceptances.items()})
+
+    def signatures(self) -> dict[str, bytes]:
+        """By peer."""
+        return {peer: bytes.fromhex(signed) for peer, signed in self.acceptances.items()}
+
+
+class CloseRecord(Message):
+    """What counts in a step, its scalars, and what comes out. One with which a run begins (``founding``) has no
+    microbatches: step 0 is the genesis, with the digests of the initial weights; a run that is resumed begins with the
+    step of its checkpoint. One that is ``void`` has none either: the step was given up, because all that hold a part
+    were lost; weights and cursors stay, and the roster says who holds the part now (``optimization.rescue``). With one
+    that is ``ended`` the run is over before its last step: all members had asked for that.
+
+    ``roster`` takes part in the *next* step. ``digests`` are of parameters and optimizer state after this step.
+    ``cursors`` say where every shard continues. ``term`` is the one in which it was proposed first. ``absent`` are the
+    members that were lost in the step. ``links`` is what was measured of those of members that train a part, which
+    nobody can check: nothing but the choice of the next step's schedules depends on it. Size: see :func:`record_bytes`.
+
+    ``lineage`` is 0 for what a majority decided. Without one it is the step of the first record that those who were
+    there closed by themselves (``optimization.lineage``), until one that carries its ``confirmation``.
+    """
+
+    run: DigestField
+    lineage: Count = 0
+    step: Count
+    term: Count = 0
+    committed: tuple[Contribution, ...]
+    aside: tuple[Aside, ...] = ()
+    tokens: Count
+    loss_sum: Finite
+    grad_norm: Finite
+    clip: Finite
+    lr: Finite
+    digests: dict[PartField, DigestField]
+    cursors: dict[PeerIdField, tuple[Count, Count]]
+    roster: tuple[Member, ...]
+    absent: tuple[PeerIdField, ...] = ()
+    void: bool = False
+    ended: bool = False
+    links: dict[PeerIdField, MeasuredLink] = {}
+    confirmation: Confirmation | None = None
+    previous: DigestField
+
+    @model_serializer(mode="wrap")
+    def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What was not said is left out: records that were made before it could be said keep their hash."""
+        plain: dict[str, Any] = dump(self)
+        return {key: value for key, value in plain.items() if value or key not in ("links", "ended")}
+
+    @property
+    def members(self) -> Roster:
+        """The next step's roster."""
+        return Roster(self.roster)
+
+    @property
+    def founding(self) -> bool:
+        """Whether a run begins with it."""
+        return not self.committed and not self.void
+
+    def follows(self, before: CloseRecord) -> bool:
+        """Whether it is of the very next step of the same history."""
+        return self.step == before.step + 1 and self.previous == before.hash()
+
+    @property
+    def provisional(self) -> bool:
+        """Whether nobody knows yet that it counts."""
+        return self.lineage > 0
+
+    @property
+    def forks(self) -> bool:
+        """Whether a provisional lineage begins with it."""
+        return self.provisional and self.lineage == self.step
+
+    @property
+    def loss(self) -> float:
+        """Nats per target token; 0 for the genesis."""
+        return self.loss_sum / self.tokens if self.tokens else 0.0
+
+    def hash(self) -> str:
+        """Hex sha256 of the canonical JSON: what acceptances sign and the next record names."""
+        text = json.dumps(self.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """A decided record, the term in which a majority accepted it with the signatures that prove it, and what it was
+    decided about: the mean gradient of the part that this peer holds, float32 on CPU (None without a part, for a
+    founding record, and for a member that could not compute it), and the digest that it found its weights to have with
+    it ("" then)."""
+
+    record: CloseRecord
+    acceptances: Mapping[str, bytes]
+    mean: torch.Tensor | None = None
+    term: int = 0
+    digest: str = ""
+
+    def proven(self, roster: Roster, verify: Callable[[PeerId, bytes, bytes], bool]) -> Decision:
+        """With the signatures of those only who take part in its step, ``roster``; of a founding record, whom it names.
+        Who tells of a decision may add what he likes."""
+        asked = self.record.members if self.record.founding else roster
+        signed = valid_acceptances(self.record, asked.peers, self.acceptances, verify, self.term)
+        return replace(self, acceptances=signed)
+
+
+def acceptance_bytes(record: CloseRecord, term: int = 0) -> bytes:
+    """What a peer signs when it accepts a record in a term."""
+    return f"accept|{record.run}|{record.lineage}|{record.step}|{term}|{record.hash()}".encode()
+
+
+MOST_VOTERS = 11
+
+
+def voters(roster: Roster, previous: str) -> tuple[PeerId, ...]:
+    """Who decides a step: those who take part in it, MOST_VOTERS of them when they are more, by a hash of the record
+    before it, whose hash is ``previous``."""
+    if len(roster) <= MOST_VOTERS:
+        return roster.peers
+    drawn = sorted(roster.peers, key=lambda peer: hashlib.sha256(f"{previous}|{peer}".encode()).digest())
+    return tuple(sorted(drawn[:MOST_VOTERS]))
+
+
+def check_acceptances(
+    record: CloseRecord,
+    electorate: Roster,
+    acceptances: Mapping[str, bytes],
+    verify: Callable[[PeerId, bytes, bytes], bool],
+    term: int = 0,
+) -> None:
+    """That the record is decided: more than half of the voters among those who take part in its step accepted it in
+    the same term; a founding record is accepted by everybody, and one that begins a provisional lineage by more than
+    half of those that were there. Raises Refused."""
+    if not record.forks:
+        check_confirmed(record, electorate, acceptances, verify, term)
+        return
+    there = [peer for peer in electorate.peers if peer not in record.absent]
+    _check_signed(record, there, acceptances, verify, term)
+
+
+def check_confirmed(
+    record: CloseRecord,
+    electorate: Roster,
+    acceptances: Mapping[str, bytes],
+    verify: Callable[[PeerId, bytes, bytes], bool],
+    term: int = 0,
+) -> None:
+    """As :func:`check_acceptances`, and of one that begins a provisional lineage that a majority has accepted it since.
+    Raises Refused."""
+    asked = electorate.peers if record.founding else voters(electorate, record.previous)
+    _check_signed(record, asked, acceptances, verify, term)
+    if record.forks and term <= record.term:  # in its own term nobody votes for it, who signs it
+        raise Refused("it was signed in the term in which it was made: that is no vote")
+
+
+def _check_signed(
+    record: CloseRecord,
+    asked: Sequence[PeerId],
+    acceptances: Mapping[str, bytes],
+    verify: Callable[[PeerId, bytes, bytes], bool],
+    term: int,
+) -> None:
+    accepted = valid_acceptances(record, asked, acceptances, verify, term)
+    missing = [peer for peer in asked if peer not in accepted]
+    if record.founding and missing:
+        raise Refused(f"the acceptance of {missing[0]} is missing or forged")
+    if 2 * (len(asked) - len(missing)) <= len(asked):
+        raise Refused(f"{len(asked) - len(missing)} of {len(asked)} voters accepted it: that is no majority")
+
+
+def valid_acceptances(
+    record: CloseRecord,
+    asked: Sequence[PeerId],
+    acceptances: Mapping[str, bytes],
+    verify: Callable[[PeerId, bytes, bytes], bool],
+    term: int,
+) -> dict[str, bytes]:
+    """The signatures of those of ``asked`` that accepted the record in this term."""
+    signed = acceptance_bytes(record, term)
+    return {peer: acceptances[peer] for peer in asked if verify(peer, signed, acceptances.get(peer, b""))}
+
+
+MOST_ASIDE, ASIDE_BYTES = 2048, 400
+"""How many microbatches a record has room for that were put aside, and the most that one takes with a reason in ASCII.
+More than the trainers that it has room for, so that each may put one aside."""
+
+
+def record_bytes(microbatches: int, stages: int, members: int) -> int:
+    """An upper estimate of a record's size on the wire: 60 bytes a microbatch and peer id, 400 and more a member, and
+    all that may be put aside."""
+    return microbatches * (150 + 60 * stages) + members * 2000 + MOST_ASIDE * ASIDE_BYTES
+
+
+def record_room(microbatches: int, stages: int, limit_bytes: int) -> int:
+    """How many members a record of ``limit_bytes`` has room for: the inverse of :func:`record_bytes`."""
+    return max(0, limit_bytes - record_bytes(microbatches, stages, 0)) // 2000

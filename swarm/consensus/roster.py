@@ -1,0 +1,328 @@
+"""Who takes part, as agreed in the last close record. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Container, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
+
+from swarm.errors import Advice, Ending, Refused, RunEnded
+from swarm.ids import ENDS, PartName, PeerId, stage_of, stage_part
+from swarm.schema import Message, PartField, PeerIdField, RegionField
+
+Role = Literal["bootstrap", "stage", "trainer"]
+
+
+class Member(Message):
+    """One peer of the roster. ``part`` is what it holds: its stage, the private ends, or nothing. ``incarnation`` is
+    the life of it that takes part, another one for every process: see :mod:`swarm.consensus.incarnation`. ``region`` is
+    where it says that it is; ``outgoing``: it calls others, and where averaging has the choice nobody calls it."""
+
+    peer: PeerIdField
+    role: Role
+    name: Annotated[str, StringConstraints(max_length=64)]
+    part: PartField | None
+    addresses: Annotated[tuple[Annotated[str, StringConstraints(max_length=300)], ...], Field(max_length=8)]
+    incarnation: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    region: RegionField = ""
+    outgoing: bool = False
+
+    @model_serializer(mode="wrap")
+    def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """What was not said is left out: records that were made before it could be said keep their hash."""
+        plain: dict[str, Any] = dump(self)
+        return {key: value for key, value in plain.items() if value or key not in ("region", "outgoing")}
+
+
+class Roster:
+    """All live peers, sorted by peer id, so that every peer computes the same from it."""
+
+    def __init__(self, members: Iterable[Member]) -> None:
+        self.members = tuple(sorted(members, key=lambda member: member.peer))
+        self._by_peer: Mapping[str, Member] = {member.peer: member for member in self.members}
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+    def __contains__(self, peer: str) -> bool:
+        return peer in self._by_peer
+
+    def __getitem__(self, peer: str) -> Member:
+        return self._by_peer[peer]
+
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        """Everybody, in the roster's order."""
+        return tuple(PeerId(member.peer) for member in self.members)
+
+    @property
+    def lives(self) -> Mapping[PeerId, int]:
+        """Which life of each takes part."""
+        return {PeerId(member.peer): member.incarnation for member in self.members}
+
+    @property
+    def trainers(self) -> tuple[PeerId, ...]:
+        """All trainers, in the roster's order."""
+        return tuple(PeerId(member.peer) for member in self.members if member.role == "trainer")
+
+    @property
+    def parts(self) -> tuple[PartName, ...]:
+        """Every part that somebody holds, sorted: ``ends`` first."""
+        return tuple(sorted({PartName(member.part) for member in self.members if member.part is not None}))
+
+    def replicas(self, part: PartName) -> tuple[PeerId, ...]:
+        """Who holds a part, in rank order."""
+        return tuple(PeerId(member.peer) for member in self.members if member.part == part)
+
+    def stages(self) -> tuple[tuple[PeerId, ...], ...]:
+        """Replicas of every stage, in the order of the stages."""
+        names = [part for part in self.parts if part != ENDS]
+        return tuple(self.replicas(stage_part(stage)) for stage in range(len(names)))
+
+    def succession(self, step: int) -> tuple[PeerId, ...]:
+        """The order in which peers lead a step: its leader first, then who takes over.
+
+        A hash of (step, peer) spreads the duty evenly and needs no election.
+        """
+        return tuple(sorted(self.peers, key=lambda peer: hashlib.sha256(f"{step}|{peer}".encode()).digest()))
+
+
+class Candidate(Message):
+    """A peer that asks to be in the first roster; ``stage`` is its wish, if it has one."""
+
+    peer: PeerIdField
+    role: Role
+    name: Annotated[str, StringConstraints(max_length=64)]
+    stage: Annotated[int, Field(ge=0, lt=1024)] | None
+    addresses: Annotated[tuple[Annotated[str, StringConstraints(max_length=300)], ...], Field(max_length=8)]
+    region: RegionField = ""
+    outgoing: bool = False
+
+
+def assign_stages(
+    candidates: Iterable[Candidate], stages: int, *, private_ends: bool
+) -> tuple[Roster, dict[PeerId, str]]:
+    """Give every stage host a stage: wishes first, then the stage with the fewest replicas, lower stages first.
+
+    Returns the roster and a reason per peer. A wish is not heard when the stage does not exist, or when granting it
+    would leave too few hosts to hold every stage. Raises Refused when there are fewer hosts than stages.
+    """
+    ordered = sorted(candidates, key=lambda candidate: candidate.peer)
+    hosts = [candidate for candidate in ordered if candidate.role == "stage"]
+    if len(hosts) < stages:
+        raise Refused(f"{len(hosts)} stage hosts cannot hold {stages} stages")
+    replicas = dict.fromkeys(range(stages), 0)
+    places: dict[str, int] = {}
+    reasons: dict[PeerId, str] = {}
+    for host in hosts:
+        unplaced = len(hosts) - len(places) - 1
+        empty = sum(not count for stage, count in replicas.items() if stage != host.stage)
+        if host.stage is not None and host.stage < stages and unplaced >= empty:
+            places[host.peer] = host.stage
+            replicas[host.stage] += 1
+            reasons[PeerId(host.peer)] = "asked for"
+    for host in hosts:
+        if host.peer not in places:
+            stage = min(replicas, key=lambda s: (replicas[s], s))
+            reasons[PeerId(host.peer)] = f"fewest replicas ({replicas[stage]})"
+            places[host.peer] = stage
+            replicas[stage] += 1
+    return Roster(_member(candidate, places, private_ends) for candidate in ordered), reasons
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """What there is to hold in a run: so many stages, with private ends or hosted ones; ``lost`` are the parts that
+    nobody holds any more, ``leaving`` the peers that have been asked to leave, ``barred`` the parts to which the peer
+    that asks would not be let in."""
+
+    stages: int
+    private_ends: bool
+    lost: Collection[str] = ()
+    leaving: Collection[PeerId] = ()
+    barred: Collection[str] = ()
+
+
+def choose_place(
+    roster: Roster, peer: PeerId, role: Role, wish: int | None, places: Places
+) -> tuple[PartName | None, str]:
+    """(part, why) for a peer that joins a run in progress: its wish, else a stage that is lost, else the one with the
+    fewest replicas that stay, whose loss would hurt most; of several each peer takes another, so that those who join
+    together spread. Raises Refused for a stage that the run does not have."""
+    stages, private_ends = places.stages, places.private_ends
+    if role != "stage":
+        return (ENDS, "every trainer holds the ends") if role == "trainer" and private_ends else (None, f"a {role}")
+    if wish is not None:
+        if wish >= stages:
+            raise Refused(f"there is no stage {wish}: the run's are 0 to {stages - 1}")
+        return stage_part(wish), "asked for"
+    lost = {stage: 0 for stage in range(stages) if stage_part(stage) in places.lost}
+    replicas = {stage: roster.replicas(stage_part(stage)) for stage in range(stages)}
+    staying = {stage: [peer for peer in held if peer not in places.leaving] for stage, held in replicas.items()}
+    free = {stage: len(held) for stage, held in staying.items() if stage_part(stage) not in places.barred}
+    counts = lost or free or {stage: len(held) for stage, held in staying.items()}
+    stage = min(counts, key=lambda s: (counts[s], hashlib.sha256(f"{peer}|{s}".encode()).digest()))
+    if lost:
+        return stage_part(stage), "all that held it are lost"
+    leaving = len(replicas[stage]) - len(staying[stage])
+    besides = f", and {leaving} about to leave" if leaving else ""
+    return stage_part(stage), f"it has the fewest replicas ({counts[stage]}{besides})"
+
+
+COMMON = ("peer", "role", "name", "addresses", "region", "outgoing")
+"""What a candidate says of itself that the roster says, too."""
+
+
+def _member(candidate: Candidate, places: Mapping[str, int], private_ends: bool) -> Member:
+    part: str | None = None
+    if candidate.role == "stage":
+        part = stage_part(places[candidate.peer])
+    elif candidate.role == "trainer" and private_ends:
+        part = ENDS
+    return Member(part=part, **{name: getattr(candidate, name) for name in COMMON})
+
+
+def lost_replicas(roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> str:
+    """The replicas of a part that are gone, by name with the reason."""
+    replicas = (peer for peer in roster.replicas(part) if peer in gone)
+    return ", ".join(f"{roster[peer].name or peer} ({gone[peer]})" for peer in replicas)
+
+
+TRAINERS = "trainers"
+"""What is lost where the ends are hosted, when nobody is left to feed."""
+
+
+def lost_parts(roster: Roster, lost: Collection[str]) -> tuple[str, ...]:
+    """The parts of which every replica is ``lost``; with hosted ends TRAINERS, too, when all of those are."""
+    parts = [str(part) for part in roster.parts if all(peer in lost for peer in roster.replicas(part))]
+    nobody_feeds = ENDS not in roster.parts and all(peer in lost for peer in roster.trainers)
+    return (*parts, *((TRAINERS,) if nobody_feeds else ()))
+
+
+def needed(roster: Roster, parts: Collection[str]) -> set[PeerId]:
+    """Any one of these would be enough for one of ``parts`` (see :func:`lost_parts`) not to be lost."""
+    return {
+        peer for part in parts for peer in (roster.trainers if part == TRAINERS else roster.replicas(PartName(part)))
+    }
+
+
+class HowToJoin(Protocol):
+    """Says how somebody joins, in words that end up in brackets."""
+
+    def __call__(self, part: PartName | None, *, open_port: bool = False) -> str:
+        """Return how one more replica of a part joins: a stage host, for the ends (or None) a trainer; with
+        ``open_port`` one that others can call."""
+
+
+def join_words(part: PartName | None, *, open_port: bool = False) -> str:
+    """Return how somebody joins, in words that name no command: see :class:`HowToJoin`."""
+    stage = None if part is None else stage_of(part)
+    role = "as a trainer" if stage is None else f"as a host of stage {stage}"
+    return f"{role}, at a port opened in its firewall" if open_port else role
+
+
+def part_lost(roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> RunEnded | None:
+    """Why the run is over for everybody when all replicas of a part are ``gone``, by peer with the reason; None while
+    one is there."""
+    replicas = roster.replicas(part)
+    if not replicas or not all(peer in gone for peer in replicas):
+        return None
+    return RunEnded(
+        f"the last replica of {part} is lost: {lost_replicas(roster, part, gone)}",
+        Ending.UNREACHABLE,
+        remedy=Advice.RESUME,
+    )
+
+
+# --- serving ---------------------------------------------------------------------------------------------------------
+#
+# Where one replica of a part reduces for the others and calls none of them: what becomes of a part in which nobody can
+# be called. Pure.
+
+
+def unserved(roster: Roster, out: Container[str]) -> dict[PeerId, str]:
+    """Who cannot take part in averaging besides those that are ``out``, and why: of every part in which all that are
+    there only call others, all but the first by rank, which goes on alone."""
+    found: dict[PeerId, str] = {}
+    for part in roster.parts:
+        there = [peer for peer in roster.replicas(part) if peer not in out]
+        if all(roster[peer].outgoing for peer in there):
+            why = f"no replica of {part} that others can call is left, and {there[0]} goes on alone" if there else ""
+            found |= dict.fromkeys(there[1:], why)
+    return found
+
+
+def can_be_called(roster: Roster, part: PartName) -> bool:
+    """Whether others can call a replica of this part, or nobody holds it yet."""
+    replicas = roster.replicas(part)
+    return not replicas or not all(roster[peer].outgoing for peer in replicas)
+
+
+def lacks_server(roster: Roster, member: Member, how: HowToJoin = join_words) -> str:
+    """Why ``member`` cannot join its part yet, with what must happen first; "" when it can: it, or a replica that is
+    there, can be called."""
+    if member.part is None or not member.outgoing or can_be_called(roster, PartName(member.part)):
+        return ""
+    return f"no replica of {member.part} can be called by others, nor can this one: {_first(member.part, how)}"
+
+
+def serves_alone(staying: Roster, member: Member) -> bool:
+    """Whether those of its part that are ``staying`` could not average any more without ``member``, who leaves."""
+    if member.part is None or member.outgoing:
+        return False
+    others = staying.replicas(PartName(member.part))
+    return len(others) > 1 and all(staying[peer].outgoing for peer in others)
+
+
+def without_server(roster: Roster, how: HowToJoin = join_words) -> str:
+    """Why a run cannot begin with this roster, with what must happen first; "" when it can."""
+    lost = unserved(roster, ())
+    parts = sorted({part for peer in lost if (part := roster[peer].part) is not None})
+    if not parts:
+        return ""
+    return f"no replica of {parts[0]} can be called by others: {_first(parts[0], how)}"
+
+
+def _first(part: str, how: HowToJoin) -> str:
+    return f"one that can must join ({how(PartName(part), open_port=True)})"
+
+
+# --- succession ------------------------------------------------------------------------------------------------------
+#
+# Who leads a step, term after term. Pure.
+# A step's peers take turns in an order that everybody computes from the roster: term 0 belongs to the first, term 1 to
+# the second, and after the last the first is next again. Nobody is elected: who finds all before it gone takes its
+# turn, and what keeps two leaders from deciding two things is the majority that accepts a record (``acceptor``).
+
+
+def owner(roster: Roster, step: int, term: int) -> PeerId:
+    """Whose term this is. Raises ZeroDivisionError for an empty roster."""
+    order = roster.succession(step)
+    return order[term % len(order)]
+
+
+def own_term(roster: Roster, step: int, me: PeerId, after: int) -> int:
+    """Our first term above ``after``."""
+    order = roster.succession(step)
+    mine = order.index(me)
+    return after + 1 + (mine - after - 1) % len(order)
+
+
+def due_term(roster: Roster, step: int, me: PeerId, known: int, gone: Container[PeerId]) -> int | None:
+    """The term in which we lead now, None while it is another's turn.
+
+    ``known`` is the highest term heard of: it stands while its owner is there, else the next one's whose owner is.
+    """
+    order = roster.succession(step)
+    if me not in order:
+        return None
+    for term in range(known, known + len(order)):
+        peer = order[term % len(order)]
+        if peer == me:
+            return term
+        if peer not in gone:
+            return None
+    return None

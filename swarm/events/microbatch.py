@@ -1,0 +1,111 @@
+"""What happens to a microbatch, from its first hop to the step that counts it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from swarm.events.base import Event
+from swarm.ids import MicrobatchId, PartName, PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JourneyStarted(Event):
+    """A trainer sent a microbatch on its way."""
+
+    step: int
+    microbatch: MicrobatchId
+    route: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JourneyCompleted(Event):
+    """Forward and backward are done and the leader acknowledged the record."""
+
+    step: int
+    microbatch: MicrobatchId
+    tokens: int
+    loss_sum: float
+    route: tuple[PeerId, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HopMoved(Event):
+    """A hop was sent to another replica of its stage, with the reason. ``direction`` is ``forward`` or ``backward``;
+    ``late``: the old one has not answered in time, and may be well."""
+
+    step: int
+    microbatch: MicrobatchId
+    stage: int
+    old: PeerId
+    new: PeerId
+    reason: str
+    direction: str = "forward"
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JourneySetAside(Event):
+    """A trainer gave a microbatch up for good: it cannot be computed, whoever tries."""
+
+    step: int
+    microbatch: MicrobatchId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accumulated(Event):
+    """A replica added one microbatch's gradient to its open step."""
+
+    step: int
+    microbatch: MicrobatchId
+    part: PartName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionReplayed(Event):
+    """A replica added, at the closing of a step, a microbatch's gradient that another's death had taken along."""
+
+    step: int
+    microbatch: MicrobatchId
+    part: PartName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionReversed(Event):
+    """A replica took a microbatch's gradient, which does not count here, out of its open step again."""
+
+    step: int
+    microbatch: MicrobatchId
+    part: PartName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkWithdrawn(Event):
+    """What these trainers had begun or completed in the step does not count: they are gone, or there and got nothing
+    done, and do it again when they are back. Written by the step's leader; the others fill the batch."""
+
+    step: int
+    trainers: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkExcluded(Event):
+    """These completed microbatches do not count after all, with the reason: a replica's death took along what a trainer
+    that is gone had done, and nobody can compute it again; nor does what that trainer did after it. It does them again
+    when it is back. Written by the step's leader; the others fill the batch."""
+
+    step: int
+    microbatches: tuple[MicrobatchId, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionDropped(Event):
+    """A peer let go of the tensors it retained for a microbatch that it had computed, with the reason."""
+
+    step: int
+    microbatch: MicrobatchId
+    part: PartName
+    bytes_dropped: int
+    reason: str

@@ -1,0 +1,172 @@
+"""Events of one peer's life: started, reachable, waiting, ready, leaving, and whom it sees come and go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from swarm.events.base import Event
+from swarm.ids import PartName, PeerId, RunId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerStarted(Event):
+    """The endpoint is open and announced."""
+
+    role: str
+    name: str
+    pid: int
+    addresses: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFound(Event):
+    """The manifest is here and its digest is the run id. ``source`` served it."""
+
+    run: RunId
+    name: str
+    stages: int
+    steps: int
+    wire: int
+    source: PeerId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Invited(Event):
+    """The run's founder can be reached: ``invite`` is what others join with."""
+
+    invite: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reachability(Event):
+    """How others reach this peer: ``direct``, ``relayed`` or ``local`` (this machine only), in words and addresses."""
+
+    how: str
+    detail: str
+    addresses: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting(Event):
+    """The peer cannot go on until something else happens; written when what it waits for changes."""
+
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartAssigned(Event):
+    """Which part this peer holds from now on, and why; None for a peer that holds nothing."""
+
+    part: PartName | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncProgress(Event):
+    """A part is being downloaded: written at most a few times a second. ``donor`` gave the newest piece; what is
+    counted is verified."""
+
+    part: PartName
+    step: int
+    donor: PeerId
+    bytes_received: int
+    bytes_total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Draining(Event):
+    """The peer was asked to leave in order and will, at the end of a step; ``reason`` says who asked, ``again`` that
+    somebody had before."""
+
+    reason: str
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionWatch(Event):
+    """From now on ``source`` is asked whether this machine is taken back. With a ``problem``: it is asked, but does not
+    answer as it should; without a source: nothing is asked."""
+
+    source: str
+    problem: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreemptionNotice(Event):
+    """``source`` says that this machine is taken back, in ``deadline_s`` seconds; None: it does not say when."""
+
+    source: str
+    deadline_s: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RosterChanged(Event):
+    """A close record let peers join or leave: who, by name and part."""
+
+    step: int
+    joined: tuple[dict[str, Any], ...]
+    left: tuple[dict[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerReady(Event):
+    """The peer holds its part at ``step`` and takes work, ``seconds`` after it entered the run, or, ``again``, after it
+    was cut off."""
+
+    part: PartName | None
+    step: int
+    reason: str
+    seconds: float
+    again: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerLost(Event):
+    """A member of the roster does not answer any more."""
+
+    peer: PeerId
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerBack(Event):
+    """A member that was lost answers again."""
+
+    peer: PeerId
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonLost(Event):
+    """Our own libp2p daemon died; another is started in its place, or the peer ends with the reason why not."""
+
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaemonRestarted(Event):
+    """Another daemon serves under the same identity, ``seconds`` after the loss; the ``attempts``-th that was tried."""
+
+    pid: int
+    seconds: float
+    attempts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerStopped(Event):
+    """The last event of a peer that ends in order."""
+
+    reason: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopLag(Event):
+    """Event-loop lag of this peer since the last such event, in milliseconds."""
+
+    p50_ms: float
+    p99_ms: float
+    max_ms: float

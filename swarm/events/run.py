@@ -1,0 +1,154 @@
+"""Events of a run: its steps and terms, who is cut off, and the branches that form while no majority is there."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from swarm.events.base import Event
+from swarm.ids import MicrobatchId, PartName, PeerId, RunId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStarted(Event):
+    """The first record of the run's history was accepted here."""
+
+    run: RunId
+    stages: int
+    roster: tuple[dict[str, Any], ...]
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepGivenUp(Event):
+    """Everybody that held one of the parts ``lost`` was lost; nothing of the step counts. ``holders`` hold them now, by
+    peer: from a copy, or because they joined. Told right before the step's closing, which has no microbatches."""
+
+    step: int
+    lost: tuple[str, ...]
+    holders: dict[PeerId, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepClosed(Event):
+    """A close record was decided and this peer swapped. ``digests`` are all groups': of the part that it holds the one
+    that it computed itself, of the others the record's. Loss is nats per target token. No microbatches: see
+    :class:`StepGivenUp`. ``seconds`` are since the step before closed here: of a step that was not seen ``whole``, the
+    first after joining, the rest that this peer took part in. ``ended``: the run is over with it, before its last."""
+
+    step: int
+    loss: float
+    tokens: int
+    microbatches: int
+    grad_norm: float
+    clip: float
+    lr: float
+    digests: dict[str, str]
+    leader: PeerId
+    record: str
+    seconds: float
+    whole: bool = True
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DigestMismatch(Event):
+    """Replicas of a part did not agree bit for bit after a step."""
+
+    step: int
+    part: PartName
+    digests: dict[PeerId, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkUsage(Event):
+    """Bytes this peer put on and took off the wire during a step."""
+
+    step: int
+    bytes_sent: int
+    bytes_received: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Committed(Event):
+    """The microbatches a close record counts; written by the step's leader only."""
+
+    step: int
+    microbatches: tuple[MicrobatchId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermBegan(Event):
+    """This peer leads the step from here on, because those before it in the step's succession are gone."""
+
+    step: int
+    term: int
+    leader: PeerId
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptFailed(Event):
+    """An attempt at closing the step was void; nobody applied anything of it, and another is made. Written by its
+    leader."""
+
+    step: int
+    term: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CutOff(Event):
+    """The run went on without this peer; it gets the newest state and asks to be let in again."""
+
+    step: int
+    reason: str
+
+
+# --- a swarm that is cut in two -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuorumLost(Event):
+    """So few of the voters are there, as this member sees it, that the open step cannot be decided: they wait, until
+    ``alone_at`` (seconds since the epoch), when they go on provisionally; None: for as long as it takes."""
+
+    step: int
+    there: int
+    voters: int
+    alone_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuorumBack(Event):
+    """A majority of the voters is there again, after so many seconds."""
+
+    step: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineageBegan(Event):
+    """No majority came back: those that are there have closed a step by themselves, and go on. Whether it counts is
+    known when the others are back."""
+
+    step: int
+    there: int
+    voters: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineageConfirmed(Event):
+    """A majority has accepted what was closed without it from a step on: it counts."""
+
+    step: int
+    microbatches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LineageGivenUp(Event):
+    """What was closed without a majority from a step on does not count: weights and cursors go back."""
+
+    step: int
+    microbatches: int
+    reason: str

@@ -1,0 +1,1 @@
+"""Failure detection: asking peers whether they are alive, and judging by their answers."""

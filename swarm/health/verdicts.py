@@ -1,0 +1,96 @@
+"""Who is there, by who answered and who did not: a verdict needs evidence, not a rumour (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from swarm.health.heartbeat import Standing
+from swarm.ids import PeerId
+
+MISSES_TO_LOSE = 3
+SHORTEST_LOSS_S = 1.5
+"""Three misses in a row, over one and a half seconds at least, make a loss: a peer whose connections are refused is
+lost within some two seconds and a half, one that has fallen silent within about six. A daemon that is started anew,
+half a second, is forgiven, and so is a stall of four: an answer to the first question, which comes behind the tensors
+of a narrow link, is an answer to the third."""
+WITNESSES = 2
+"""So many others who each found that out for themselves make one miss of ours enough: so all who must agree on a loss
+learn of it at about the same time, and none on hearsay alone."""
+ANEW_S = 2.0
+"""How long another life must answer in a member's name before it is believed that the member was started anew: a second
+peer with its identity, while the first lives, finds out before and ends (:meth:`~swarm.health.watch.Watch.twin`)."""
+STRANGER_BEATS = 5
+"""A member that says that often in a row that it does not take part has been started anew, or cut off."""
+
+
+@dataclass(slots=True)
+class _Record:
+    misses: int = 0
+    since: float = 0.0
+    incarnation: int | None = None
+    anew: float | None = None
+    strange: int = 0
+    witnesses: set[PeerId] = field(default_factory=set)
+
+
+class Health:
+    """What is known of each peer. Pure; times are seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._records: dict[PeerId, _Record] = {}
+        self.missing: set[PeerId] = set()
+        """Who has not answered the last time."""
+
+    def forget(self, peers: Iterable[PeerId]) -> None:
+        """They left the roster: what comes under their name later is somebody new."""
+        for peer in peers:
+            self._records.pop(peer, None)
+            self.missing.discard(peer)
+
+    def answered(
+        self, peer: PeerId, standing: Standing | None = None, now: float = 0.0, *, judged: bool = True
+    ) -> str | None:
+        """The peer is there. Returns the reason for calling it lost all the same: it is not who was in the roster, or,
+        ``judged`` by one who takes part, does not take part."""
+        record = self._records.setdefault(peer, _Record())
+        record.misses = 0
+        record.witnesses.clear()
+        self.missing.discard(peer)
+        if standing is None:
+            return None
+        if record.incarnation is None:
+            record.incarnation = standing.incarnation
+        if record.incarnation != standing.incarnation:
+            record.anew = now if record.anew is None else record.anew
+            return "it was started anew" if now - record.anew >= ANEW_S else None
+        record.anew = None
+        record.strange = 0 if standing.member or not judged else record.strange + 1
+        if record.strange >= STRANGER_BEATS:
+            return "it does not take part any more"
+        return None
+
+    def missed(self, peer: PeerId, reason: str, now: float) -> str | None:
+        """One miss more. Returns the reason for calling the peer lost, or None while it may still come back."""
+        record = self._records.setdefault(peer, _Record())
+        record.since = now if record.misses == 0 else record.since
+        record.misses += 1
+        self.missing.add(peer)
+        if record.misses >= MISSES_TO_LOSE and now - record.since >= SHORTEST_LOSS_S:
+            return f"no answer to {record.misses} pings in a row: {reason}"
+        if len(record.witnesses) >= WITNESSES:
+            return f"no answer to {record.misses} pings in a row, nor to {len(record.witnesses)} others: {reason}"
+        return None
+
+    def heard(self, peer: PeerId) -> None:
+        """Something came from it, though no answer: what is missed from now on is another row of misses."""
+        self._records.setdefault(peer, _Record()).misses = 0
+
+    def life(self, peer: PeerId) -> int | None:
+        """Which life of it has answered; None while none has."""
+        record = self._records.get(peer)
+        return None if record is None else record.incarnation
+
+    def told(self, peer: PeerId, witness: PeerId) -> None:
+        """Another calls the peer lost. That counts until it answers us, and only together with a miss."""
+        self._records.setdefault(peer, _Record()).witnesses.add(witness)

@@ -1,0 +1,220 @@
+"""The copies that a peer keeps of parts it does not train, so that a part whose replicas all die is not lost.
+
+Which ones is read off the newest record's roster (``swarm.consensus.copies``), and changes with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from swarm.consensus.copies import copies_of
+from swarm.consensus.history import History
+from swarm.consensus.records import CloseRecord, Decision
+from swarm.ids import PartName
+from swarm.membership.observer_service import ObserverDesk
+from swarm.membership.part_copy import CopyContext, PartCopy, RecentRecords
+from swarm.membership.roles import Surroundings, build_empty
+from swarm.membership.rules import rules_of
+from swarm.optim.part import PartState, TrainedPart
+from swarm.state.snapshot import Snapshot
+from swarm.step.member.rescue import RescueDesk
+from swarm.step.member.service import Member
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+TAKE_S, LAST_S = 10.0, 5.0
+"""How long a copy that is taken may need for an update on its way; and one with whose state the run is over."""
+
+
+@dataclass(slots=True)
+class _Kept:
+    copy: PartCopy
+    following: asyncio.Task[None]
+
+
+class Copying:
+    """Run it beside the membership, and tell it of every decision. ``desk`` serves others from the copies."""
+
+    def __init__(self, around: Surroundings, desk: ObserverDesk) -> None:
+        self._around, self._copies = around, around.manifest.run.copies
+        self._rules = rules_of(around.manifest)
+        self._records = RecentRecords(around.clock)
+        self._context = CopyContext(
+            around=around,
+            records=self._records,
+            host=Host(),
+            turn=asyncio.Lock(),
+            copied=desk.copied,
+            dropped=desk.dropped,
+        )
+        self._kept: dict[PartName, _Kept] = {}
+        self._wanted: frozenset[PartName] = frozenset()
+        self._taken: set[PartName] = set()
+        self._rewound: frozenset[PartName] = frozenset()
+        self._decided: CloseRecord | None = None
+        self._own: PartName | None = None
+        self._changed = asyncio.Event()
+
+    def desk(self, member: Member, history: History) -> RescueDesk:
+        """What answers when all replicas of a part are lost of which a copy is here."""
+        around = self._around
+        return RescueDesk(
+            run=around.manifest.run_id,
+            me=around.endpoint.peer,
+            member=member,
+            history=history,
+            sign=around.identity.sign,
+            holds=lambda part, step: self.held(part, step) is not None,
+            takes=lambda part, step: part in self._kept and self._kept[part].copy.takes(step),
+            gone=lambda: around.watch.gone.keys(),
+        )
+
+    @property
+    def parts(self) -> tuple[PartName, ...]:
+        """The parts of which a copy is here, sorted."""
+        return tuple(sorted(part for part, kept in self._kept.items() if kept.copy.step is not None))
+
+    async def run(self) -> None:
+        """Keep what this peer has to keep, until cancelled. A donor's failure costs the copy, never the peer."""
+        try:
+            while True:
+                await self._changed.wait()
+                self._changed.clear()
+                await self._adjust()
+        finally:
+            for kept in self._kept.values():
+                kept.following.cancel()
+            await asyncio.gather(*(kept.following for kept in self._kept.values()), return_exceptions=True)
+
+    async def decided(self, decision: Decision) -> None:
+        """A record was decided here. What this peer shall keep may be something else from now on; the change itself is
+        made beside this."""
+        record = decision.record
+        for kept in list(self._kept.values()) if record.void else ():
+            await kept.copy.give_up(decision)  # first: a copy that is behind what is known here is dropped
+        if self._decided is not None and record.step <= self._decided.step and record.hash() != self._decided.hash():
+            self._rewound = frozenset(self._kept)
+        self._decided = record
+        await self._records.add(record)
+        if self._rules.over(record):
+            return  # the run is over: what is here stays, for :meth:`last`
+        wanted = frozenset(copies_of(record.members, self._around.endpoint.peer, self._copies))
+        self._taken.clear()
+        before, self._own = self._own, self._part_in(record)
+        if self._own is not None and self._own != before:
+            wanted |= {self._own} & self._kept.keys()  # this very record makes it ours: it may be taken yet
+        self._wanted = wanted
+        self._changed.set()
+
+    def held(self, part: PartName, step: int) -> PartState | None:
+        """Our copy, if it is exactly at the state after this step. It goes on with the run: :meth:`take` it to keep it
+        there."""
+        kept = self._kept.get(part)
+        return kept.copy.state if kept is not None and kept.copy.holds(step) else None
+
+    async def take(self, part: PartName, step: int) -> TrainedPart | None:
+        """Our copy at the state after this step as a part to train, on the device; it is a copy no longer, until the
+        next record says which copies this peer keeps. Waits at most TAKE_S for an update on its way; None when the copy
+        is not at this step then. Cancelled, it may be given up for nothing."""
+        kept = self._kept.get(part)
+        if kept is None:
+            return None
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TAKE_S):
+                await kept.copy.reach(step)
+        if self.held(part, step) is None:
+            return None
+        self._taken.add(part)  # first: meanwhile another copy of it would be begun
+        await self._stop(part)
+        snapshot = await kept.copy.snapshot()
+        await kept.copy.drop("it is taken as this peer's own part")
+        if snapshot is None or snapshot.step != step:
+            return None
+        trained = await build_empty(self._around, part)
+        await self._around.device.run(trained.install, snapshot)
+        return trained
+
+    async def snapshot(self, part: PartName) -> Snapshot | None:
+        """Our copy's state, for others; None for a part of which there is none."""
+        kept = self._kept.get(part)
+        return None if kept is None else await kept.copy.snapshot()
+
+    async def last(self, record: CloseRecord) -> list[Snapshot]:
+        """Our copies of the parts that only one peer holds, at the state after this record, with which the run is over:
+        that peer may not live to keep it. Waits at most LAST_S for those that have all but the last update."""
+        sole = [kept.copy for part, kept in self._kept.items() if len(record.members.replicas(part)) == 1]
+        near = [copy for copy in sole if copy.step is not None and copy.step >= record.step - 1]
+        found = await asyncio.gather(*(self._reached(copy, record.step) for copy in near))
+        there = [snapshot for snapshot in found if snapshot is not None]
+        if len(there) < len(sole):
+            logger.info("of %d copies %d have the run's last state", len(sole), len(there))
+        return there
+
+    async def _reached(self, copy: PartCopy, step: int) -> Snapshot | None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(LAST_S):
+                await copy.reach(step)
+        snapshot = await copy.snapshot() if copy.holds(step) else None
+        return snapshot if snapshot is not None and snapshot.step == step else None
+
+    # --- duties --------------------------------------------------------------------------------------------------
+
+    async def _adjust(self) -> None:
+        rewound, self._rewound = self._rewound, frozenset()
+        for part in sorted((self._kept.keys() - self._wanted) | (self._kept.keys() & rewound)):
+            if part not in self._kept:
+                continue  # it was taken while another was dropped
+            copy = self._kept[part].copy
+            await self._stop(part)
+            await copy.drop("its steps did not count" if part in rewound else "other peers keep it now")
+            await copy.leave()
+        for part in sorted(self._wanted - self._kept.keys() - self._taken):
+            copy = PartCopy(self._context, part)
+            following = asyncio.create_task(copy.run())
+            following.add_done_callback(lambda _: self._changed.set())
+            self._kept[part] = _Kept(copy, following)
+        for kept in list(self._kept.values()):
+            if kept.following.done():
+                kept.following.result()  # it ends by a bug only, which ends this peer
+
+    async def _stop(self, part: PartName) -> None:
+        """Follow a part no longer."""
+        kept = self._kept.pop(part)
+        kept.following.cancel()
+        await asyncio.gather(kept.following, return_exceptions=True)
+
+    def _part_in(self, record: CloseRecord) -> PartName | None:
+        me = self._around.endpoint.peer
+        part = record.members[me].part if me in record.members else None
+        return None if part is None else PartName(part)
+
+
+class Host:
+    """Runs the work of copies, piece after piece, beside the loop and the device: no microbatch waits for it."""
+
+    def __init__(self) -> None:
+        self._line = asyncio.Lock()
+
+    async def run(self, fn: Callable[..., T], *args: object) -> T:
+        """See :class:`swarm.membership.observer.Runs`. Cancelled while it runs, it ends first."""
+        async with self._line:
+            work = asyncio.ensure_future(asyncio.to_thread(_on_one_core, fn, *args))
+            try:
+                return await asyncio.shield(work)
+            except asyncio.CancelledError:
+                await asyncio.gather(work, return_exceptions=True)
+                raise
+
+
+def _on_one_core(fn: Callable[..., T], *args: object) -> T:
+    torch.set_num_threads(1)  # of the calling thread, which is any of the loop's executor
+    return fn(*args)

@@ -1,0 +1,99 @@
+"""A part's state on its way to this peer, told as events."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from swarm.consensus.records import CloseRecord
+from swarm.errors import Busy, PeerError, StateError
+from swarm.events import DonorDropped, StateDownloaded, SyncProgress
+from swarm.ids import PeerId
+from swarm.optim.part import TrainedPart
+from swarm.state.download import Download, DownloadContext, Wanted
+from swarm.waiting import ExponentialBackoff
+
+if TYPE_CHECKING:
+    from swarm.membership.roles import Surroundings
+
+PROGRESS_EVERY_S = 0.3
+BUSY_PAUSE_S = 0.2
+"""Seconds before a busy donor is asked again, at first."""
+
+
+class PartDownload:
+    """The state of one part that a close record vouches for. Raises StateError when the record names no such part."""
+
+    def __init__(self, around: Surroundings, record: CloseRecord, part: TrainedPart) -> None:
+        self._around, self.record, self.part = around, record, part
+        name = part.spec.name
+        if name not in record.digests:
+            raise StateError(f"the record of step {record.step} names no {name}")
+        self._started = self._told = around.clock.monotonic()
+        context = DownloadContext(
+            endpoint=around.endpoint, clock=around.clock, progress=self._progress, dropped=self._dropped
+        )
+        wanted = Wanted(part=name, step=record.step, digest=record.digests[name], layout=part.layout)
+        self._download = Download(context, wanted)
+
+    @property
+    def verified_bytes(self) -> int:
+        """What is here already, whatever becomes of the donors."""
+        return sum(self._download.given.values())
+
+    @property
+    def liars(self) -> frozenset[PeerId]:
+        """Donors that gave what is not the state."""
+        return frozenset(self._download.liars)
+
+    async def run(self, donors: Sequence[PeerId]) -> None:
+        """Fetch what is missing from these donors at once, and install the whole. Call it again after a failure: see
+        :meth:`swarm.state.download.Download.fetch` for what it raises. Progress is told a few times a second."""
+        around, name = self._around, self.part.spec.name
+        snapshot = await self._download.fetch(donors)
+        await around.device.run(self.part.install, snapshot)
+        given = self._download.given
+        gave = sorted(given, key=lambda donor: -given[donor])
+        around.events.emit(
+            StateDownloaded(
+                part=name,
+                step=self.record.step,
+                donor=gave[0] if gave else donors[0],
+                bytes_received=self.verified_bytes,
+                seconds=around.clock.monotonic() - self._started,
+                donors=tuple(gave),
+                bytes_refetched=self._download.refetched_bytes,
+            )
+        )
+
+    def _progress(self, donor: PeerId, received: int, total: int) -> None:
+        now = self._around.clock.monotonic()
+        if now - self._told >= PROGRESS_EVERY_S or received == total:
+            self._told = now
+            self._around.events.emit(
+                SyncProgress(
+                    part=self.part.spec.name,
+                    step=self.record.step,
+                    donor=donor,
+                    bytes_received=received,
+                    bytes_total=total,
+                )
+            )
+
+    def _dropped(self, donor: PeerId, error: PeerError) -> None:
+        self._around.events.emit(
+            DonorDropped(
+                part=self.part.spec.name, step=self.record.step, donor=donor, code=error.code, reason=error.reason
+            )
+        )
+
+
+async def download_part(around: Surroundings, record: CloseRecord, part: TrainedPart, *donors: PeerId) -> None:
+    """Install the state that ``record`` vouches for. Raises as :meth:`PartDownload.run`, but when all are busy they are
+    asked again, until the caller gives up."""
+    download, patience = PartDownload(around, record, part), ExponentialBackoff(BUSY_PAUSE_S)
+    while True:
+        try:
+            return await download.run(donors)
+        except Busy:
+            await around.clock.sleep(patience.pause_s())

@@ -1,0 +1,242 @@
+"""What the founder of a run does before it is a member like any other: state, roster, founding record."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence, Set
+from typing import Protocol, runtime_checkable
+
+from swarm.consensus.roster import Candidate, Role, assign_stages, without_server
+from swarm.errors import Ending, PeerError, RunEnded
+from swarm.health.heartbeat import Ping
+from swarm.health.watch import PING_TIMEOUT_S
+from swarm.ids import PeerId
+from swarm.membership.founding_record import Origin, Patience, found, gather_candidates
+from swarm.membership.roles import Surroundings
+from swarm.membership.state_keeper import Beginning
+from swarm.models.layout import FlatLayout
+from swarm.models.split import build_part, initial_weights, split_model
+from swarm.network.discovery.records import PeerRecord
+from swarm.network.protocols import Directory
+from swarm.schema import Empty
+from swarm.state.snapshot import Snapshot, digest, initial_snapshot
+from swarm.state.transfer import StateDonor
+from swarm.step.calls import StepCalls
+
+GIVE_UP_S = 2.0
+FOUNDING_TIMEOUT_S = 120.0
+"""A member answers the founding record when it has downloaded its part."""
+
+
+SAID = ("role", "name", "stage", "addresses", "region", "outgoing")
+"""What a record in the directory says of a candidate."""
+
+
+@runtime_checkable
+class _Linked(Protocol):
+    """An endpoint that knows whom it is connected with."""
+
+    async def links(self) -> Mapping[PeerId, object]: ...
+
+
+@runtime_checkable
+class _Bounded(Protocol):
+    """An endpoint at which those whom it does not know have few streams together."""
+
+    def expect(self, peers: int) -> None: ...
+
+
+class InitialWeights:
+    """The weights that a new run begins with, made of its seed."""
+
+    def __init__(self, around: Surroundings) -> None:
+        self._around = around
+
+    async def load(self) -> tuple[Origin, list[Snapshot]]:
+        """See :class:`Beginning`."""
+        snapshots = await self._around.device.run(self._make)
+        digests = {snapshot.part: await asyncio.to_thread(digest, snapshot) for snapshot in snapshots}
+        return Origin(digests=digests), snapshots
+
+    def _make(self) -> list[Snapshot]:
+        manifest = self._around.manifest
+        weights = initial_weights(manifest.model, manifest.run.seed)
+        return [
+            initial_snapshot(spec.name, layout, {name: weights[name] for name in layout.names})
+            for spec in split_model(manifest.model, manifest.split)
+            for layout in [FlatLayout.of(build_part(spec, manifest.model))]
+        ]
+
+
+class Founder:
+    """Has the state that the run begins with, and serves it until everybody has his part. ``beginning`` None: a new
+    run, with initial weights."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        directory: Directory,
+        calls: StepCalls,
+        own_record: Callable[[], PeerRecord],
+        donor: StateDonor,
+        beginning: Beginning | None = None,
+    ) -> None:
+        self._beginning = beginning or InitialWeights(around)
+        self._around, self._directory, self._calls = around, directory, calls
+        self._own_record, self._donor = own_record, donor
+        start = around.manifest.run.start_when
+        places: dict[Role, int] = {"stage": start.stage_hosts, "trainer": start.trainers}
+        self._room = WaitingRoom(places, random.Random())
+
+    @contextlib.contextmanager
+    def expecting(self) -> Iterator[None]:
+        """Have room for those who come, each of whom is a stranger until the first record is decided here."""
+        endpoint, start = self._around.endpoint, self._around.manifest.run.start_when
+        if not isinstance(endpoint, _Bounded):
+            yield
+            return
+        endpoint.expect(start.stage_hosts + start.trainers)
+        try:
+            yield
+        finally:
+            endpoint.expect(0)
+
+    async def found(self, patience_s: float | None, waiting: Callable[[str], None]) -> None:
+        """Return when the founding record is decided; ``waiting`` is told who is missing, or has not accepted it yet.
+
+        Raises StateError when the state is not to be had; RunEnded when too few peers come, or one does not accept,
+        within ``patience_s`` each (None: wait for ever); a PeerError when this peer itself cannot accept. When it ends
+        so, or is cancelled, those who came are told, which takes GIVE_UP_S at most.
+        """
+        run = self._around.manifest.run
+        try:
+            origin, snapshots = await self._beginning.load()
+            for snapshot in snapshots:
+                self._donor.offer(snapshot, origin.digests[snapshot.part])
+            candidates = await gather_candidates(
+                self._candidates,
+                self._around.clock,
+                stage_hosts=run.start_when.stage_hosts,
+                trainers=run.start_when.trainers,
+                patience_s=patience_s,
+                waiting=waiting,
+            )
+            self._check_served(candidates)
+            patience = Patience(clock=self._around.clock, seconds=patience_s, waiting=waiting)
+            calls, run_id = self._calls, self._around.manifest.run_id
+            await found(calls, run_id, candidates, origin, patience, timeout_s=FOUNDING_TIMEOUT_S)
+        except RunEnded as ended:
+            await self._give_up(ended.reason)
+            raise
+        except asyncio.CancelledError:
+            await self._give_up("its founder left before the run started")
+            raise
+        for part in origin.digests:
+            self._donor.withdraw(part)
+
+    def _check_served(self, candidates: Sequence[Candidate]) -> None:
+        """Raises RunEnded where one replica of each part is to reduce for the others, and nobody can call one."""
+        manifest = self._around.manifest
+        if manifest.averaging.strategy == "server":
+            private = manifest.split.ends == "private"
+            roster, _ = assign_stages(candidates, manifest.split.stages, private_ends=private)
+            if problem := without_server(roster, self._around.how_to_join):
+                raise RunEnded(f"the run cannot start: {problem}", Ending.UNREACHABLE)
+
+    async def _give_up(self, reason: str) -> None:
+        """Tell those who wait that the run will not start. A courtesy: takes at most GIVE_UP_S."""
+        watch = self._around.watch
+        with contextlib.suppress(TimeoutError, PeerError):
+            async with asyncio.timeout(GIVE_UP_S):
+                watch.follow([PeerId(candidate.peer) for candidate in await self._candidates()])
+                await watch.tell_all(self._around.endpoint.peer, reason)
+
+    async def _candidates(self) -> Sequence[Candidate]:
+        """Ourselves, and those in the directory who wait for this run and answer; no more than the run asked for,
+        those that answered first. A record may outlive its peer by a minute, and anybody may write one."""
+        me, clock = self._around.endpoint.peer, self._around.clock
+        records = await self._directory.lookup(PeerRecord)
+        waiting: dict[PeerId, Role] = {p: r.role for p, r in records.items() if r.status == "waiting" and p != me}
+        asked = self._room.to_ask(waiting, await self._connected(), clock.monotonic())
+        answers = await asyncio.gather(*(self._answers(peer, records[peer]) for peer in asked))
+        for peer, answered in zip(asked, answers, strict=True):
+            (self._room.answered if answered else self._room.silent)(peer, clock.monotonic())
+        here = {peer: records[peer] for peer in self._room.first(waiting)}
+        return [
+            Candidate(peer=peer, **{name: getattr(record, name) for name in SAID})
+            for peer, record in [(me, self._own_record()), *here.items()]
+        ]
+
+    async def _connected(self) -> Set[PeerId]:
+        """Whoever has a connection with us, so that calling it back reaches nobody who did not ask for it."""
+        endpoint = self._around.endpoint
+        try:
+            return set(await endpoint.links()) if isinstance(endpoint, _Linked) else set()
+        except PeerError:
+            return set()
+
+    async def _answers(self, peer: PeerId, record: PeerRecord) -> bool:
+        self._around.endpoint.learn(peer, record.addresses)
+        try:
+            await self._around.endpoint.call(peer, "health/1/ping", Ping(), Empty, timeout_s=PING_TIMEOUT_S)
+        except PeerError:
+            return False
+        return True
+
+
+# --- waiting room ----------------------------------------------------------------------------------------------------
+#
+# Who of those that announce themselves is asked whether it is there. Pure.
+# Anybody may write records into the directory, thousands of them, with any address and any claim about age. So what
+# counts is what was found out here: who answered first comes first, who did not answer is left alone for a while, and
+# however many there are, few are called at a time.
+
+
+NEWCOMERS = 16
+"""How many that never answered are called at a time."""
+LEFT_ALONE_S = 10.0
+
+
+class WaitingRoom:
+    """``places`` says how many of each role are needed. A decision costs O(records)."""
+
+    def __init__(self, places: Mapping[Role, int], rng: random.Random) -> None:
+        self._places, self._rng = places, rng
+        self._came: dict[PeerId, float] = {}
+        self._silent: dict[PeerId, float] = {}
+
+    def to_ask(self, waiting: Mapping[PeerId, Role], connected: Container[PeerId], now: float) -> list[PeerId]:
+        """Whom to call: those who answered before, as many as there are places, and a few others of roles that lack
+        some; first who is ``connected`` with us already, so that it called us, then by chance, all alike.
+
+        ``waiting`` is whoever announces itself; all else is forgotten about the rest.
+        """
+        self._came = {peer: since for peer, since in self._came.items() if peer in waiting}
+        self._silent = {peer: until for peer, until in self._silent.items() if peer in waiting and until > now}
+        known = self.first(waiting)
+        open_ = {role for role, places in self._places.items() if sum(waiting[p] == role for p in known) < places}
+        new = [p for p, role in waiting.items() if role in open_ and p not in self._came and p not in self._silent]
+        self._rng.shuffle(new)
+        new.sort(key=lambda peer: peer not in connected)
+        return known + new[:NEWCOMERS]
+
+    def first(self, waiting: Mapping[PeerId, Role]) -> list[PeerId]:
+        """Those who answered, in the order in which they came, no more of each role than there are places."""
+        left, found = dict(self._places), []
+        for peer in sorted(self._came, key=lambda peer: self._came[peer]):
+            role = waiting.get(peer)
+            if role is not None and left.get(role, 0) > 0:
+                left[role] -= 1
+                found.append(peer)
+        return found
+
+    def answered(self, peer: PeerId, now: float) -> None:
+        """It is there."""
+        self._came.setdefault(peer, now)
+
+    def silent(self, peer: PeerId, now: float) -> None:
+        """It is not; and when it comes back, others were there before it."""
+        self._came.pop(peer, None)
+        self._silent[peer] = now + LEFT_ALONE_S

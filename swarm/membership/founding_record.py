@@ -1,0 +1,202 @@
+"""How a run starts, and starts again: the founder waits for enough peers, and has the founding record accepted.
+
+The founder is the peer that serves the manifest, and has the state that the run begins with: the initial weights, made
+once, or a checkpoint that every peer of the run left when it died. After the founding record it is a member like any
+other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from swarm.clock import Clock
+from swarm.consensus.records import NO_RECORD, CloseRecord
+from swarm.consensus.roster import Candidate, Roster, assign_stages
+from swarm.errors import DeadlineMissed, Ending, OutOfSync, PeerError, RunEnded, Unreachable
+from swarm.ids import PartName, PeerId, RunId
+from swarm.schema import Empty
+from swarm.step.calls import StepCalls
+from swarm.step.messages import Accepted, Decide, Propose
+
+logger = logging.getLogger(__name__)
+
+POLL_S, LATER_POLL_S, SOON_S = 0.2, 1.0, 30.0
+"""How often the directory is asked for peers, and how often when they take longer than SOON_S to come."""
+
+RETRY_S = 1.0
+"""Pause before a member that did not accept the founding record is asked again."""
+
+Candidates = Callable[[], Awaitable[Sequence[Candidate]]]
+"""Who has announced itself in the directory."""
+
+
+def _silent(waiting_for: str) -> None:
+    return
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How long the founder waits for the last member to accept its record (None: for ever), and who is told."""
+
+    clock: Clock
+    seconds: float | None = None
+    waiting: Callable[[str], None] = _silent
+
+
+def enough(candidates: Sequence[Candidate], stage_hosts: int, trainers: int) -> tuple[bool, str]:
+    """Whether the run can start, and what it waits for."""
+    hosts = sum(candidate.role == "stage" for candidate in candidates)
+    feeding = sum(candidate.role == "trainer" for candidate in candidates)
+    reason = f"{hosts} of {stage_hosts} stage hosts and {feeding} of {trainers} trainers are here"
+    return hosts >= stage_hosts and feeding >= trainers, reason
+
+
+async def gather_candidates(
+    candidates: Candidates,
+    clock: Clock,
+    *,
+    stage_hosts: int,
+    trainers: int,
+    patience_s: float | None,
+    waiting: Callable[[str], None] = _silent,
+) -> Sequence[Candidate]:
+    """Poll the directory until enough peers are there; ``waiting`` is told who is missing. Raises RunEnded, saying the
+    same, after ``patience_s`` (None: never)."""
+    began = clock.monotonic()
+    while True:
+        found = await candidates()
+        complete, reason = enough(found, stage_hosts, trainers)
+        if complete:
+            return found
+        waiting(reason)
+        elapsed = clock.monotonic() - began
+        if patience_s is not None and elapsed > patience_s:
+            raise RunEnded(f"the run cannot start: after {patience_s:.0f} s {reason}", Ending.UNREACHABLE)
+        await clock.sleep(POLL_S if elapsed < SOON_S else LATER_POLL_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What a run begins with: the digests of the state after ``step``, where its shards continue, and the hash of the
+    record of that state (NO_RECORD for initial weights)."""
+
+    digests: Mapping[PartName, str]
+    step: int = 0
+    cursors: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    previous: str = NO_RECORD
+
+    @staticmethod
+    def after(record: CloseRecord) -> Origin:
+        """The state that this record decided. A founding record decides the state of the one before it: a run that is
+        resumed twice from one checkpoint follows the same record both times."""
+        return Origin(
+            digests={PartName(part): value for part, value in record.digests.items()},
+            step=record.step,
+            cursors=record.cursors,
+            previous=record.previous if record.founding else record.hash(),
+        )
+
+
+def founding_record(run: RunId, roster: Roster, origin: Origin) -> CloseRecord:
+    """The record that a run begins with: the state of its origin, no microbatch, and who takes part in the step after.
+
+    It keeps the cursors of trainers that have not come back: they may join later. A new one begins its shard."""
+    return CloseRecord(
+        run=run,
+        step=origin.step,
+        committed=(),
+        tokens=0,
+        loss_sum=0.0,
+        grad_norm=0.0,
+        clip=1.0,
+        lr=0.0,
+        digests={str(part): value for part, value in origin.digests.items()},
+        cursors={trainer: (0, 0) for trainer in roster.trainers} | dict(origin.cursors),
+        roster=roster.members,
+        previous=origin.previous,
+    )
+
+
+def genesis(run: RunId, roster: Roster, digests: Mapping[PartName, str]) -> CloseRecord:
+    """Record 0: the digests of the initial weights and who takes part in step 1."""
+    return founding_record(run, roster, Origin(digests=digests))
+
+
+async def found(
+    calls: StepCalls,
+    run: RunId,
+    candidates: Sequence[Candidate],
+    origin: Origin,
+    patience: Patience,
+    *,
+    timeout_s: float,
+) -> tuple[CloseRecord, dict[PeerId, str]]:
+    """Assign stages and have the founding record accepted by everybody, each having downloaded and verified its part.
+
+    A member that fails meanwhile is asked again, and the others wait: who has accepted takes no other founding record,
+    so the run starts when that peer, which may have been started again, accepts this one. Returns the record and why
+    each stage host got its stage. Raises RunEnded, naming who did not accept, when patience ends, our own PeerError.
+    """
+    stages = sum(part.startswith("stage-") for part in origin.digests)
+    roster, reasons = assign_stages(candidates, stages, private_ends="ends" in origin.digests)
+    record = founding_record(run, roster, origin)
+    decision = await _accepted_by_all(calls, record, patience, timeout_s)
+    await announce(calls, decision, roster, timeout_s)
+    return record, reasons
+
+
+async def _accepted_by_all(calls: StepCalls, record: CloseRecord, patience: Patience, timeout_s: float) -> Decide:
+    began, propose = patience.clock.monotonic(), Propose(record=record)
+    signatures: dict[str, bytes] = {}
+    while True:
+        missing = [peer for peer in record.members.peers if peer not in signatures]
+        asking = (_ask(calls, peer, propose, timeout_s) for peer in missing)
+        answers = dict(zip(missing, await asyncio.gather(*asking), strict=True))
+        signatures |= {peer: each.signature for peer, each in answers.items() if isinstance(each, Accepted)}
+        failed = {peer: each for peer, each in answers.items() if isinstance(each, PeerError)}
+        if not failed:
+            return Decide(step=record.step, record=record.hash(), acceptances=signatures)
+        if calls.me in failed:
+            raise failed[calls.me]
+        reason = "; ".join(f"{record.members[p].name} ({p}): {error.reason}" for p, error in failed.items())
+        logger.warning("the founding record is not accepted by %s", reason)
+        patience.waiting(f"all to accept the first record, which is not accepted by {reason}")
+        if patience.seconds is not None and patience.clock.monotonic() - began > patience.seconds:
+            raise RunEnded(f"the run cannot start: after {patience.seconds:.0f} s {reason}", Ending.UNREACHABLE)
+        await patience.clock.sleep(RETRY_S)
+
+
+async def _ask(calls: StepCalls, peer: PeerId, propose: Propose, timeout_s: float) -> Accepted | PeerError:
+    try:
+        return await calls.ask(peer, "step/1/propose", propose, Accepted, timeout_s=timeout_s)
+    except PeerError as error:
+        return error
+
+
+async def announce(calls: StepCalls, decision: Decide, roster: Roster, timeout_s: float) -> None:
+    """Tell everybody what was decided.
+
+    A member that accepted and then cannot be told, or was started anew and says no, is not waited for: the record is
+    decided all the same, and the health watch deals with the member. Our own decision comes last, so that whoever sees
+    it knows all were told; a close here that takes longer than an answer may goes on, and who waits for the next step
+    hears of its end. Raises OutOfSync, when all were told, when we say no ourselves.
+    """
+    others = [peer for peer in roster.peers if peer != calls.me]
+    await asyncio.gather(*(_tell(calls, peer, decision, timeout_s) for peer in others))
+    if (refusal := await _tell(calls, calls.me, decision, timeout_s)) is not None:
+        raise OutOfSync(f"step {decision.step} is decided, but {refusal}")
+
+
+async def _tell(calls: StepCalls, peer: PeerId, decision: Decide, timeout_s: float) -> str | None:
+    """None when it was told, or could not be; what it said when it did not swap."""
+    try:
+        await calls.ask(peer, "step/1/decide", decision, Empty, timeout_s=timeout_s)
+    except (Unreachable, DeadlineMissed) as error:
+        logger.warning("step %d is decided, but %s could not be told: %s", decision.step, peer, error)
+    except PeerError as error:
+        logger.warning("step %d is decided, but %s", decision.step, error)
+        return str(error)
+    return None

@@ -1,0 +1,184 @@
+"""What this peer holds of the model, and what it does with it: nothing until a record or a download says, and something
+else from the step on at whose close it takes a lost part over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Mapping
+
+from swarm.averaging.gossip.mixing import Held, Mix, Mixing, MixingContext, MixingRules, Taking
+from swarm.averaging.gossip.pushing import Pushing, PushSum
+from swarm.averaging.gossip.versions import VersionDesk
+from swarm.averaging.gossip.wait_avoiding import WaitAvoiding
+from swarm.averaging.strategies import STRATEGIES
+from swarm.consensus.records import CloseRecord
+from swarm.consensus.roster import Roster
+from swarm.events import Event, EventSink, Mixed
+from swarm.ids import MicrobatchId, PeerId, stage_of
+from swarm.membership.roles import Role, StageRole, Surroundings, TrainerRole
+from swarm.membership.rules import reach_of
+from swarm.membership.settings import MemberSettings
+from swarm.membership.status import Situation
+from swarm.optim.local_part import LocalPart
+from swarm.optim.part import TrainedPart
+from swarm.step.loop import Feed
+from swarm.step.member.remote_leader import RemoteLeader
+
+
+class Holding:
+    """The role of one peer. Empty until :meth:`take`; a bootstrap's stays so.
+    ``leg_over`` is called on the device thread after each leg of a part that trains apart."""
+
+    def __init__(self, settings: MemberSettings, around: Surroundings) -> None:
+        self._settings, self._around = settings, around
+        self._role: Role | None = None
+        self._changed = asyncio.Event()
+        self.ready = asyncio.Event()
+        self.leg_over: Callable[[], None] = lambda: None
+
+    @property
+    def part(self) -> TrainedPart | None:
+        """What is held now."""
+        return None if self._role is None else self._role.part
+
+    def take(self, part: TrainedPart | None, record: CloseRecord) -> None:
+        """Our part is here, with the state that the record names: serve it, instead of what was held before."""
+        before, self._role = self._role, self._role_for(part, record.members)
+        if before is not None:
+            self._around.endpoint.unmount(before.service)
+        if self._role is not None:
+            self._around.endpoint.mount(self._role.service)
+        self._changed.set()
+        self.ready.set()
+
+    def _role_for(self, part: TrainedPart | None, roster: Roster) -> Role | None:
+        if self._settings.role == "trainer":
+            source = self._around.source
+            assert source is not None  # noqa: S101 - opened before the run was entered
+            return TrainerRole(self._around, part, roster, source, self._settings.max_in_flight)
+        if part is not None and (stage := stage_of(part.spec.name)) is not None:
+            return StageRole(self._around, part, stage, roster)
+        return None
+
+    async def run(self) -> None:
+        """Do what is held, until cancelled."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            if self._role is None:
+                continue
+            working = asyncio.create_task(self._role.run())
+            changed = asyncio.create_task(self._changed.wait())
+            try:
+                await asyncio.wait({working, changed}, return_when=asyncio.FIRST_COMPLETED)
+                if working.done():
+                    working.result()
+            finally:
+                working.cancel()
+                changed.cancel()
+                await asyncio.gather(working, return_exceptions=True)
+
+    def feed(self, leader: RemoteLeader) -> Feed | None:
+        """A trainer's work for one step."""
+        if self._settings.role != "trainer":
+            return None
+
+        async def feed(step: int) -> None:
+            role = self._role
+            assert isinstance(role, TrainerRole)  # noqa: S101 - taken before this peer is a member
+            leader.begun = role.service
+            await role.feed(step, leader)
+
+        return feed
+
+    # --- from step to step ---------------------------------------------------------------------------------------
+
+    def open_step(self, record: CloseRecord, after: str) -> None:
+        """The step after this record, whose hash begins with ``after``, is open."""
+        part = self.part
+        if isinstance(part, LocalPart):
+            part.replicas, part.leg_over = len(record.members.replicas(part.spec.name)), self.leg_over
+        if self._role is not None:
+            self._role.open_step(record, after)
+
+    def rewound(self) -> None:
+        """A lineage was given up: nothing that was done in its steps counts."""
+        if self._role is not None:
+            self._role.service.rewound()
+
+    async def settle(self, step: int, assigned: Mapping[MicrobatchId, tuple[PeerId, ...]]) -> None:
+        """Hold exactly what is assigned: see :class:`swarm.step.member.open_step.Settle`."""
+        if self._role is not None:
+            await self._role.service.settle(step, assigned)
+
+    def cursor(self, step: int, committed: Collection[MicrobatchId]) -> tuple[int, int] | None:
+        """Where our shard continues after a step with these microbatches; None without a shard."""
+        return self._role.service.cursor_after(step, committed) if isinstance(self._role, TrainerRole) else None
+
+
+# --- apart -----------------------------------------------------------------------------------------------------------
+#
+# A peer's mixing while its replicas train apart, as the manifest says it goes.
+
+
+class _Counting:
+    """Events, and among them how often this peer has mixed."""
+
+    def __init__(self, events: EventSink, situation: Situation) -> None:
+        self._events, self._situation = events, situation
+
+    def emit(self, event: Event) -> None:
+        """See :class:`~swarm.events.EventSink`."""
+        if isinstance(event, Mixed):
+            self._situation.has_mixed(event.averaged)
+        self._events.emit(event)
+
+
+class Apart:
+    """Does nothing where replicas do not train apart, or meet only when a step closes."""
+
+    def __init__(
+        self, around: Surroundings, holding: Holding, situation: Situation, roster: Callable[[], Roster]
+    ) -> None:
+        averaging = around.manifest.averaging
+        self._holding, self._roster, self._endpoint = holding, roster, around.endpoint
+        self._mixing: Mixing | None = None
+        if averaging.mode != "local" or averaging.local.sync_every == 1:
+            return
+        events = _Counting(around.events, situation)
+        context = MixingContext(
+            endpoint=around.endpoint, device=around.device, clock=around.clock, events=events, held=self._held
+        )
+        mixes = self._mixes(context, around)
+        self._mixing = Mixing(mixes, self._held, averaging.local.sync_every)
+        holding.leg_over = self._mixing.leg_over
+
+    def _mixes(self, context: MixingContext, around: Surroundings) -> Mix:
+        averaging, seed = around.manifest.averaging, around.manifest.run.seed
+        if averaging.strategy == "push-sum":
+            pushing = Pushing(context, PushSum(), seed, reach_of(around.manifest))
+            around.endpoint.mount(pushing)
+            return pushing
+        around.endpoint.mount(VersionDesk(self._held))
+        rules = MixingRules(
+            strategy=STRATEGIES[averaging.strategy],
+            seed=seed,
+            wait_avoiding=WaitAvoiding(averaging.local.staleness),
+            reach=reach_of(around.manifest),
+        )
+        return Taking(context, rules)
+
+    async def run(self) -> None:
+        """Mix after each leg, until cancelled."""
+        if self._mixing is not None:
+            await self._mixing.run()
+
+    def _held(self) -> Held | None:
+        part = self._holding.part
+        if not isinstance(part, LocalPart):
+            return None
+        replicas = self._roster().replicas(part.spec.name)
+        if self._endpoint.peer not in replicas:  # cut off, or not let in yet
+            return None
+        return part.spec.name, part, replicas

@@ -1,0 +1,387 @@
+"""Joining a run in progress: choose a place, hold its state, keep up, be let in. The run never waits for us."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable, Collection, Sequence
+
+from swarm.consensus.changes import Admission, admission_bytes
+from swarm.consensus.copies import copy_holders
+from swarm.consensus.records import CloseRecord, Decision
+from swarm.consensus.roster import TRAINERS, Places, Roster, can_be_called, choose_place
+from swarm.consensus.roster import Member as Listed
+from swarm.errors import (
+    Busy,
+    DeadlineMissed,
+    Ending,
+    OutOfSync,
+    PeerError,
+    Refused,
+    RunEnded,
+    StateError,
+    Superseded,
+    Unreachable,
+    WrongStep,
+)
+from swarm.ids import ENDS, PartName, PeerId
+from swarm.membership.announcer import only_calls
+from swarm.membership.download import PartDownload
+from swarm.membership.leaving import Leaving, ended_in_order
+from swarm.membership.observer import Observer, ObserverContext
+from swarm.membership.roles import Surroundings, build_empty, insist_on_being_reached
+from swarm.membership.settings import MemberSettings
+from swarm.membership.status import Situation
+from swarm.membership.survey import Survey
+from swarm.optim.part import TrainedPart
+from swarm.schema import Empty
+from swarm.security.signing import verify
+from swarm.step.calls import StepCalls
+from swarm.step.member.service import Member
+from swarm.waiting import ExponentialBackoff
+
+logger = logging.getLogger(__name__)
+
+ASK_TIMEOUT_S = 30.0
+ASK_AGAIN_S = 3.0
+"""How often a step's leader is asked while the step is open."""
+MAX_FAILURES = 8
+"""How often in a row all donors that were asked may fail, without one more verified byte, before this peer gives up,
+saying what went wrong. Busy ones do not count."""
+FIRST_PAUSE_S = 0.2
+MAX_LEADERS = 4
+"""How many of a step's succession are asked who leads it."""
+LISTEN_EVERY_S = 30.0
+"""How often a peer that was started anew listens whether another process takes part in its name."""
+
+Prepare = Callable[[TrainedPart | None, CloseRecord], Awaitable[None]]
+"""Our part has the state of this record for the first time: be ready to take work with it."""
+
+
+class Joining:
+    """One peer's way into a running run. ``prepare`` is called once, before anybody can send us work."""
+
+    def __init__(
+        self,
+        settings: MemberSettings,
+        around: Surroundings,
+        member: Member,
+        situation: Situation,
+        leaving: Leaving,
+        prepare: Prepare,
+    ) -> None:
+        self._settings, self._around, self._member = settings, around, member
+        self._situation, self._leaving, self._prepare = situation, leaving, prepare
+        self._calls, self._survey = StepCalls(around.endpoint), Survey(around.endpoint)
+        self._context = ObserverContext(
+            run=around.manifest.run_id,
+            endpoint=around.endpoint,
+            device=around.device,
+            verify=verify,
+            observe=member.observe,
+        )
+        self._known: CloseRecord | None = None
+        self._invited_by: PeerId | None = None
+        self._part: TrainedPart | None = None
+        self._download: PartDownload | None = None
+        self._liars: set[PeerId] = set()
+        self._prepared = False
+        self._listen_at = 0.0
+
+    async def run(self, contact: PeerId | None) -> None:
+        """Return when a record names us. Raises RunEnded when there is no place for us, or when those who could help
+        failed too often."""
+        attempts = failures = 0
+        patience = ExponentialBackoff(FIRST_PAUSE_S)
+        while True:
+            self._check_ended(self._known, self._member.head)  # nobody else may be there to say so
+            newest = await self._newest(contact)
+            head = newest.record
+            self._around.watch.follow(())  # from here on the contact is one of many, and may leave
+            self._check_place(head)
+            self._learn(head)
+            lost = await self._survey.lost(head.members, contact)
+            if self._is_double(head) and not self._is_needed(head, lost):
+                await self._member.stand_in(newest)
+                await self._wait_for_notice(head, patience)
+                continue
+            await insist_on_being_reached(self._around, head.members.peers)
+            name = await self._choose(head, lost)
+            donors = self._donors(head, name, contact, attempts + (name in lost))
+            attempts, before = attempts + 1, self._here
+            try:
+                return await self._join(donors, contact, head)
+            except (Busy, WrongStep) as later:
+                self._situation.wait_for(f"a member that can help: {later.reason}")
+            except (PeerError, StateError, OutOfSync) as error:
+                failures = 1 if self._here != before else failures + 1
+                logger.warning("joining failed, %d times in a row: %s", failures, error)
+                if failures >= MAX_FAILURES:
+                    reason = f"nobody could help this peer to join; the last that tried: {error}"
+                    raise RunEnded(reason, Ending.UNREACHABLE) from error
+            await self._around.clock.sleep(patience.pause_s())
+
+    @property
+    def _here(self) -> tuple[int, int]:
+        """What has been reached: (step observed, bytes verified of the state that is being downloaded)."""
+        head, download = self._member.head, self._download
+        return (-1 if head is None else head.step), (0 if download is None else download.verified_bytes)
+
+    async def again(self, part: TrainedPart | None, known: CloseRecord | None, invited_by: PeerId | None) -> None:
+        """Come back into a run that went on without us, with the part that we hold. Which record is the newest, more
+        than half of those in the roster of ``known`` have to say; when they have gone, the peer whose invite was
+        followed (None for a founder). Raises as :meth:`run`."""
+        self._part, self._known, self._prepared = part, known, True
+        self._invited_by = invited_by
+        await self.run(None)
+
+    async def _newest(self, contact: PeerId | None) -> Decision:
+        """The newest decision, as the contact has it, or without one or when it has gone, any member that more than
+        half of the roster we know vouch for. Raises RunEnded when nobody does."""
+        known, trusted = self._known, [] if contact is None else [contact]
+        ways: list[tuple[PeerId, PeerId | None, CloseRecord | None]] = [(peer, peer, None) for peer in trusted]
+        ways += [(peer, contact, known) for peer in self._witnesses(known)]
+        ways += [(peer, peer, None) for peer in (self._invited_by,) if peer is not None]
+        failures: list[PeerError] = []
+        for peer, believed, vouching in ways:
+            try:
+                return await Observer(self._context, [peer], None).start(believed, vouching)
+            except PeerError as error:
+                logger.info("%s does not show what the newest record is: %s", peer, error)
+                failures.append(error)
+        first = failures[0] if failures else "there is nobody else"
+        raise RunEnded(f"nobody can show what the newest record is: {first}", Ending.UNREACHABLE)
+
+    def _witnesses(self, known: CloseRecord | None) -> list[PeerId]:
+        """The others of the roster that we know, in an order of our own, those that are believed gone last."""
+        me, gone = self._around.endpoint.peer, self._around.watch.gone
+        others = [] if known is None else [peer for peer in known.members.peers if peer != me]
+        random.Random(me).shuffle(others)
+        return sorted(others, key=lambda peer: peer in gone)
+
+    def _check_ended(self, *records: CloseRecord | None) -> None:
+        """Raises RunEnded, in order, for a record that ended the run without us."""
+        for record in records:
+            if record is not None and record.ended and not self._member.names(record):
+                raise RunEnded(ended_in_order(record.step), self._leaving.ending)
+
+    def _check_place(self, head: CloseRecord) -> None:
+        """Raises RunEnded when it is too late to be let in: in order, when there is nothing more to take part in."""
+        last = self._around.manifest.run.steps
+        self._check_ended(head)
+        if head.step >= last and not self._member.names(head):
+            raise RunEnded(f"the run is over: its last step, {last}, is closed", Ending.DONE)
+        if self._around.endpoint.peer not in head.members and head.step + 1 >= last:
+            raise RunEnded(f"the run is over but for its last step, {last}: nobody joins with that one", Ending.FAILED)
+
+    def _is_double(self, head: CloseRecord) -> bool:
+        """Whether the record names another life of this peer: one before this process, or beside it."""
+        return self._around.endpoint.peer in head.members and not self._member.names(head)
+
+    async def _wait_for_notice(self, head: CloseRecord, patience: ExponentialBackoff) -> None:
+        """Wait a little for the run to notice that who was there under our name is gone. Raises RunEnded when that one
+        is heard, now or later: what is sent to it must not come here. Who is not heard is gone, however long the run
+        takes to notice: it may be waiting for just this peer's vote."""
+        clock = self._around.clock
+        self._situation.wait_for("the run to notice that this peer was started anew")
+        if clock.monotonic() >= self._listen_at:
+            if await self._around.watch.twin(head.members.peers):
+                raise RunEnded(
+                    "this peer's identity takes part in the run already",
+                    Ending.FAILED,
+                    check="does another process use the same identity, here or on another machine?",
+                    remedy="Join from another place.",
+                )
+            self._listen_at = clock.monotonic() + LISTEN_EVERY_S
+        await clock.sleep(patience.pause_s())
+
+    def _learn(self, head: CloseRecord) -> None:
+        self._known = head
+        for member in head.roster:
+            if member.peer != self._around.endpoint.peer:  # what is said of another life of ours is not where we are
+                self._around.endpoint.learn(PeerId(member.peer), member.addresses)
+
+    def _is_needed(self, head: CloseRecord, lost: Collection[str]) -> bool:
+        """Whether the run waits for somebody to take over what an earlier life of this peer was the last to do, or what
+        else this one could do: it will not close a step without us. The latter only once nobody was heard in our name:
+        that life may be there still."""
+        before = head.members[self._around.endpoint.peer]
+        if before.part in lost or (before.role == "trainer" and TRAINERS in lost):
+            return True
+        ends = {ENDS, TRAINERS}
+        mine = {"stage": set(lost) - ends, "trainer": ends.intersection(lost)}.get(self._settings.role)
+        return bool(self._listen_at and mine)
+
+    async def _choose(self, head: CloseRecord, lost: Collection[str]) -> PartName | None:
+        """Once: a peer that has to start over keeps its place."""
+        split, settings = self._around.manifest.split, self._settings
+        if self._prepared:
+            return self._situation.part
+        free = settings.role == "stage" and settings.stage is None
+        leaving = await self._survey.leaving(head.members) if free else ()
+        try:
+            part, reason = choose_place(
+                head.members,
+                self._around.endpoint.peer,
+                settings.role,
+                settings.stage,
+                Places(
+                    stages=split.stages,
+                    private_ends=split.ends == "private",
+                    lost=lost,
+                    leaving=leaving,
+                    barred=self._barred(head.members),
+                ),
+            )
+        except Refused as refused:
+            raise RunEnded(refused.reason, Ending.MISUSED) from refused
+        if (part, reason) != (self._situation.part, self._situation.reason):
+            self._situation.assigned(part, reason)
+        return part
+
+    def _barred(self, roster: Roster) -> tuple[PartName, ...]:
+        """The parts whose replicas need one that others can call, which this peer is not."""
+        served = self._around.manifest.averaging.strategy == "server"
+        if not served or not only_calls(self._settings, self._around.endpoint.addresses):
+            return ()
+        return tuple(part for part in roster.parts if not can_be_called(roster, part))
+
+    def _donors(
+        self, head: CloseRecord, name: PartName | None, contact: PeerId | None, attempt: int
+    ) -> Sequence[PeerId]:
+        """Who can help: any member with decisions, a replica with a part; in an order of our own, so that those who
+        join together spread, and another one each time. When replicas have failed, those come after them that keep a
+        copy of the part: its replicas may all be gone. Who lied is not asked again."""
+        members = head.members.peers if name is None else head.members.replicas(name)
+        donors = self._willing(members)
+        random.Random(self._around.endpoint.peer).shuffle(donors)
+        if name is None:
+            donors.sort(key=lambda peer: peer != contact)  # it is known to answer
+        first = attempt % max(1, len(donors))
+        donors = donors[first:] + donors[:first]
+        if name is not None and attempt > 0:
+            donors += self._willing(copy_holders(head.members, name, self._around.manifest.run.copies))
+        return donors
+
+    def _willing(self, peers: Sequence[PeerId]) -> list[PeerId]:
+        me = self._around.endpoint.peer  # a record that names us names us as a replica too
+        return [peer for peer in peers if peer not in self._liars and peer != me]
+
+    async def _join(self, donors: Sequence[PeerId], contact: PeerId | None, known: CloseRecord) -> None:
+        observer = await self._went_on(donors)
+        if observer is None:
+            observer = Observer(self._context, donors, self._situation.part)
+            await self._begin(observer, contact, known)
+        while not self._member.is_member:
+            self._learn(await self._next(observer))
+        await observer.close()
+
+    async def _next(self, observer: Observer) -> CloseRecord:
+        """The next step's record, in which we ask to be named: again and again, for whoever leads the step may change,
+        and a step that is given up takes in whom it refused before."""
+        await self._ask(observer.head)
+        asking = asyncio.create_task(self._keep_asking(observer.head))
+        try:
+            return await observer.follow()
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def _keep_asking(self, head: CloseRecord) -> None:
+        while True:
+            await self._around.clock.sleep(ASK_AGAIN_S)
+            await self._ask(head)
+
+    async def _went_on(self, donors: Sequence[PeerId]) -> Observer | None:
+        """One more step from the state that we hold already, when somebody still keeps what comes after it for us."""
+        ours, part = self._member.head, self._part
+        if ours is None or not self._holds(ours):
+            return None
+        observer = Observer(self._context, donors, self._situation.part)
+        observer.go_on(ours, part)
+        try:
+            self._learn(await self._next(observer))
+        except (PeerError, StateError, OutOfSync) as error:
+            logger.info("nobody leads on from step %d: %s", ours.step, error)
+            return None
+        return observer
+
+    def _holds(self, record: CloseRecord) -> bool:
+        """Whether our part is just as this record says; without one, whether there is nothing to hold."""
+        part = self._part
+        return self._prepared and (self._situation.part is None if part is None else part.step == record.step)
+
+    async def _begin(self, observer: Observer, contact: PeerId | None, known: CloseRecord) -> None:
+        decision = await self._start(observer, contact, known)
+        record, ours = decision.record, self._member.head
+        if ours is not None and record.step < ours.step:
+            raise WrongStep(f"it is at step {record.step}, this peer at {ours.step}", peer=observer.donors[0])
+        if ours is not None and record.hash() == ours.hash() and self._holds(record):
+            observer.resume(self._part)  # only the donors are others
+        else:
+            await self._install(observer, decision)
+
+    async def _start(self, observer: Observer, contact: PeerId | None, known: CloseRecord) -> Decision:
+        """From the state that is here in part, as long as somebody keeps it; else from the newest."""
+        if self._download is not None:
+            try:
+                return await observer.start(contact, known, self._download.record)
+            except (PeerError, StateError) as error:
+                logger.info("nobody gives more of step %d: %s", self._download.record.step, error)
+        return await observer.start(contact, known)
+
+    async def _install(self, observer: Observer, decision: Decision) -> None:
+        name = self._situation.part
+        if name is not None:
+            if self._part is None or self._part.spec.name != name:
+                self._part = await build_empty(self._around, name)
+            await self._fetch(observer.donors, decision.record, self._part)
+        if not self._prepared:
+            await self._prepare(self._part, decision.record)
+            self._prepared = True
+        await observer.begin(decision, self._part)
+
+    async def _fetch(self, donors: Sequence[PeerId], record: CloseRecord, part: TrainedPart) -> None:
+        """What is missing of the state. A failure keeps what was verified, for as long as somebody has the rest."""
+        download = self._download
+        if download is None or download.part is not part or download.record.hash() != record.hash():
+            download = self._download = PartDownload(self._around, record, part)
+        try:
+            await download.run(donors)
+        finally:
+            self._liars |= download.liars
+        self._download = None
+
+    async def _ask(self, head: CloseRecord) -> None:
+        """Ask the leader of the open step to be in its record's roster. A no is for this step only."""
+        around, step = self._around, head.step + 1
+        self._check_place(head)
+        me = around.endpoint.peer
+        if self._leaving.asked:  # what was asked before has been decided: no record names us
+            raise RunEnded("it left before it took part", self._leaving.ending)
+        member = Listed(
+            peer=me,
+            role=self._settings.role,
+            name=self._settings.name,
+            part=self._situation.part,
+            addresses=around.endpoint.addresses[:8],
+            incarnation=around.watch.incarnation,
+            region=self._settings.region,
+            outgoing=only_calls(self._settings, around.endpoint.addresses),
+        )
+        signature = around.identity.sign(admission_bytes(around.manifest.run_id, step, head.hash(), member))
+        body = Admission(step=step, member=member, signature=signature)
+        self._leaving.admitted.set()
+        self._situation.wait_for("a step to close, to be let in with it")
+        others = [peer for peer in head.members.succession(step) if peer != me]  # an earlier life of ours may be in it
+        for leader in others[:MAX_LEADERS]:
+            try:
+                await self._calls.ask(leader, "lead/1/join", body, Empty, timeout_s=ASK_TIMEOUT_S)
+                return
+            except PeerError as error:
+                logger.info("not in step %d: %s", step, error)
+                if isinstance(error, Refused):
+                    self._situation.wait_for(f"step {step} to close, to ask again: {error.reason}")
+                if not isinstance(error, (Superseded, Unreachable, DeadlineMissed)):
+                    return

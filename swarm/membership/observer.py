@@ -1,0 +1,308 @@
+"""A peer that joins a run in progress: it observes, catches up, and asks to be a member. The other side of
+``swarm.membership.observer_service``.
+
+What is believed: the contact (the peer whose invite was followed) about which record is the newest, or when it has
+left, and by a peer that comes back, more than half of a roster that was verified before; and nobody about anything
+else. The state is verified against that record, every later record against the one before it and the signatures that
+decided it, every update by the digest that its record names. So it does not matter who gives them, and any replica may
+take another's place.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
+
+import torch
+
+from swarm.consensus.changes import Verify
+from swarm.consensus.copies import KEPT_UPDATES
+from swarm.consensus.records import CloseRecord, Decision, check_acceptances
+from swarm.errors import DeadlineMissed, OutOfSync, PeerError, Refused, StateError, Violation, WrongStep
+from swarm.ids import PartName, PeerId, RunId
+from swarm.membership.observer_sources import GuidePatience, Guides
+from swarm.membership.observer_start import Start, begin
+from swarm.network.protocols import Endpoint
+from swarm.optim.part import PartState
+from swarm.schema import Empty
+from swarm.step.observe_messages import (
+    AHEAD,
+    NEXT,
+    STANDING,
+    AheadRequest,
+    Decided,
+    NextRequest,
+    RunStanding,
+    StandingRequest,
+)
+from swarm.waiting import doubled
+
+ALIVE_S = 5.0
+"""How long a donor that did not answer a question may take for the simplest one."""
+MOST_PATIENCE_S = 60.0
+"""How long an update may take that is fetched before it is decided: nobody can say yet whether it has just not come to
+be, or needs so long. Once the step is closed that is known."""
+MOST_ASKED = 8
+"""How many peers may be asked at once whether they kept updates for us."""
+
+Observe = Callable[[Decision], Awaitable[None]]
+Known = Callable[[int], CloseRecord | None]
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+class Runs(Protocol):
+    """Where parts are worked on: a device thread, or a copy's own."""
+
+    async def run(self, fn: Callable[..., T], *args: object) -> T:
+        """Run ``fn`` off the event loop, after everything asked for before."""
+
+
+def _knows_none(step: int) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObserverContext:
+    """``observe`` is told of every verified decision, with its update, when our part is brought to it
+    (``Member.observe``). ``known`` are records that this peer verified itself, by step: no other is believed;
+    ``newest`` is the newest step of which it knows by itself that it was decided, -1 for none.
+    ``spare``: let those who join go first (see :class:`~swarm.step.observe_messages.StartRequest`)."""
+
+    run: RunId
+    endpoint: Endpoint
+    device: Runs
+    verify: Verify
+    observe: Observe
+    known: Known = _knows_none
+    newest: Callable[[], int] = lambda: -1
+    spare: bool = False
+
+
+class Observer:
+    """Follows one run with the help of some of ``donors``. ``name`` is None for a peer that will hold nothing."""
+
+    def __init__(self, context: ObserverContext, donors: Sequence[PeerId], name: PartName | None) -> None:
+        self._context, self._candidates, self._name = context, tuple(donors), name
+        self._guides = Guides(context.endpoint, name)
+        self._part: PartState | None = None
+        self._head: CloseRecord | None = None
+        self._patience = GuidePatience()
+        self._behind: tuple[PeerId, int] | None = None
+
+    @property
+    def head(self) -> CloseRecord:
+        """The newest verified record. Raises OutOfSync before :meth:`start`."""
+        if self._head is None:
+            raise OutOfSync("nothing was observed yet")
+        return self._head
+
+    @property
+    def donors(self) -> tuple[PeerId, ...]:
+        """Those that keep the state of :attr:`head` for us: what it is downloaded from."""
+        return self._guides.peers
+
+    async def start(
+        self, contact: PeerId | None, known: CloseRecord | None = None, wanted: CloseRecord | None = None
+    ) -> Decision:
+        """Be taken by some donors, which pin the same state for us; returns the decision that vouches for that state.
+
+        ``known`` is a record that was verified before: its members vouch when the contact has gone, or there is none
+        (None: nobody is believed alone). ``wanted`` is the
+        verified record of the very state that is wanted, of which a part is here already. Raises the gravest PeerError
+        of the donors, or the contact's when nobody else vouches; Violation when they tell different histories.
+        """
+        context = self._context
+        start = Start(context.run, context.endpoint, context.verify, self._name, contact, known, wanted, context.spare)
+        decision, peers = await begin(start, self._candidates)
+        self._head = decision.record
+        self._guides.set(peers)
+        return decision
+
+    async def begin(self, decision: Decision, part: PartState | None) -> None:
+        """``part`` holds the state that ``decision`` vouches for: follow from here."""
+        self._part = part
+        await self._context.observe(decision)
+
+    def resume(self, part: PartState | None) -> None:
+        """``part`` is at the donors' record already, which was observed with the help of others: follow from here."""
+        self._part = part
+
+    def go_on(self, head: CloseRecord, part: PartState | None) -> None:
+        """Follow from ``head``, which was observed before and whose result ``part`` holds: whoever of the donors keeps
+        updates for us since then leads on, without being asked to begin. When nobody does, :meth:`follow` says so."""
+        self._head, self._part = head, part
+        self._guides.set(self._candidates[:MOST_ASKED])
+
+    async def close(self) -> None:
+        """Tell those who helped that they need not keep anything for us any more. A courtesy: never raises."""
+        await self._guides.leave()
+
+    async def follow(self) -> CloseRecord:
+        """Take the next step's decision, waiting for it as long as it takes, and bring our part to it; whoever dies,
+        falls silent or lies meanwhile, another goes on in his place.
+
+        Raises, when nobody is left, the last one's PeerError (WrongStep: we fell too far behind, start again;
+        DeadlineMissed: it fell silent; Violation: a record that does not follow, or an update of the wrong size), or
+        StateError when the update does not give what the record says.
+        Cancelled, our part is at the step before or after, never between.
+        """
+        decision = await self._led(self._take_step)
+        await self._context.observe(decision)
+        return decision.record
+
+    async def ahead(self) -> torch.Tensor | None:
+        """The update with which the next step closes, if it closes as its replicas agreed last, float32; None when it
+        was given up. For a peer that hears itself of decisions: it applies this with :func:`take_update`, says so with
+        :meth:`went_on`, or calls :meth:`follow` when another was decided. Raises as :meth:`follow`; waits as long as it
+        takes. Cancel freely."""
+        return await self._led(self._bring_ahead)
+
+    def went_on(self, record: CloseRecord) -> None:
+        """Our part was brought to the state after ``record``, which follows :attr:`head` and was verified."""
+        self._head = record
+
+    async def _led(self, ask: Callable[[PeerId], Awaitable[T]]) -> T:
+        """What the first guide gives that can, while a stand-in is kept."""
+        keeping = asyncio.create_task(self._guides.keep(self.head))
+        try:
+            while True:
+                guide = self._guides.first
+                try:
+                    return await ask(guide)
+                except (PeerError, StateError) as error:
+                    logger.info("%s cannot lead on after step %d: %s", guide, self.head.step, error)
+                    self._guides.drop(guide)
+                    if not self._guides.peers:
+                        raise
+        finally:
+            keeping.cancel()
+            (ended,) = await asyncio.gather(keeping, return_exceptions=True)
+            if isinstance(ended, Exception):
+                logger.error("looking for a stand-in failed", exc_info=ended)
+
+    async def _take_step(self, guide: PeerId) -> Decision:
+        decided, payload = await self._next(guide, self.head.step + 1)
+        self._check(decided, guide)
+        decision = decided.decision()
+        if self._part is not None:
+            mean = None if decided.record.void else torch.frombuffer(payload, dtype=torch.float32)
+            await self._context.device.run(take_update, self._part, decided.record, mean, guide)
+            decision = replace(decision, mean=mean)
+        self._head = decided.record
+        return decision
+
+    def _check(self, decided: Decided, guide: PeerId) -> None:
+        """Raises Violation for a record that is not the run's next."""
+        before, record = self.head, decided.record
+        if (record.run, record.step, record.previous) != (before.run, before.step + 1, before.hash()):
+            raise Violation(f"a record that does not follow that of step {before.step}", peer=guide)
+        known = self._context.known(record.step)
+        if known is not None:
+            if known.hash() != record.hash():
+                raise Violation(f"another record of step {record.step} than was decided here", peer=guide)
+            return
+        try:
+            check_acceptances(record, before.members, decided.acceptances, self._context.verify, decided.term)
+        except Refused as refused:
+            raise Violation(refused.reason, peer=guide) from refused
+
+    async def _next(self, guide: PeerId, step: int) -> tuple[Decided, memoryview]:
+        most = 0 if self._part is None else 4 * self._part.layout.elements
+        body = NextRequest(part=self._name, step=step)
+        self._patience.begin(guide)
+        while True:
+            wait = _Wait(guide, step, most, self._patience.seconds, self._heard(guide))
+            try:
+                decided, payload = await self._context.endpoint.call(
+                    guide, NEXT, body, Decided, timeout_s=wait.seconds, max_reply_bytes=most
+                )
+            except DeadlineMissed:
+                await self._check_alive(wait)
+                await self._guides.stay()
+                continue
+            expected = 0 if decided.record.void else most
+            if len(payload) != expected:
+                raise Violation(f"an update of {len(payload)} bytes instead of {expected}", peer=guide)
+            return decided, payload
+
+    async def _bring_ahead(self, guide: PeerId) -> torch.Tensor | None:
+        step, part, call = self.head.step + 1, self._part, self._context.endpoint.call
+        if part is None:
+            raise StateError("whoever holds nothing needs no update")
+        self._patience.begin(guide)
+        size, patience_s = 4 * part.layout.elements, self._patience.seconds
+        body = AheadRequest(part=part.spec.name, step=step)
+        while True:
+            wait = _Wait(guide, step, size, patience_s, self._heard(guide))
+            try:
+                _, payload = await call(guide, AHEAD, body, Empty, timeout_s=patience_s, max_reply_bytes=size)
+                break
+            except DeadlineMissed:
+                await self._check_alive(wait)
+                await self._guides.stay()
+                patience_s = max(self._patience.seconds, doubled(patience_s, 1, MOST_PATIENCE_S))
+        if len(payload) not in (0, size):
+            raise Violation(f"an update of {len(payload)} bytes instead of {size}", peer=guide)
+        return torch.frombuffer(payload, dtype=torch.float32) if payload else None
+
+    async def _check_alive(self, wait: _Wait) -> None:
+        """After a question without an answer: the step is still open, or its update needs more time. Raises
+        DeadlineMissed for a donor that has fallen silent, WrongStep for one that cannot have the update any more, does
+        not bring it, or does not go on though the step was decided. Two that follow each other would else wait for
+        ever."""
+        call, guide, step = self._context.endpoint.call, wait.guide, wait.step
+        brought = self._heard(guide) - wait.heard
+        standing, _ = await call(guide, STANDING, StandingRequest(), RunStanding, timeout_s=ALIVE_S)
+        closed, newest = -1 if standing.closed is None else standing.closed, self._context.newest()
+        if closed >= step + KEPT_UPDATES:
+            raise WrongStep(f"it closed step {closed}, and gives no update of step {step}", peer=guide)
+        if closed >= step:
+            if newest >= step + KEPT_UPDATES - 1:  # the others are about to let go of it
+                raise WrongStep(f"step {newest} is decided, and it gives no update of step {step}", peer=guide)
+            why = self._patience.late(wait.seconds, brought, wait.size)
+            if why:
+                raise WrongStep(f"it closed step {closed}, and gives no update of step {step}: {why}", peer=guide)
+        elif newest >= step:
+            if self._behind == (guide, step):
+                raise WrongStep(f"it has not closed step {step}, which is decided", peer=guide)
+            self._behind = guide, step
+
+    def _heard(self, guide: PeerId) -> int:
+        """Bytes from it so far, of whatever."""
+        return self._context.endpoint.statistics().bytes_received.get(guide, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """One question to a guide: for the update of ``step``, ``size`` bytes; ``heard`` is what came from it before."""
+
+    guide: PeerId
+    step: int
+    size: int
+    seconds: float
+    heard: int
+
+
+def take_update(part: PartState, record: CloseRecord, mean: torch.Tensor | None, guide: str = "") -> None:
+    """Bring the part to the state after ``record`` with this mean gradient, which ``guide`` brought. Without one the
+    step was given up, and a copy may know that already. Where the part is worked on. Raises Violation or StateError,
+    with nothing changed, for a mean that does not give what the record says. Cost: one step of AdamW and a digest."""
+    if mean is None:
+        if part.step < record.step:
+            part.give_up()
+        return
+    if not bool(torch.isfinite(mean).all()):
+        raise Violation("an update that is not finite", peer=guide)
+    found = part.prepare(mean, lr=record.lr, clip=record.clip, step=record.step)
+    if found != record.digests.get(part.spec.name):
+        part.discard()
+        raise StateError(
+            f"the update of {part.spec.name} for step {record.step} from {guide or 'one of its replicas'} gives digest "
+            f"{found[:12]}…, which the record does not name: it was not applied"
+        )
+    part.swap()

@@ -1,0 +1,390 @@
+"""What members do for a peer that wants to join: the ``observe/1`` service.
+
+An observer follows a run without being counted on: it downloads one pinned state of its part, from several replicas at
+once, and then takes each step's decision together with the update that was decided, the mean gradient, which it applies
+itself. So nobody waits for it, however slow its link is; when it has caught up it asks to be a member
+(``swarm.consensus.changes``). A second replica keeps the updates for it, too, in case the first dies.
+
+A member that keeps a copy of another part (``swarm.consensus.copies``) is such an observer for good; and of what it
+copies it serves others, as a replica does. It gets an update before it is decided, and hears of the decision as members
+do: what all replicas of a part have averaged before they died is not lost with them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from swarm.clock import Clock
+from swarm.consensus.copies import KEPT_UPDATES as KEPT_UPDATES
+from swarm.consensus.copies import Updates
+from swarm.consensus.records import CloseRecord, Decision
+from swarm.errors import Busy, Refused, WrongStep
+from swarm.ids import PartName, PeerId
+from swarm.network.protocols import Answer, Method, Payload, Request
+from swarm.schema import Empty
+from swarm.state.snapshot import Snapshot
+from swarm.state.transfer import StateDonor
+from swarm.step.observe_messages import (
+    AHEAD,
+    HASH,
+    LEAVE,
+    NEXT,
+    STANDING,
+    START,
+    STAY,
+    AheadRequest,
+    Decided,
+    HashRequest,
+    LeaveRequest,
+    NextRequest,
+    RecordHash,
+    RunStanding,
+    StandingRequest,
+    StartRequest,
+    Staying,
+    StayRequest,
+)
+
+MAX_OBSERVERS, MAX_STRANGERS = 8, 64
+LEASE_S, RECENT_S = 60.0, 15.0
+"""An observer that has not asked, and neither downloads nor waits for an answer, for so long is forgotten; and is taken
+for gone where nothing is lost if it is not."""
+
+SnapshotOf = Callable[[PartName], Awaitable[Snapshot | None]]
+"""A part that is held here, as it is between two steps, our own or a copy; None for any other."""
+
+
+@dataclass(slots=True)
+class _Observer:
+    """``had``: it has the updates to this step. ``asked``: it wanted something since the step before closed, so it has
+    not got all of it from being a member."""
+
+    had: int
+    expires: float = 0.0
+    waiting: int = 0
+    asked: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Averaged:
+    """What our part's replicas agreed on for the open step, and may have to agree on anew."""
+
+    part: PartName
+    step: int
+    mean: torch.Tensor
+
+
+class ObserverDesk:
+    """Serves observers from what this member decides. ``publish`` it every decision, and :meth:`copied` every step of a
+    part that is copied here.
+
+    ``founder``, ``waiting_for``, ``lost``, the parts that nobody holds any more, and ``leaving``, whether this member
+    has been asked to leave, are told to whoever asks where the run stands.
+    """
+
+    def __init__(
+        self, founder: PeerId, donor: StateDonor, snapshot: SnapshotOf, waiting_for: Callable[[], str], clock: Clock
+    ) -> None:
+        self._founder, self._donor, self._snapshot = founder, donor, snapshot
+        self._waiting_for, self._clock = waiting_for, clock
+        self._observers: dict[tuple[PeerId, PartName], _Observer] = {}
+        self._strangers: OrderedDict[PeerId, float] = OrderedDict()
+        self._own: PartName | None = None
+        self._updates = Updates()
+        self._averaged: _Averaged | None = None
+        self._decisions: deque[Decision] = deque(maxlen=KEPT_UPDATES)
+        self._published = asyncio.Condition()
+        self.lost: Callable[[], tuple[str, ...]] = tuple
+        self.leaving: Callable[[], bool] = bool
+
+    def methods(self) -> list[Method]:
+        """See :class:`~swarm.network.protocols.Service`."""
+        return [
+            Method(name=STANDING, request=StandingRequest, handle=self._on_standing),
+            Method(name=HASH, request=HashRequest, handle=self._on_hash),
+            Method(name=START, request=StartRequest, handle=self._on_start),
+            Method(name=NEXT, request=NextRequest, handle=self._on_next),
+            Method(name=AHEAD, request=AheadRequest, handle=self._on_ahead),
+            Method(name=STAY, request=StayRequest, handle=self._on_stay),
+            Method(name=LEAVE, request=LeaveRequest, handle=self._on_leave),
+        ]
+
+    @property
+    def closed(self) -> int | None:
+        """The newest closed step."""
+        return self._decisions[-1].record.step if self._decisions else None
+
+    def helps_beside(self, members: Collection[PeerId]) -> bool:
+        """Whether a peer that is none of these has asked here a moment ago where the run stands, fetches a part, or
+        follows one."""
+        recent = self._clock.monotonic() + LEASE_S - RECENT_S
+        helped = {
+            peer
+            for (peer, part), seen in self._observers.items()
+            if seen.waiting or seen.expires > recent or self._donor.heard(peer, part, within_s=RECENT_S)
+        }
+        asked = {peer for peer, at in self._strangers.items() if at > self._clock.monotonic() - RECENT_S}
+        return not (helped | asked) <= set(members)
+
+    async def publish(self, decision: Decision, part: PartName | None) -> None:
+        """A step was decided and swapped here, where ``part`` is held. Its update is kept only when somebody follows
+        that part."""
+        self._donor.tidy()
+        self._donor.step_closed()
+        self._drop_members()
+        self._drop_departed(decision.record)
+        if self._decisions and not decision.record.follows(self._decisions[-1].record):
+            self._decisions.clear()  # steps were left out, or did not count: nobody is led on from before them
+            self._updates.clear()
+        self._decisions.append(dataclasses.replace(decision, mean=None))
+        if self._own is not None and self._own != part:
+            self._updates.forget(self._own)
+        self._own, self._averaged = part, None
+        if part is not None:
+            self._keep(part, decision)
+        await self._tell()
+
+    async def averaged(self, part: PartName, step: int, mean: torch.Tensor) -> None:
+        """Our part has a mean gradient for the open step: float32 on CPU, not written to any more. Copies may have it
+        now; another attempt replaces it."""
+        self._averaged = _Averaged(part, step, mean)
+        await self._tell()
+
+    async def copied(self, part: PartName, decision: Decision) -> None:
+        """Our copy of another part has the result of this decision, whose mean is that part's."""
+        self._keep(part, decision)
+        await self._tell()
+
+    async def dropped(self, part: PartName) -> None:
+        """It is copied here no more: who follows it with our help is told so."""
+        if part != self._own:
+            self._updates.forget(part)
+        await self._tell()
+
+    def _keep(self, part: PartName, decision: Decision) -> None:
+        self._expire()
+        followed = any(name == part for _, name in self._observers)
+        self._updates.add(part, decision.record.step, decision.mean if followed else None)
+        self._trim(part)
+
+    def _trim(self, part: PartName) -> None:
+        steps = [observer.had for (_, name), observer in self._observers.items() if name == part]
+        self._updates.trim(part, min(steps, default=None))
+
+    async def _tell(self) -> None:
+        async with self._published:
+            self._published.notify_all()
+
+    async def _on_standing(self, request: Request) -> Answer:
+        self._strangers[request.caller] = self._clock.monotonic()
+        self._strangers.move_to_end(request.caller)
+        while len(self._strangers) > MAX_STRANGERS:
+            self._strangers.popitem(last=False)
+        waiting = "" if self._decisions else self._waiting_for()[:400]
+        return Answer(
+            RunStanding(
+                founder=self._founder,
+                closed=self.closed,
+                waiting_for=waiting,
+                lost=self.lost(),
+                leaving=self.leaving(),
+            )
+        )
+
+    async def _on_hash(self, request: Request) -> Answer:
+        body: HashRequest = request.body
+        await self._wait_closed(body.step)
+        return Answer(RecordHash(digest=self._decided(body.step).record.hash()))
+
+    async def _on_start(self, request: Request) -> Answer:
+        body: StartRequest = request.body
+        self._expire()
+        if not self._decisions:
+            raise Refused("the run has not started")
+        decision = self._decisions[-1]
+        if body.part is not None:
+            if body.spare and self._donor.serves_others(request.caller):
+                raise Busy("another downloads from this peer")
+            decision = await self._observed(request.caller, PartName(body.part), body.step)
+        return Answer(Decided.of(decision))
+
+    async def _observed(self, caller: PeerId, part: PartName, step: int | None) -> Decision:
+        """Take an observer. It is noted before its state is pinned, so that no update after that state is lost."""
+        before = self._observers.get((caller, part))
+        self._note(caller, part, -1)
+        try:
+            decision = await self._pinned(caller, part, step)
+        except BaseException:
+            if before is None:
+                self._observers.pop((caller, part), None)
+            raise
+        self._note(caller, part, decision.record.step)
+        return decision
+
+    def _note(self, caller: PeerId, part: PartName, had: int) -> None:
+        """``caller`` follows ``part`` from the state after step ``had`` on."""
+        key = caller, part
+        if key not in self._observers and len(self._observers) >= MAX_OBSERVERS:
+            raise Busy(f"{MAX_OBSERVERS} peers are joining with this one's help")
+        observer = self._observers.setdefault(key, _Observer(had))
+        observer.had, observer.expires, observer.asked = had, self._clock.monotonic() + LEASE_S, True
+
+    async def _pinned(self, caller: PeerId, part: PartName, step: int | None) -> Decision:
+        """Keep a state for the caller; returns the decision that vouches for it."""
+        snapshot = None if step is None else self._donor.pinned(part, step)
+        if snapshot is None:
+            snapshot = await self._held(part)
+            if step is not None and snapshot.step < step:
+                await self._wait_reached(part, step)
+                snapshot = await self._held(part)
+            if step is not None and snapshot.step != step:
+                raise WrongStep(f"{part} is at step {snapshot.step} here, not {step}")
+        await self._wait_closed(snapshot.step)  # swapped already, and about to be published
+        decision = self._decided(snapshot.step)
+        self._donor.pin(caller, snapshot, decision.record.digests[part])
+        return decision
+
+    async def _held(self, part: PartName) -> Snapshot:
+        snapshot = await self._snapshot(part)
+        if snapshot is None:
+            raise Refused(f"{part} is not held here")
+        return snapshot
+
+    async def _on_stay(self, request: Request) -> Answer:
+        body: StayRequest = request.body
+        part = PartName(body.part)
+        self._expire()
+        closed = self._updates.reached(part)
+        if closed is None:
+            raise Refused(f"{part} is not held here" if self._decisions else "the run has not started")
+        known = self._observers.get((request.caller, part))
+        self._note(request.caller, part, body.had if known is not None else closed)
+        self._donor.release(request.caller, part)
+        self._trim(part)
+        return Answer(Staying(closed=closed))
+
+    async def _on_leave(self, request: Request) -> Answer:
+        body: LeaveRequest = request.body
+        key = request.caller, PartName(body.part)
+        self._donor.release(*key)
+        observer = self._observers.get(key)
+        if observer is not None and not observer.waiting:
+            del self._observers[key]
+        return Answer(Empty())
+
+    async def _on_next(self, request: Request) -> Answer:
+        body: NextRequest = request.body
+        payload: Payload = b""
+        if body.part is None:
+            await self._wait_closed(body.step)
+        else:
+            payload = await self._update(request.caller, PartName(body.part), body.step)
+        return Answer(Decided.of(self._decided(body.step)), payload)
+
+    async def _update(self, caller: PeerId, part: PartName, step: int) -> Payload:
+        with self._waits(caller, part, step):
+            await self._wait_reached(part, step)
+        if self._decided(step).record.void:
+            return b""
+        mean = self._updates.at(part, step)
+        if mean is None:
+            raise WrongStep(f"the update of step {step} is not kept here any more")
+        return mean.numpy().data.cast("B")
+
+    async def _on_ahead(self, request: Request) -> Answer:
+        body: AheadRequest = request.body
+        part = PartName(body.part)
+        with self._waits(request.caller, part, body.step):
+            mean = await self._wait_averaged(part, body.step)
+        return Answer(Empty(), b"" if mean is None else mean.numpy().data.cast("B"))
+
+    @contextmanager
+    def _waits(self, caller: PeerId, part: PartName, step: int) -> Iterator[None]:
+        """While an observer waits for what comes of ``step``. Raises Refused for who is none."""
+        observer = self._observers.get((caller, part))
+        if observer is None:
+            raise Refused("not an observer of this part: start first")
+        self._donor.release(caller, part)  # it asks for what comes after that state: so it has it
+        observer.had = step - 1
+        self._trim(part)
+        observer.waiting, observer.asked = observer.waiting + 1, True
+        try:
+            yield
+        finally:
+            observer.waiting -= 1
+            observer.expires = self._clock.monotonic() + LEASE_S
+
+    def _decided(self, step: int) -> Decision:
+        decision = next((kept for kept in self._decisions if kept.record.step == step), None)
+        if decision is None:
+            raise WrongStep(f"the decision of step {step} is not kept here any more")
+        return decision
+
+    def _drop_members(self) -> None:
+        """Who took part in this step with the part that it observed, and asked for nothing since the one before, has
+        had what it needed."""
+        for member in self._decisions[-1].record.roster if self._decisions else ():
+            if member.part is not None:
+                key = PeerId(member.peer), PartName(member.part)
+                if key in self._observers and not self._observers[key].asked:
+                    del self._observers[key]
+        for observer in self._observers.values():
+            observer.asked = False
+
+    def _drop_departed(self, record: CloseRecord) -> None:
+        """Who leaves with this record needs nothing more of what it copied."""
+        follows = bool(self._decisions) and record.follows(self._decisions[-1].record)
+        before = self._decisions[-1].record.members.peers if follows else ()
+        gone = {peer for peer in before if peer not in record.members and peer not in record.absent}
+        self._observers = {key: seen for key, seen in self._observers.items() if key[0] not in gone}
+
+    async def _wait_closed(self, step: int) -> None:
+        """Until ``step`` is closed here; only the next one is waited for. The caller's deadline ends the waiting."""
+        if step > (self.closed if self.closed is not None else -1) + 1:
+            raise WrongStep(f"step {step} is far from closed here")
+        async with self._published:
+            await self._published.wait_for(lambda: self.closed is not None and self.closed >= step)
+
+    async def _wait_reached(self, part: PartName, step: int) -> None:
+        """Until ``step`` is closed here and ``part`` has its result; only the next one is waited for. Raises Refused
+        when the part is held here no more."""
+        await self._wait_closed(step)
+        async with self._published:
+            await self._published.wait_for(lambda: (at := self._updates.reached(part)) is None or at >= step)
+        if self._updates.reached(part) is None:
+            raise Refused(f"{part} is not held here any more")
+
+    async def _wait_averaged(self, part: PartName, step: int) -> torch.Tensor | None:
+        """What ``part``'s replicas agreed on for ``step``, which may be closed by now; None when it was given up, and
+        when its update is not kept any more. Raises as :meth:`_wait_reached`; who asks may have closed the step before
+        sooner than we."""
+
+        def over() -> bool:
+            return self.closed is None or self.closed >= step or self._updates.reached(part) is None
+
+        def mean() -> torch.Tensor | None:
+            found = self._averaged
+            return found.mean if found is not None and (found.part, found.step) == (part, step) else None
+
+        if self.closed is not None and step > self.closed + 2:
+            raise WrongStep(f"step {step} is far from closed here")
+        async with self._published:
+            await self._published.wait_for(lambda: over() or mean() is not None)
+        if self._updates.reached(part) is None:
+            raise Refused(f"{part} is not held here any more")
+        return mean() if self.closed is not None and self.closed < step else self._updates.at(part, step)
+
+    def _expire(self) -> None:
+        now = self._clock.monotonic()
+        self._observers = {
+            key: seen
+            for key, seen in self._observers.items()
+            if seen.waiting or seen.expires > now or self._donor.serves(*key)
+        }

@@ -1,0 +1,328 @@
+"""A copy of one part that this peer does not train, brought from step to step by what the part's replicas decide.
+
+It is an observer of them (``swarm.membership.observer_service``) that never asks to be let in. No replica waits for it:
+its state comes at a limited rate, from donors that nobody else downloads from just now, and its updates are computed
+beside the loop and the device, on the host. The update, 4 bytes a parameter, is asked for as soon as the replicas have
+agreed on it: it is here by the time the step is decided, or soon after, and needs none of them from then on. Until the
+copy has taken it the step cannot be had from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import torch
+
+from swarm.clock import Clock
+from swarm.consensus.copies import KEPT_UPDATES, copy_holders, copy_rate
+from swarm.consensus.records import CloseRecord, Decision
+from swarm.consensus.roster import Roster
+from swarm.errors import OutOfSync, PeerError, StateError
+from swarm.events import CopyDropped, CopyHeld, DonorDropped
+from swarm.ids import PartName, PeerId
+from swarm.membership.observer import Observer, ObserverContext, Runs, take_update
+from swarm.membership.observer_service import LEASE_S
+from swarm.membership.roles import Surroundings, spec_of
+from swarm.membership.rules import update_of
+from swarm.optim.part import PartState
+from swarm.security.signing import verify
+from swarm.state.donation import Bucket
+from swarm.state.download import Download, DownloadContext, Wanted
+from swarm.state.snapshot import Cut, Snapshot
+from swarm.waiting import ExponentialBackoff, first_done
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.2
+MOST_STEPS_WAITED = 64
+"""A copy whose state came too late waits one step before it is fetched anew, then two, and so on up to this many."""
+DECIDED_S = LEASE_S / 2
+"""How long a copy that has a step's update waits for this peer itself to hear how the step was decided. Then it asks
+those who lead it on: this peer may be cut off, and who asks nothing for long is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """The update with which ``step`` closes, if it closes as the replicas had agreed when we asked."""
+
+    step: int
+    mean: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CopyContext:
+    """What the copies of one peer share. ``host`` runs what takes long; ``turn`` is held by the one that downloads;
+    ``copied`` is told of every decision whose result a copy holds, ``dropped`` when it holds nothing any more."""
+
+    around: Surroundings
+    records: RecentRecords
+    host: Runs
+    turn: asyncio.Lock
+    copied: Callable[[PartName, Decision], Awaitable[None]]
+    dropped: Callable[[PartName], Awaitable[None]]
+
+
+class PartCopy:
+    """Run it until it is not wanted any more, then :meth:`drop` it. Memory per parameter: 12 bytes, 4 more for an
+    update that is not decided yet, 12 more while it takes one, and the updates that others want of it."""
+
+    def __init__(self, context: CopyContext, part: PartName) -> None:
+        self._context, self.part = context, part
+        around = context.around
+        self._observing = ObserverContext(
+            run=around.manifest.run_id,
+            endpoint=around.endpoint,
+            device=context.host,
+            verify=verify,
+            observe=self._observe,
+            known=context.records.at,
+            newest=lambda: context.records.newest,
+        )
+        self._observer: Observer | None = None
+        self._state: PartState | None = None
+        self._record: CloseRecord | None = None
+        self._ahead: _Ahead | None = None
+        self._moved = asyncio.Condition()
+        self._failures = self._late = 0
+
+    @property
+    def step(self) -> int | None:
+        """The closed step whose result it holds; None while it holds nothing."""
+        return None if self._record is None else self._record.step
+
+    def holds(self, step: int) -> bool:
+        """Whether it is exactly at this step's state, as it was decided here."""
+        decided = self._context.records.at(step)
+        return self.step == step and (decided is None or self._is(decided))
+
+    def takes(self, step: int) -> bool:
+        """Whether it is at the state before, and has the update with which it will be at this step's, most likely."""
+        return self.step == step - 1 and self._ahead is not None and self._ahead.step == step
+
+    def _is(self, record: CloseRecord) -> bool:
+        return self._record is not None and self._record.hash() == record.hash()
+
+    @property
+    def state(self) -> PartState | None:
+        """What it holds. It moves on with the run, until whoever runs it stops."""
+        return self._state if self._record is not None else None
+
+    async def snapshot(self) -> Snapshot | None:
+        """The state, for others; None while there is none. Waits for an update that is being taken."""
+        state = self.state
+        return None if state is None else await self._context.host.run(state.snapshot)
+
+    async def reach(self, step: int) -> None:
+        """Return when it holds this step's state or a later one."""
+        async with self._moved:
+            await self._moved.wait_for(lambda: self.step is not None and self.step >= step)
+
+    async def run(self) -> None:
+        """Follow, until cancelled. What fails is tried again, with others first: when a step closes, or after a pause.
+        What is held is kept as long as no newer step was decided: it may be all that is left."""
+        patience = ExponentialBackoff(FIRST_PAUSE_S)
+        while True:
+            head = await self._context.records.wait(0)
+            late = self._late
+            try:
+                await self._follow(head)
+            except (PeerError, StateError, OutOfSync) as error:
+                logger.info("the copy of %s at step %s: %s", self.part, self.step, error)
+            await self.leave()
+            self._failures += 1
+            if self._late > late:
+                await self._context.records.wait(head.step + min(2**self._late, MOST_STEPS_WAITED))
+            else:
+                pause = self._context.around.clock.sleep(patience.pause_s())
+                await first_done(self._context.records.wait(head.step + 1), pause)
+
+    async def leave(self) -> None:
+        """Nobody needs to keep anything for us any more. A courtesy: never raises a PeerError."""
+        observer, self._observer = self._observer, None
+        if observer is not None:
+            await observer.close()
+
+    async def give_up(self, decision: Decision) -> None:
+        """The step after the one held here was given up, as this peer knows itself: what is held is the state after it,
+        too. Nobody may be left who could tell."""
+        state, record = self.state, self._record
+        if state is not None and record is not None and decision.record.previous == record.hash():
+            await self._context.host.run(_skip, state, decision.record.step)
+            await self._observe(dataclasses.replace(decision, mean=None))
+
+    async def drop(self, reason: str) -> None:
+        """Hold nothing any more, and free the memory. Not while it runs."""
+        if self._record is not None:
+            self._context.around.events.emit(CopyDropped(part=self.part, reason=reason))
+        self._state = self._record = self._ahead = None
+        await self._context.dropped(self.part)
+
+    # --- following -----------------------------------------------------------------------------------------------
+
+    async def _follow(self, head: CloseRecord) -> None:
+        """Never returns. Raises PeerError, StateError or OutOfSync when nobody is left who leads on."""
+        if self._record is not None and self._record.step < head.step and not await self._finish(head):
+            await self.drop(f"it was at step {self._record.step}, and nobody keeps what came after it")
+        observing = dataclasses.replace(self._observing, spare=self._record is None)
+        observer = self._observer = Observer(observing, self._donors(head.members), self.part)
+        me = self._context.around.endpoint.peer
+        if self._record is None:
+            async with self._context.turn:
+                await self._fetch(observer, await observer.start(me, wanted=self._context.records.head))
+        else:
+            await observer.start(me, wanted=self._record)
+            observer.resume(self._state)
+        while True:
+            if not await self._step_ahead(observer):
+                await observer.follow()
+
+    async def _step_ahead(self, observer: Observer) -> bool:
+        """Take the next step with an update that is here before it is decided. False when there was none, another was
+        decided, or this peer does not hear of it. Raises what the observer raises."""
+        step = observer.head.step + 1
+        if self._ahead is None or self._ahead.step != step:
+            mean = await observer.ahead()
+            self._ahead = None if mean is None else _Ahead(step, mean)
+        if self._ahead is None:
+            return False
+        await first_done(self._context.records.wait(step), self._context.around.clock.sleep(DECIDED_S))
+        record = self._context.records.at(step)
+        if record is None or not await self._finish(record):
+            return False
+        observer.went_on(record)
+        return True
+
+    async def _finish(self, record: CloseRecord) -> bool:
+        """Take the update that is here for ``record``, of which this peer knows itself that it was decided; a step that
+        was given up needs none. False when there is none, or it is not the one that was decided: then nothing has
+        changed."""
+        state, ahead, before = self._state, self._ahead, self._record
+        if self.step == record.step:
+            return self._is(record)  # given up, as we were told before
+        if state is None or before is None or not (record.void or self.takes(record.step)):
+            return False
+        mean = None if record.void or ahead is None else ahead.mean
+        try:
+            if record.previous != before.hash():
+                return False
+            await self._context.host.run(take_update, state, record, mean)
+        except (PeerError, StateError) as error:
+            logger.info("the copy of %s: %s", self.part, error)
+            return False
+        finally:
+            self._ahead = None
+        await self._observe(Decision(record, {}, mean))
+        return True
+
+    def _donors(self, roster: Roster) -> tuple[PeerId, ...]:
+        """The part's replicas, each holder beginning with another, and with another after every failure."""
+        around, replicas = self._context.around, roster.replicas(self.part)
+        holders = copy_holders(roster, self.part, around.manifest.run.copies)
+        me = around.endpoint.peer
+        first = (holders.index(me) if me in holders else 0) + self._failures
+        first %= max(1, len(replicas))
+        return replicas[first:] + replicas[:first]
+
+    async def _fetch(self, observer: Observer, decision: Decision) -> None:
+        """The state after this decision, at a limited rate."""
+        around, record = self._context.around, decision.record
+        manifest, began = around.manifest, around.clock.monotonic()
+        state = PartState.of(spec_of(manifest, self.part), manifest.model, update_of(manifest))
+        wanted = Wanted(part=self.part, step=record.step, digest=record.digests[self.part], layout=state.layout)
+        rate = copy_rate(Cut(state.layout.elements).total_bytes, self._context.records.step_s)
+        context = DownloadContext(
+            endpoint=around.endpoint, clock=around.clock, pace=Bucket(rate), dropped=self._donor_dropped(record)
+        )
+        download = Download(context, wanted)
+        await self._context.host.run(state.install, await download.fetch(observer.donors))
+        self._state, self._late = state, self._late + 1  # until it has caught up
+        await observer.begin(decision, state)
+        given = download.given
+        around.events.emit(
+            CopyHeld(
+                part=self.part,
+                step=record.step,
+                donor=max(given, key=lambda donor: given[donor]),
+                bytes_received=sum(given.values()),
+                seconds=around.clock.monotonic() - began,
+            )
+        )
+
+    def _donor_dropped(self, record: CloseRecord) -> Callable[[PeerId, PeerError], None]:
+        def tell(donor: PeerId, error: PeerError) -> None:
+            event = DonorDropped(part=self.part, step=record.step, donor=donor, code=error.code, reason=error.reason)
+            self._context.around.events.emit(event)
+
+        return tell
+
+    async def _observe(self, decision: Decision) -> None:
+        """The copy holds the result of this decision."""
+        self._record = decision.record
+        if decision.record.step >= self._context.records.head.step:
+            self._late = self._failures = 0
+        await self._context.copied(self.part, decision)
+        async with self._moved:
+            self._moved.notify_all()
+
+
+def _skip(state: PartState, step: int) -> None:
+    if state.step < step:
+        state.give_up()
+
+
+# --- recent records --------------------------------------------------------------------------------------------------
+#
+# The newest records that were decided at this peer, for whoever follows them.
+
+
+class RecentRecords:
+    """``add`` every record, in order: they are one chain. One event loop."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._records: deque[CloseRecord] = deque(maxlen=KEPT_UPDATES)
+        self._came: deque[float] = deque(maxlen=KEPT_UPDATES)
+        self._added = asyncio.Condition()
+
+    @property
+    def head(self) -> CloseRecord:
+        """The newest. Raises OutOfSync before the first."""
+        if not self._records:
+            raise OutOfSync("the run has not started")
+        return self._records[-1]
+
+    @property
+    def newest(self) -> int:
+        """The newest one's step, -1 before the first."""
+        return self._records[-1].step if self._records else -1
+
+    @property
+    def step_s(self) -> float | None:
+        """Seconds from one record to the next lately; None when there is one only."""
+        return (self._came[-1] - self._came[0]) / (len(self._came) - 1) if len(self._came) > 1 else None
+
+    def at(self, step: int) -> CloseRecord | None:
+        """The record of a step; None when it is not known, or not any more."""
+        return next((record for record in self._records if record.step == step), None)
+
+    async def add(self, record: CloseRecord) -> None:
+        """It was decided just now. When it does not follow the newest, for steps were left out or did not count, none
+        before it is known any more."""
+        if self._records and not record.follows(self.head):
+            self._records.clear()
+            self._came.clear()
+        self._records.append(record)
+        self._came.append(self._clock.monotonic())
+        async with self._added:
+            self._added.notify_all()
+
+    async def wait(self, step: int) -> CloseRecord:
+        """The newest record, once it is of this step or a later one."""
+        async with self._added:
+            await self._added.wait_for(lambda: bool(self._records) and self.head.step >= step)
+        return self.head

@@ -1,0 +1,223 @@
+"""What a peer does besides being a member: hold a stage, train with its own data, or neither.
+
+A role is built when the genesis record says which part this peer holds, and follows the run from step to step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from swarm.clock import Clock
+from swarm.compression.codec import codec_named
+from swarm.config import Manifest
+from swarm.consensus.records import CloseRecord, Contribution
+from swarm.consensus.roster import HowToJoin, Roster, join_words
+from swarm.device import DeviceThread
+from swarm.errors import Advice, ConfigError, Ending, RunEnded, StateError, WrongStep
+from swarm.events import EventSink
+from swarm.health.watch import Watch
+from swarm.ids import MicrobatchId, PartName, PeerId
+from swarm.membership.rules import local_rules_of, update_of
+from swarm.models.passes import rehearse
+from swarm.models.spec import PartSpec
+from swarm.models.split import boundary_spec, split_model, token_spec
+from swarm.network.protocols import Endpoint
+from swarm.optim.accumulate import AccumulatorDType
+from swarm.optim.local_part import LocalPart
+from swarm.optim.part import TrainedPart
+from swarm.pipeline.batch import BatchSource
+from swarm.pipeline.compute import BoundarySpecs, EndsCompute, StageCompute
+from swarm.pipeline.stage.context import Places, StageContext, StageSettings
+from swarm.pipeline.stage.server import StageServer
+from swarm.pipeline.trainer.context import JourneyContext
+from swarm.pipeline.trainer.journey import FinishedJourney
+from swarm.pipeline.trainer.trainer import Trainer
+from swarm.pipeline.wiring import Wiring
+from swarm.security.signing import PrivateIdentity, verify
+from swarm.step.member.remote_leader import RemoteLeader
+
+
+async def _reachable(through: Sequence[PeerId]) -> str:
+    return ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surroundings:
+    """What every role of a peer works with. ``be_reachable`` sees to it that others can call this peer, through some of
+    those given where it must be; what is in the way, "" when nothing is. ``source`` is a trainer's data,
+    ``how_to_join`` what people are told who must find somebody."""
+
+    manifest: Manifest
+    identity: PrivateIdentity
+    endpoint: Endpoint
+    device: DeviceThread
+    events: EventSink
+    clock: Clock
+    watch: Watch
+    be_reachable: Callable[[Sequence[PeerId]], Awaitable[str]] = _reachable
+    source: BatchSource | None = None
+    how_to_join: HowToJoin = join_words
+
+    def boundary(self) -> BoundarySpecs:
+        """What crosses a stage boundary in this run."""
+        model, size = self.manifest.model, self.manifest.batch.microbatch_size
+        return BoundarySpecs(
+            activation=boundary_spec(model, size, model.context, model.compute),
+            tokens=token_spec(size, model.context),
+            codec=codec_named(self.manifest.codecs.activations),
+            hosted=self.manifest.split.ends == "hosted",
+        )
+
+
+def spec_of(manifest: Manifest, name: PartName) -> PartSpec:
+    """What a part of the run's model is made of. Raises StateError for one that the model does not have."""
+    spec = next((spec for spec in split_model(manifest.model, manifest.split) if spec.name == name), None)
+    if spec is None:
+        raise StateError(f"{name} is not a part of this run's model")
+    return spec
+
+
+async def build_empty(around: Surroundings, name: PartName) -> TrainedPart:
+    """The part, without weights. Raises StateError for a part that the model does not have."""
+    manifest, device = around.manifest, around.device.torch_device
+    spec = spec_of(manifest, name)
+
+    def build() -> TrainedPart:
+        if manifest.averaging.mode == "local":
+            return LocalPart(spec, manifest.model, local_rules_of(manifest), device=device)
+        accumulator: AccumulatorDType = "float64" if manifest.run.reproducible else "float32"
+        return TrainedPart(spec, manifest.model, update_of(manifest), device=device, accumulator=accumulator)
+
+    await around.device.run(rehearse)
+    return await around.device.run(build)
+
+
+class StageRole:
+    """Hosts one replica of a stage."""
+
+    def __init__(self, around: Surroundings, part: TrainedPart, stage: int, roster: Roster) -> None:
+        manifest, specs = around.manifest, around.boundary()
+        self.part = part
+        settings = StageSettings(
+            run=manifest.run_id,
+            seed=manifest.run.seed,
+            stage=stage,
+            stages=manifest.split.stages,
+            specs=specs,
+            max_queue=max(32, 4 * len(roster.trainers)),
+            max_under_way=max(64, 16 * len(roster.trainers)),
+        )
+        context = StageContext(
+            endpoint=around.endpoint,
+            device=around.device,
+            compute=StageCompute(part, specs, around.device.torch_device),
+            sign=around.identity.sign,
+            events=around.events,
+            clock=around.clock,
+        )
+        self.service = StageServer(settings, context, Places.of(roster.trainers, roster.stages()))
+
+    def open_step(self, record: CloseRecord, after: str) -> None:
+        """The step after this record, whose hash begins with ``after``, opens now."""
+        roster = record.members
+        places = Places.of(roster.trainers, roster.stages())
+        self.service.open_step(record.step + 1, places, after)
+
+    async def run(self) -> None:
+        """Compute, until cancelled."""
+        await self.service.run()
+
+
+class TrainerRole:
+    """Feeds microbatches of its own shard; with private ends it also trains embedding, norm and head."""
+
+    def __init__(
+        self, around: Surroundings, part: TrainedPart | None, roster: Roster, source: BatchSource, in_flight: int | None
+    ) -> None:
+        manifest, specs = around.manifest, around.boundary()
+        self.part, self._peer = part, around.endpoint.peer
+        stages = roster.stages()
+        context = JourneyContext(
+            run=manifest.run_id,
+            seed=manifest.run.seed,
+            target=manifest.step_microbatches,
+            stages=len(stages),
+            endpoint=around.endpoint,
+            device=around.device,
+            ends=None if part is None else EndsCompute(part, specs, around.device.torch_device),
+            wiring=Wiring(stages, seed=int(source.shard, 16) ^ manifest.run.seed),
+            events=around.events,
+            clock=around.clock,
+            verify=verify,
+            suspect=around.watch.suspect,
+            gone=lambda: around.watch.gone.keys(),
+            doubted=lambda: around.watch.doubted,
+        )
+        self.service = Trainer(
+            context,
+            source,
+            activation_bytes=specs.activation_bytes,
+            replicas=[len(replicas) for replicas in stages],
+            trainers=len(roster.trainers),
+            max_in_flight=in_flight,
+        )
+
+    def open_step(self, record: CloseRecord, after: str) -> None:
+        """The step after this record, whose hash begins with ``after``, opens now, and our shard continues where the
+        record says; its work is started by the step loop."""
+        roster, cursor = record.members, record.cursors.get(self._peer)
+        with contextlib.suppress(ConfigError):  # another shard than last time: from its beginning
+            self.service.open_step(record.step + 1, roster.stages(), len(roster.trainers), cursor, after)
+
+    async def run(self) -> None:
+        """Nothing beside the steps, until cancelled."""
+        await asyncio.Event().wait()
+
+    async def feed(self, step: int, leader: RemoteLeader) -> None:
+        """One step's work, until cancelled or the step is closed; see
+        :meth:`swarm.pipeline.trainer.trainer.Trainer.feed`."""
+        try:
+            await self.service.feed(step, _Reports(leader))
+        except* WrongStep:
+            pass
+
+
+class _Reports:
+    """Translates a finished journey into the ledger's terms; the pipeline does not know the ledger."""
+
+    def __init__(self, leader: RemoteLeader) -> None:
+        self._leader = leader
+
+    async def lease(self, step: int, wanted: int) -> int:
+        return await self._leader.lease(step, wanted)
+
+    async def wait_quota(self, step: int) -> None:
+        await self._leader.wait_quota(step)
+
+    async def set_aside(self, step: int, microbatch: MicrobatchId, reason: str) -> None:
+        await self._leader.put_aside(step, microbatch, reason)
+
+    async def complete(self, journey: FinishedJourney) -> None:
+        contribution = Contribution(
+            microbatch=journey.key.microbatch, tokens=journey.tokens, loss_sum=journey.loss_sum, route=journey.route
+        )
+        await self._leader.complete(journey.key.step, contribution, journey.receipts)
+
+
+Role = StageRole | TrainerRole
+"""What a peer does; a bootstrap has no role beside its membership."""
+
+
+async def insist_on_being_reached(around: Surroundings, through: Sequence[PeerId]) -> None:
+    """Who is named in a roster must be there for everybody in it. Raises RunEnded when nobody can call this peer."""
+    problem = await around.be_reachable(through)
+    if problem:
+        raise RunEnded(
+            f"others cannot call this peer: {problem}",
+            Ending.UNREACHABLE,
+            check=Advice.PORT,
+            remedy=Advice.RELAY,
+        )

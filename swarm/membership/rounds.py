@@ -1,0 +1,111 @@
+"""A member's averaging rounds, as the manifest says they go."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable, Mapping
+
+import torch
+
+from swarm.averaging.allreduce.plan import RoundKey, RoundResult
+from swarm.averaging.allreduce.round import RoundCall, average, plan_rounds
+from swarm.averaging.allreduce.service import AllReduce
+from swarm.averaging.schedules.costs import Link
+from swarm.averaging.strategies.sites import plainest, strategy_at
+from swarm.consensus.history import History
+from swarm.consensus.records import CloseRecord
+from swarm.consensus.roster import Member
+from swarm.events import SumTaken
+from swarm.ids import PartName, PeerId
+from swarm.membership.roles import Surroundings
+from swarm.schema import AFTER_CHARS
+from swarm.step.member.open_step import Round
+
+ROUND_SHARE = 0.8
+"""A round's share of the time that the leader waits for its outcome: so the round fails first and names the culprit."""
+
+
+Averaged = Callable[[PartName, int, torch.Tensor], Awaitable[None]]
+
+
+class Rounds:
+    """See :class:`swarm.step.member.open_step.Average`. ``leader_waits_s`` is how long it takes for a leader to
+    give up, where the leader itself says no less; ``averaged``
+    is told of every mean (part, step, float32 on CPU). ``history`` ends with the record before the open step, which
+    says to all replicas alike what their links are."""
+
+    def __init__(
+        self,
+        around: Surroundings,
+        allreduce: AllReduce,
+        leader_waits_s: Callable[[], float],
+        averaged: Averaged,
+        history: History,
+    ) -> None:
+        self._around, self._allreduce, self._leader_waits_s = around, allreduce, leader_waits_s
+        self._averaged, self._history = averaged, history
+
+    async def __call__(self, wanted: Round, sums: torch.Tensor) -> RoundResult:
+        """All rounds of our part's averaging. Raises RoundFailed."""
+        # Before anything is waited for: what is added from now on is written after it.
+        self._around.events.emit(SumTaken(step=wanted.step, part=wanted.part, attempt=wanted.attempt))
+        manifest = self._around.manifest
+        call = RoundCall(
+            key=RoundKey(wanted.step, wanted.part, wanted.attempt, after=self._history.head_hash[:AFTER_CHARS]),
+            replicas=tuple(wanted.weights),
+            weights=wanted.weights,
+            elements=sums.numel(),
+            timeout_s=ROUND_SHARE * min(self._leader_waits_s(), wanted.within_s or math.inf),
+            dtype="float64" if manifest.run.reproducible else "float32",
+            codec=manifest.averaging.codec,
+            seed=manifest.run.seed,
+            schedule=manifest.averaging.schedule,
+            turn=wanted.attempt if wanted.plainly else 0,
+            links=links_of(self._history.head),
+            dial_only=dial_only(self._history.head),
+        )
+        name = manifest.averaging.closing_strategy
+        strategy = plainest(wanted.attempt, wanted.members) if wanted.plainly else strategy_at(name, wanted.members)
+        # Comparing schedules for many members takes longer than a loop should stand still.
+        plans = await asyncio.to_thread(plan_rounds, call, strategy, self._around.endpoint.peer)
+        result = await average(self._allreduce, plans, sums, self._around.events)
+        await self._averaged(wanted.part, wanted.step, result.tensor)
+        return result
+
+
+# --- links -----------------------------------------------------------------------------------------------------------
+#
+# What a close record says of the links between the replicas of a part, as their averaging sees it. Pure.
+
+
+ASSUMED_BYTES_PER_S = 12_500_000
+"""Of a link whose latency alone is known yet, because only small vectors went over it: 100 Mbit/s."""
+
+
+def links_of(record: CloseRecord) -> Mapping[PeerId, Link]:
+    """Those that were measured, of the members of the next step."""
+    return {
+        PeerId(member.peer): Link(
+            latency_s=record.links[member.peer][0] / 1e6,
+            bytes_per_s=record.links[member.peer][1] or ASSUMED_BYTES_PER_S,
+            site=site_of(member),
+        )
+        for member in record.roster
+        if member.peer in record.links
+    }
+
+
+def dial_only(record: CloseRecord) -> frozenset[PeerId]:
+    """Members that call others, and that nobody should call where there is a choice."""
+    return frozenset(PeerId(member.peer) for member in record.roster if member.outgoing)
+
+
+def site_of(member: Member) -> str:
+    """Whose link it shares: the host of its most useful address, itself where that says nothing. Behind one router all
+    have the same."""
+    for address in member.addresses:
+        parts = address.split("/")
+        if len(parts) > 2 and parts[1] in ("ip4", "ip6", "dns", "dns4", "dns6") and "p2p-circuit" not in parts:
+            return parts[2]
+    return member.peer

@@ -1,0 +1,49 @@
+"""What a membership asks of whoever keeps its run on this machine's disk."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Protocol
+
+from swarm.consensus.records import CloseRecord, Decision
+from swarm.membership.founding_record import Origin
+from swarm.network.protocols import Service
+from swarm.optim.part import TrainedPart
+from swarm.state.snapshot import Snapshot
+
+
+class Beginning(Protocol):
+    """Where the state comes from that a run begins with."""
+
+    async def load(self) -> tuple[Origin, list[Snapshot]]:
+        """What the founding record says of it, and every part of it. Raises StateError when it is not to be had."""
+
+
+class StateKeeper(AbstractAsyncContextManager[Any], Protocol):
+    """Keeps this peer's part, and what else is given to it. Leaving the context waits for what is being written."""
+
+    @property
+    def keeps(self) -> bool:
+        """Whether it keeps anything."""
+
+    def services(self) -> Sequence[Service]:
+        """Return what to mount, so that others can fetch what is kept."""
+
+    def beginning(self) -> Beginning | None:
+        """Return what a founder goes on from; None: a new run, with initial weights."""
+
+    async def decided(self, decision: Decision, held: TrainedPart | None, *, departed: bool) -> None:
+        """Keep the result of a decision when it is due. Called inside the context, for every decision.
+
+        Args:
+            decision: What was decided here.
+            held: This peer's part, which has the decision's result; None where it holds none.
+            departed: Whether the record lets this peer go.
+        """
+
+    def keep_copies(self, copies: Sequence[Snapshot], record: CloseRecord) -> None:
+        """Keep the last state of others' parts: the run is over with ``record``. Called inside the context."""
+
+    def check_last(self) -> None:
+        """Raise RunEnded when the state that the run was for could not be kept. Called after the context."""

@@ -1,0 +1,89 @@
+"""Where one peer stands, as it changes: who moves it on writes it, control socket and directory read it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from swarm.consensus.records import CloseRecord
+from swarm.events import DiskRefused, DiskTook, Draining, EventSink, PartAssigned, Reachability, Waiting
+from swarm.ids import PartName
+from swarm.membership.status_types import PartTurnout, Phase
+
+
+@dataclass(slots=True)
+class Situation:
+    """One peer's own view of itself. ``loss`` and ``tokens_per_s`` are of the newest closed step, the latter unknown
+    for one that was open before this peer took part; ``averaging`` says who was in the averaging of each of its parts;
+    ``disk`` is what the disk does not take, with the reason; ``mixed`` how often it mixed its weights with others, and
+    ``mixed_alone`` how often nobody was there to do so with."""
+
+    events: EventSink
+    phase: Phase = "starting"
+    waiting_for: str = ""
+    part: PartName | None = None
+    reason: str = ""
+    reachability: str = "unknown"
+    step: int = 0
+    loss: float | None = None
+    tokens_per_s: float | None = None
+    averaging: tuple[PartTurnout, ...] = ()
+    disk: dict[str, str] = field(default_factory=dict)
+    mixed: int = 0
+    mixed_alone: int = 0
+
+    def wait_for(self, what: str) -> None:
+        """Say what this peer waits for; nothing is said twice."""
+        if what != self.waiting_for:
+            self.events.emit(Waiting(what=what))
+        self.waiting_for = what
+        if self.phase == "starting":
+            self.phase = "waiting"
+
+    def awaited(self) -> str:
+        """What this peer waits for, for those who ask it."""
+        return self.waiting_for
+
+    def disk_refuses(self, what: str, reason: str) -> None:
+        """The disk does not take something, and why; "": it takes it again. Nothing is said twice."""
+        if bool(reason) != (what in self.disk):
+            self.events.emit(DiskRefused(what=what, reason=reason) if reason else DiskTook(what=what))
+        if reason:
+            self.disk[what] = reason
+        else:
+            self.disk.pop(what, None)
+
+    def assigned(self, part: PartName | None, reason: str) -> None:
+        """It is known what this peer holds."""
+        self.phase, self.waiting_for = "syncing", ""
+        self.moved(part, reason)
+
+    def moved(self, part: PartName | None, reason: str) -> None:
+        """It holds this from now on, and is what it was: ready, or about to leave."""
+        self.part, self.reason = part, reason
+        self.events.emit(PartAssigned(part=part, reason=reason))
+
+    def reached(self, how: str, detail: str, addresses: tuple[str, ...]) -> None:
+        """It is known how others reach this peer."""
+        self.reachability = f"{how} ({detail})" if detail else how
+        self.events.emit(Reachability(how=how, detail=detail, addresses=addresses))
+
+    def ready(self) -> None:
+        """A member that takes work."""
+        self.phase, self.waiting_for = "ready", ""
+
+    def has_mixed(self, averaged: int) -> None:
+        """It trains apart, and mixed its weights with others: so many versions, its own counted, went into the mean."""
+        self.mixed += 1
+        self.mixed_alone += averaged < 2
+
+    def drain(self, reason: str, *, again: bool = False) -> None:
+        """It was asked to leave; ``again``: it was leaving already."""
+        self.phase = "draining"
+        self.events.emit(Draining(reason=reason, again=again))
+
+    def closed(self, record: CloseRecord, seconds: float | None) -> None:
+        """A step was closed, ``seconds`` after it opened; None for one that this peer did not see open."""
+        self.step = record.step
+        if record.committed:
+            self.loss = record.loss
+            self.tokens_per_s = None if seconds is None else record.tokens / max(seconds, 1e-9)

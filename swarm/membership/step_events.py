@@ -1,0 +1,140 @@
+"""What a member tells its events about the run: who takes part, and each step that closed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+from swarm.consensus.records import CloseRecord
+from swarm.consensus.roster import TRAINERS, Member, Roster, lost_parts, owner
+from swarm.events import LinkUsage, Participation, RosterChanged, RunStarted, StepClosed, StepGivenUp
+from swarm.ids import PeerId
+from swarm.membership.roles import Surroundings
+from swarm.membership.status import Situation
+from swarm.membership.status_types import PartTurnout
+from swarm.planning.costs import model_parameter_count
+from swarm.step.turnout import Turnout, turnouts
+
+
+class StepEvents:
+    """Turns decided records into events; knows the time since the step before."""
+
+    def __init__(self, around: Surroundings, situation: Situation) -> None:
+        self._around, self._situation = around, situation
+        self._opened_at = around.clock.monotonic()
+        self._usage = (0, 0)
+        self._roster: Roster | None = None
+        self._saw_it_open = False
+        self._left_out: tuple[int, Mapping[str, str]] = (0, {})
+
+    def left_out(self, step: int, why: Mapping[str, str]) -> None:
+        """The leader of this step makes it without these members."""
+        self._left_out = (step, why)
+
+    def closed(self, record: CloseRecord, *, took_part: bool, digest: str = "") -> float:
+        """A record was decided here, and swapped; returns the seconds since the one before. A peer that did not take
+        part in its step only observed it, and has nothing to say about it. ``digest`` is the one that it computed."""
+        now = self._around.clock.monotonic()
+        seconds, self._opened_at = now - self._opened_at, now
+        before, self._roster = self._roster, record.members
+        # Who joins opens its first step when it hears of the record before: later than the others did.
+        whole, self._saw_it_open = took_part and self._saw_it_open, took_part or record.founding
+        self._situation.closed(record, seconds if whole else None)
+        if before is None:
+            self._started(record)
+        else:
+            self._changed(record, before, self._roster)
+            self._averaged(record, before)
+            if took_part:
+                self._step(record, before, seconds, whole=whole, digest=digest)
+        return seconds
+
+    def _started(self, record: CloseRecord) -> None:
+        manifest = self._around.manifest
+        self._around.events.emit(
+            RunStarted(
+                run=manifest.run_id,
+                stages=manifest.split.stages,
+                roster=tuple(map(_plain, record.roster)),
+                parameters=model_parameter_count(manifest.model),
+            )
+        )
+
+    def _changed(self, record: CloseRecord, before: Roster, after: Roster) -> None:
+        joined = tuple(_plain(member) for member in after.members if member.peer not in before)
+        left = tuple(_plain(member) for member in before.members if member.peer not in after)
+        if joined or left:
+            self._around.events.emit(RosterChanged(step=record.step, joined=joined, left=left))
+
+    def _given_up(self, record: CloseRecord, before: Roster, after: Roster) -> None:
+        lost = lost_parts(before, record.absent)
+        held = {peer: after[peer].part or after[peer].role for peer in after.peers}
+        new = {peer: part for peer, part in held.items() if part in lost or (part == "trainer" and TRAINERS in lost)}
+        self._around.events.emit(StepGivenUp(step=record.step, lost=lost, holders=new))
+
+    def _averaged(self, record: CloseRecord, before: Roster) -> None:
+        """Who was in the averaging of each part, for those who ask us; as an event only of our own."""
+        step, why = self._left_out
+        left_out = {PeerId(peer): reason for peer, reason in why.items()} if step == record.step else {}
+        found = turnouts(record, before, self._around.watch.gone, left_out)
+        self._situation.averaging = tuple(_told(one, record.members, before) for one in found)
+        me = self._around.endpoint.peer
+        for one in found:
+            if me in (*one.participating, *one.late):
+                self._around.events.emit(
+                    Participation(
+                        step=one.step,
+                        part=one.part,
+                        live=len(one.live),
+                        participating=len(one.participating),
+                        averaged=len(one.averaged),
+                        why=dict(one.why),
+                        whole=one.whole,
+                    )
+                )
+
+    def _step(self, record: CloseRecord, before: Roster, seconds: float, *, whole: bool, digest: str) -> None:
+        events = self._around.events
+        mine = {str(before[self._around.endpoint.peer].part): digest} if digest else {}
+        if record.void:
+            self._given_up(record, before, record.members)
+        events.emit(
+            StepClosed(
+                step=record.step,
+                loss=record.loss,
+                tokens=record.tokens,
+                microbatches=len(record.committed),
+                grad_norm=record.grad_norm,
+                clip=record.clip,
+                lr=record.lr,
+                digests={**record.digests, **mine},
+                leader=owner(before, record.step, record.term),
+                record=record.hash(),
+                seconds=seconds,
+                whole=whole,
+                ended=record.ended,
+            )
+        )
+        sent, received = self._around.endpoint.statistics().total
+        used, self._usage = self._usage, (sent, received)
+        events.emit(LinkUsage(step=record.step, bytes_sent=sent - used[0], bytes_received=received - used[1]))
+
+
+def _told(one: Turnout, after: Roster, before: Roster) -> PartTurnout:
+    """With names in the place of ids, unless two have the same."""
+    names = {peer: (before if peer in before else after)[peer].name for peer in one.why}
+    shared = {name for name, number in Counter(names.values()).items() if number > 1 or not name}
+    return PartTurnout(
+        part=one.part,
+        step=one.step,
+        live=len(one.live),
+        participating=len(one.participating),
+        averaged=len(one.averaged),
+        why={peer if names[peer] in shared else names[peer]: why for peer, why in one.why.items()},
+        alone=one.alone,
+    )
+
+
+def _plain(member: Member) -> dict[str, Any]:
+    return {"peer": member.peer, "name": member.name, "role": member.role, "part": member.part}

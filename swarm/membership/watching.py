@@ -1,0 +1,138 @@
+"""What a peer makes of the health watch: events with names, and catching up when others are ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from swarm.consensus.acceptor import majority
+from swarm.consensus.records import voters
+from swarm.errors import Ending, PeerError, RunEnded, WrongStep
+from swarm.events import EventSink, PeerBack, PeerLost
+from swarm.health.watch import Watch
+from swarm.ids import PeerId
+from swarm.membership.observer_service import KEPT_UPDATES
+from swarm.network.protocols import Endpoint
+from swarm.step.member.service import Member
+from swarm.step.observe_messages import NEXT, STANDING, Decided, NextRequest, RunStanding, StandingRequest
+
+logger = logging.getLogger(__name__)
+DECISION_TIMEOUT_S = 10.0
+ALONE_S = 600.0
+"""How long a member waits for the others when none of them answers: a cut link is mended, a run that is over never
+comes back."""
+
+
+class Watching:
+    """Runs the watch of one peer from before it is a member. ``contact`` is watched until then: without it a peer that
+    has not begun has nobody to begin with, which ``orphaned`` says, given the reason."""
+
+    def __init__(
+        self,
+        watch: Watch,
+        endpoint: Endpoint,
+        member: Member,
+        events: EventSink,
+        name_of: Callable[[PeerId], str],
+        orphaned: Callable[[str], RunEnded],
+    ) -> None:
+        self._watch, self._endpoint, self._member = watch, endpoint, member
+        self._events, self._name_of, self._orphaned = events, name_of, orphaned
+        self._ended: asyncio.Future[RunEnded] = asyncio.get_running_loop().create_future()
+        self._ahead: asyncio.Queue[tuple[PeerId, int]] = asyncio.Queue(maxsize=8)
+        watch.stand = lambda: (member.open_step, member.is_member)
+        watch.lineage = lambda: 0 if member.head is None else member.head.lineage
+        watch.lost, watch.back, watch.ahead = self._lost, self._back, self._found_ahead
+
+    async def run(self) -> None:
+        """Watch until cancelled. Raises RunEnded when the contact is gone before this peer takes part, and when nobody
+        of the run has answered for ALONE_S."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._watch.run())
+            group.create_task(self._catch_up())
+            group.create_task(self._end_alone())
+            raise await self._ended
+
+    async def _end_alone(self) -> None:
+        """Raises RunEnded."""
+        while True:
+            changed = self._watch.changed()
+            if not self._alone():
+                await changed
+                continue
+            try:
+                async with asyncio.timeout(ALONE_S):
+                    await changed
+            except TimeoutError:
+                if self._alone():
+                    raise self._nobody_answers() from None
+
+    def _alone(self) -> bool:
+        others = [peer for peer in self._member.roster.peers if peer != self._endpoint.peer]
+        return bool(others) and all(peer in self._watch.gone for peer in others)
+
+    def _nobody_answers(self) -> RunEnded:
+        names = ", ".join(f"{self._name_of(peer)} ({reason})" for peer, reason in sorted(self._watch.gone.items()))
+        return RunEnded(
+            f"nobody of the run has answered for {ALONE_S:.0f} s; asked again and again: {names}"[:2000],
+            Ending.UNREACHABLE,
+            check="is this machine's network up? The run may be over, or have stopped, without this peer.",
+            remedy="Join again, with a new invite; what was learned is in the checkpoints of those who took part.",
+        )
+
+    def _lost(self, peer: PeerId, reason: str) -> None:
+        self._events.emit(PeerLost(peer=peer, name=self._name_of(peer), reason=reason))
+        if self._member.open_step == 0 and not self._ended.done():
+            self._ended.set_result(self._orphaned(reason))
+
+    def _back(self, peer: PeerId) -> None:
+        self._events.emit(PeerBack(peer=peer, name=self._name_of(peer)))
+
+    def _found_ahead(self, peer: PeerId, step: int) -> None:
+        if self._member.is_member and not self._ahead.full():
+            self._ahead.put_nowait((peer, step))
+
+    async def _catch_up(self) -> None:
+        """A step that is open elsewhere is decided: what was, a member can prove."""
+        while True:
+            peer, step = await self._ahead.get()
+            if step <= self._member.open_step:
+                continue  # we have caught up since; asking would wait for what is not decided yet
+            try:
+                await self._learn(peer)
+            except PeerError as error:
+                logger.info("%s is ahead, and does not help: %s", peer, error)
+
+    async def _learn(self, peer: PeerId) -> None:
+        """Raises PeerError."""
+        step = self._member.open_step
+        body = NextRequest(part=None, step=step)
+        try:
+            decided, _ = await self._endpoint.call(peer, NEXT, body, Decided, timeout_s=DECISION_TIMEOUT_S)
+        except WrongStep:
+            await self._cut_if_far_behind(peer, step)
+            raise
+        await self._member.learn(decided.decision())
+
+    async def _cut_if_far_behind(self, peer: PeerId, step: int) -> None:
+        """It does not keep the decision of our open step: because that was so long ago, or not yet, or it lies. Most of
+        those who decide the step have to say the same. Cost: one question to each of them."""
+        head = self._member.head
+        if head is None:
+            return
+        deciding = voters(head.members, head.hash())
+        far = sum(
+            await asyncio.gather(*(self._is_far(other, step) for other in deciding if other != self._endpoint.peer))
+        )
+        if far >= majority(len(deciding)) and self._member.open_step == step:
+            reason = f"{far} of {len(deciding)} voters, {peer} among others, are steps ahead"
+            await (self._member.cut(reason) if self._member.forking.fork is None else self._member.rewind(reason, None))
+
+    async def _is_far(self, peer: PeerId, step: int) -> bool:
+        ask = self._endpoint.call(peer, STANDING, StandingRequest(), RunStanding, timeout_s=DECISION_TIMEOUT_S)
+        try:
+            standing, _ = await ask
+        except PeerError:
+            return False
+        return standing.closed is not None and standing.closed >= step + KEPT_UPDATES

@@ -1,0 +1,222 @@
+"""Our streams to other peers: one for each peer and protocol, dialled when it is first needed or was lost."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable, Collection
+from typing import NamedTuple
+
+from swarm.clock import Clock
+from swarm.errors import Unreachable
+from swarm.ids import PeerId
+from swarm.network.libp2p.attach import AttachedP2P
+from swarm.network.libp2p.dialling import Dialler
+from swarm.network.libp2p.supervisor import Supervisor
+from swarm.network.rpc.client import CallerStream
+from swarm.network.rpc.dispatcher import Desk
+from swarm.network.rpc.link import Meter, enlarge
+from swarm.network.rpc.server import ServerStream
+
+_Key = tuple[PeerId, str]
+
+
+class Outgoing:
+    """Gives streams until :meth:`close`. A call on a live stream meets nothing of this but one look into a table."""
+
+    def __init__(
+        self, me: PeerId, dialler: Dialler, supervisor: Supervisor, incoming: Incoming, meter: Meter, timeout_s: float
+    ) -> None:
+        """A dial takes ``timeout_s`` at most. What we call ourselves goes straight to ``incoming``. Whoever sets
+        ``on_lost`` is told of the peer to whom a stream broke."""
+        self._me, self._dialler, self._supervisor = me, dialler, supervisor
+        self._incoming, self._meter, self._timeout_s = incoming, meter, timeout_s
+        self._callers: dict[_Key, CallerStream] = {}
+        self._dials: dict[_Key, asyncio.Task[CallerStream]] = {}
+        self._closed = False
+        self.on_lost: Callable[[PeerId], None] | None = None
+
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        """Whom we have, or had until lately, a stream to."""
+        return tuple(dict.fromkeys(peer for peer, _ in self._callers if peer != self._me))
+
+    @property
+    def alive(self) -> tuple[_Key, ...]:
+        """The streams that can be called on now, by peer and protocol."""
+        return tuple(key for key, stream in self._callers.items() if stream.alive)
+
+    async def stream(self, target: PeerId, protocol: str) -> CallerStream:
+        """The pair's stream, dialled when there is none; concurrent calls share one dial, which outlives a caller that
+        gives up. While our daemon is being replaced a dial waits for the next one. Raises Unreachable."""
+        if self._closed:
+            raise Unreachable("this endpoint is closed", peer=target)
+        key = (target, protocol)
+        stream = self._callers.get(key)
+        if stream is not None and stream.alive:
+            return stream
+        dial = self._dials.get(key)
+        if dial is None:
+            dial = self._dials[key] = asyncio.get_running_loop().create_task(self._dial(target, protocol), name="dial")
+            dial.add_done_callback(lambda done: self._dialled(key, done))
+        try:
+            return await asyncio.shield(dial)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if dial.cancelled() and (task is None or not task.cancelling()):
+                # :meth:`close` ended the dial; nobody has cancelled whoever waits for it.
+                raise Unreachable("this endpoint is closed", peer=target) from None
+            raise
+
+    async def connect_any(self, peers: Collection[PeerId]) -> None:
+        """Connect with all of these, us left out. Raises Unreachable when there are some and none can be dialled."""
+        others = sorted(set(peers) - {self._me})
+        dials = await asyncio.gather(*map(self._connect, others), return_exceptions=True)
+        failures = [error for error in dials if error is not None]
+        if failures and len(failures) == len(others):
+            raise Unreachable(f"none of {len(others)} bootstrap peers can be dialled: {failures[0]}")
+
+    async def _connect(self, peer: PeerId) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._supervisor.through(lambda: self._dialler.connect(peer))
+        except TimeoutError as error:
+            raise Unreachable(f"not dialled in {self._timeout_s:g} s", peer=peer) from error
+
+    async def close(self) -> None:
+        """End every stream and every dial; calls fail with Unreachable. Idempotent."""
+        self._closed = True
+        dials = list(self._dials.values())
+        for dial in dials:
+            dial.cancel()
+        for caller in self._callers.values():
+            caller.close()
+        await asyncio.gather(*dials, return_exceptions=True)
+
+    def _dialled(self, key: _Key, dial: asyncio.Task[CallerStream]) -> None:
+        del self._dials[key]
+        if not dial.cancelled() and dial.exception() is None:
+            # Streams to peers that are long gone would add up over a long run.
+            self._callers = {each: stream for each, stream in self._callers.items() if stream.alive}
+            self._callers[key] = dial.result()
+
+    async def _dial(self, target: PeerId, protocol: str) -> CallerStream:
+        if target == self._me:
+            return await self._dial_self(protocol)
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                reader, writer = await self._supervisor.through(lambda: self._dialler.open_stream(target, protocol))
+        except TimeoutError as error:
+            raise Unreachable(f"not dialled in {self._timeout_s:g} s", peer=target) from error
+        enlarge(writer)
+        return await CallerStream.over(target, self._meter, reader, writer, lost=self.on_lost)
+
+    async def _dial_self(self, protocol: str) -> CallerStream:
+        ours, theirs = socket.socketpair()
+        self._incoming.accept(self._me, protocol, *await asyncio.open_connection(sock=theirs))
+        return await CallerStream.over(self._me, self._meter, *await asyncio.open_connection(sock=ours))
+
+
+# --- incoming --------------------------------------------------------------------------------------------------------
+#
+# The streams that other peers opened to us, under one protocol or another.
+
+
+logger = logging.getLogger(__name__)
+
+_STREAMS_PER_PEER = 4
+_MAX_RECENT = 256
+
+MAX_STRANGER_STREAMS = 128
+"""Streams of all that are not known together: each takes a file descriptor, and identities cost nothing."""
+
+
+class _Served(NamedTuple):
+    peer: PeerId
+    protocol: str
+    stream: ServerStream
+    writer: asyncio.StreamWriter
+
+
+class Incoming:
+    """Serves streams with the methods of one desk, until :meth:`close`."""
+
+    def __init__(self, desk: Desk, clock: Clock, meter: Meter, public_protocol: str) -> None:
+        """On streams of ``public_protocol`` only public methods may be called."""
+        self._desk, self._clock, self._meter, self._public = desk, clock, meter, public_protocol
+        self._serving: dict[asyncio.Task[None], _Served] = {}
+        self._recent: dict[PeerId, None] = {}
+        self.known: Callable[[PeerId], bool] = lambda peer: False
+        """Whose streams are not bounded together. Asked again at every stream, so it must be cheap and not raise."""
+        self.expected = 0
+        """How many peers are to come that are not known yet: strangers may have as many streams more as those have."""
+
+    @property
+    def open(self) -> int:
+        """How many streams are served now."""
+        return len(self._serving)
+
+    @property
+    def recent(self) -> tuple[PeerId, ...]:
+        """The last 256 peers that opened a stream, whether it still is there or not."""
+        return tuple(self._recent)
+
+    async def serve(self, p2p: AttachedP2P, protocol: str) -> None:
+        """Take every incoming stream of a protocol, from the daemon that is there now and from those that follow it.
+        Raises Unreachable."""
+
+        async def accept(peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            enlarge(writer)
+            self.accept(peer, protocol, reader, writer)
+
+        await p2p.serve_streams(protocol, accept)
+
+    def accept(self, peer: PeerId, protocol: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Serve a stream; where there are too many another gives way. A peer has few of each kind: the oldest goes, it
+        is what a dial after a break left."""
+        same = [
+            task
+            for task, served in self._serving.items()
+            if (served.peer, served.protocol) == (peer, protocol) and not task.cancelling()
+        ]
+        if len(same) >= _STREAMS_PER_PEER:
+            same[0].cancel()
+        if not self.known(peer):
+            self._make_room()
+        self._remember(peer)
+        stream = ServerStream(peer, self._desk, self._clock, self._meter, protocol == self._public)
+        task = asyncio.get_running_loop().create_task(stream.serve(reader, writer), name=f"serve {protocol[:16]}")
+        self._serving[task] = _Served(peer, protocol, stream, writer)
+        task.add_done_callback(self._served)
+
+    async def close(self) -> None:
+        """End every stream and cancel its handlers. Idempotent."""
+        tasks = list(self._serving)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _make_room(self) -> None:
+        """Where strangers have too many streams, the oldest on which nobody is calling gives way, whose caller dials
+        again when it calls; if there is none, the oldest of all: a call may go on for a day."""
+        foreign = [
+            (task, served.stream)
+            for task, served in self._serving.items()
+            if not task.done() and not task.cancelling() and not self.known(served.peer)
+        ]
+        if len(foreign) >= MAX_STRANGER_STREAMS + _STREAMS_PER_PEER * self.expected:
+            leaving = next((task for task, stream in foreign if stream.idle), foreign[0][0])
+            logger.debug("strangers have %d streams: one of %s gives way", len(foreign), self._serving[leaving].peer)
+            leaving.cancel()
+
+    def _remember(self, peer: PeerId) -> None:
+        self._recent.pop(peer, None)
+        self._recent[peer] = None
+        if len(self._recent) > _MAX_RECENT:
+            del self._recent[next(iter(self._recent))]
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._serving.pop(task).writer.close()  # here: a task that is cancelled before its first step closes nothing
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("a stream ended with a bug", exc_info=error)

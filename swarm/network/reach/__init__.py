@@ -1,0 +1,1 @@
+"""Being reachable: dial-back checks, relaying for others, and being relayed."""

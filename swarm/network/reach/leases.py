@@ -1,0 +1,153 @@
+"""Staying reachable through relays: two if that many agree, renewed while they live, replaced when they are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import multiaddr
+from multiaddr import Multiaddr
+
+from swarm.clock import Clock
+from swarm.errors import PeerError
+from swarm.ids import PeerId
+from swarm.network.addresses import is_loopback, is_relayed, most_useful, split_peer
+from swarm.network.protocols import Endpoint
+from swarm.network.reach.reachability import RESERVE, AskReserve, Reserved
+from swarm.network.reach.seats import RESERVED_S
+
+WANTED = 2
+"""One relay may die without cutting us off."""
+
+RENEW_S = 10.0
+"""How often reservations are renewed; a relay that is gone is replaced as soon."""
+
+_ASK_S = 1.0
+ASKED_AFTER_S = (1.0, 5.5)
+"""A daemon is replaced within a second; whoever dialled meanwhile is kept by libp2p from dialling again for 5 s."""
+_ADDRESSES_PER_RELAY = 3
+_TRIED_AT_ONCE = 4
+_MAX_TRIED = 12
+"""Peers asked in one go. Those who refused come last, the longest ago first: everybody has a turn."""
+
+
+class RelayLease:
+    """Our reservations. :meth:`renew` once to have them, then :meth:`keep` for as long as they are needed."""
+
+    def __init__(
+        self, endpoint: Endpoint, clock: Clock, candidates: Callable[[], Sequence[PeerId]], renew_s: float = RENEW_S
+    ) -> None:
+        """``candidates`` gives, at any time, the peers that may be asked, the best first."""
+        self._endpoint, self._clock, self._candidates, self._renew_s = endpoint, clock, candidates, renew_s
+        self._held: dict[PeerId, tuple[Multiaddr, ...]] = {}
+        self._refused: dict[PeerId, float] = {}
+        self._gone: dict[PeerId, float] = {}
+        self._turn, self._hurry = asyncio.Lock(), asyncio.Event()
+        self._returning: set[PeerId] = set()
+        self._after_s, self._soon, self._shaken = ASKED_AFTER_S, deque[float](), False
+        self.problem = "nobody to ask"
+
+    @property
+    def relays(self) -> tuple[PeerId, ...]:
+        """Who relays for us now."""
+        return tuple(self._held)
+
+    @property
+    def addresses(self) -> tuple[Multiaddr, ...]:
+        """Under which others reach us through them, each with our ``/p2p`` part."""
+        return tuple(address for held in self._held.values() for address in held)
+
+    async def keep(self) -> None:
+        """Renew for ever; to be cancelled."""
+        while True:
+            if not self._soon and not self._shaken:
+                self._returning.clear()
+            pause_s = self._soon.popleft() if self._soon else self._renew_s
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(pause_s):
+                    await self._hurry.wait()
+            self._hurry.clear()
+            if self._shaken:
+                self._shaken, self._soon = False, deque(self._after_s)
+            else:
+                await self.renew()
+
+    def withdrawn(self, relay: PeerId) -> None:
+        """This peer says that it relays for us no longer. It is not asked again for a minute, so that it cannot make
+        us busy; others are, at once. Without effect when it does not relay for us."""
+        if self._held.pop(relay, None) is not None:
+            self._gone[relay] = self._clock.monotonic() + RESERVED_S
+            self._shaken = False
+            self._hurry.set()
+
+    def shaken(self, relay: PeerId) -> None:
+        """A stream to this peer broke. If it relays for us, its connection with us may be gone and with it the way to
+        us, so it is asked soon, and once more: its daemon may be starting anew. Without effect for others."""
+        if relay in self._held:
+            self._returning.add(relay)
+            self._shaken = True
+            self._hurry.set()
+
+    async def fill(self) -> None:
+        """As :meth:`renew`, and nothing at all when there are two."""
+        if len(self._held) < WANTED:
+            await self.renew()
+
+    async def renew(self) -> None:
+        """Renew what we hold, drop who is gone, and ask others until there are two: at most twelve, with a second for
+        every four. Calls at one time take turns."""
+        async with self._turn:
+            await self._ask(self.relays)
+            others = self._others() if len(self._held) < WANTED else []
+            while others and len(self._held) < WANTED:
+                await self._ask(others[:_TRIED_AT_ONCE])
+                others = others[_TRIED_AT_ONCE:]
+
+    def _others(self) -> list[PeerId]:
+        now = self._clock.monotonic()
+        self._gone = {peer: until for peer, until in self._gone.items() if until > now}
+        passed_over = {*self._held, *self._gone, self._endpoint.peer}
+        found = [peer for peer in dict.fromkeys(self._candidates()) if peer not in passed_over]
+        self._refused = {peer: self._refused[peer] for peer in found if peer in self._refused}
+        found.sort(key=lambda peer: (peer not in self._returning, self._refused.get(peer, -math.inf)))
+        return found[:_MAX_TRIED]
+
+    async def _ask(self, peers: Sequence[PeerId]) -> None:
+        for peer, addresses in zip(peers, await asyncio.gather(*map(self._reserve, peers)), strict=True):
+            if not addresses:
+                self._held.pop(peer, None)
+                self._refused[peer] = self._clock.monotonic()
+            elif peer in self._held or (len(self._held) < WANTED and peer not in self._gone):
+                self._held[peer] = addresses
+
+    async def _reserve(self, relay: PeerId) -> tuple[Multiaddr, ...]:
+        """Our addresses through this relay; none when it does not relay for us."""
+        try:
+            given, _ = await self._endpoint.call(relay, RESERVE, AskReserve(), Reserved, timeout_s=_ASK_S)
+        except PeerError as error:
+            self.problem = str(error)
+            return ()
+        addresses = circuits(relay, given.addresses, self._endpoint.peer)
+        if not addresses:
+            self.problem = f"{relay} relays, but tells no address of its own"
+        return addresses
+
+
+def circuits(relay: PeerId, told: Sequence[str], target: PeerId) -> tuple[Multiaddr, ...]:
+    """The target's addresses through a relay that tells these addresses of its own.
+
+    Those of the relay's own machine are used only when it tells no others. Addresses that cannot be read, name another
+    peer or lead through a further relay are ignored.
+    """
+    usable = []
+    for text in told:
+        with contextlib.suppress(ValueError, LookupError, multiaddr.exceptions.Error):
+            address = Multiaddr(text)
+            if split_peer(address)[1] == relay and not is_relayed(address):
+                usable.append(address)
+    ranked = most_useful(usable)
+    ranked = tuple(address for address in ranked if not is_loopback(address)) or ranked
+    return tuple(Multiaddr(f"{address}/p2p-circuit/p2p/{target}") for address in ranked[:_ADDRESSES_PER_RELAY])

@@ -1,0 +1,184 @@
+"""Where one endpoint can be reached, and what it does for that: its addresses, its relays, its service to others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+from multiaddr import Multiaddr
+
+from swarm.clock import Clock
+from swarm.errors import PeerError, Unreachable
+from swarm.ids import PeerId
+from swarm.network.addresses import MAX_ADDRESSES, is_loopback, is_relayed, most_useful, virtual_ips
+from swarm.network.discovery.records import PeerRecord
+from swarm.network.libp2p.attach import AttachedP2P
+from swarm.network.libp2p.dialling import Dialler, Hints
+from swarm.network.protocols import Endpoint
+from swarm.network.reach.leases import RelayLease
+from swarm.network.reach.reachability import WITHDRAWN, LinkKind, Withdrawn
+from swarm.network.reach.relay import Relay
+from swarm.network.reach.seats import MayRelay
+from swarm.network.reach.service import ReachService
+
+_MAX_FOUND = 2
+_TELL_S = 1.0
+
+
+class Presence:
+    """Made once the daemon is there; ended by :meth:`close`."""
+
+    def __init__(self, p2p: AttachedP2P, own: Sequence[str], clock: Clock, *, relaying: bool) -> None:
+        """``own`` are the addresses that the daemon tells; with ``relaying`` it relays, and is relayed for."""
+        self._p2p, self._clock = p2p, clock
+        self._own = tuple(Multiaddr(text) for text in own)
+        self._found: tuple[Multiaddr, ...] = ()
+        self._virtual = virtual_ips()
+        self._relay = Relay(p2p, clock) if relaying else None
+        self._lease: RelayLease | None = None
+        self._keeping: asyncio.Task[None] | None = None
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """At most 8, the most useful first, each with our ``/p2p`` part; other ones when relays change. Those that
+        others found are told where there is room, after what we know ourselves and before this machine's own."""
+        through = self._lease.addresses if self._lease is not None else ()
+        known = most_useful((*through, *self._own), self._virtual)
+        found = most_useful(self._found)[: MAX_ADDRESSES - len(known)]
+        near = [address for address in known if is_loopback(address) and not is_relayed(address)]
+        far = [address for address in known if address not in near]
+        return tuple(map(str, (*far, *found, *near)))
+
+    async def tell_own(self) -> None:
+        """Tell the addresses that the daemon tells now: another one serves. Raises Unreachable."""
+        self._own = tuple(Multiaddr(text) for text in await self._p2p.addresses())
+
+    async def renew(self) -> None:
+        """Have our relays' reservations made good at once: a relay serves who is connected with it. Those that others
+        have with us hold. Never raises a PeerError."""
+        if self._lease is not None:
+            await self._lease.renew()
+
+    def stream_lost(self, peer: PeerId) -> None:
+        """A stream of ours to this peer broke."""
+        if self._lease is not None:
+            self._lease.shaken(peer)
+
+    @property
+    def relays(self) -> tuple[PeerId, ...]:
+        """Who relays for us now."""
+        return self._lease.relays if self._lease is not None else ()
+
+    async def serve(self) -> ReachService:
+        """Relay for others from now on, and what they ask for it with. Raises Unreachable."""
+        if self._relay is not None:
+            await self._relay.open()
+        return ReachService(self._p2p, self._relay, self._clock, lambda: self.addresses, self._withdrawn)
+
+    def allow_relay(self, may: MayRelay) -> None:
+        """See :meth:`~swarm.network.endpoint.LibP2PEndpoint.allow_relay`."""
+        if self._relay is not None:
+            self._relay.allow(may)
+
+    async def retire_relay(self, endpoint: Endpoint) -> None:
+        """See :meth:`~swarm.network.endpoint.LibP2PEndpoint.retire_relay`."""
+
+        async def tell(holder: PeerId) -> None:
+            with contextlib.suppress(PeerError):
+                await endpoint.notify(holder, WITHDRAWN, Withdrawn(), timeout_s=_TELL_S)
+
+        if self._relay is not None:
+            await asyncio.gather(*map(tell, self._relay.retire()))
+
+    def also_at(self, addresses: Sequence[str]) -> None:
+        """Announce these as well: at most two that we did not know, the first told."""
+        known = set(map(str, self._own))
+        new = [Multiaddr(text) for text in addresses if text not in known]
+        self._found = tuple({str(address): address for address in (*self._found, *new)}.values())[:_MAX_FOUND]
+
+    async def take_relay(self, endpoint: Endpoint, candidates: Callable[[], Sequence[PeerId]]) -> str:
+        """See :meth:`~swarm.network.endpoint.LibP2PEndpoint.take_relay`."""
+        if self._relay is None:
+            return "relays are switched off"
+        if self._lease is None:
+            self._lease = RelayLease(endpoint, self._clock, candidates)
+            self._keeping = asyncio.get_running_loop().create_task(self._lease.keep(), name="relay lease")
+        await self._lease.fill()
+        return "" if self._lease.relays else self._lease.problem
+
+    def _withdrawn(self, relay: PeerId) -> None:
+        if self._lease is not None:
+            self._lease.withdrawn(relay)
+
+    async def links(self) -> Mapping[PeerId, LinkKind]:
+        """See :meth:`~swarm.network.endpoint.LibP2PEndpoint.links`."""
+        found: dict[PeerId, LinkKind] = {}
+        for peer, address in await self._p2p.connections():
+            if found.get(peer) != "direct":
+                found[peer] = "relayed" if is_relayed(address) else "direct"
+        return found
+
+    async def close(self) -> None:
+        """Relay and be relayed no longer. Idempotent."""
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        if self._relay is not None:
+            await self._relay.close()
+
+
+# --- recovery --------------------------------------------------------------------------------------------------------
+#
+# What a peer does when its libp2p daemon has been replaced, so that others find it where it was.
+
+
+_DIALS_AT_ONCE = 16
+_DIAL_S = 10.0
+
+
+class Recovery:
+    """Made once for an endpoint; :meth:`run` after every replacement."""
+
+    def __init__(
+        self,
+        presence: Presence,
+        hints: Hints,
+        dialler: Dialler,
+        peers: Callable[[], Sequence[PeerId]],
+        announce: Callable[[], Awaitable[Mapping[PeerId, PeerRecord]]],
+    ) -> None:
+        """``peers`` gives those we dealt with lately. ``announce`` enters our records into the directory again, and
+        gives those of others, as far as it can; it does not raise a PeerError."""
+        self._presence, self._hints, self._dialler = presence, hints, dialler
+        self._peers, self._announce = peers, announce
+        self._turns = asyncio.Semaphore(_DIALS_AT_ONCE)
+
+    async def run(self) -> None:
+        """Connect with the peers we dealt with, be reached through our relays, be in the directory. Each as far as it
+        goes: never raises a PeerError. Takes as long as the slowest dial, at most 10 s for every 16 peers that do
+        not answer; cancel it when this daemon dies as well.
+
+        We connect although they would: who dialled us while nobody listened is kept by libp2p from dialling
+        again for 5 s. Whoever called us and never told us its address is looked up.
+        """
+        with contextlib.suppress(Unreachable):
+            await self._presence.tell_own()
+        peers = self._peers()
+        known = [peer for peer in peers if self._hints.of(peer)]
+        await asyncio.gather(self._connect(known), self._presence.renew(), self._find(set(peers).difference(known)))
+
+    async def _find(self, strangers: set[PeerId]) -> None:
+        for peer, record in (await self._announce()).items():
+            if peer in strangers:
+                self._hints.learn(peer, record.addresses)
+        await self._connect(strangers)
+
+    async def _connect(self, peers: Iterable[PeerId]) -> None:
+        async def connect(peer: PeerId) -> None:
+            async with self._turns:
+                with contextlib.suppress(Unreachable, TimeoutError):
+                    async with asyncio.timeout(_DIAL_S):
+                        await self._dialler.connect(peer)
+
+        await asyncio.gather(*map(connect, peers))

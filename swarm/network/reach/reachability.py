@@ -1,0 +1,207 @@
+"""Can others dial this peer? It asks those that it came to the run through, and if not, is called through a relay.
+
+Every peer answers two questions of the other members of its run, *dial me back* and *relay for me*
+(:mod:`swarm.network.reach.service`). The daemon's own AutoNAT is not used for this: it looks at public addresses only
+and needs a quarter of a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal, Protocol
+
+import multiaddr
+from multiaddr import Multiaddr
+from pydantic import Field
+
+from swarm.clock import Clock
+from swarm.errors import PeerError
+from swarm.ids import PeerId
+from swarm.network.addresses import ip_of, is_loopback, is_relayed, split_peer, tcp_port_of
+from swarm.network.discovery.records import AddressText
+from swarm.network.protocols import Endpoint
+from swarm.schema import Message
+
+DIALBACK = "reach/1/dialback"
+RESERVE = "reach/1/reserve"
+WITHDRAWN = "reach/1/withdrawn"
+
+How = Literal["direct", "relayed", "local", "outgoing", "unknown"]
+LinkKind = Literal["direct", "relayed", "unknown"]
+
+BUDGET_S = 3.0
+"""How long :func:`reachability` takes at most."""
+
+_ASK_S = 2.0
+_MAX_ASKED = 3
+_MAX_BELIEVED = 2
+"""Addresses that one contact may tell us of: one for each family of the internet protocol."""
+
+Addresses = Annotated[tuple[AddressText, ...], Field(max_length=8)]
+
+
+class AskDialback(Message):
+    """Try to connect to me. ``addresses`` are where the caller listens; only those of the address it calls from
+    count."""
+
+    addresses: Addresses
+
+
+class Dialback(Message):
+    """``observed`` are the IP addresses that the caller was seen to call from, ``answered`` where it could be
+    reached."""
+
+    observed: Annotated[tuple[Annotated[str, Field(max_length=64)], ...], Field(max_length=8)]
+    answered: Addresses
+
+
+class AskReserve(Message):
+    """Let others reach me through you."""
+
+
+class Reserved(Message):
+    """It holds for ``seconds``; ``addresses`` are the relay's."""
+
+    seconds: Annotated[float, Field(gt=0, le=3600)]
+    addresses: Addresses
+
+
+class Withdrawn(Message):
+    """I relay for you no longer than until I leave, which is soon: find another relay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one peer that was asked found; ``error`` instead when it could not be asked. One that itself came through
+    a relay has ``observed`` nothing, and cannot tell."""
+
+    asked: PeerId
+    observed: tuple[str, ...] = ()
+    answered: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """How others reach this peer, why we believe so, and the addresses to tell them.
+
+    ``direct``: somebody dialled it. ``relayed``: through another peer. ``local``: from this machine only.
+    ``outgoing``: not at all, it can only call others. ``unknown``: nobody could tell.
+    """
+
+    how: How
+    detail: str
+    addresses: tuple[str, ...]
+
+    @property
+    def nobody_can_call(self) -> bool:
+        """Whether, as far as anybody found, this peer can only call others: it is not dialled and has no relay. Also
+        of the first peer of a run, whom nobody has tried yet."""
+        return self.how in ("outgoing", "unknown")
+
+
+class Reachable(Endpoint, Protocol):
+    """What is needed of an endpoint to find out and to change how it is reached."""
+
+    @property
+    def behind_nat(self) -> bool:
+        """Whether it is known that nobody can dial it."""
+
+    @property
+    def relays(self) -> tuple[PeerId, ...]:
+        """Through whom it is reached now."""
+
+    def also_at(self, addresses: Sequence[str]) -> None:
+        """Announce addresses of our own that the daemon does not know of."""
+
+    async def take_relay(self, candidates: Sequence[PeerId]) -> str:
+        """Be reached through some of these from now on, and keep it so; what went wrong, "" when nothing did."""
+
+
+def judge(own: Sequence[str], findings: Sequence[Finding]) -> tuple[How, str]:
+    """How a peer with these addresses is reached as far as others found, and why; no relay is considered."""
+    if all(is_loopback(Multiaddr(text)) for text in own):
+        return "local", "it listens on this machine only"
+    for finding in findings:
+        if outside := [text for text in finding.answered if not is_loopback(Multiaddr(text))]:
+            place = f"dialled it at {outside[0].partition('/p2p/')[0]}"
+            same = all(host.startswith(("127.", "::1")) for host in finding.observed)
+            return "direct", f"{finding.asked} {place}{', from this same machine' if same else ''}"
+    refuted = [finding for finding in findings if finding.observed]
+    if refuted:
+        seen = ", ".join(refuted[0].observed)
+        return "outgoing", f"{refuted[0].asked} sees it at {seen} and cannot connect to it there"
+    if findings:
+        return "unknown", f"nobody could tell: {findings[0].error or f'{findings[0].asked} is not connected directly'}"
+    return "unknown", "there is nobody to ask yet"
+
+
+async def reachability(endpoint: Reachable, contacts: Sequence[PeerId], clock: Clock) -> Reach:
+    """Find out how this peer is reached, and take a relay when that is the only way. Ends within 3 s.
+
+    To be called once, after entering the run; ``contacts`` are the peers of the invite. A relay that was taken is
+    kept, or replaced, until the endpoint closes, so the endpoint's ``addresses`` may change: announce them from
+    there. Never raises a PeerError.
+    """
+    ends = clock.monotonic() + BUDGET_S
+    asked = [peer for peer in contacts if peer != endpoint.peer][:_MAX_ASKED]
+    own = [text for text in endpoint.addresses if not is_relayed(Multiaddr(text))]
+    how, detail = judge(own, ())
+    if endpoint.behind_nat:
+        how, detail = "outgoing", "it was told that nobody can dial it"
+    elif how != "local" and asked:
+        findings = await asyncio.gather(*(_ask(endpoint, peer, own) for peer in asked))
+        how, detail = judge(own, findings)
+        endpoint.also_at([text for finding in findings for text in finding.answered])
+    reach = Reach(how, detail, endpoint.addresses)
+    if how == "unknown" and not asked:
+        return reach
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(max(ends - clock.monotonic(), 0.1)):
+            return await find_relay(endpoint, reach, asked)
+    return _with_relays(endpoint, reach, "it did not answer in time")
+
+
+async def find_relay(endpoint: Reachable, reach: Reach, candidates: Sequence[PeerId]) -> Reach:
+    """How this peer is reached after these, too, were asked to relay for it, if nobody can call it otherwise.
+
+    For later than :func:`reachability`, when more peers are known; the best candidates first. May be called as often
+    as one likes: it asks nobody when there is no need, else 12 peers at most, with a second for every four. A relay
+    that was found meanwhile counts as well. Never raises a PeerError.
+    """
+    if not reach.nobody_can_call:
+        return reach
+    return _with_relays(endpoint, reach, await endpoint.take_relay(candidates))
+
+
+def _with_relays(endpoint: Reachable, reach: Reach, problem: str) -> Reach:
+    cause = reach.detail.partition("; no relay: ")[0]
+    if endpoint.relays:
+        return Reach("relayed", f"through {', '.join(endpoint.relays)}: {cause}", endpoint.addresses)
+    return replace(reach, detail=f"{cause}; no relay: {problem}", addresses=endpoint.addresses)
+
+
+async def _ask(endpoint: Endpoint, peer: PeerId, own: Sequence[str]) -> Finding:
+    try:
+        found, _ = await endpoint.call(peer, DIALBACK, AskDialback(addresses=tuple(own)), Dialback, timeout_s=_ASK_S)
+    except PeerError as error:
+        return Finding(peer, error=str(error))
+    return Finding(peer, found.observed, believed(endpoint.peer, own, found))
+
+
+def believed(me: PeerId, own: Sequence[str], found: Dialback) -> tuple[str, ...]:
+    """What of an answer may be ours: addresses that we told, and at most two more, at our ports and at IP addresses
+    from which we were seen to call. That these two are not made up cannot be known."""
+    ports = {tcp_port_of(Multiaddr(text)) for text in own} - {None}
+    ours = [text for text in found.answered if text in own]
+    others: list[str] = []
+    for text in found.answered:
+        with contextlib.suppress(ValueError, LookupError, multiaddr.exceptions.Error):
+            address, named = split_peer(Multiaddr(text))
+            seen = str(ip_of(address)) in found.observed
+            if named == me and seen and tcp_port_of(address) in ports and text not in (*own, *others):
+                others.append(text)
+    return (*dict.fromkeys(ours), *others[:_MAX_BELIEVED])

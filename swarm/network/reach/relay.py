@@ -1,0 +1,167 @@
+"""Passing on connections for peers that nobody can dial.
+
+libp2p's circuit relay, version 2, answered by us instead of by the daemon: the daemon's own relay cannot be given
+other limits than 128 KiB and two minutes per connection (its start-up installs the default one over the configured
+one), which no tensor survives. The two ends run their own encrypted connection through the circuit, so a relay sees
+who talks to whom and how much, never what, and can change nothing unnoticed.
+
+Whoever has entered the run, which the public manifest suffices for, may ask to be called through us, and anybody may
+call. Members of the run, as :meth:`Relay.allow` says who they are, are served without limits of time and bytes; all
+others share the small bounds of :mod:`swarm.network.reach.seats`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from swarm.clock import Clock
+from swarm.errors import PeerError, Refused, Violation
+from swarm.ids import PeerId
+from swarm.network.libp2p.attach import LINK_ERRORS, AttachedP2P, peer_bytes, peer_of_bytes
+from swarm.network.libp2p.splice import Splice, SpliceLimits, Streams
+from swarm.network.reach.circuit import (
+    HOP,
+    STOP,
+    CircuitMessage,
+    HopType,
+    Status,
+    StopType,
+    decode_hop,
+    decode_stop,
+    encode_hop,
+    encode_stop,
+    read_body,
+)
+from swarm.network.reach.seats import MayRelay, RelayLimits, Seat, Seats
+
+logger = logging.getLogger(__name__)
+
+_SHAKE_S = 10.0
+
+
+class Relay:
+    """One peer's service to others. Made, then :meth:`open`\\ ed once its daemon is there; ended by :meth:`close`."""
+
+    def __init__(self, p2p: AttachedP2P, clock: Clock, limits: RelayLimits | None = None) -> None:
+        self._p2p, self._clock = p2p, clock
+        self._seats = Seats(limits or RelayLimits())
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._retired = self._closed = False
+        self.relayed_bytes = 0
+
+    async def open(self) -> None:
+        """Answer the daemon's streams from now on. Raises Unreachable."""
+        await self._p2p.serve_streams(HOP, self._accept)
+
+    def allow(self, may: MayRelay) -> None:
+        """From now on these peers are members; asked again at every use, so it must be cheap. None are before."""
+        self._seats.may = may
+
+    def reserve(self, peer: PeerId) -> None:
+        """Let others reach ``peer`` through us for the next 60 s. Raises Busy when too many have asked, Refused once
+        we are about to leave."""
+        if self._retired:
+            raise Refused("this peer is about to leave")
+        self._seats.reserve(peer, self._clock.monotonic())
+
+    def retire(self) -> tuple[PeerId, ...]:
+        """Take no more reservations; circuits go on, and new ones to those who have one. Those who do: to be told."""
+        self._retired = True
+        return self._seats.holders(self._clock.monotonic())
+
+    @property
+    def circuits(self) -> int:
+        """How many connections are passed on now."""
+        return self._seats.circuits
+
+    async def close(self) -> None:
+        """Cut every circuit. Idempotent."""
+        self._closed = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _accept(self, caller: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seat = None if self._closed else self._seats.sit(caller)
+        if seat is None:
+            writer.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(seat, (reader, writer)), name="relay circuit")
+        self._tasks.add(task)
+        task.add_done_callback(lambda done: self._forget(done, seat, writer))
+
+    def _forget(self, task: asyncio.Task[None], seat: Seat, writer: asyncio.StreamWriter) -> None:
+        """Here rather than in the task, whose body never runs when it is cancelled before its first step."""
+        self._tasks.discard(task)
+        self._seats.leave(seat)
+        writer.close()
+
+    async def _serve(self, seat: Seat, here: Streams) -> None:
+        opened: list[Streams] = []
+        try:
+            async with asyncio.timeout(_SHAKE_S):
+                target = await self._shake_hands(seat, here, opened)
+            if target is not None:
+                seat.shaking = False
+                await self._splice(seat.caller, target).run(here, opened[0])
+        except (*LINK_ERRORS, PeerError) as error:
+            logger.debug("a circuit of %s ended: %s", seat.caller, error)
+        finally:
+            for _, writer in opened:
+                writer.close()
+
+    def _splice(self, caller: PeerId, target: PeerId) -> Splice:
+        limits = self._seats.limits
+        bounds = SpliceLimits(
+            bounded=lambda: self._seats.bounded(caller, target),
+            bytes_per_s=limits.stranger_bytes_per_s,
+            idle_s=limits.stranger_idle_s,
+        )
+        return Splice(bounds, self._clock, self._count)
+
+    def _count(self, size: int) -> None:
+        self.relayed_bytes += size
+
+    async def _shake_hands(self, seat: Seat, here: Streams, opened: list[Streams]) -> PeerId | None:
+        """Whom the caller wants, once both have agreed; None when it was told no. The stream there is in ``opened``
+        as soon as there is one, to be closed whatever happens."""
+        reader, writer = here
+        try:
+            target, status = self._judge(seat, decode_hop(await read_body(reader)))
+        except (Violation, ValueError):
+            target, status = None, Status.MALFORMED_MESSAGE
+        if target is not None:
+            try:
+                await self._call(seat.caller, target, opened)
+            except (*LINK_ERRORS, PeerError) as error:
+                logger.debug("%s cannot be reached for %s: %s", target, seat.caller, error)
+                target, status = None, Status.CONNECTION_FAILED
+        writer.write(encode_hop(CircuitMessage(HopType.STATUS, status=status)))
+        await writer.drain()
+        return target
+
+    def _judge(self, seat: Seat, asked: CircuitMessage) -> tuple[PeerId | None, Status]:
+        """Whom to call for this message, or why not. Raises ValueError for what is no peer's id."""
+        if asked.kind == HopType.RESERVE:
+            return None, Status.RESERVATION_REFUSED
+        if asked.kind != HopType.CONNECT or asked.peer is None:
+            return None, Status.UNEXPECTED_MESSAGE
+        target = peer_of_bytes(asked.peer)
+        if target == seat.caller:
+            return None, Status.PERMISSION_DENIED
+        if not self._seats.holds(target, self._clock.monotonic()):
+            return None, Status.NO_RESERVATION
+        if not self._seats.aim(seat, target):
+            return None, Status.RESOURCE_LIMIT_EXCEEDED
+        return target, Status.OK
+
+    async def _call(self, caller: PeerId, target: PeerId, opened: list[Streams]) -> None:
+        """A stream to the target over the connection that it keeps with us, with its consent."""
+        reader, writer = await self._p2p.open_stream(target, STOP)
+        opened.append((reader, writer))
+        writer.write(encode_stop(CircuitMessage(StopType.CONNECT, peer_bytes(caller))))
+        answer = decode_stop(await read_body(reader))
+        if answer.kind != StopType.STATUS or answer.status != Status.OK:
+            raise Violation(f"it answered with status {answer.status}", peer=target)

@@ -1,0 +1,177 @@
+"""What peers do for each other so that they can be reached: dial back who asks, relay for who needs it, say when that
+ends.
+
+Nobody can be made to knock at a third party's door: a caller is dialled back only at the addresses from which it is
+seen to call, a few times a minute.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Sequence
+from ipaddress import IPv4Address, IPv6Address
+
+import multiaddr
+from multiaddr import Multiaddr
+
+from swarm.clock import Clock
+from swarm.errors import Busy, Refused
+from swarm.ids import PeerId
+from swarm.network.addresses import ip_of, is_relayed, split_peer, tcp_port_of
+from swarm.network.libp2p.attach import AttachedP2P
+from swarm.network.protocols import Answer, Method, Request
+from swarm.network.reach.reachability import (
+    DIALBACK,
+    RESERVE,
+    WITHDRAWN,
+    AskDialback,
+    AskReserve,
+    Dialback,
+    Reserved,
+    Withdrawn,
+)
+from swarm.network.reach.relay import Relay
+from swarm.network.reach.seats import RESERVED_S
+
+_DIAL_S = 0.8
+_MAX_DIALS = 4
+_MAX_CALLERS = 8
+_GREETING = b"\x13/multistream/1.0.0\n"
+"""What a libp2p listener says first; other services on that port do not."""
+
+_Ip = IPv4Address | IPv6Address
+
+
+class Turns:
+    """How often each peer may ask for something: ``times`` in any ``within_s`` seconds. Remembers ``peers`` at most,
+    and says no to others while it is full."""
+
+    def __init__(self, *, times: int = 3, within_s: float = 60.0, peers: int = 1024) -> None:
+        self._times, self._within_s, self._peers = times, within_s, peers
+        self._asked: dict[PeerId, deque[float]] = {}
+
+    def take(self, peer: PeerId, now: float) -> bool:
+        """Whether it is this peer's turn; if so, it is taken."""
+        if peer not in self._asked and len(self._asked) >= self._peers:
+            since = now - self._within_s
+            self._asked = {each: asked for each, asked in self._asked.items() if asked[-1] > since}
+            if len(self._asked) >= self._peers:
+                return False
+        asked = self._asked.setdefault(peer, deque(maxlen=self._times))
+        if len(asked) == self._times and asked[0] > now - self._within_s:
+            return False
+        asked.append(now)
+        return True
+
+
+class ReachService:
+    """Answers the questions of :mod:`swarm.network.reach.reachability`."""
+
+    def __init__(
+        self,
+        p2p: AttachedP2P,
+        relay: Relay | None,
+        clock: Clock,
+        own: Callable[[], Sequence[str]],
+        withdrawn: Callable[[PeerId], None],
+    ) -> None:
+        """``relay`` is None for a peer that relays for nobody. ``own`` gives the addresses that this peer announces
+        now; ``withdrawn`` is told of each peer that says it relays for us no longer, true or not."""
+        self._p2p, self._relay, self._clock, self._own, self._withdrawn = p2p, relay, clock, own, withdrawn
+        self._asking: set[PeerId] = set()
+        self._turns = Turns()
+
+    def methods(self) -> Sequence[Method]:
+        """See :class:`~swarm.network.protocols.Service`."""
+        return [
+            Method(name=DIALBACK, request=AskDialback, handle=self._dialback),
+            Method(name=RESERVE, request=AskReserve, handle=self._reserve),
+            Method(name=WITHDRAWN, request=Withdrawn, handle=self._withdraw),
+        ]
+
+    async def _dialback(self, request: Request) -> Answer:
+        """At most 4 connections for one caller and 8 callers at a time, 0.8 s each; three times a minute."""
+        if request.caller in self._asking or len(self._asking) >= _MAX_CALLERS:
+            raise Busy("other peers are being dialled back")
+        if not self._turns.take(request.caller, self._clock.monotonic()):
+            raise Busy("this peer was dialled back a moment ago")
+        self._asking.add(request.caller)
+        try:
+            observed = await self._observed(request.caller)
+            ours = {ip for text in self._own() if (ip := ip_of(Multiaddr(text))) is not None}
+            places = dialback_places(request.caller, request.body.addresses, observed, ours)
+            found = await asyncio.gather(*(_greets(ip, port) for ip, port, _ in places))
+        finally:
+            self._asking.discard(request.caller)
+        answered = tuple(text for (_, _, text), good in zip(places, found, strict=True) if good)
+        return Answer(Dialback(observed=tuple(sorted(map(str, observed)))[:8], answered=answered))
+
+    async def _reserve(self, request: Request) -> Answer:
+        own = [text for text in self._own() if not is_relayed(Multiaddr(text))]
+        if self._relay is None:
+            raise Refused("this peer relays for nobody")
+        if len(own) < len(self._own()):
+            raise Refused("this peer is reached through a relay itself")
+        if not await self._observed(request.caller):
+            raise Refused("a relay needs a direct connection with whom it relays for")
+        self._relay.reserve(request.caller)
+        return Answer(Reserved(seconds=RESERVED_S, addresses=tuple(own)))
+
+    async def _withdraw(self, request: Request) -> Answer:
+        self._withdrawn(request.caller)
+        return Answer(Withdrawn())
+
+    async def _observed(self, caller: PeerId) -> set[_Ip]:
+        """Where the caller's direct connections come from."""
+        return {
+            ip
+            for peer, address in await self._p2p.connections()
+            if peer == caller and not is_relayed(address) and (ip := ip_of(address)) is not None
+        }
+
+
+def dialback_places(
+    caller: PeerId, claims: Sequence[str], observed: set[_Ip], ours: set[_Ip]
+) -> list[tuple[str, int, str]]:
+    """(host, port, address) of what may be dialled for a caller: never another machine than the one that calls.
+
+    That is each claim with an IP address that the caller was seen with, and the claimed ports at those addresses (a
+    router may forward one). A caller on our own machine may also claim this machine's other addresses, ``ours``.
+    """
+    allowed = observed | (ours if any(ip.is_loopback for ip in observed) else set())
+    ports: list[int] = []
+    places: dict[tuple[str, int], str] = {}
+    for text in claims:
+        with contextlib.suppress(ValueError, LookupError, multiaddr.exceptions.Error):
+            address, named = split_peer(Multiaddr(text))
+            ip, port = ip_of(address), tcp_port_of(address)
+            if named == caller and ip is not None and port:
+                ports.append(port)
+                if ip in allowed:
+                    places[str(ip), port] = _written(ip, port, caller)
+    for ip in sorted(observed, key=str):
+        for port in ports:
+            if not ip.is_loopback:
+                places.setdefault((str(ip), port), _written(ip, port, caller))
+    # Loopback proves least: such a place is tried last.
+    ranked = sorted(places.items(), key=lambda place: place[0][0].startswith(("127.", "::1")))
+    return [(host, port, text) for (host, port), text in ranked[:_MAX_DIALS]]
+
+
+async def _greets(host: str, port: int) -> bool:
+    """Whether a libp2p listener answers there within 0.8 s. Sends nothing."""
+    try:
+        async with asyncio.timeout(_DIAL_S):
+            reader, writer = await asyncio.open_connection(host, port)
+            try:
+                return await reader.readexactly(len(_GREETING)) == _GREETING
+            finally:
+                writer.close()
+    except (OSError, EOFError):
+        return False
+
+
+def _written(ip: _Ip, port: int, peer: PeerId) -> str:
+    return f"/ip{ip.version}/{ip}/tcp/{port}/p2p/{peer}"

@@ -1,0 +1,201 @@
+"""The calling side of one stream: many calls at once, each with its own deadline, all failed at once when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from swarm.errors import PeerError, Unreachable, Violation
+from swarm.ids import PeerId
+from swarm.network.protocols import Payload
+from swarm.network.rpc.bodies import decode, pack_request, unpack, unpack_error
+from swarm.network.rpc.framing import Header, Kind, cut, room
+from swarm.network.rpc.link import Link, Meter
+from swarm.schema import Message
+
+ReplyT = TypeVar("ReplyT", bound=Message)
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A call that waits for its answer."""
+
+    max_reply_bytes: int
+    answered: asyncio.Future[None]
+    body: memoryview | None = None
+    payload: memoryview = field(default_factory=lambda: room(0))
+    filled: int = 0
+    requested: bool = False
+    sent: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Whether the other side still has something of this call: a handler, or a payload it waits for."""
+        return self.requested and not (self.sent and self.answered.done() and not self.answered.cancelled())
+
+
+class CallerStream:
+    """Our calls to one peer over one stream. Implements :class:`~swarm.network.rpc.link.StreamOwner`."""
+
+    def __init__(self, peer: PeerId, meter: Meter, lost: Callable[[PeerId], None] | None = None) -> None:
+        """``lost`` is told once that the stream is over."""
+        self._peer, self._lost = peer, lost
+        self._pending: dict[int, _Pending] = {}
+        self._ids = itertools.count(1)
+        self._last = 0
+        self._link = Link(peer, meter, self)
+
+    @classmethod
+    async def over(
+        cls,
+        peer: PeerId,
+        meter: Meter,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        lost: Callable[[PeerId], None] | None = None,
+    ) -> CallerStream:
+        """Take an open stream over."""
+        stream = cls(peer, meter, lost)
+        await stream._link.take_over(reader, writer)
+        return stream
+
+    @property
+    def alive(self) -> bool:
+        """Whether a new call may use this stream."""
+        return self._link.lost is None
+
+    async def call(
+        self,
+        method: str,
+        body: Message,
+        reply: type[ReplyT],
+        *,
+        deadline: float,
+        payload: Payload = b"",
+        max_reply_bytes: int = 0,
+    ) -> tuple[ReplyT, memoryview]:
+        """One call. ``deadline`` is in the running loop's time; the caller enforces it by cancelling.
+
+        Raises what the other side raised, Unreachable when the stream breaks, Violation for a malformed answer (the
+        stream is then closed). Cancelled before the answer, it tells the other side.
+        """
+        loop = asyncio.get_running_loop()
+        self._last = call = next(self._ids)
+        pending = self._pending[call] = _Pending(max_reply_bytes, loop.create_future())
+        try:
+            remaining_s = max(deadline - loop.time(), 1e-3)
+            await self._send(call, pending, pack_request(method, remaining_s, max_reply_bytes, body), payload)
+            await pending.answered
+            return self._decode(pending, reply), pending.payload
+        finally:
+            del self._pending[call]
+            if pending.open:
+                with contextlib.suppress(Unreachable):
+                    self._link.send_nowait(Kind.CANCEL, call)
+            # An error's traceback leads to this frame, which would lead back to the error: a cycle that keeps the
+            # caller's frames, payloads among them, until the collector comes by.
+            del pending, payload
+
+    async def notify(self, method: str, body: Message, *, deadline: float) -> None:
+        """A request that gets no answer; returns when it is written. Raises Unreachable when the stream is broken."""
+        self._last = call = next(self._ids)
+        remaining_s = max(deadline - asyncio.get_running_loop().time(), 1e-3)
+        await self._link.send(Kind.NOTICE, call, pack_request(method, remaining_s, 0, body))
+
+    async def _send(self, call: int, pending: _Pending, request: bytes, payload: Payload) -> None:
+        """Request and payload, until it is all sent or the other side has refused it."""
+        try:
+            await self._link.send(Kind.REQUEST, call, request, memoryview(payload).nbytes)
+            pending.requested = True
+            for chunk in cut(payload):
+                if pending.answered.done():
+                    return
+                await self._link.send_chunk(call, chunk)
+            pending.sent = True
+        except Unreachable:
+            if not pending.answered.done():  # else: its refusal came first and says more
+                raise
+
+    def close(self) -> None:
+        """End the stream; pending calls fail with Unreachable."""
+        self._link.close(Unreachable("this endpoint is closing", peer=self._peer))
+
+    def _decode(self, pending: _Pending, reply: type[ReplyT]) -> ReplyT:
+        try:
+            return decode(reply, unpack(pending.body or b""))
+        except Violation as violation:
+            self.on_violation(violation)
+            raise Violation(f"malformed answer: {violation.reason}", peer=self._peer) from violation
+
+    # StreamOwner
+
+    def on_frame(self, header: Header, content: memoryview) -> None:
+        """An answer, or an error."""
+        if header.kind is Kind.ERROR:
+            self._on_error(header.call, content)
+            return
+        if header.kind is not Kind.REPLY:
+            raise Violation(f"a {header.kind.name} frame to a caller")
+        pending = self._find(header.call)
+        if pending is None:
+            return  # an answer to a call that was given up
+        if pending.body is not None or header.payload_bytes > pending.max_reply_bytes:
+            raise Violation(f"an answer with {header.payload_bytes} bytes, asked for {pending.max_reply_bytes}")
+        pending.body = content
+        pending.payload = room(header.payload_bytes)
+        if not header.payload_bytes:
+            _resolve(pending)
+
+    def place_chunk(self, call: int, size: int) -> memoryview | None:
+        """Room in the answer's payload."""
+        pending = self._find(call)
+        if pending is None:
+            return None
+        if pending.body is None or pending.filled + size > len(pending.payload):
+            raise Violation("a chunk nobody announced")
+        return pending.payload[pending.filled : pending.filled + size]
+
+    def on_chunk(self, call: int, size: int) -> None:
+        """Part of an answer's payload arrived."""
+        pending = self._find(call)
+        if pending is not None:
+            pending.filled += size
+            if pending.filled == len(pending.payload):
+                _resolve(pending)
+
+    def on_violation(self, violation: Violation) -> None:
+        """A malformed frame: whose answer it was cannot be known, so every pending call fails with it."""
+        self._link.close(Violation(violation.reason, peer=self._peer))
+
+    def on_lost(self, reason: PeerError) -> None:
+        """The stream is over: every pending call fails now."""
+        for pending in self._pending.values():
+            if not pending.answered.done():
+                pending.answered.set_exception(type(reason)(reason.reason, peer=self._peer))
+                pending.answered.exception()  # retrieved: its caller may just have been cancelled
+        if self._lost is not None:
+            self._lost(self._peer)
+
+    def _on_error(self, call: int, content: memoryview) -> None:
+        error = unpack_error(content, self._peer)
+        pending = self._find(call) if call else None
+        if pending is not None and not pending.answered.done():
+            pending.answered.set_exception(error)
+            pending.answered.exception()
+        if isinstance(error, Violation):  # the other side closes the stream; what else was pending did nothing wrong
+            self._link.close(Unreachable("it refused the stream", peer=self._peer))
+
+    def _find(self, call: int) -> _Pending | None:
+        if not 0 < call <= self._last:
+            raise Violation("an answer to a call that was never made")
+        return self._pending.get(call)
+
+
+def _resolve(pending: _Pending) -> None:
+    if not pending.answered.done():
+        pending.answered.set_result(None)

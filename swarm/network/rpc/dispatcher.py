@@ -1,0 +1,130 @@
+"""The answering side: what may be called, by whom, how much at once, and how a handler's outcome becomes an answer.
+
+:class:`Desk` holds the methods and the admission rules, which the in-memory network uses too. One peer's incoming
+stream is :class:`swarm.network.rpc.server.ServerStream`.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+from swarm.errors import BugError, Busy, PeerError, Refused, Violation
+from swarm.ids import PeerId
+from swarm.network.protocols import PUBLIC_PREFIX, Answer, Method, Request, Service
+from swarm.network.rpc.bodies import Envelope, decode, pack
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeLimits:
+    """What one peer may hold of us at a time. A single payload is bounded by its method's ``admit`` alone."""
+
+    calls_per_peer: int = 256
+    payload_bytes_per_peer: int = 1 << 30
+
+
+@dataclass(slots=True)
+class _Usage:
+    calls: int = 0
+    payload_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A request that may go on: its method, its decoded body, how long the caller listens, what it accepts."""
+
+    method: Method
+    body: Any
+    remaining_s: float
+    max_reply_bytes: int
+    payload_bytes: int
+
+
+class Desk:
+    """Every mounted method, and what each peer has open."""
+
+    def __init__(self, limits: ServeLimits) -> None:
+        self._limits = limits
+        self._methods: dict[str, Method] = {}
+        self._usage: dict[PeerId, _Usage] = {}
+
+    def mount(self, service: Service) -> None:
+        """Serve all methods of a service. Raises BugError for a taken name or a public method outside
+        ``manifest/1``."""
+        methods = service.methods()
+        for method in methods:
+            if method.name in self._methods:
+                raise BugError(f"method {method.name} is mounted twice")
+            if method.public != method.name.startswith(PUBLIC_PREFIX):
+                raise BugError(f"{method.name}: public methods, and no others, are named {PUBLIC_PREFIX}…")
+        self._methods.update({method.name: method for method in methods})
+
+    def unmount(self, service: Service) -> None:
+        """Serve its methods no more; what was admitted is still answered."""
+        for method in service.methods():
+            self._methods.pop(method.name, None)
+
+    def admit(self, caller: PeerId, envelope: Envelope, payload_bytes: int, *, public: bool) -> Admitted:
+        """Decide on a request before anything is allocated for its payload; a yes is booked until :meth:`release`.
+
+        Raises Refused for an unknown method (or a private one on the public protocol), Busy when the peer has too much
+        open, Violation for a malformed body or a payload nobody asked for, what the method's own ``admit`` raises, as
+        a PeerError.
+        """
+        method = self._methods.get(envelope.method)
+        if method is None or (public and not method.public):
+            raise Refused(f"no method {envelope.method[:60]!r} here")
+        body = decode(method.request, envelope.body)
+        usage = self._usage.get(caller) or _Usage()
+        if usage.calls >= self._limits.calls_per_peer:
+            raise Busy(f"{usage.calls} calls of this peer are open")
+        if usage.payload_bytes and usage.payload_bytes + payload_bytes > self._limits.payload_bytes_per_peer:
+            raise Busy(f"{usage.payload_bytes} bytes of this peer are held")
+        _ask_method(method, caller, body, payload_bytes)
+        self._usage[caller] = usage
+        usage.calls += 1
+        usage.payload_bytes += payload_bytes
+        return Admitted(method, body, envelope.remaining_s, envelope.max_reply_bytes, payload_bytes)
+
+    def release(self, caller: PeerId, admitted: Admitted) -> None:
+        """An admitted request is over, however it ended."""
+        usage = self._usage[caller]
+        usage.calls -= 1
+        usage.payload_bytes -= admitted.payload_bytes
+        if not usage.calls:
+            del self._usage[caller]
+        if admitted.method.over is not None:
+            admitted.method.over(caller, admitted.body)
+
+
+def _ask_method(method: Method, caller: PeerId, body: Any, payload_bytes: int) -> None:
+    if method.admit is None:
+        if payload_bytes:
+            raise Violation(f"{method.name} takes no payload")
+        return
+    try:
+        method.admit(caller, body, payload_bytes)
+    except Exception as error:  # the border of a call, as in handle()
+        raise as_peer_error(error, method.name) from error
+
+
+async def handle(admitted: Admitted, request: Request) -> tuple[bytes, Answer]:
+    """Run a handler; its answer's packed body, and the answer. Raises PeerError whatever goes wrong."""
+    try:
+        answer = await admitted.method.handle(request)
+        if memoryview(answer.payload).nbytes > admitted.max_reply_bytes:
+            raise BugError(f"an answer longer than the {admitted.max_reply_bytes} bytes the caller accepts")
+        return pack(answer.body.to_wire()), answer
+    except Exception as error:  # the border of a call: nothing a handler does may end the stream or the node
+        raise as_peer_error(error, admitted.method.name) from error
+
+
+def as_peer_error(error: Exception, method: str) -> PeerError:
+    """What the caller is told: a PeerError as it is, anything else by its type's name only, and logged here."""
+    if isinstance(error, PeerError):
+        return error
+    logger.error("%s failed", method, exc_info=error)
+    return PeerError(f"failed: {type(error).__name__}")

@@ -1,0 +1,307 @@
+"""One stream as a transport protocol: received bytes go into the frame decoder's buffers, frames go out in turns.
+
+A stream comes from the daemon as asyncio's reader and writer. Both copy everything at least twice, so the
+transport is taken over: :class:`Link` is a ``BufferedProtocol``, whose bytes land where they stay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any, Protocol, cast
+
+from swarm.errors import PeerError, Unreachable, Violation
+from swarm.ids import PeerId
+from swarm.network.protocols import MAX_BODY_BYTES, LinkStatistics
+from swarm.network.rpc.framing import DISCARD, FrameDecoder, FrameSink, Kind, encode_frame, encode_header
+from swarm.waiting import StallDetector
+
+HIGH_WATER_BYTES = 512 << 10
+"""Two chunks: enough to keep the daemon busy, little enough that an error or a small reply is not far behind."""
+
+MAX_UNSENT_BYTES = 16 << 20
+"""A peer that lets this much of our answers pile up does not read: the stream is cut."""
+
+_SOCKET_BUFFER_BYTES = 1 << 20
+
+LINGER_S = 1.0
+"""How long a refused stream still swallows bytes, so that the reason reaches the other side before the end does."""
+
+FRAME_S = 60.0
+"""How long the content of one frame, 4 MiB at most, may take to arrive: it holds memory, and one of few streams."""
+
+UNREAD_S = 300.0
+"""How long a peer may take nothing of what waits for it: whoever sends holds what is to be sent for as long. More than
+anybody is stopped for, or waits for a turn on a busy machine. The kernel makes room in pieces of up to 1.5 MiB, and
+shows no smaller ones: so this asks for 5 KiB/s, about what FRAME_S asks of a chunk on the other side."""
+
+MAX_METERED = 4096
+"""Peers whose bytes are counted apart, of all that were ever met."""
+
+
+class _Counts(dict[PeerId, int]):
+    """Numbers by peer, 0 at first. Before there are too many, those with the least become one, that of no peer."""
+
+    def __missing__(self, peer: PeerId) -> int:
+        if len(self) >= MAX_METERED:
+            nobody = PeerId("")
+            least = sorted(self.keys() - {nobody}, key=self.__getitem__)[: MAX_METERED // 2]
+            self[nobody] = self.get(nobody, 0) + sum(map(self.pop, least))
+        return 0
+
+
+class Meter:
+    """Bytes by remote peer, for the life of an endpoint; of very many peers, those with the least only in the sum."""
+
+    def __init__(self) -> None:
+        self.sent = _Counts()
+        self.received = _Counts()
+
+    def statistics(self) -> LinkStatistics:
+        """A copy."""
+        return LinkStatistics(dict(self.sent), dict(self.received))
+
+
+class StreamOwner(FrameSink, Protocol):
+    """Whose stream it is: learns of frames, of malformed ones, and of the end."""
+
+    def on_violation(self, violation: Violation) -> None:
+        """The other side sent what no honest peer sends. The owner must close or refuse the link."""
+
+    def on_lost(self, reason: PeerError) -> None:
+        """The stream is over, for whatever cause. Called exactly once."""
+
+
+class Link(asyncio.BufferedProtocol):
+    """The sending and receiving of frames on one stream.
+
+    Nothing here waits longer than its caller: a cancelled ``send`` leaves whole frames only. The stream ends when one
+    frame has been arriving for FRAME_S, or when the other side takes nothing for UNREAD_S of what waits for it.
+    """
+
+    def __init__(self, peer: PeerId, meter: Meter, owner: StreamOwner, most_content: int = MAX_BODY_BYTES) -> None:
+        """Frames that come may hold ``most_content`` bytes, chunks apart."""
+        self.peer = peer
+        self.lost: PeerError | None = None
+        self._meter = meter
+        self._owner = owner
+        self._decoder = FrameDecoder(owner, most_content)
+        self._writable = asyncio.Event()
+        self._writable.set()
+        self._turn = asyncio.Lock()
+        self._writer: asyncio.StreamWriter | None = None
+        self._transport: asyncio.Transport
+        self._linger: asyncio.TimerHandle | None = None
+        self._written = 0
+        self._frames = Standstill(self._frame, FRAME_S, self._late_frame)
+        self._reading = Standstill(self._taken, UNREAD_S, self._unread)
+        self._closed = asyncio.Event()
+
+    async def take_over(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Become the protocol of an open stream; what ``reader`` had already received is processed first."""
+        self._writer = writer  # kept: a collected StreamWriter closes its transport
+        transport = cast(asyncio.Transport, writer.transport)
+        self._transport = transport
+        if transport.is_closing():
+            self.connection_lost(None)
+            return
+        transport.pause_reading()
+        transport.set_protocol(self)
+        transport.set_write_buffer_limits(high=HIGH_WATER_BYTES)
+        while (early := await _read_ready(reader)) is not None:
+            transport.pause_reading()  # a reader that was over its limit has just resumed the transport
+            if not early:
+                self.close(Unreachable("the stream ended", peer=self.peer))
+                return
+            self._meter.received[self.peer] += len(early)
+            self._decode(self._decoder.feed, early)
+        if not transport.is_closing():
+            transport.resume_reading()
+
+    async def send(self, kind: Kind, call: int, content: bytes = b"", payload_bytes: int = 0) -> None:
+        """Write one frame when it is this sender's turn and the stream takes more. Raises Unreachable, also for a peer
+        that has not read for UNREAD_S."""
+        async with self._turn:
+            await self._writable.wait()
+            self.send_nowait(kind, call, content, payload_bytes)
+
+    async def send_chunk(self, call: int, chunk: memoryview) -> None:
+        """Write one chunk in turn; the bytes are not copied and must stay as they are. Raises Unreachable, also for a
+        peer that has not read for UNREAD_S."""
+        async with self._turn:
+            await self._writable.wait()
+            self._check_open()
+            self._write(encode_header(Kind.CHUNK, call, len(chunk)))
+            self._write(chunk)
+
+    def send_nowait(self, kind: Kind, call: int, content: bytes = b"", payload_bytes: int = 0) -> None:
+        """Write one small frame ahead of every waiting sender. Raises Unreachable, also for a peer that never reads."""
+        self._check_open()
+        frame = encode_frame(kind, call, content, payload_bytes)
+        if self._transport.get_write_buffer_size() + len(frame) > MAX_UNSENT_BYTES:
+            self._unread()
+            self._check_open()
+        self._write(frame)
+
+    @property
+    def flushed(self) -> bool:
+        """Whether the kernel has all that was written, and :meth:`close` drops nothing."""
+        return self._writer is None or not self._transport.get_write_buffer_size()
+
+    def close(self, reason: PeerError) -> None:
+        """End the stream now: whatever is unsent is dropped."""
+        self._end(reason)
+        if self._linger is not None:
+            self._linger.cancel()
+        self._transport.abort()
+
+    async def wait_closed(self) -> None:
+        """Until the transport is gone; after ``refuse`` that is at most LINGER_S later."""
+        await self._closed.wait()
+
+    def refuse(self, reason: PeerError) -> None:
+        """End the stream, but swallow what still comes for a moment: closing at once would reset the stream and with it
+        the error frame that was just written."""
+        if self.lost is None:
+            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
+            self._end(reason)
+
+    # asyncio.BufferedProtocol
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        """Where the transport puts the next bytes."""
+        return self._decoder.buffer() if self.lost is None else DISCARD
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """``nbytes`` arrived."""
+        self._meter.received[self.peer] += nbytes
+        if self.lost is None:
+            self._decode(self._decoder.advance, nbytes)
+
+    def eof_received(self) -> None:
+        """The other side is done; so are we, and the transport closes itself."""
+        self._end(Unreachable("it closed the stream", peer=self.peer))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The transport is gone."""
+        if self._linger is not None:
+            self._linger.cancel()
+        self._closed.set()
+        self._end(
+            Unreachable(f"the stream broke ({type(exc).__name__})" if exc else "the stream ended", peer=self.peer)
+        )
+
+    def pause_writing(self) -> None:
+        """The transport's buffer is full."""
+        self._writable.clear()
+        self._reading.watch()
+
+    def resume_writing(self) -> None:
+        """The transport takes more."""
+        self._writable.set()
+
+    def _decode(self, decode: Callable[[Any], None], what: object) -> None:
+        try:
+            decode(what)
+        except Violation as violation:
+            self._owner.on_violation(violation)
+        if self._decoder.within:
+            self._frames.watch()
+
+    def _write(self, piece: bytes | memoryview) -> None:
+        self._meter.sent[self.peer] += len(piece)
+        self._written += len(piece)  # first: the transport may be full, and say so, before it returns
+        self._transport.write(piece)
+
+    def _frame(self) -> int | None:
+        return self._decoder.within or None if self.lost is None else None
+
+    def _late_frame(self) -> None:
+        self.close(Unreachable(f"a frame was not complete in {FRAME_S:g} s", peer=self.peer))
+
+    def _taken(self) -> int | None:
+        """The bytes that have left us so far, while senders wait for room. Not what is left: small frames are written
+        without waiting."""
+        if self.lost is not None or self._writable.is_set():
+            return None
+        return self._written - self._transport.get_write_buffer_size()
+
+    def _unread(self) -> None:
+        self.close(Unreachable("it does not read what we send", peer=self.peer))
+
+    def _end(self, reason: PeerError) -> None:
+        if self.lost is not None:
+            return
+        self.lost = reason
+        self._frames.cancel()
+        self._reading.cancel()
+        self._writable.set()  # whoever waits wakes up and finds the stream lost
+        self._owner.on_lost(reason)
+
+    def _check_open(self) -> None:
+        if self.lost is not None:
+            raise Unreachable(self.lost.reason, peer=self.peer)
+
+
+def enlarge(writer: asyncio.StreamWriter) -> None:
+    """Larger socket buffers towards the daemon: fewer, longer reads and writes."""
+    raw = writer.get_extra_info("socket")
+    if raw is not None:
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SOCKET_BUFFER_BYTES)
+        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SOCKET_BUFFER_BYTES)
+
+
+async def _read_ready(reader: asyncio.StreamReader) -> bytes | None:
+    """What a paused stream's reader already holds: bytes, b"" when it ended or broke, None when there is nothing. Does
+    not wait."""
+    attempt = asyncio.ensure_future(reader.read(1 << 20))
+    await asyncio.sleep(0)  # one turn: a read that need not wait is done after it
+    if attempt.done():
+        return b"" if isinstance(attempt.exception(), OSError) else attempt.result()
+    attempt.cancel()
+    return None
+
+
+# --- standstill ------------------------------------------------------------------------------------------------------
+#
+# Finds that what should go on does not: a number that has stood still for too long.
+
+
+LAST_LOOK_S = 1.0
+
+
+class Standstill:
+    """Looks at a number for as long as there is one, and tells once when it has stood still.
+
+    It tells at a number that was too old at the last look already: after a process was stopped its timers come first,
+    and what had happened meanwhile after them. That is between one and two ``patience_s`` after the number's last
+    change. Costs a timer, and a look every ``patience_s``.
+    """
+
+    def __init__(self, number: Callable[[], int | None], patience_s: float, stands: Callable[[], None]) -> None:
+        """``number()`` is None while nothing has to go on; ``stands`` is told. Neither may raise."""
+        self._number, self._patience_s, self._stands = number, patience_s, stands
+        self._timer: asyncio.TimerHandle | None = None
+
+    def watch(self) -> None:
+        """Look from now on, until there is no number at a look. Idempotent."""
+        if self._timer is None:
+            self._look(StallDetector(0, None), 0)
+
+    def cancel(self) -> None:
+        """Look no more. Idempotent."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self, stall: StallDetector[int | None], looks: int) -> None:
+        self._timer, number = None, self._number()
+        if number is None:
+            return
+        still = stall.look(looks, number)  # in looks, not in seconds
+        if still > 1:
+            self._stands()
+            return
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(LAST_LOOK_S if still else self._patience_s, self._look, stall, looks + 1)

@@ -1,0 +1,1 @@
+"""The optimizer: gradients summed once, AdamW and the outer optimizer, and the state of a part."""

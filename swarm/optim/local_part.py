@@ -1,0 +1,165 @@
+"""One part of the model on a peer that trains on its own between two synchronisations (`local`, DiLoCo).
+
+Every replica begins a step at the same weights, the anchor. It takes an optimizer step of its own whenever it has
+gradients of its share of a batch, and contributes to the step's close how far it has come. So what was computed is in
+the weights at once: nothing can be taken out again, and what a replica did is lost with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from swarm.averaging.gossip.versions import Version
+from swarm.errors import BugError
+from swarm.ids import MicrobatchId
+from swarm.models.passes import Gradients
+from swarm.models.spec import ModelConfig, PartSpec
+from swarm.models.split import install_weights
+from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
+from swarm.optim.part import TrainedPart
+from swarm.optim.schedules import OptimizerConfig, learning_rate
+from swarm.optim.update import Outer, OuterNesterov, clip_factor
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRules:
+    """``batch`` microbatches of ``tokens`` target tokens each make one optimizer step of all replicas together, and
+    each takes one of its own for its share of them. ``mix_after`` of those lead to a mixing, ``inner_steps`` to the
+    step's close, if all are equally fast; the run has ``steps``."""
+
+    batch: int
+    tokens: int
+    mix_after: int
+    inner_steps: int
+    steps: int
+    optimizer: OptimizerConfig
+    outer: OuterNesterov
+
+
+class LocalPart(TrainedPart):
+    """``replicas`` says how many share the batch; whoever opens a step sets it. ``leg_over`` is called, on the device
+    thread, after each leg.
+
+    Memory per parameter: 12 bytes of state and 12 of its own weights and moments, 4 of accumulator, and 12 more while
+    a step of either optimizer is taken. Its moments stay with it from step to step and are nobody else's: a replica
+    that joins begins with none.
+    """
+
+    def __init__(self, spec: PartSpec, model: ModelConfig, rules: LocalRules, *, device: torch.device = _CPU) -> None:
+        super().__init__(spec, model, Outer(rules.outer), device=device)
+        self._rules = rules
+        self._own: AdamWState | None = None
+        self._made = 0
+        self._inner = 0
+        self._counted: set[MicrobatchId] = set()
+        self._version: Version | None = None
+        self.replicas = 1
+        self.leg_over: Callable[[], None] = _nobody
+
+    @property
+    def microbatches(self) -> frozenset[MicrobatchId]:
+        """Microbatches of the open step that went into the weights, or will with the next optimizer step."""
+        return frozenset(self._counted)
+
+    def accumulate(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
+        """Add to the batch, and take an optimizer step when our share of one is there. Raises as
+        :meth:`TrainedPart.accumulate`. Cost: now and then one AdamW step."""
+        if microbatch in self._counted:
+            raise BugError(f"{microbatch} was counted already")
+        super().accumulate(microbatch, gradients)
+        self._counted.add(microbatch)
+        if len(super().microbatches) >= self._share:
+            self._take_step()
+            if self._inner % self._rules.mix_after == 0:
+                self._publish()
+                self.leg_over()
+
+    def reverse(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
+        """It counts no more for us. Where its gradient has gone into the weights it stays in them."""
+        if microbatch in super().microbatches:
+            super().reverse(microbatch, gradients)
+        self._counted.discard(microbatch)
+
+    def contribution(self, assigned: Set[MicrobatchId], tokens: int) -> Tensor | None:
+        """anchor − own weights, times ``tokens``, whatever is assigned. What does not make a whole share of a batch yet
+        is taken as a smaller step first."""
+        if super().microbatches:
+            self._take_step()
+        return ((self._installed().params - self._mine.params) * float(tokens)).to(_CPU)
+
+    # --- versions ------------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> Version:
+        """What we were at the end of the newest leg, ``mix_after`` optimizer steps, on CPU."""
+        if self._version is None:
+            raise BugError(f"{self.spec.name} has no weights yet")
+        return self._version
+
+    def mix(self, mine: Version, mean: Tensor) -> bool:
+        """Go as far as from the version ``mine`` to ``mean``, that of a group of them, float32 (elements,) on CPU; what
+        was learnt since stays, and a version that was published since gets the same shift. False when the step of that
+        version is closed."""
+        if mine.step != self.step + 1:
+            return False
+        shift = mean - mine.params
+        self._go_on(replace(self._mine, params=self._mine.params + shift.to(self._device)))
+        if self.version.leg != mine.leg:  # published meanwhile, without it: the next mixing begins from what we are
+            self._version = replace(self.version, params=self.version.params + shift)
+        return True
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    @property
+    def _share(self) -> int:
+        return max(1, -(-self._rules.batch // max(1, self.replicas)))
+
+    @property
+    def _mine(self) -> AdamWState:
+        if self._own is None:
+            raise BugError(f"{self.spec.name} has no weights yet")
+        return self._own
+
+    def _take_step(self) -> None:
+        """AdamW on our own weights. The mean counts all of a microbatch's tokens as targets; the norm is this part's,
+        nobody knows the model's. A part of a share moves the weights by as much less."""
+        rules, count = self._rules, len(super().microbatches)
+        gradient = self._accumulator.total / float(count * rules.tokens)
+        norm = float(torch.linalg.vector_norm(gradient))
+        done = min(self._inner, rules.inner_steps - 1)
+        lr = learning_rate(rules.optimizer, self.step * rules.inner_steps + done + 1, rules.steps * rules.inner_steps)
+        numbers = StepNumbers(
+            step=self._made + 1,
+            lr=lr * min(1.0, count / self._share),
+            clip=clip_factor(norm, rules.optimizer.clip_norm),
+        )
+        self._go_on(adamw_step(self._mine, gradient, self.layout, rules.optimizer, numbers))
+        self._made, self._inner = self._made + 1, self._inner + 1
+        self._accumulator.reset()
+
+    def _go_on(self, own: AdamWState) -> None:
+        self._own = own
+        install_weights(self._module, self.layout.views(own.params), requires_grad=True)
+
+    def _publish(self) -> None:
+        params = self._mine.params.to(_CPU)  # here, for who shows it to others must not wait for the device
+        self._version = Version(self.step + 1, self._inner // self._rules.mix_after, params)
+
+    def _become(self, state: AdamWState, step: int) -> None:
+        super()._become(state, step)
+        if self._own is None:
+            self._own = AdamWState(state.params, torch.zeros_like(state.params), torch.zeros_like(state.params))
+        self._own = replace(self._own, params=state.params)
+        self._inner = 0
+        self._counted.clear()
+        self._publish()
+
+
+def _nobody() -> None:
+    pass

@@ -1,0 +1,1 @@
+"""A stage replica's side of a journey: admission, computing, handing on, taking over."""

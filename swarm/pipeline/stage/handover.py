@@ -1,0 +1,148 @@
+"""What leaves a replica: tensors to its neighbours on the route, reports to the trainer."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from swarm.errors import PeerError, Refused
+from swarm.ids import JourneyKey, PeerId
+from swarm.network.protocols import Payload
+from swarm.pipeline.messages import (
+    Backward,
+    Blocked,
+    Direction,
+    Forward,
+    HopReport,
+    InputGradient,
+    JourneyMessage,
+    Output,
+)
+from swarm.pipeline.stage.context import StageContext, StageSettings
+from swarm.pipeline.stage.microbatch_state import Passage
+from swarm.schema import Empty
+from swarm.security.signing import receipt_bytes
+from swarm.waiting import insist
+
+logger = logging.getLogger(__name__)
+
+
+class Handover:
+    """Every method returns when the message was taken or cannot be delivered, and raises no PeerError: what a neighbour
+    does not take is reported to the trainer, which alone decides what to do."""
+
+    def __init__(self, settings: StageSettings, context: StageContext) -> None:
+        self._settings, self._context = settings, context
+        self._unheard: dict[PeerId, int] = {}
+
+    async def pass_forward(self, passage: Passage, output: Payload) -> None:
+        """The output, to the next stage or home. Under way, the passage may be sent along another route."""
+        key, route, hop = passage.key, passage.route, self._settings.stage + 1
+        fields: dict[str, Any] = key._asdict()
+        try:
+            if self._settings.last:
+                await self._home(key, "trainer/1/output", Output(**fields), output)
+                passage.output = None
+            else:
+                await self._send(route[hop], "pipeline/1/forward", Forward(**fields, route=route, hop=hop), output)
+        except PeerError as error:
+            await self.report_blocked(key, route, hop, "forward", error)
+
+    async def pass_backward(self, passage: Passage, gradient: Payload | None) -> None:
+        """The input's gradient, to the stage before or home; nothing where the input was token ids."""
+        key, route, hop = passage.key, passage.route, self._settings.stage - 1
+        fields: dict[str, Any] = key._asdict()
+        if gradient is None:
+            return
+        if self._settings.first:
+            await self._home(key, "trainer/1/gradient", InputGradient(**fields), gradient)
+            return
+        try:
+            upstream = Backward(**fields, route=route, hop=hop)
+            await self._hand_back(route[hop], "pipeline/1/backward", upstream, gradient)
+        except PeerError as error:
+            await self.report_blocked(key, route, hop, "backward", error)
+
+    async def _home(self, key: JourneyKey, method: str, body: JourneyMessage, payload: Payload) -> None:
+        """To the trainer, whom nobody needs to tell that it cannot be reached: its deadlines deal with it."""
+        try:
+            await self._hand_back(key.microbatch.trainer, method, body, payload)
+        except Refused as refused:
+            logger.debug("trainer %s no longer waits for this microbatch: %s", key.microbatch.trainer, refused)
+        except PeerError as error:
+            logger.info("trainer %s does not take %s: %s", key.microbatch.trainer, method, error)
+
+    async def _hand_back(self, target: PeerId, method: str, body: JourneyMessage, payload: Payload) -> None:
+        """Only this peer can take it, so a busy one is asked again."""
+        await insist(
+            lambda: self._send(target, method, body, payload),
+            self._context.clock,
+            within_s=self._settings.send_timeout_s,
+        )
+
+    async def _send(self, target: PeerId, method: str, body: JourneyMessage, payload: Payload = b"") -> None:
+        await self._context.endpoint.call(
+            target, method, body, Empty, timeout_s=self._settings.send_timeout_s, payload=payload
+        )
+
+    async def report_forward(self, passage: Passage, took: tuple[float, float] | None) -> None:
+        """A hop on the way out is done. ``took`` is (queued, computed) in seconds, None when this was told before."""
+        await self._report(passage, "forward", took)
+
+    async def report_backward(self, passage: Passage, took: tuple[float, float] | None) -> None:
+        """A contribution was added: with the receipt, and where the loss is computed the loss."""
+        key, stage = passage.key, self._settings.stage
+        receipt = self._context.sign(receipt_bytes(self._settings.run, key.step, key.microbatch, stage))
+        loss = {"loss_sum": passage.loss_sum, "tokens": passage.tokens}
+        await self._report(passage, "backward", took, receipt=receipt, **loss)
+
+    async def _report(
+        self, passage: Passage, direction: Direction, took: tuple[float, float] | None, **contributed: Any
+    ) -> None:
+        key = passage.key
+        queued, computed = took or (0.0, 0.0)
+        report = HopReport(
+            **key._asdict(),
+            hop=self._settings.stage,
+            direction=direction,
+            queued_s=max(0.0, queued),
+            compute_s=max(0.0, computed),
+            again=took is None,
+            **contributed,
+        )
+        try:
+            await self._context.endpoint.notify(
+                key.microbatch.trainer, "trainer/1/hop", report, timeout_s=self._settings.send_timeout_s
+            )
+        except PeerError as error:
+            self._cannot_tell(key.microbatch.trainer, key.step, error)
+
+    async def report_blocked(
+        self, key: JourneyKey, route: tuple[PeerId, ...], hop: int, direction: Direction, error: PeerError
+    ) -> None:
+        """A hop can not be done. Says which attempt that was: another may be under way by now."""
+        peer = route[hop] if 0 <= hop < len(route) else key.microbatch.trainer
+        blocked = Blocked(
+            **key._asdict(),
+            hop=max(0, min(hop, self._settings.stages - 1)),
+            direction=direction,
+            peer=peer,
+            code=error.code,
+            reason=error.reason[:400],
+        )
+        await self._tell(key.microbatch.trainer, "trainer/1/blocked", blocked)
+
+    async def _tell(self, trainer: PeerId, method: str, body: JourneyMessage) -> None:
+        """Notify the trainer; if it cannot be told, its own deadline and the health watch deal with it."""
+        try:
+            await self._send(trainer, method, body)
+        except Refused as refused:
+            logger.debug("trainer %s no longer waits for this microbatch: %s", trainer, refused)
+        except PeerError as error:
+            self._cannot_tell(trainer, body.step, error)
+
+    def _cannot_tell(self, trainer: PeerId, step: int, error: PeerError) -> None:
+        """Said once a step of each trainer: one that is gone is told nothing of any of its microbatches."""
+        if self._unheard.get(trainer, -1) < step:
+            self._unheard[trainer] = step
+            logger.info("cannot tell trainer %s: %s", trainer, error)

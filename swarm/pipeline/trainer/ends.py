@@ -1,0 +1,235 @@
+"""A trainer's end of recall and settling: what it sent and what its private ends added, again from what it retains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from swarm.compression.dense import INT32
+from swarm.errors import BugError, Busy, PeerError, Refused, SwarmError, Violation, WrongStep
+from swarm.ids import MicrobatchId, PeerId
+from swarm.models.dropout import dropout_seed
+from swarm.network.protocols import Answer, Payload, Request
+from swarm.pipeline.batch import BatchSource
+from swarm.pipeline.compute import EndsCompute, EndsMaterial
+from swarm.pipeline.messages import Recall, TrainerRecall, What
+from swarm.pipeline.recall import MAX_RECALLS, NESTED_SHARE
+from swarm.pipeline.retention import Retained, Retention
+from swarm.pipeline.trainer.context import JourneyContext
+from swarm.pipeline.trainer.taken import Kept, read_again
+from swarm.schema import Empty
+from swarm.waiting import insist
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """A tensor of a microbatch, to be had along a route."""
+
+    kept: Kept
+    route: tuple[PeerId, ...]
+    within_s: float
+
+
+class TrainerEnds:
+    """What one trainer retains, by (step, microbatch), and gives again. Implements
+    :class:`~swarm.pipeline.settle.Settling` for the private ends."""
+
+    def __init__(
+        self, context: JourneyContext, source: BatchSource, *, activation_bytes: int, retention_bytes: int
+    ) -> None:
+        self._context, self._source, self._activation_bytes = context, source, activation_bytes
+        self._kept: dict[tuple[int, MicrobatchId], Kept] = {}
+        self._retention = Retention(retention_bytes, _let_go)
+        self._step, self._after, self._begin = 0, "", source.cursor
+        self._recalls = 0
+
+    def keep(self, kept: Kept) -> None:
+        """Retain a microbatch from now on."""
+        self._kept[kept.step, kept.batch.id] = kept
+
+    def came_home(self, kept: Kept) -> None:
+        """Its journey is over: from now on it may be dropped for want of space."""
+        kept.loss_gradient, kept.complete = None, True
+        self._retention.hold(kept)
+
+    def open_step(self, step: int, after: str = "") -> None:
+        """Forget closed steps. This one, which follows the record whose hash begins with ``after``, takes from our
+        shard where that stands now."""
+        self._step, self._after, self._begin = step, after, self._source.cursor
+        for index in [index for index in self._kept if index[0] < step]:
+            self._retention.forget(self._kept.pop(index))
+
+    def rewound(self) -> None:
+        """What was retained belongs to steps that do not count."""
+        for kept in self._kept.values():
+            self._retention.forget(kept)
+        self._kept.clear()
+
+    def _find(self, step: int, microbatch: MicrobatchId) -> Kept:
+        """What is retained, or for once what can be read again: nobody can make us hold more by asking."""
+        kept = self._kept.get((step, microbatch))
+        if kept is None:
+            return Kept(step, read_again(self._source, microbatch), self._after, complete=True)
+        return kept
+
+    def _check_fed(self, step: int, microbatch: MicrobatchId) -> None:
+        """Our shard is private: what is retained was fed, and of the open step what its quota reaches may have been fed
+        before we were started anew. Nothing else is read for anybody."""
+        if microbatch.trainer != self._context.endpoint.peer:
+            raise Refused(f"{microbatch} is another trainer's")
+        if (step, microbatch) in self._kept:
+            return
+        if step != self._step:
+            raise WrongStep(f"step {step} is not open here, step {self._step} is")
+        each, (epoch, position) = self._source.microbatches_per_epoch, self._begin
+        beyond = (microbatch.epoch - epoch) * each + microbatch.position - position
+        if microbatch.position >= each or not 0 <= beyond < self._context.target:
+            raise Refused(f"{microbatch} is not of step {step}")
+
+    # --- giving again --------------------------------------------------------------------------------------------
+
+    async def answer(self, request: Request) -> Answer:
+        """``trainer/1/recall``. Raises Busy, WrongStep, or Refused with the reason why it cannot be given."""
+        body: TrainerRecall = request.body
+        self._check_caller(request.caller, body)
+        if self._recalls >= 2 * MAX_RECALLS:
+            raise Busy(f"{self._recalls} recalls are under way")
+        left_s = request.deadline - self._context.clock.monotonic()
+        self._recalls += 1
+        try:
+            self._check_fed(body.step, body.microbatch)
+            kept = self._find(body.step, body.microbatch)
+            need = _Need(kept, tuple(map(PeerId, body.route)), max(0.01, min(left_s, self._context.send_timeout_s)))
+            return Answer(Empty(), await self._give(need, body.what))
+        except (Busy, WrongStep):
+            raise
+        except PeerError as error:
+            raise Refused(f"the trainer: {error}"[:400]) from error
+        finally:
+            self._recalls -= 1
+
+    def _check_caller(self, caller: PeerId, body: TrainerRecall) -> None:
+        stages = self._context.stages
+        at = 0 if body.what == "output" else stages - 1
+        if len(body.route) != stages or body.route[at] != caller or caller not in self._context.wiring.replicas(at):
+            raise Refused(f"{body.what} goes to stage {at} only")
+        if (body.what == "targets") != (self._context.ends is None) and body.what != "output":
+            raise Refused(f"there is no {body.what} to be had of this trainer")
+        if body.step == self._step and body.after != self._after:
+            raise WrongStep(f"step {body.step} follows another record here")
+        if self._context.ends is not None and body.step not in self._open_steps():
+            raise WrongStep(f"step {body.step} is not open here")
+
+    def _open_steps(self) -> tuple[int, ...]:
+        ends = self._context.ends
+        return () if ends is None else (ends.part.step + 1,)
+
+    async def _give(self, need: _Need, what: str) -> Payload:
+        kept, ends = need.kept, self._context.ends
+        if what == "targets":
+            return INT32.encode(kept.batch.targets)
+        if ends is None:
+            return INT32.encode(kept.batch.inputs)
+        if what == "output":
+            seed = self._seed(kept.batch.id)
+            hidden: Payload = (await self._on_device(lambda: ends.embed(kept.batch.inputs, seed)))[0]
+            return hidden
+        if kept.loss_gradient is not None:
+            return kept.loss_gradient
+        output = await self._output(need)
+        gradient: Payload = (await self._on_device(lambda: ends.loss(output, kept.batch.targets)))[2]
+        return gradient
+
+    async def _output(self, need: _Need) -> Payload:
+        """The last stage's output: retained, or from the route's last replica."""
+        kept = need.kept
+        if kept.output is not None:
+            return kept.output
+        payload = kept.output = await self._recall(need, self._context.stages - 1, "output")
+        self._hold(kept)
+        return payload
+
+    async def _gradient(self, need: _Need) -> Payload:
+        """The gradient of the first stage's input: retained, or from the route's first replica."""
+        kept = need.kept
+        if kept.gradient is not None:
+            return kept.gradient
+        payload = kept.gradient = await self._recall(need, 0, "gradient")
+        self._hold(kept)
+        return payload
+
+    def _hold(self, kept: Kept) -> None:
+        """Count what it holds now, which may let go of it at once. One that was read again for once is not counted."""
+        if self._kept.get((kept.step, kept.batch.id)) is kept:
+            self._retention.hold(kept)
+
+    async def _recall(self, need: _Need, at: int, what: What) -> Payload:
+        microbatch, size, within_s = need.kept.batch.id, self._activation_bytes, NESTED_SHARE * need.within_s
+        if len(need.route) != self._context.stages:
+            raise Refused(f"the {what} of {microbatch} was dropped, and its route is not known")
+        where: dict[str, Any] = {"step": need.kept.step, "microbatch": microbatch, "after": need.kept.after}
+        body = Recall(**where, route=need.route, hop=at, what=what)
+
+        async def call() -> Payload:
+            _, payload = await self._context.endpoint.call(
+                need.route[at], "pipeline/1/recall", body, Empty, timeout_s=within_s, max_reply_bytes=size
+            )
+            return payload
+
+        payload = await insist(call, self._context.clock, within_s=within_s)
+        if memoryview(payload).nbytes != size:
+            raise Violation(
+                f"{what} of {memoryview(payload).nbytes} bytes where {size} are expected", peer=need.route[at]
+            )
+        return payload
+
+    # --- settling ------------------------------------------------------------------------------------------------
+
+    async def held(self) -> frozenset[MicrobatchId]:
+        """See :class:`~swarm.pipeline.settle.Settling`."""
+        ends = self._private()
+        return await self._context.device.run(ends.held)
+
+    async def reverse(self, step: int, microbatch: MicrobatchId) -> None:
+        """See :class:`~swarm.pipeline.settle.Settling`."""
+        ends, material = self._private(), await self._material(step, microbatch, ())
+        await self._on_device(lambda: ends.reverse(material))
+
+    async def replay(self, step: int, microbatch: MicrobatchId, route: tuple[PeerId, ...]) -> None:
+        """See :class:`~swarm.pipeline.settle.Settling`."""
+        ends, material = self._private(), await self._material(step, microbatch, route)
+        await self._on_device(lambda: ends.replay(material))
+
+    async def _material(self, step: int, microbatch: MicrobatchId, route: tuple[PeerId, ...]) -> EndsMaterial:
+        kept = self._find(step, microbatch)
+        need = _Need(kept, route or kept.route, self._context.send_timeout_s)
+        return EndsMaterial(
+            step=step,
+            microbatch=microbatch,
+            seed=self._seed(microbatch),
+            tokens=kept.batch.inputs,
+            targets=kept.batch.targets,
+            output=await self._output(need),
+            gradient=await self._gradient(need),
+        )
+
+    def _private(self) -> EndsCompute:
+        if self._context.ends is None:
+            raise BugError("with hosted ends a trainer has nothing to settle")
+        return self._context.ends
+
+    def _seed(self, microbatch: MicrobatchId) -> int:
+        return dropout_seed(self._context.seed, microbatch)
+
+    async def _on_device(self, work: Callable[[], Any]) -> Any:
+        try:
+            return await self._context.device.run(work)
+        except SwarmError:
+            raise
+        except Exception as error:  # one microbatch that cannot be computed is no end of a trainer
+            raise PeerError(f"{type(error).__name__}: {error}") from error
+
+
+def _let_go(retained: Retained, size: int) -> None:
+    """Nobody is told: what a trainer dropped its stages give again."""

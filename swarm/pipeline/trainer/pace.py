@@ -1,0 +1,108 @@
+"""How long to wait for one peer: from what that peer took lately, never from what somebody guessed."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection
+from typing import Literal
+
+from swarm.ids import PeerId
+from swarm.waiting import AdaptiveDeadline
+
+FLOOR_S = 1.0
+"""Shorter waits condemn a peer for one burst, or for one pause of its garbage collector."""
+CEILING_S = 60.0
+YOUNG = 64
+"""Until so many pieces of work in a direction were measured, what was measured is no rule: how many microbatches are
+under way grows as soon as a few have come home, so those of the next step wait in queues four times as long. (Measured
+on two cores: a healthy swarm moved work to and fro in its first three steps.)"""
+
+Work = Literal["forward", "backward", "adopt"]
+"""``adopt`` is taking a hop over: fetching what it takes, and both directions."""
+
+
+class Pace:
+    """Deadlines in seconds per (peer, kind of work): a multiple of a high quantile of its recent durations, within
+    bounds. Pure.
+
+    Of a peer that was never measured the other peers' durations are expected, and the ceiling before anything was
+    measured: an unknown peer on an unknown link gets all the time there is. Memory: 64 numbers per peer and kind.
+    Asking costs O(window log window), some microseconds.
+    """
+
+    def __init__(self, *, floor_s: float = FLOOR_S, ceiling_s: float = CEILING_S, factor: float = 3.0) -> None:
+        self.ceiling_s = ceiling_s
+        self._floor_s, self._factor = floor_s, factor
+        self._measured: Counter[Work] = Counter()
+        self._peers: dict[tuple[PeerId, Work], AdaptiveDeadline] = {}
+        self._all: dict[Work, AdaptiveDeadline] = {}
+
+    def observe(self, peer: PeerId, work: Work, seconds: float) -> None:
+        """A piece of work took this long, from when it could begin until its report was here."""
+        self._peers.setdefault((peer, work), self._deadline()).observe(seconds)
+        self._all.setdefault(work, self._deadline()).observe(seconds)
+        self._measured[work] += 1
+
+    def young(self, work: Work) -> bool:
+        """Whether so little was measured that who is late, and alive, may just have a queue that still grows."""
+        return self._measured[work] < YOUNG
+
+    def seconds(self, peer: PeerId, work: Work) -> float:
+        """How long to wait for the next piece."""
+        known = self._peers.get((peer, work)) or self._all.get(work)
+        if known is not None:
+            return known.seconds()
+        if work == "adopt":  # nobody has taken over anything yet: twice what both directions may take
+            return min(self.ceiling_s, 2 * (self.seconds(peer, "forward") + self.seconds(peer, "backward")))
+        return self.ceiling_s
+
+    def follow(self, peers: Collection[PeerId]) -> None:
+        """Forget everybody else."""
+        self._peers = {key: kept for key, kept in self._peers.items() if key[0] in peers}
+
+    def _deadline(self) -> AdaptiveDeadline:
+        return AdaptiveDeadline(floor_s=self._floor_s, ceiling_s=self.ceiling_s, factor=self._factor, window=64)
+
+
+# --- silence ---------------------------------------------------------------------------------------------------------
+#
+# Which replicas have fallen silent, as one trainer sees it: what one journey finds out holds for all of them. Pure.
+
+
+class Silence:
+    """A replica that let a whole turn pass and meanwhile said nothing, about any microbatch, is late with everything:
+    no other turn there is waited for to its end, until it is heard of or tried again. Who is merely slow with one
+    microbatch goes on telling of others. Times are monotonic seconds; memory is a number per replica."""
+
+    def __init__(self) -> None:
+        self._heard: dict[PeerId, float] = {}
+        self._silent: set[PeerId] = set()
+
+    def __contains__(self, peer: object) -> bool:
+        return peer in self._silent
+
+    def heard(self, peer: PeerId, now: float) -> None:
+        """It said something, whatever that was."""
+        self._heard[peer] = now
+        self._silent.discard(peer)
+
+    def passed(self, peer: PeerId, since: float) -> bool:
+        """A turn that began at ``since`` has passed. Whether it is news that the peer is silent."""
+        if peer in self._silent or self._heard.get(peer, -math.inf) >= since:
+            return False
+        self._silent.add(peer)
+        return True
+
+    def lost(self, peer: PeerId) -> None:
+        """Its connection broke."""
+        self._silent.add(peer)
+
+    def tried(self, peer: PeerId) -> None:
+        """It is given a microbatch again, and the time for it."""
+        self._silent.discard(peer)
+
+    def follow(self, peers: Collection[PeerId]) -> None:
+        """Forget everybody else."""
+        self._heard = {peer: at for peer, at in self._heard.items() if peer in peers}
+        self._silent &= set(peers)

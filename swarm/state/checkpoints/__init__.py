@@ -1,0 +1,1 @@
+"""Checkpoints on disk: written, verified, rotated, and handed out to others."""

@@ -1,0 +1,225 @@
+"""Who hands out checkpoints: a running peer, or a directory of this machine. Neither is believed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from swarm.errors import Refused, Violation, WrongStep
+from swarm.ids import PartName, PeerId
+from swarm.network.protocols import Endpoint
+from swarm.schema import Empty
+from swarm.state.checkpoints.files import MAX_RECORD_BYTES, RECORD, HeldStep, held, part_path, step_directory, steps
+from swarm.state.checkpoints.shelf import LIST, READ, RECORD_OF, ListRequest, Offered, ReadRequest, RecordRequest
+
+
+class Donor(Protocol):
+    """Who hands out checkpoints; believed in nothing. Every method may raise PeerError."""
+
+    @property
+    def name(self) -> str:
+        """Who that is, for people."""
+
+    async def offers(self) -> list[Offer[Donor]]:
+        """What it has."""
+
+    async def record(self, step: int) -> bytes:
+        """The bytes of a step's record."""
+
+    async def read(self, wanted: WantedFile, offset: int, length: int) -> bytes | memoryview:
+        """A piece of a file: exactly ``length`` bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedFile:
+    """A part of a step, by digest."""
+
+    step: int
+    part: PartName
+    digest: str
+
+
+class PeerDonor:
+    """A running peer. ``timeout_s`` bounds each call."""
+
+    def __init__(self, endpoint: Endpoint, peer: PeerId, *, timeout_s: float) -> None:
+        self._endpoint, self._peer, self._timeout_s = endpoint, peer, timeout_s
+
+    @property
+    def name(self) -> str:
+        """See :class:`Donor`."""
+        return str(self._peer)
+
+    async def offers(self) -> list[Offer[Donor]]:
+        """See :class:`Donor`."""
+        answer, _ = await self._endpoint.call(self._peer, LIST, ListRequest(), Offered, timeout_s=self._timeout_s)
+        return [_offer(self, one.step, one.parts, one.there) for one in answer.steps]
+
+    async def record(self, step: int) -> bytes:
+        """See :class:`Donor`."""
+        _, payload = await self._endpoint.call(
+            self._peer, RECORD_OF, RecordRequest(step=step), Empty,
+            timeout_s=self._timeout_s, max_reply_bytes=MAX_RECORD_BYTES,
+        )  # fmt: skip
+        return bytes(payload)
+
+    async def read(self, wanted: WantedFile, offset: int, length: int) -> memoryview:
+        """See :class:`Donor`."""
+        body = ReadRequest(step=wanted.step, part=wanted.part, digest=wanted.digest, offset=offset, length=length)
+        _, payload = await self._endpoint.call(
+            self._peer, READ, body, Empty, timeout_s=self._timeout_s, max_reply_bytes=length
+        )
+        if len(payload) != length:
+            raise Violation(f"{len(payload)} bytes instead of {length}", peer=self._peer)
+        return payload
+
+
+class DirectoryDonor:
+    """Checkpoints of another directory of this machine: another home's, or a copied one."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    @property
+    def name(self) -> str:
+        """See :class:`Donor`."""
+        return str(self._root)
+
+    async def offers(self) -> list[Offer[Donor]]:
+        """See :class:`Donor`."""
+        found = await asyncio.to_thread(lambda: [held(self._root, step) for step in steps(self._root)])
+        return [_offer(self, one.step, one.record.parts, one.parts) for one in found if one.record is not None]
+
+    async def record(self, step: int) -> bytes:
+        """See :class:`Donor`."""
+        try:
+            return await asyncio.to_thread((step_directory(self._root, step) / RECORD).read_bytes)
+        except OSError as error:
+            raise Refused(f"{self._root}: {error.strerror}") from error
+
+    async def read(self, wanted: WantedFile, offset: int, length: int) -> bytes:
+        """See :class:`Donor`."""
+
+        def work() -> bytes:
+            with part_path(self._root, wanted.step, wanted.part).open("rb") as file:
+                return os.pread(file.fileno(), length, offset)
+
+        try:
+            data = await asyncio.to_thread(work)
+        except OSError as error:
+            raise Refused(f"{self._root}: {error.strerror}") from error
+        if len(data) != length:
+            raise WrongStep(f"{self._root}: the file of {wanted.part} is shorter than it was")
+        return data
+
+
+def _offer(donor: Donor, step: int, digests: object, there: object) -> Offer[Donor]:
+    assert isinstance(digests, dict)  # noqa: S101 - decoded strictly
+    assert isinstance(there, dict)  # noqa: S101
+    return Offer(donor, step, {PartName(p): d for p, d in digests.items()}, {PartName(p): n for p, n in there.items()})
+
+
+# --- checkpoint plan -------------------------------------------------------------------------------------------------
+#
+# Which checkpoint to fetch, and from whom: out of what others offer and what lies here. Pure.
+
+
+DonorT = TypeVar("DonorT")
+Digests = Mapping[PartName, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Offer(Generic[DonorT]):
+    """What one donor has of a step: ``digests`` are its record's, ``there`` the bytes of the files it holds."""
+
+    donor: DonorT
+    step: int
+    digests: Digests
+    there: Mapping[PartName, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Plan(Generic[DonorT]):
+    """A step of which all parts are to be had. ``here`` are those that need not be fetched, ``donors`` hold the others,
+    each with the bytes of its file, in the order of the offers; ``vouched`` are all who say that the step's parts are
+    these, ``believed`` whether those are more than half of all who have any checkpoint, or one among them is."""
+
+    step: int
+    digests: Digests
+    here: tuple[PartName, ...]
+    donors: Mapping[PartName, tuple[tuple[DonorT, int], ...]]
+    vouched: tuple[DonorT, ...]
+    believed: bool
+
+
+def plans(
+    offers: Sequence[Offer[DonorT]],
+    held: Collection[HeldStep],
+    parts: Collection[PartName],
+    *,
+    last_step: int | None = None,
+    believed: Collection[DonorT] = (),
+) -> list[Plan[DonorT]]:
+    """Every way to a whole step that is newer than the newest complete one here, the best first: the newest that is
+    believed, then what is not, the newest first. Of several accounts of one step that which most donors give.
+
+    ``parts`` are the model's: an account that names others is nobody's checkpoint of this run, nor is one of a step
+    beyond ``last_step``. What one donor says who is not ``believed`` can so displace nothing that most say.
+    """
+    offers = [offer for offer in offers if last_step is None or offer.step <= last_step]
+    have = {one.step: one for one in held}
+    complete = max((one.step for one in held if one.complete), default=-1)
+    accounts: dict[tuple[int, tuple[tuple[PartName, str], ...]], list[Offer[DonorT]]] = {}
+    for offer in offers:
+        if offer.step > complete and set(offer.digests) == set(parts):
+            accounts.setdefault((offer.step, tuple(sorted(offer.digests.items()))), []).append(offer)
+    everybody = {offer.donor for offer in offers}
+
+    def trusted(same: Sequence[Offer[DonorT]]) -> bool:
+        saying = {offer.donor for offer in same}
+        return 2 * len(saying) > len(everybody) or not saying.isdisjoint(believed)
+
+    found = [
+        _plan(step, dict(digests), same, have.get(step), believed=trusted(same))
+        for (step, digests), same in accounts.items()
+    ]
+    whole = [plan for plan in found if set(plan.here) | set(plan.donors) == set(parts)]
+    return sorted(whole, key=lambda plan: (not plan.believed, -plan.step, -len(plan.vouched)))
+
+
+def lacking(
+    offers: Sequence[Offer[DonorT]], held: Collection[HeldStep], parts: Collection[PartName]
+) -> list[tuple[int, tuple[PartName, ...]]]:
+    """(step, the parts that nobody has) of every step that anybody has any part of, the newest first."""
+    there: dict[int, set[PartName]] = {}
+    for offer in offers:
+        if offer.there:
+            there.setdefault(offer.step, set()).update(offer.there)
+    for one in held:
+        if one.parts:
+            there.setdefault(one.step, set()).update(one.parts)
+    return [(step, tuple(sorted(set(parts) - there[step]))) for step in sorted(there, reverse=True)]
+
+
+def _plan(
+    step: int, digests: Digests, offers: Sequence[Offer[DonorT]], have: HeldStep | None, *, believed: bool
+) -> Plan[DonorT]:
+    same = have is not None and have.record is not None and dict(have.record.parts) == dict(digests)
+    here = tuple(sorted(have.parts)) if same and have is not None else ()
+    donors: dict[PartName, list[tuple[DonorT, int]]] = {}
+    for offer in offers:
+        for part, size in offer.there.items():
+            if part in digests and part not in here:
+                donors.setdefault(part, []).append((offer.donor, size))
+    return Plan(
+        step=step,
+        digests=digests,
+        here=here,
+        donors={part: tuple(those) for part, those in sorted(donors.items())},
+        vouched=tuple(dict.fromkeys(offer.donor for offer in offers)),
+        believed=believed,
+    )

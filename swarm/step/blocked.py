@@ -1,0 +1,99 @@
+"""What members wait for that only peers or people can bring back, in words: every screen and status says the same.
+
+Pure, but for this machine's time zone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from swarm.clock import moment
+from swarm.consensus.copies import copy_holders
+from swarm.consensus.roster import TRAINERS, HowToJoin, Roster, join_words, lost_parts, lost_replicas
+from swarm.ids import ENDS, PartName, PeerId
+
+
+def awaited_majority(there: int, voters: int, needed: int, alone_at: float | None) -> str:
+    """What a minority waits for. ``alone_at`` (seconds since the epoch) is when it goes on by itself, None: never."""
+    few = f"a majority: {there} of {voters} voters answer, {needed} are needed"
+    if alone_at is None:
+        return f"{few}, however long that takes"
+    return f"{few}; without it, from {moment(alone_at)} on those that are there go on provisionally"
+
+
+def awaited_round(part: PartName, reason: str) -> str:
+    """What a leader waits for whose rounds break again and again, and nobody knows on whom."""
+    return f"a round of {part} that does not break, as {reason or 'nobody says why'}: nobody agrees on whom it broke"
+
+
+def awaited_numbers(count: int, reason: str) -> str:
+    """What a leader waits for where all that trainers try is put aside."""
+    return f"a microbatch that can be computed: {count} of this step were put aside, one of them as {reason}"
+
+
+def awaited_agreement(roster: Roster, part: PartName, peers: Collection[str]) -> str:
+    """What a leader waits for where of all these replicas as many hold one result as another, and what can be done."""
+    named = " and ".join(sorted(roster[peer].name or peer for peer in peers))
+    return (
+        f"{named} to agree on {part}: each is asked to compute it again, for nobody knows which is right; if it goes "
+        "on, end the one whose machine you trust less"
+    )
+
+
+def awaited_answer(roster: Roster, late: Mapping[PeerId, str]) -> str:
+    """What a leader waits for who has nobody else than these, who are there and gave no good answer; "" for none."""
+    named = ", ".join(f"{roster[peer].name or peer} ({why})" for peer, why in late.items())
+    return f"an answer, for which is asked again, of {named}" if named else ""
+
+
+def awaited_others(roster: Roster, differing: Collection[PeerId]) -> str:
+    """What a leader waits for where of a part only these are there, who differ from what most held; "" for none."""
+    named = ", ".join(f"{roster[peer].name or peer} of {roster[peer].part}" for peer in differing)
+    return f"another replica beside {named}, which holds other numbers than most did" if named else ""
+
+
+def awaited_holders(
+    roster: Roster,
+    gone: Mapping[PeerId, str],
+    copies: int,
+    kept: Collection[str] | None = None,
+    how: HowToJoin = join_words,
+) -> str:
+    """Who must come so that every part is held again; "" when all are. ``kept`` are the lost parts of which a copy is
+    known to be there, and nobody who keeps one can be spared; None: that is judged by who should keep them."""
+    return "; ".join(_holder(roster, part, gone, copies, kept, how) for part in lost_parts(roster, gone))
+
+
+def _holder(
+    roster: Roster,
+    part: str,
+    gone: Mapping[PeerId, str],
+    copies: int,
+    kept: Collection[str] | None,
+    how: HowToJoin,
+) -> str:
+    if part == TRAINERS:
+        lost = _named(roster, roster.trainers)
+        return f"a trainer to join ({how(None)}): {lost} lost, and nobody else feeds the run"
+    replicas = roster.replicas(PartName(part))
+    there = [peer for peer in copy_holders(roster, PartName(part), copies) if peer not in gone]
+    if not (there if kept is None else part in kept):
+        lost = lost_replicas(roster, PartName(part), gone)
+        return f"a replica of {part}: {lost}; nobody keeps a copy, and the run ends if none comes back"
+    if kept is None and any(_can_be_spared(roster, peer, part, gone) for peer in there):
+        return f"{part} to be taken over from a copy: {_named(roster, replicas)} lost"
+    who = "a trainer" if part == ENDS else "a stage host"
+    return f"{who} to join for {part} ({how(PartName(part))}): {_named(roster, replicas)} lost; a copy is kept"
+
+
+def _can_be_spared(roster: Roster, peer: PeerId, part: str, gone: Collection[str]) -> bool:
+    """As :func:`swarm.step.member.rescue.choose` has it: a stage host whose own stage keeps a replica."""
+    own = roster[peer]
+    if part == ENDS or own.role != "stage" or own.part is None:
+        return False
+    return sum(other not in gone for other in roster.replicas(PartName(own.part))) > 1
+
+
+def _named(roster: Roster, peers: Collection[PeerId]) -> str:
+    names = [roster[peer].name or peer for peer in peers]
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'}"

@@ -1,0 +1,235 @@
+"""What a leader decides while it closes a step. Pure: answers in, scalars and the record out."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median_high
+
+from swarm.averaging.allreduce.meter import MOST_BYTES_PER_S
+from swarm.consensus.records import CloseRecord, Contribution, MeasuredLink
+from swarm.consensus.roster import Roster
+from swarm.errors import OutOfSync, Superseded
+from swarm.ids import PartName, PeerId, stage_of
+from swarm.step.messages import Apply, Averaged
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the members that closed a step hold: all the same."""
+
+    committed: tuple[Contribution, ...]
+    averaged: Mapping[PeerId, Averaged]
+    norm: float
+    apply: Apply
+    digests: Mapping[PartName, str]
+    live: tuple[PeerId, ...]
+
+
+class Disagreement(OutOfSync):
+    """Replicas of one part answered with different digests."""
+
+    def __init__(self, what: str, part: PartName, digests: Mapping[PeerId, str]) -> None:
+        answers = ", ".join(f"{peer}: {digest[:12] or 'none'}" for peer, digest in sorted(digests.items()))
+        super().__init__(f"replicas of {part} disagree about {what}: {answers}")
+        self.part, self.digests = part, dict(digests)
+
+    @property
+    def dissenters(self) -> tuple[PeerId, ...]:
+        """Those that differ from what more replicas answered than anything else; nobody on a tie. Pure."""
+        counts = Counter(digest for digest in self.digests.values() if digest).most_common(2)
+        if not counts or (len(counts) > 1 and counts[0][1] == counts[1][1]):
+            return ()
+        return tuple(sorted(peer for peer, digest in self.digests.items() if digest != counts[0][0]))
+
+
+def agreed(what: str, roster: Roster, digests: Mapping[PeerId, str]) -> dict[PartName, str]:
+    """One digest per part when all its replicas answered the same. Raises Disagreement."""
+    result: dict[PartName, str] = {}
+    for part in roster.parts:
+        answers = {peer: digests[peer] for peer in roster.replicas(part)}
+        distinct = set(answers.values())
+        if len(distinct) != 1 or "" in distinct:
+            raise Disagreement(what, part, answers)
+        result[part] = distinct.pop()
+    return result
+
+
+def global_norm(roster: Roster, averaged: Mapping[PeerId, Averaged]) -> float:
+    """L2 norm of the whole model's mean gradient. Raises Disagreement.
+
+    Squares of the parts are added in the order of their names, so that every leader gets the same bits. Of what a
+    part's replicas say, who hold the same, the lower middle counts: most of them would have to lie.
+    """
+    agreed("the averaged gradient", roster, {peer: answer.digest for peer, answer in averaged.items()})
+    total = 0.0
+    for part in roster.parts:
+        said = sorted(averaged[peer].sq_norm for peer in roster.replicas(part))
+        total += said[(len(said) - 1) // 2]
+    return math.sqrt(total)
+
+
+def totals(committed: Sequence[Contribution]) -> tuple[int, float]:
+    """Target tokens and loss sum of a step, added in the ledger's order."""
+    return sum(c.tokens for c in committed), math.fsum(c.loss_sum for c in committed)
+
+
+def cursors(
+    before: CloseRecord,
+    committed: Sequence[Contribution],
+    averaged: Mapping[PeerId, Averaged],
+    following: Roster,
+    most: int,
+) -> dict[str, tuple[int, int]]:
+    """Where every shard continues: what its trainer said; of a lost one behind what was committed of it, else what the
+    record before says; else the beginning.
+
+    A trainer that has left keeps its place for when it comes back, as long as there is room for ``most`` cursors: then
+    those that got least far are forgotten.
+    """
+    said: dict[str, tuple[int, int]] = {
+        peer: answer.cursor for peer, answer in averaged.items() if answer.cursor is not None
+    }
+    counted: dict[str, tuple[int, int]] = {}
+    for microbatch in sorted(one.microbatch for one in committed):
+        counted[microbatch.trainer] = (microbatch.epoch, microbatch.position + 1)
+    everybody: dict[str, tuple[int, int]] = {peer: (0, 0) for peer in following.trainers}
+    everybody |= {**before.cursors, **counted, **said}
+    gone = sorted((peer for peer in everybody if peer not in following), key=lambda peer: (everybody[peer], peer))
+    for peer in gone[: max(0, len(everybody) - most)]:
+        del everybody[peer]
+    return everybody
+
+
+def given_up(
+    head: CloseRecord, previous: str, term: int, roster: Roster, absent: tuple[str, ...], most: int
+) -> CloseRecord:
+    """The void record of the step after ``head``, whose hash is ``previous``: all but the roster is as it was. Pure:
+    every member computes the same."""
+    return CloseRecord(
+        run=head.run,
+        step=head.step + 1,
+        term=term,
+        committed=(),
+        tokens=0,
+        loss_sum=0.0,
+        grad_norm=0.0,
+        clip=1.0,
+        lr=0.0,
+        digests=dict(head.digests),
+        cursors=cursors(head, (), {}, roster, most),
+        roster=roster.members,
+        absent=absent,
+        void=True,
+        lineage=head.lineage,
+        previous=previous,
+    )
+
+
+# --- attempts --------------------------------------------------------------------------------------------------------
+#
+# Which attempt at a part's averaging is made, in one term of a step. Pure.
+
+
+ATTEMPTS_PER_TERM = 1 << 10
+"""A later term's numbers are greater than all of an earlier one's."""
+
+
+MOST_TIES, TIED_S = 3, 30.0
+"""From so many ties in a term on the next attempt waits for so long: of two replicas one that lies, or whose memory
+fails, may do so each time."""
+
+
+class Attempts:
+    """Numbers that no other attempt of the step has, each part's own."""
+
+    def __init__(self, term: int, roster: Roster) -> None:
+        self._term, self._roster = term, roster
+        self._made: Counter[PartName] = Counter()
+        self._under_way: dict[PartName, object] = {}
+        self._ties = 0
+
+    def numbers(self, committed: Sequence[Contribution], live: Sequence[PeerId]) -> dict[str, int]:
+        """Each part's attempt: a new number when its last round was void, or who takes part in it or what they must
+        hold has changed. Raises Superseded when the term has no more: the next number belongs to another's."""
+        numbers = {}
+        for part in self._roster.parts:
+            stage = stage_of(part)
+            group = tuple(peer for peer in self._roster.replicas(part) if peer in live)
+            holds = tuple((c.microbatch, None if stage is None else c.route[stage]) for c in committed)
+            if self._under_way.get(part) != (group, holds):
+                if self._made[part] == ATTEMPTS_PER_TERM - 1:
+                    raise Superseded(f"{self._made[part]} attempts at averaging {part} came to nothing in one term")
+                self._under_way[part] = (group, holds)
+                self._made[part] += 1
+            numbers[str(part)] = self._term * ATTEMPTS_PER_TERM + self._made[part]
+        return numbers
+
+    def void(self, part: PartName) -> None:
+        """The round under way gave nothing."""
+        self._under_way.pop(part, None)
+
+    def tied(self, part: PartName) -> float:
+        """It gave one result to as many replicas as another: all must average anew, else each would answer again what
+        it has answered. Returns how many seconds later: others may be back, or somebody looks at the machines."""
+        self.void(part)
+        self._ties += 1
+        return TIED_S if self._ties >= MOST_TIES else 0.0
+
+
+# --- links -----------------------------------------------------------------------------------------------------------
+#
+# What a close record says of the links of those who train a part, for the rounds of the next step. Pure.
+
+
+NEW_SHARE = 4
+"""A new measurement moves what is believed by a quarter of the difference."""
+
+
+def measured(before: CloseRecord, averaged: Mapping[PeerId, Averaged], following: Roster) -> dict[str, MeasuredLink]:
+    """(microseconds one way, bytes a second) of everybody of whom anything is known, 0 for what is not.
+
+    A member's latency is the middle of what the others of its part measured to it. Its bandwidth is what came from it
+    at those that heard it, the middle times their number, for it sent to all of them at once; or what came to it from
+    the others, if it says that this is less. Where not more than half of the others measured anything nothing is
+    learnt, and of two the higher counts: one that lies alone makes nobody's link slower but its own, and where there
+    are three others no faster either. What comes of it is within the bounds of a record, whatever was said.
+    """
+    known: dict[str, MeasuredLink] = {}
+    for part in following.parts:
+        replicas = following.replicas(part)
+        for peer in replicas:
+            others = [other for other in replicas if other != peer]
+            heard, own = list(_reports(averaged, others, [peer])), list(_reports(averaged, [peer], others))
+            latency = _middle([each for each, _ in heard], len(others))
+            rate = _together([each for _, each in heard], len(others))
+            if (said := _together([each for _, each in own], len(others))) and rate:
+                rate = min(rate, said)
+            old = before.links.get(peer, (0, 0))
+            if any(now := (_moved(old[0], latency), _moved(old[1], rate))):
+                known[peer] = now
+    return known
+
+
+def _reports(averaged: Mapping[PeerId, Averaged], by: list[PeerId], of: list[PeerId]) -> Iterator[MeasuredLink]:
+    for one in by:
+        said = averaged[one].heard if one in averaged else {}
+        yield from (said[other] for other in of if other in said)
+
+
+def _middle(values: list[int], others: int) -> int:
+    """Of what was measured, by more than half of the others; 0 by fewer."""
+    found = [value for value in values if value]
+    return median_high(found) if 2 * len(found) > others else 0
+
+
+def _together(rates: list[int], others: int) -> int:
+    return min(MOST_BYTES_PER_S, _middle(rates, others) * sum(rate > 0 for rate in rates))
+
+
+def _moved(old: int, new: int) -> int:
+    if not old or not new:
+        return old or new
+    return old + (new - old) // NEW_SHARE

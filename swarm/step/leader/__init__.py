@@ -1,0 +1,1 @@
+"""Closing a step as the leader of one of its terms."""

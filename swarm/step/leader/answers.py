@@ -1,0 +1,163 @@
+"""Whom a leader holds void rounds against, by what the members of a part say. Pure.
+
+Nobody's word is enough against another's: a part of three replicas and more loses one only when two others blame it, or
+when it alone blames others again and again.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from swarm.consensus.acceptor import Promised, check_promise
+from swarm.consensus.records import acceptance_bytes, check_acceptances
+from swarm.consensus.roster import Roster
+from swarm.errors import OutOfSync, Refused, Violation, WrongStep
+from swarm.ids import PartName, PeerId
+from swarm.schema import Message
+from swarm.step.context import Closing
+from swarm.step.member.acceptance import AcceptanceRules
+from swarm.step.messages import Accepted, Averaged, Promise, Propose
+
+MOST_VOID = 3
+"""Void rounds of a part that are put up with: then who is blamed for as many is left out. Where that is nobody, its
+rounds go plainly: straight to who reduces, with other duties in each attempt, so that faults show to several."""
+
+REMEMBERED = 32
+"""The last void rounds of a part that count."""
+
+Blamed = tuple[PeerId, PeerId]
+"""Who blames whom."""
+
+
+class Verdict(NamedTuple):
+    """A member that is to be left out of the step, and why: it ``differs``, or rounds break with it."""
+
+    peer: PeerId
+    why: str
+    differs: bool = False
+
+
+class Blame:
+    """Void rounds of one term of a step, part by part. Parts in ``plainly`` take the plainest way by now."""
+
+    def __init__(self) -> None:
+        self.plainly: set[PartName] = set()
+        self._differing: defaultdict[PartName, dict[PeerId, list[set[PeerId]]]] = defaultdict(dict)
+        self._void: defaultdict[PartName, deque[frozenset[Blamed]]] = defaultdict(lambda: deque(maxlen=REMEMBERED))
+
+    def void(self, part: PartName, answers: Mapping[PeerId, Averaged]) -> None:
+        """A round of a part gave nothing; these are the answers of all that were in it."""
+        pairs = _named(answers, differs=False)
+        at_a_loss = not any(answer.culprit in answers for answer in answers.values() if answer.failure)
+        if at_a_loss and part in self.plainly:
+            pairs = _aborted(answers) | _unexplained(answers)
+        self._void[part].append(frozenset(pairs))
+        if part in self.plainly:
+            before, named = self._differing[part], _named(answers, differs=True)
+            self._differing[part] = {
+                peer: [*before.get(peer, []), {one for one, other in named if other == peer}]
+                for peer in {other for _, other in named}
+            }
+
+    def unfit(self, part: PartName, group: Sequence[PeerId]) -> Verdict | None:
+        """Which of a part's members is to be left out by now, and why. Where it is nobody after several void rounds,
+        the part goes plainly from now on, and is judged by that alone."""
+        for peer, by_round in self._differing[part].items():
+            # In a turn of each in which that one reduced nothing: else a reducer could have it differ.
+            if peer in group and len(by_round) >= max(MOST_VOID, len(group)) and len(set().union(*by_round)) >= 2:
+                return Verdict(peer, "it held another result than the others, whoever had reduced it", differs=True)
+        voids = [frozenset(pair for pair in void if set(pair) <= set(group)) for void in self._void[part]]
+        found = self._judged(voids, group, alone=part in self.plainly or len(group) == 2)
+        if found is not None or (len(voids) >= MOST_VOID and part not in self.plainly):
+            self._void[part].clear()
+        if found is None and len(voids) >= MOST_VOID:
+            self.plainly.add(part)
+        return found
+
+    def at_a_loss(self, part: PartName) -> bool:
+        """Whether even plain rounds broke again and again without anybody to leave out."""
+        return part in self.plainly and len(self._void[part]) >= MOST_VOID
+
+    def _judged(self, voids: Sequence[frozenset[Blamed]], group: Sequence[PeerId], *, alone: bool) -> Verdict | None:
+        by = {peer: {one for void in voids for one, other in void if other == peer} for peer in group}
+        times = {peer: sum(any(other == peer for _, other in void) for void in voids) for peer in group}
+        needed = 1 if len(group) == 2 else 2
+        worst = max(group, key=lambda peer: (len(by[peer]) >= needed, times[peer]), default=None)
+        if worst is not None and times[worst] >= MOST_VOID and len(by[worst]) >= needed:
+            return Verdict(worst, "rounds with it failed again and again")
+        made = {peer: sum(any(one == peer for one, _ in void) for void in voids) for peer in group}
+        loudest = max(group, key=lambda peer: made[peer] and made[peer] + times[peer], default=None)
+        if alone and loudest is not None and made[loudest] >= MOST_VOID:
+            return Verdict(loudest, "rounds with it failed again and again, and nobody else found others to blame")
+        return None
+
+
+def _named(answers: Mapping[PeerId, Averaged], *, differs: bool) -> set[Blamed]:
+    """Who names another as the one on whom it broke. That somebody ``differs`` is another matter: whoever reduced may
+    have given it other numbers."""
+    return {
+        (peer, PeerId(answer.culprit))
+        for peer, answer in answers.items()
+        if answer.failure and answer.differs is differs and answer.culprit is not None
+        if answer.culprit in answers and answer.culprit != peer
+    }
+
+
+def _aborted(answers: Mapping[PeerId, Averaged]) -> set[Blamed]:
+    """Who of a plain round says that another gave it up, where nobody says on whom it broke: whoever gives up has to
+    know. Not held against who was told so itself, unless by one that says the same of it."""
+    told = {
+        peer: PeerId(answer.aborted_by)
+        for peer, answer in answers.items()
+        if answer.aborted_by is not None and answer.aborted_by in answers and answer.aborted_by != peer
+    }
+    return {(peer, by) for peer, by in told.items() if by not in told or told[by] == peer or told.get(told[by]) == by}
+
+
+def _unexplained(answers: Mapping[PeerId, Averaged]) -> set[Blamed]:
+    """Whoever holds the result of a plain round has everybody's signature: held against those that say it is void and
+    not who told them."""
+    void = {peer for peer, answer in answers.items() if answer.failure and answer.aborted_by not in answers}
+    return {(peer, other) for peer, answer in answers.items() if not answer.failure for other in void}
+
+
+# --- answers ---------------------------------------------------------------------------------------------------------
+#
+# What a leader believes of what members answer. Pure.
+# A lie that it passed on would be its own: others would refuse what it proposes, or a decision that lacks signatures.
+
+
+class AnswerRules:
+    """Those of the leader of one term of a step."""
+
+    def __init__(self, closing: Closing, step: int, term: int, roster: Roster) -> None:
+        self._history, self._verify = closing.history, closing.verify
+        self._step, self._term, self._roster = step, term, roster
+        self._accepts = AcceptanceRules(closing.calls.me, closing.rules, closing.history, closing.verify)
+
+    def check(self, peer: PeerId, asked: Message, answer: Message) -> None:
+        """Raises Violation for an answer that cannot be honest, WrongStep when the step was closed meanwhile."""
+        if isinstance(answer, Promise):
+            self._check_promise(peer, answer)
+        elif isinstance(answer, Accepted) and isinstance(asked, Propose):
+            signed = acceptance_bytes(asked.record, asked.term)
+            if not self._verify(peer, signed, answer.signature):
+                raise Violation("its signature under the record is forged", peer=peer)
+
+    def _check_promise(self, peer: PeerId, answer: Promise) -> None:
+        """A record that a member says it accepted has to be proposed again: it must be one that others can accept."""
+        if self._history.next_step != self._step:
+            raise WrongStep(f"step {self._step} is closed, step {self._history.next_step} is open")
+        candidate = answer.candidate
+        offered = None if candidate is None else candidate.vote
+        check_promise(Promised(answer.vote, answer.free, offered), self._term, self._history.check)
+        try:
+            for vote in filter(None, (answer.vote, offered)):
+                self._accepts.check_possible(self._roster, vote)
+            if candidate is not None:
+                record = candidate.vote.record
+                check_acceptances(record, self._roster, candidate.acceptances, self._verify, candidate.term)
+        except (Refused, OutOfSync) as error:
+            raise Violation(f"a vote on what no leader can have proposed: {error}", peer=peer) from error

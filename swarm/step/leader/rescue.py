@@ -1,0 +1,192 @@
+"""What the leader of a step does when a part has lost its last replica: see :mod:`swarm.step.member.rescue`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from swarm.consensus.acceptor import has_majority
+from swarm.consensus.changes import Admission, Changes, Rescue
+from swarm.consensus.copies import copy_holders
+from swarm.consensus.records import CloseRecord, voters
+from swarm.consensus.roster import TRAINERS, Roster, lost_parts, part_lost
+from swarm.errors import Ending, PeerError, Refused, RunEnded, Superseded, Violation
+from swarm.ids import PartName, PeerId
+from swarm.step.blocked import awaited_holders
+from swarm.step.calls import StepCalls, fell_silent
+from swarm.step.context import Closing
+from swarm.step.decisions import given_up
+from swarm.step.leader.batch import Filling
+from swarm.step.member.rescue import CONSENT, Consent, ConsentRequest, choose
+from swarm.step.messages import Propose
+from swarm.step.observe_messages import STANDING, RunStanding, StandingRequest
+from swarm.waiting import first_done
+
+AGAIN_S = 1.0
+"""How often those who hold copies are asked while nobody can take the part over."""
+SILENT_PART_S = 300.0
+"""How long a part of which nobody keeps a copy is waited for when one of its replicas has only fallen silent: links are
+mended in minutes rather than in seconds, and to end the run cannot be undone."""
+PRESENT_S = 2.0
+"""How long a peer that asked to join has to answer, before it is counted on."""
+
+logger = logging.getLogger(__name__)
+
+
+class Rescuing:
+    """What the leader of a term does when parts have lost their last replica."""
+
+    def __init__(self, closing: Closing, step: int, term: int, filling: Filling) -> None:
+        self._closing, self._step, self._term, self._filling = closing, step, term, filling
+        self._roster: Roster = closing.history.head.members
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """What nobody holds as far as is known now."""
+        return lost_parts(self._roster, self._closing.liveness.gone)
+
+    def check_lost(self) -> None:
+        """Raises Superseded when somebody is back, and nobody need give the step up: in another term."""
+        if not self.lost:
+            raise Superseded("a replica came back before the step was given up")
+
+    async def run(self) -> Propose | None:
+        """The record that gives the step up, once every part is held again; None when it is, because somebody came
+        back, and when no majority is left, which could judge that.
+
+        Raises RunEnded, which the others are told, when nobody has a copy of a part, or nobody who could take it over
+        came for the peer's patience; Superseded and WrongStep as they come. Waits, and says so. Cancel freely.
+        """
+        closing = self._closing
+        began = closing.clock.monotonic()
+        try:
+            while (lost := self.lost) and self._majority():
+                offers = await self._offers(lost, closing.clock.monotonic() - began)
+                proposal = await self._proposal(offers) if all(offers.values()) else None
+                if proposal is not None:
+                    return proposal
+                await self._wait(lost, offers, closing.clock.monotonic() - began)
+            return None
+        finally:
+            closing.waiting("")
+
+    def _majority(self) -> bool:
+        electors = voters(self._roster, self._closing.history.head_hash)
+        return has_majority(electors, self._closing.liveness.gone)
+
+    async def _offers(self, lost: Sequence[str], waited_s: float) -> dict[str, list[Consent]]:
+        """Of each lost part what those say who hold a copy. Raises RunEnded when there is none, and nobody is expected
+        back either: who lies about its copy has none for us."""
+        offers = {}
+        for part in lost:
+            if part == TRAINERS:
+                continue
+            holders = copy_holders(self._roster, PartName(part), self._closing.copies)
+            there = [peer for peer in holders if peer not in self._closing.liveness.gone]
+            answers = await asyncio.gather(*(self._ask(peer, part) for peer in there))
+            offers[part] = [answer for answer in answers if isinstance(answer, Consent)]
+            nobody = not offers[part] and all(isinstance(answer, (Refused, Violation)) for answer in answers)
+            lied = any(isinstance(answer, Violation) for answer in answers)  # or has another history, to be given up
+            if nobody and (waited_s >= SILENT_PART_S or not (lied or self._may_come_back(part))):
+                await self._end(part, "; ".join(map(str, answers)) or "nobody held a copy of it")
+        return offers
+
+    def _may_come_back(self, part: str) -> bool:
+        gone = self._closing.liveness.gone
+        return any(fell_silent(gone.get(peer, "")) for peer in self._roster.replicas(PartName(part)))
+
+    async def _ask(self, peer: PeerId, part: str) -> Consent | PeerError:
+        body = ConsentRequest(step=self._step, term=self._term, part=part)
+        try:
+            said = await self._filling.calls.ask(peer, CONSENT, body, Consent, timeout_s=self._closing.timeout_s())
+            if said.rescue is not None:
+                self._closing.desk.check_rescue(peer, part, said.rescue)
+            return said
+        except PeerError as error:
+            logger.info("step %d: %s", self._step, error)
+            return error
+
+    async def _end(self, part: str, why: str) -> None:
+        await self._filling.tell_over(PartName(part))
+        error = part_lost(self._roster, PartName(part), self._closing.liveness.gone)
+        if error is not None:
+            raise RunEnded(f"{error} ({why})", error.ending, remedy=error.remedy)
+
+    async def _proposal(self, offers: Mapping[str, Sequence[Consent]]) -> Propose | None:
+        joins = await self._present(self._closing.desk.joining(self._closing.liveness.gone))
+        # Beside members others may be believed gone; and who is may have come back meanwhile.
+        gone = {peer: why for peer, why in self._closing.liveness.gone.items() if peer in self._roster}
+        if not lost_parts(self._roster, gone):
+            return None
+        rescues = {part: _of_those_there(said, gone) for part, said in offers.items()}
+        try:
+            changes, roster = self._closing.desk.give_up(choose(self._roster, gone, rescues), joins, gone)
+        except Refused as refused:
+            logger.info("step %d is not given up yet: %s", self._step, refused.reason)
+            return None
+        return Propose(record=self._record(changes, roster), changes=changes, term=self._term)
+
+    async def _present(self, joins: Sequence[Admission]) -> tuple[Admission, ...]:
+        """Those that still answer: who is named in the record is counted on."""
+        asking = (is_there(self._closing.calls, PeerId(join.member.peer), PRESENT_S) for join in joins)
+        answers = await asyncio.gather(*asking)
+        return tuple(join for join, answered in zip(joins, answers, strict=True) if answered)
+
+    def _record(self, changes: Changes, roster: Roster) -> CloseRecord:
+        history, rules = self._closing.history, self._closing.rules
+        return given_up(history.head, history.head_hash, self._term, roster, changes.absent, rules.max_members)
+
+    async def _wait(self, lost: Sequence[str], offers: Mapping[str, Sequence[Consent]], waited_s: float) -> None:
+        """A moment, for somebody to join or to come back. Raises RunEnded when nobody did for the peer's patience."""
+        closing, names = self._closing, " and ".join(lost)
+        if closing.patience_s is not None and waited_s > closing.patience_s:
+            for part in offers:
+                await self._end(part, f"nobody took it over for {waited_s:.0f} s")
+            raise RunEnded(f"nobody is left of {names}, and nobody joined for {waited_s:.0f} s", Ending.UNREACHABLE)
+        kept = [part for part, said in offers.items() if said]
+        how, gone = closing.rules.how_to_join, closing.liveness.gone
+        closing.waiting(awaited_holders(self._roster, gone, closing.copies, kept, how))
+        await first_done(closing.clock.sleep(AGAIN_S), closing.liveness.changed())
+
+
+def _of_those_there(said: Sequence[Consent], gone: Collection[str]) -> list[Rescue]:
+    return [one.rescue for one in said if one.rescue is not None and one.rescue.peer not in gone]
+
+
+# --- presence --------------------------------------------------------------------------------------------------------
+#
+# Whether those who asked to join are still there when the step closes: who is named in a record is counted on.
+# Nobody waits for the answer. It has the time that the members take to average; who asked before that and has not
+# answered after it is not named in this record, and may ask again.
+
+
+JOINER_PRESENT_S = 10.0
+
+
+@contextmanager
+def absent(calls: StepCalls, asked: Iterable[PeerId]) -> Iterator[set[PeerId]]:
+    """Those of ``asked`` that have not answered so far: the set shrinks while the body runs. Leaves no task behind that
+    goes on asking."""
+    missing = set(asked)
+
+    async def ask(peer: PeerId) -> None:
+        if await is_there(calls, peer, JOINER_PRESENT_S):
+            missing.discard(peer)
+
+    asking = [asyncio.create_task(ask(peer)) for peer in missing]
+    try:
+        yield missing
+    finally:
+        for task in asking:
+            task.cancel()
+
+
+async def is_there(calls: StepCalls, peer: PeerId, timeout_s: float) -> bool:
+    """Whether a peer answers the simplest question in time. Raises no PeerError."""
+    try:
+        await calls.ask(peer, STANDING, StandingRequest(), RunStanding, timeout_s=timeout_s)
+    except PeerError:
+        return False
+    return True

@@ -1,0 +1,185 @@
+"""The page to read first: what a peer does, step after step.
+
+    open the step      everybody works with the parameters of the last close record
+    feed it            trainers lease quota and send microbatches on their journeys       (pipeline.trainer)
+    close it           the leader averages, decides and has everybody swap                (optimization.leading)
+
+Stage replicas compute all the while (``pipeline.server``); a member answers its leader (``optimization.member``). When
+the leader is gone the next in the step's succession leads; a peer without which the run went on is let in again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Awaitable, Callable, Collection, Coroutine
+from typing import Any
+
+from swarm.consensus.acceptor import MOST_LEAP
+from swarm.consensus.records import CloseRecord
+from swarm.consensus.roster import due_term, own_term
+from swarm.errors import OutOfSync, Superseded, WrongStep
+from swarm.events import LineageGivenUp
+from swarm.ids import PeerId
+from swarm.step.context import Closing
+from swarm.step.exit_barrier import FAREWELL_S, Parting
+from swarm.step.leader.close import Leading
+from swarm.step.leader.provisional import Provisional, Reunion, Solitude
+from swarm.step.member.service import Member
+from swarm.waiting import ExponentialBackoff, first_done
+
+logger = logging.getLogger(__name__)
+
+PATIENT_TERMS = 8
+"""So often leaders take over from each other before one of them leaps."""
+
+Feed = Callable[[int], Coroutine[Any, Any, None]]
+"""A trainer's work for one step, until cancelled."""
+
+
+class StepLoop:
+    """Runs the steps of one peer until the last one is closed, or a record lets it leave as it asked.
+
+    ``rejoin`` is awaited when the run went on without this peer; it returns when a record names it again.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        closing: Closing,
+        parting: Parting,
+        feed: Feed | None,
+        rejoin: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._member, self._closing, self._feed = member, closing, feed
+        self._parting, self._rejoin = parting, rejoin
+        self._led = (-1, -1)
+        self._leading: Leading | None = None
+        closing = dataclasses.replace(
+            closing,
+            confirmed=lambda: None if member.forking.fork is None else member.forking.fork.confirmation,
+            alone_at=lambda: self._solitude.ends_at(),
+        )
+        self._closing = closing
+        self._solitude, self._reunion = Solitude(member, closing), Reunion(member, closing)
+
+    async def run(self) -> None:
+        """Take part from the step in which this peer is in the roster. Raises what ends it earlier, of a step in an
+        ExceptionGroup."""
+        works = (self._steps(), self._solitude.run(), self._reunion.run())
+        tasks = [asyncio.create_task(work) for work in works]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._member.close()
+
+    async def _steps(self) -> None:
+        member = self._member
+        await member.wait_begun()
+        while not self._done():
+            if member.cut_off:
+                self._say_given_up()
+                await self._rejoin()
+                continue
+            roster, self._leading = member.roster, None
+            leading = await self._step(member.open_step)
+            if leading is not None and leading.decided is not None:
+                await self._dismiss(leading, leading.decided)
+            elif self._done():
+                await self._parting.wait(roster.peers)
+
+    def _say_given_up(self) -> None:
+        fork, reason = self._member.forking.given_up, self._member.cut_off
+        if fork is not None:
+            self._closing.events.emit(LineageGivenUp(step=fork.step, microbatches=fork.closed, reason=reason))
+
+    def _done(self) -> bool:
+        return self._member.over or self._member.departed
+
+    async def _step(self, step: int) -> Leading | None:
+        """Take part in one step until it is closed here, or closed without us; how we led it, if we did."""
+        async with asyncio.TaskGroup() as group:
+            feeding = None if self._feed is None else group.create_task(self._feed(step))
+            lead = group.create_task(self._lead(step))
+            await self._member.wait_open(step + 1)
+            if feeding is not None:
+                feeding.cancel()
+            if self._leading is None or not self._leading.decided:
+                lead.cancel()
+        return self._leading
+
+    async def _lead(self, step: int) -> None:
+        """Lead the step whenever it is our turn, until it is decided or goes on without us. No term twice, also when
+        we were cut off and come back to the same step: two records in one term could both be decided."""
+        member, liveness, patience = self._member, self._closing.liveness, ExponentialBackoff(0.1)
+        me, roster = self._closing.calls.me, member.roster
+        superseded = 0
+        while member.open_step == step and not member.cut_off:
+            term = due_term(roster, step, me, member.term, liveness.gone)
+            if term is None:
+                await self._wait_turn(step, member.term)
+                continue
+            if (step, term) <= self._led:
+                await self._closing.clock.sleep(patience.pause_s())
+                term = own_term(roster, step, me, max(self._led[1], member.term) + _leap(superseded))
+            self._led = (step, term)
+            leading = (Provisional if self._solitude.over() else Leading)(self._closing, step, term)
+            self._leading = leading
+            try:
+                await first_done(leading.decide(), self._solitude.turned())
+                if leading.decided is not None:
+                    return await self._announce(leading)
+                self._closing.desk.end_term()
+            except (Superseded, WrongStep, OutOfSync) as error:
+                if isinstance(error, OutOfSync) and not leading.provisional:
+                    raise
+                superseded += isinstance(error, Superseded)
+                logger.info("step %d, term %d was given up: %s", step, term, error)
+                self._closing.desk.end_term()
+                self._closing.waiting("")  # for nothing any more, as its leader
+                await self._closing.clock.sleep(patience.pause_s())
+
+    async def _announce(self, leading: Leading) -> None:
+        """To whoever is there by then, until we have closed the step as well: had nobody been told, nobody else would
+        lead it as long as we are there."""
+        member, patience = self._member, ExponentialBackoff(0.1)
+        await leading.announce()
+        while member.open_step == leading.step and not member.cut_off:
+            await self._closing.clock.sleep(patience.pause_s())
+            await leading.announce()
+
+    async def _tell_rest(self, leading: Leading, members: Collection[PeerId]) -> None:
+        """Those who are there and were not told yet. Takes at most FAREWELL_S."""
+        liveness, patience = self._closing.liveness, ExponentialBackoff(0.1)
+        rest = set(members) - {self._closing.calls.me}
+        try:
+            async with asyncio.timeout(FAREWELL_S):
+                while not rest <= leading.told | liveness.gone.keys():
+                    await leading.announce()
+                    await self._closing.clock.sleep(patience.pause_s())
+        except TimeoutError:
+            return
+
+    async def _wait_turn(self, step: int, term: int) -> None:
+        """Until somebody is gone or back, or another term begins."""
+        await first_done(self._closing.liveness.changed(), self._member.wait_term(step, term))
+
+    async def _dismiss(self, leading: Leading, record: CloseRecord) -> None:
+        """As the leader of a step: let those go who leave with it: all, with the last one, once told."""
+        last = self._closing.rules.over(record)
+        if last:
+            await self._tell_rest(leading, record.members.peers)
+        leaving = [peer for peer in leading.told if last or peer not in record.members]
+        await self._parting.dismiss(self._closing.calls, leaving, record.step)
+
+
+def _leap(superseded: int) -> int:
+    """How many terms to leave out after so many that were given up for a later one: somebody may know one that is far
+    beyond ours, of a leader of which nothing else was heard."""
+    return 0 if superseded < PATIENT_TERMS else min(1 << superseded, MOST_LEAP // 2)

@@ -1,0 +1,195 @@
+"""What a member accepts of what a leader says: only what it has computed itself, or can compute. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+
+from swarm.consensus.acceptor import Vote, has_majority
+from swarm.consensus.changes import ChangeRules, Moment
+from swarm.consensus.history import History
+from swarm.consensus.records import CloseRecord, Decision, check_acceptances, check_confirmed, voters
+from swarm.consensus.roster import Roster, lost_parts, needed, part_lost
+from swarm.errors import Busy, OutOfSync, Refused, RunEnded, Violation
+from swarm.ids import PartName, PeerId
+from swarm.step.decisions import ATTEMPTS_PER_TERM, given_up, totals
+from swarm.step.member.open_step import OpenStep
+from swarm.step.messages import Propose, Reconcile
+from swarm.step.rules import StepRules
+
+
+class AcceptanceRules:
+    """One member's rules."""
+
+    def __init__(
+        self, me: PeerId, rules: StepRules, history: History, verify: Callable[[PeerId, bytes, bytes], bool]
+    ) -> None:
+        self._me, self._rules, self._history, self._verify = me, rules, history, verify
+        self._changes = ChangeRules(rules.run, rules.parts, rules.max_members, verify, served=rules.served)
+
+    def check_reconcile(self, roster: Roster, body: Reconcile) -> None:
+        """Raises Refused or Violation for an attempt that no honest leader makes."""
+        if not set(body.live) <= set(roster.peers):
+            raise Violation("it counts on a peer that does not take part")
+        known = {*body.attempts, *body.plainly} <= set(roster.parts)
+        own = range(body.term * ATTEMPTS_PER_TERM, (body.term + 1) * ATTEMPTS_PER_TERM)
+        if not known or not all(number in own for number in body.attempts.values()):  # later terms need theirs
+            raise Violation("attempts at rounds that there are not")
+        self._rules.check_committed(roster, body.committed)
+        for contribution in body.committed:
+            if not set(contribution.route) <= set(body.live):
+                raise Refused(f"{contribution.microbatch} is assigned to a replica that is not there")
+            trainer = roster[PeerId(contribution.microbatch.trainer)]
+            if trainer.part is not None and trainer.peer not in body.live:
+                raise Refused(f"{contribution.microbatch} counts, and its trainer is not there with its ends")
+
+    def over(self, roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> RunEnded:
+        """Why the run is over, as a leader says, for want of a replica of ``part``. Raises Refused when it is not seen
+        here, and by a member that sees no majority: a minority ends nothing."""
+        error = part_lost(roster, part, gone)
+        if error is None:
+            raise Refused(f"a replica of {part} is there, as far as is known here")
+        if not has_majority(voters(roster, self._history.head_hash), gone):
+            raise Refused("no majority is there, as far as is known here: a minority does not end a run")
+        return error
+
+    def may_found(self, caller: PeerId, record: CloseRecord, founder: PeerId) -> bool:
+        """Whether this is the record with which the run begins here. Raises Refused for one from somebody else."""
+        if not record.founding:
+            return False
+        if self._history.next_step > 0:
+            raise Refused(f"the run has begun here: step {self._history.next_step} is open")
+        if caller != founder:
+            raise Refused(f"{founder} founds this run")
+        return True
+
+    def check_founding(self, record: CloseRecord) -> None:
+        """Raises Refused for a record with which the run cannot begin here."""
+        if self._me not in record.members:
+            raise Refused("the record with which the run begins leaves this member out")
+        if record.run != self._rules.run:
+            raise Refused("the record belongs to another run")
+
+    def check_decided(self, roster: Roster, decision: Decision) -> None:
+        """Raises Refused for a record that those of the open step have not decided, or that does not follow what we
+        know. One with which the run begins names its own electorate: it counts with our signature only."""
+        record = decision.record
+        try:
+            self._history.check(record)
+        except OutOfSync as error:
+            raise Refused(str(error)) from error
+        if record.founding:
+            if len(roster):
+                raise Refused("it commits nothing: a run does not begin in its middle")
+            self.check_founding(record)
+        electorate = record.members if record.founding else roster
+        # Who was not there when others went on by themselves goes on with them only when a majority has accepted that.
+        check = check_confirmed if self._me in record.absent else check_acceptances
+        check(record, electorate, decision.acceptances, self._verify, decision.term)
+
+    def check_proposal(self, roster: Roster, name: PartName | None, state: OpenStep, body: Propose) -> None:
+        """Raises Refused unless the record is the one that this member's own results give.
+
+        One that does not hold the results, because it was thought lost, or because the record was proposed first in a
+        term of which it did not hear, votes on it all the same, and cannot swap to it: so a majority may decide
+        although few could compute.
+
+        What a leader found in the promises only it has seen: that a record of a lower term is the one that it must
+        propose is believed, if it could be a record of this step at all. A leader that lies there may have a record
+        decided that nobody can compute; it becomes nobody's state, for a member swaps only to the shadow that it
+        prepared itself, and an observer only to what has the record's digest: all are cut off, and the run goes on
+        from its newest checkpoint. To refuse what is not ours instead would let a step hang, in good faith, whenever
+        those who hold a result that may be decided are a minority.
+        """
+        record = body.record
+        self._check_following(roster, body)
+        if self._me not in record.absent and (record.term >= body.term or self._mine(name, state, record)):
+            self._check_result(name, state, record)
+        self._check_content(roster, record)  # what is accepted must be possible, or later leaders could not go on
+
+    def check_possible(self, roster: Roster, vote: Vote) -> None:
+        """Raises Refused or Violation for a record that no member can have accepted in this step, whoever says that it
+        did: what every member can check, and would refuse as well."""
+        body = Propose(record=vote.record, changes=vote.changes, term=vote.term)
+        if vote.record.void:
+            self._check_void(roster, body)
+        else:
+            self._check_following(roster, body)
+            self._check_content(roster, vote.record)
+
+    def _check_following(self, roster: Roster, body: Propose) -> None:
+        """That the record is of this step, with the roster and the sums that it must have. Raises Refused or
+        Violation."""
+        record = body.record
+        self._check_next(record)
+        self._check_roster(roster, body)
+        for contribution in record.committed:
+            self._rules.check_loss(contribution)  # or the sum may be no number
+        if (record.tokens, record.loss_sum) != totals(record.committed):
+            raise Refused("the record's tokens and loss are not the sums of its microbatches")
+        if record.term > body.term:
+            raise Violation("a record of a later term than the one in which it is proposed")
+
+    def _check_next(self, record: CloseRecord) -> None:
+        try:
+            self._history.check(record)
+        except OutOfSync as error:
+            raise Refused(str(error)) from error
+
+    def _check_content(self, roster: Roster, record: CloseRecord) -> None:
+        """What can be said of a record without any result. Raises Refused or Violation."""
+        self._rules.check_committed(roster, record.committed)
+        self._rules.check_scalars(record.step, record.lr, record.clip)
+        if any(peer in record.absent for contribution in record.committed for peer in contribution.route):
+            raise Refused("the record assigns a microbatch to a replica that it says was lost")
+        if not set(record.links) <= set(record.members.peers):
+            raise Refused("the record tells of links of peers that are not in its roster")
+        if set(record.digests) != set(map(str, roster.parts)):
+            raise Refused("the record's digests are not those of the run's parts")
+
+    def check_given_up(self, roster: Roster, body: Propose, gone: Collection[str]) -> None:
+        """Raises Refused or Violation unless the record gives its step up as it must: nothing but the roster changes,
+        and in that every part is held again. Raises Busy where we believe that one is there of those that it calls
+        lost, or are one: we may accept it yet."""
+        record = body.record
+        self._check_void(roster, body)
+        if record.term < body.term:
+            return  # it was accepted by others in that term, and may have been decided
+        if there := sorted(needed(roster, lost_parts(roster, record.absent)) - set(gone)):
+            raise Busy(f"{there[0]} is there, as far as is known here")
+
+    def _check_void(self, roster: Roster, body: Propose) -> None:
+        record, head = body.record, self._history.head
+        self._check_next(record)
+        following = self._changes.give_up(Moment(record.step, roster, self._history.head_hash), body.changes)
+        expected = given_up(head, record.previous, record.term, following, body.changes.absent, self._rules.max_members)
+        if record.term > body.term or record != expected:
+            raise Violation("a record that gives its step up changes more than the roster")
+
+    def _mine(self, name: PartName | None, state: OpenStep, record: CloseRecord) -> bool:
+        committed = None if state.reconciled is None else state.reconciled.committed
+        return committed == record.committed and (name is None or record.digests.get(name) == state.digest)
+
+    def _check_result(self, name: PartName | None, state: OpenStep, record: CloseRecord) -> None:
+        if state.mean is None or state.applied is None or state.reconciled is None:
+            raise Refused("nothing was averaged and applied for this step yet")
+        if state.reconciled.committed != record.committed:
+            raise Refused("the record's microbatches are not those that were averaged")
+        if (record.lr, record.clip) != (state.applied.lr, state.applied.clip):
+            raise Refused("the record's scalars are not those that were applied")
+        if name is not None and record.digests.get(name) != state.digest:
+            raise Refused(f"the record's digest of {name} is not ours")
+        said = state.mean.answer.cursor
+        if said is not None and record.cursors.get(self._me) != said:
+            raise Refused("the record's cursor of this trainer is not where it is")
+
+    def _check_roster(self, roster: Roster, body: Propose) -> None:
+        step, last = body.record.step, self._rules.steps
+        if step >= last and (body.changes.joins or body.changes.leaves):
+            raise Refused("nobody joins or leaves with the run's last step")
+        if body.record.absent != body.changes.absent:
+            raise Refused("the record's absent members are not those of its changes")
+        if body.record.ended != body.changes.end(roster) or (body.record.ended and body.record.provisional):
+            raise Refused("the run ends when all members ask for it, not provisionally, and else goes on")
+        now = Moment(step, roster, self._history.head_hash)
+        if body.record.roster != self._changes.apply(now, body.changes).members:
+            raise Refused("the record's roster is not what the requests with it make of the one before")

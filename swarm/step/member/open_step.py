@@ -1,0 +1,266 @@
+"""What a member has done for the open step so far, and how it gets its part's mean gradient."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Coroutine, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from swarm.averaging.allreduce.plan import RoundResult
+from swarm.consensus.acceptor import Vote
+from swarm.consensus.ballot import Ballot
+from swarm.consensus.ledger import assigned, weights
+from swarm.consensus.records import CloseRecord
+from swarm.consensus.roster import Member, Roster
+from swarm.device import DeviceThread
+from swarm.errors import PeerError, Refused, RoundFailed, Superseded
+from swarm.ids import MicrobatchId, PartName, PeerId, stage_of
+from swarm.step.messages import Apply, Averaged, Reconcile
+
+MOST_HEARD = 1024
+"""Members of whose links a member tells."""
+SETTLE_ROUNDS = 8
+"""How often a sum is made equal to what counts while late gradients still come in."""
+
+
+class HeldPart(Protocol):
+    """The part of the model this peer trains, as closing a step sees it; called on the device thread."""
+
+    @property
+    def microbatches(self) -> frozenset[MicrobatchId]:
+        """What is in the open step's accumulator."""
+
+    def contribution(self, assigned: Set[MicrobatchId], tokens: int) -> torch.Tensor | None:
+        """What goes into the round for ``assigned`` microbatches with so many target tokens, flat; None when it first
+        has to be settled what is in it."""
+
+    def prepare(self, mean: torch.Tensor, *, lr: float, clip: float, step: int) -> str:
+        """Compute the update into the shadow; its digest."""
+
+    def swap(self) -> None:
+        """The shadow becomes current."""
+
+    def give_up(self) -> None:
+        """Nothing of the open step counts; the state stays."""
+
+
+class Settle(Protocol):
+    """Makes the accumulator hold exactly what is assigned: the rest is reversed, what is missing replayed."""
+
+    async def __call__(self, step: int, assigned: Mapping[MicrobatchId, tuple[PeerId, ...]]) -> None:
+        """``assigned`` are microbatches with their routes. Raises a PeerError saying what it cannot do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """One attempt at averaging a part: ``weights`` are the ledger's, by replica in rank order; ``members`` what the
+    roster says of each; ``plainly`` and ``within_s``: see :class:`~swarm.step.messages.Reconcile`."""
+
+    step: int
+    part: PartName
+    attempt: int
+    weights: Mapping[PeerId, int]
+    members: Mapping[PeerId, Member]
+    plainly: bool = False
+    within_s: float | None = None
+
+
+class Average(Protocol):
+    """Runs a part's averaging round with its other replicas."""
+
+    async def __call__(self, wanted: Round, sums: torch.Tensor) -> RoundResult:
+        """``sums`` is our accumulator, and only read. Raises RoundFailed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mean:
+    """What averaging gave: our part's mean gradient (None without a part, or when it failed), and the answer that says
+    so."""
+
+    gradient: torch.Tensor | None
+    answer: Averaged
+
+
+@dataclass(slots=True)
+class OpenStep:
+    """What this member has done for the open step so far. ``busy`` is held while a question is checked; ``in_round``
+    says that the attempt under way holds what it was told to, and averages."""
+
+    ballot: Ballot
+    candidate: Vote | None = None
+    reconciled: Reconcile | None = None
+    averaging: asyncio.Task[Mean] | None = None
+    in_round: bool = False
+    applied: Apply | None = None
+    digest: str | None = None
+    closing: asyncio.Task[None] | None = None
+    busy: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    async def accept(self, vote: Vote, me: PeerId) -> None:
+        """Accept a record in its term; one that is to be closed without a majority is no vote (see
+        ``optimization.lineage``). Raises as :meth:`Ballot.accept`."""
+        if vote.record.forks and vote.record.term == vote.term and me not in vote.record.absent:
+            await self.ballot.follow(vote.term)
+            self.candidate = vote
+        else:
+            await self.ballot.accept(vote)
+
+    def accepted(self, digest: str) -> Vote:
+        """What was accepted here under this hash. Raises Refused."""
+        for vote in (self.ballot.vote, self.candidate):
+            if vote is not None and vote.record.hash() == digest:
+                return vote
+        raise Refused("this record was not accepted here")
+
+    @property
+    def mean(self) -> Mean | None:
+        """The result of averaging, once there is one."""
+        task = self.averaging
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return None
+        result = task.result()
+        return None if result.answer.failure else result
+
+    async def begin(
+        self, body: Reconcile, part: PartName | None, attempt: Callable[[], Coroutine[None, None, Mean]]
+    ) -> None:
+        """Start the attempt that ``body`` asks for, unless our part's is the one under way or done. One that still
+        fetches what it lacks begins anew where the routes are others: those whom it asks may be gone. What was prepared
+        from another mean is forgotten. Raises Superseded for an older attempt, whose question was late. Cancelled, it
+        may be asked for again."""
+        before = self.reconciled
+        if before is not None and any(body.attempts.get(p, 0) < number for p, number in before.attempts.items()):
+            raise Superseded("a newer attempt at closing the step has begun")
+        if before is None or self.averaging is None or self.averaging.cancelled() or self._anew(before, body, part):
+            await self.stop_averaging()
+            self.applied = self.digest = None
+            self.in_round = False
+            self.averaging = asyncio.create_task(attempt())
+        self.reconciled = body
+
+    def _anew(self, before: Reconcile, body: Reconcile, part: PartName | None) -> bool:
+        if before.committed != body.committed and (part is None or not self.in_round):
+            return True  # without a part our cursor may be another
+        return part is not None and before.attempts.get(part) != body.attempts.get(part)
+
+    async def wait_mean(self) -> Mean:
+        """The running attempt's outcome; it goes on when the caller is cancelled. Raises Superseded when a newer one
+        has begun meanwhile."""
+        task = self.averaging
+        assert task is not None  # noqa: S101 - begin() has made it
+        await asyncio.wait([task])
+        if task.cancelled():
+            raise Superseded("a newer attempt at closing the step has begun")
+        return task.result()
+
+    def enter_round(self) -> None:
+        """From now on other routes change nothing: all that counts is held."""
+        self.in_round = True
+
+    def holds(self, record: CloseRecord, name: PartName | None) -> bool:
+        """Whether what was prepared for our part is what the record says. Of one that begins a provisional lineage it
+        must have been proposed to us: else we could not stand for it among the others later."""
+        if record.forks and self.candidate is None:
+            return False
+        if record.founding or record.void or name is None:
+            return True
+        return self.applied is not None and record.digests.get(name) == self.digest
+
+    async def close(self) -> None:
+        """Give up what runs; returns when it has ended, and when no vote is being written any more."""
+        await self.stop_averaging()
+        await self.ballot.close()
+
+    async def stop_averaging(self) -> None:
+        """Give up what runs. Returns when it has ended; its inputs are as they were."""
+        if self.averaging is not None and not self.averaging.done():
+            self.averaging.cancel()
+            await asyncio.gather(self.averaging, return_exceptions=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One member's way from its sum to its part's mean. ``cursor`` says where our shard continues after a step with
+    these microbatches; ``left_out`` is told, for a step, of whom its leader makes it without, and why."""
+
+    me: PeerId
+    device: DeviceThread
+    settle: Settle
+    average: Average
+    cursor: Callable[[int, Collection[MicrobatchId]], tuple[int, int] | None]
+    left_out: Callable[[int, Mapping[str, str]], None] = lambda step, why: None
+
+    async def run(
+        self,
+        body: Reconcile,
+        roster: Roster,
+        held: tuple[PartName, HeldPart] | None,
+        enter: Callable[[], None] = lambda: None,
+    ) -> Mean:
+        """Make our sum equal to what counts, and average it with those replicas of our part in ``roster`` that are
+        there; ``enter`` is called in between. A failure is an answer, with its culprit."""
+        self.left_out(body.step, body.left_out)
+        cursor = self.cursor(body.step, {one.microbatch for one in body.committed})
+        if held is None:
+            return Mean(None, Averaged(digest="", sq_norm=0.0, cursor=cursor))
+        name, part = held
+        expected = assigned(body.committed, self.me, stage_of(name))
+        live = frozenset(body.live)
+        group = [peer for peer in roster.replicas(name) if peer in live]
+        shares = weights(body.committed, group, stage_of(name))
+        try:
+            sums = await self._settled(body.step, expected, lambda: part.contribution(expected.keys(), shares[self.me]))
+        except PeerError as error:
+            there = await self.device.run(lambda: part.microbatches)
+            missing = tuple(sorted(expected.keys() - there))
+            return _failed(f"it does not hold what counts: {error.reason}", culprit=self.me, missing=missing)
+        wanted = Round(
+            step=body.step,
+            part=name,
+            attempt=body.attempts.get(name, 0),
+            weights=shares,
+            members={peer: roster[peer] for peer in group},
+            plainly=name in body.plainly,
+            within_s=body.within_s,
+        )
+        enter()
+        try:
+            result = await self.average(wanted, sums)
+        except RoundFailed as error:
+            culprit, told_by = error.peer or None, error.aborted_by or None
+            return _failed(error.reason, culprit=culprit, aborted_by=told_by, differs=error.differs)
+        heard: dict[str, tuple[int, int]] = {
+            peer: (each.latency_us, each.bytes_per_s) for peer, each in list(result.heard.items())[:MOST_HEARD]
+        }
+        answer = Averaged(digest=result.digest, sq_norm=result.squared_norm, cursor=cursor, heard=heard)
+        return Mean(result.tensor, answer)
+
+    async def prepare(self, part: HeldPart | None, mean: Mean, body: Apply) -> str:
+        """Compute the update into the shadow; its digest, empty without a part."""
+        gradient = mean.gradient
+        if part is None or gradient is None:
+            return ""
+        return await self.device.run(lambda: part.prepare(gradient, lr=body.lr, clip=body.clip, step=body.step))
+
+    async def _settled(
+        self,
+        step: int,
+        expected: Mapping[MicrobatchId, tuple[PeerId, ...]],
+        contribution: Callable[[], torch.Tensor | None],
+    ) -> torch.Tensor:
+        """Our sum when it holds what is expected and nothing else; a gradient that comes in meanwhile is reversed.
+        Raises a PeerError. Cost: one copy of the sum, when it is right."""
+        for _ in range(SETTLE_ROUNDS):
+            sums = await self.device.run(contribution)
+            if sums is not None:
+                return sums
+            await self.settle(step, expected)
+        raise Refused(f"its sum still changes after {SETTLE_ROUNDS} times")
+
+
+def _failed(reason: str, **more: Any) -> Mean:
+    answer = Averaged(digest="", sq_norm=0.0, cursor=None, failure=reason[:400] or "it failed", **more)
+    return Mean(None, answer)

@@ -1,0 +1,204 @@
+"""The leader of the open step as this peer's trainer talks to it, whoever that is by now."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol, TypeVar
+
+from swarm.clock import Clock
+from swarm.consensus.records import Aside, Contribution
+from swarm.consensus.roster import owner
+from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
+from swarm.ids import MicrobatchId, PeerId
+from swarm.network.protocols import Answer, Method, Request
+from swarm.schema import Empty
+from swarm.step.calls import LiveCalls
+from swarm.step.member.service import Member
+from swarm.step.messages import Complete, Feed, Lease, Leased, PutAside, Resume, Resumed
+from swarm.waiting import ExponentialBackoff, first_done
+
+logger = logging.getLogger(__name__)
+AnswerT = TypeVar("AnswerT")
+
+NOT_COUNTED = (Refused, Violation)
+"""With these a leader says that it does not count a microbatch, and not that it cannot say."""
+
+
+class Begun(Protocol):
+    """What this peer's trainer has under way; implemented by ``pipeline.trainer.Trainer``."""
+
+    def started(self, step: int) -> Sequence[MicrobatchId]:
+        """What it took of its shard in a step, in order, what was set aside as well."""
+
+    def keep(self, step: int, count: int) -> None:
+        """Leave all but the first ``count`` of it, and report nothing more of that."""
+
+
+class RemoteLeader:
+    """Leases, completions and what is put aside, told to whoever leads; when another takes over, it is told all again.
+
+    Every call goes on until a leader has answered or the step is closed (WrongStep). It is also the ``feed/1`` service,
+    through which a leader says that there is quota again.
+    """
+
+    def __init__(self, calls: LiveCalls, member: Member, clock: Clock, timeout_s: Callable[[], float]) -> None:
+        self._calls, self._member, self._clock, self._timeout_s = calls, member, clock, timeout_s
+        self.begun: Begun | None = None
+        self._step = self._term = 0
+        self._leased = 0
+        self._reports: dict[MicrobatchId, tuple[Contribution, tuple[bytes, ...]]] = {}
+        self._aside: dict[MicrobatchId, Aside] = {}
+        self._resuming = asyncio.Lock()
+        self._again = asyncio.Event()
+
+    def methods(self) -> list[Method]:
+        """See :class:`~swarm.network.protocols.Service`."""
+        return [Method(name="feed/1/again", request=Feed, handle=self._on_again)]
+
+    def rewound(self) -> None:
+        """A lineage was given up: its steps come again, and nothing is leased or told in them yet."""
+        self._step = self._term = self._leased = 0
+        self._reports, self._aside = {}, {}
+        self._again.clear()
+
+    async def lease(self, step: int, wanted: int) -> int:
+        """See :class:`~swarm.pipeline.trainer.trainer.StepLeader`. Repeating it after a lost answer leases nothing
+        twice.
+
+        Raises WrongStep for a closed step. A leader that says no, or takes a lease back, hears anew what was begun.
+        """
+        self._open(step)
+        self._again.clear()
+
+        async def ask(leader: PeerId, term: int) -> int:
+            held = self._leased
+            body = Lease(step=step, term=term, total=held + wanted)
+            answer = await self._calls.ask(leader, "lead/1/lease", body, Leased, timeout_s=self._timeout_s())
+            if self._term != term or self._leased != held:
+                raise Superseded("another leader was told meanwhile what was begun", peer=leader)
+            if not held <= answer.total <= held + wanted:
+                reason = f"{answer.total} microbatches leased where {held} were and {wanted} more were asked for"
+                raise Violation(reason, peer=leader)
+            self._leased = answer.total
+            return answer.total - held
+
+        return await self._until_told(step, ask)
+
+    async def wait_quota(self, step: int) -> None:
+        """Return when asking for quota again makes sense: somebody's was given back, or another leads."""
+        self._open(step)
+        await first_done(self._again.wait(), self._member.wait_term(step, self._term))
+        if self._member.open_step != step:
+            raise WrongStep(f"step {step} is closed")
+
+    async def complete(self, step: int, contribution: Contribution, receipts: tuple[bytes, ...]) -> None:
+        """Report a finished journey to the leader and the next in its succession; returns when the leader knows, and
+        the other too or is not there. Raises WrongStep for a closed step, Refused for what is not counted."""
+        self._open(step)
+        self._reports[contribution.microbatch] = (contribution, receipts)
+
+        async def tell(leader: PeerId, term: int) -> None:
+            if contribution.microbatch not in self._reports:
+                raise Refused("the leader has no room for it any more", peer=leader)
+            body = Complete(step=step, term=term, contribution=contribution, receipts=receipts)
+            witness = asyncio.create_task(self._bear_witness(body))
+            try:
+                await self._calls.ask(leader, "lead/1/complete", body, Empty, timeout_s=self._timeout_s())
+                await witness
+            finally:
+                witness.cancel()
+
+        await self._until_told(step, tell, NOT_COUNTED)
+
+    async def _bear_witness(self, body: Complete) -> None:
+        witness = owner(self._member.roster, body.step, body.term + 1)
+        if witness == owner(self._member.roster, body.step, body.term):
+            return
+        try:
+            await self._calls.ask(witness, "lead/1/complete", body, Empty, timeout_s=self._timeout_s())
+        except PeerError as error:  # one that is gone bears no witness
+            logger.debug("step %d, %s does not know of %s: %s", body.step, witness, body.contribution.microbatch, error)
+
+    async def put_aside(self, step: int, microbatch: MicrobatchId, reason: str) -> None:
+        """No replica can compute it. Raises as :meth:`complete`."""
+        self._open(step)
+        aside = self._aside[microbatch] = Aside(microbatch=microbatch, reason=reason[:200])
+
+        async def tell(leader: PeerId, term: int) -> None:
+            if microbatch not in self._aside:
+                raise Refused("the leader has no room for it any more", peer=leader)
+            body = PutAside(step=step, term=term, aside=aside)
+            await self._calls.ask(leader, "lead/1/aside", body, Empty, timeout_s=self._timeout_s())
+
+        await self._until_told(step, tell, NOT_COUNTED)
+        self._again.set()  # the leader has room for another of ours, and the batch waits for it
+
+    # --- whoever leads -------------------------------------------------------------------------------------------
+
+    def _open(self, step: int) -> None:
+        if step > self._step:
+            self._step, self._term, self._leased = step, 0, 0
+            self._reports, self._aside = {}, {}
+            self._again.clear()
+        if self._member.open_step != step:
+            raise WrongStep(f"step {step} is closed, step {self._member.open_step} is open")
+
+    async def _until_told(
+        self,
+        step: int,
+        tell: Callable[[PeerId, int], Awaitable[AnswerT]],
+        final: tuple[type[PeerError], ...] = (),
+    ) -> AnswerT:
+        """What the leader answers, whoever it is; a new one hears first what was begun, and so does one that says no,
+        as it may not know. Raises what is ``final`` of that, and WrongStep for a closed step."""
+        patience = ExponentialBackoff()
+        while True:
+            if self._member.open_step != step or not self._member.is_member:
+                raise WrongStep(f"step {step} is closed")
+            known = False
+            try:
+                if self._member.term != self._term:
+                    await self._resume(step)
+                known, term = True, self._term
+                return await tell(self._member.leader, term)
+            except (Busy, Unreachable, DeadlineMissed, WrongStep) as error:
+                # A leader at another step than ours was started anew, or we have yet to hear that the step is closed.
+                logger.debug("step %d, its leader does not answer: %s", step, error)
+                await self._clock.sleep(patience.pause_s())
+            except PeerError as error:
+                if known and isinstance(error, final):
+                    raise
+                logger.info("step %d, its leader says no: %s", step, error)
+                await self._clock.sleep(patience.pause_s())
+                if known and self._step == step and self._term == term:
+                    self._term = -1  # whatever we know, the leader does not
+
+    async def _resume(self, step: int) -> None:
+        """Tell the leader of a term that does not know us what we have begun, and what is complete."""
+        async with self._resuming:
+            term = self._member.term
+            if term == self._term or self.begun is None:
+                self._term = term
+                return
+            leader, started = self._member.leader, tuple(self.begun.started(step))
+            aside = tuple(self._aside[m] for m in started if m in self._aside)
+            body = Resume(step=step, term=term, started=started, aside=aside)
+            answer = await self._calls.ask(leader, "lead/1/resume", body, Resumed, timeout_s=self._timeout_s())
+            kept = frozenset(started[: answer.kept])
+            self.begun.keep(step, len(kept))
+            self._leased, self._term = len(kept), -1  # whoever was asked before this has nothing to say any more
+            self._reports = {m: report for m, report in self._reports.items() if m in kept}
+            self._aside = {m: aside for m, aside in self._aside.items() if m in kept}
+            for contribution, receipts in list(self._reports.values()):
+                report = Complete(step=step, term=term, contribution=contribution, receipts=receipts)
+                await self._calls.ask(leader, "lead/1/complete", report, Empty, timeout_s=self._timeout_s())
+            self._term = term
+            self._again.set()
+
+    async def _on_again(self, request: Request) -> Answer:
+        body: Feed = request.body
+        if body.step == self._step:
+            self._again.set()
+        return Answer(Empty())

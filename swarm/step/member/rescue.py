@@ -1,0 +1,98 @@
+"""All that hold a part of the model are lost: the step is given up, and who holds a copy of the part takes it over.
+
+    every replica of stage-1 is lost     nothing of the step can be finished: what it computed is dropped everywhere
+    others hold copies of it             one that can be spared moves to stage-1; or a peer joins, and gets it from them
+    the void record                      weights and cursors as they were, and a roster in which every part is held
+
+So no more is lost than the open step, and its microbatches are fed again. Who holds copies: ``optimization.copies``;
+the leader's side: ``optimization.rescuing``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from swarm.consensus.changes import Rescue, rescue_bytes
+from swarm.consensus.history import History
+from swarm.consensus.roster import Roster, lost_parts
+from swarm.errors import Busy, Refused
+from swarm.ids import PartName, PeerId, RunId, stage_of
+from swarm.network.protocols import Answer, Method, Request
+from swarm.schema import Count, Message, PartField
+from swarm.step.member.service import Member
+
+CONSENT = "rescue/1/consent"
+
+
+class ConsentRequest(Message):
+    """Every replica of this part is lost. Do you hold its state after the step before, and would you take it over?"""
+
+    step: Count
+    term: Count
+    part: PartField
+
+
+class Consent(Message):
+    """The copy is there. ``rescue`` is None for a peer that cannot leave what it does, and gives the copy to others."""
+
+    rescue: Rescue | None
+
+
+# --- who holds a copy ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RescueDesk:
+    """The ``rescue/1`` service. ``holds`` says whether a copy of a part is here, just as it was after a step; ``takes``
+    whether it is just being brought there."""
+
+    run: RunId
+    me: PeerId
+    member: Member
+    history: History
+    sign: Callable[[bytes], bytes]
+    holds: Callable[[PartName, int], bool]
+    takes: Callable[[PartName, int], bool]
+    gone: Callable[[], Collection[PeerId]]
+
+    def methods(self) -> list[Method]:
+        """See :class:`~swarm.network.protocols.Service`."""
+        return [Method(name=CONSENT, request=ConsentRequest, handle=self._on_consent)]
+
+    async def _on_consent(self, request: Request) -> Answer:
+        body: ConsentRequest = request.body
+        await self.member.from_leader(request.caller, body.step, body.term)
+        roster, part = self.member.roster, PartName(body.part)
+        if part not in lost_parts(roster, self.gone()):
+            raise Busy(f"a replica of {part} is there, as far as is known here")
+        if not self.holds(part, body.step - 1):
+            if self.takes(part, body.step - 1):
+                raise Busy(f"the copy of {part} here is just taking the update of step {body.step - 1}")
+            raise Refused(f"there is no copy of {part} after step {body.step - 1} here")
+        return Answer(Consent(rescue=self._rescue(roster, part, body.step)))
+
+    def _rescue(self, roster: Roster, part: PartName, step: int) -> Rescue | None:
+        own = roster[self.me]
+        if own.role != "stage" or stage_of(part) is None:
+            return None
+        signature = self.sign(rescue_bytes(self.run, step, self.history.head_hash, self.me, part))
+        return Rescue(step=step, peer=self.me, part=part, signature=signature)
+
+
+# --- who leads -------------------------------------------------------------------------------------------------------
+
+
+def choose(roster: Roster, gone: Collection[str], offers: Mapping[str, Sequence[Rescue]]) -> tuple[Rescue, ...]:
+    """Who moves to which lost part: those whose own part keeps the most replicas, and at least one. A part that nobody
+    can move to is left out. Pure."""
+    left = Counter(member.part for member in roster.members if member.peer not in gone)
+    chosen: dict[str, Rescue] = {}
+    for part in sorted(offers):
+        able = [one for one in offers[part] if one.peer not in chosen and left[roster[one.peer].part] > 1]
+        if able:
+            best = min(able, key=lambda one: (-left[roster[one.peer].part], one.peer))
+            chosen[best.peer] = best
+            left[roster[best.peer].part] -= 1
+    return tuple(chosen[peer] for peer in sorted(chosen))

@@ -1,0 +1,191 @@
+"""The ``step/1`` and ``lead/1`` protocols: leases, completions, and the questions with which a leader closes a step.
+
+Each carries the term of the leader that asks, or is asked: a lower one than the receiver knows is Superseded.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
+
+from swarm.consensus.acceptor import Candidate, Vote
+from swarm.consensus.changes import NO_CHANGES, Changes
+from swarm.consensus.records import Aside, CloseRecord, Contribution, MeasuredLink
+from swarm.schema import (
+    Count,
+    DigestField,
+    Finite,
+    Message,
+    MicrobatchField,
+    PartField,
+    PeerIdField,
+    SignatureField,
+)
+from swarm.step.turnout import MOST_TOLD, REASON_CHARS
+
+MOST_SQ_NORM = 1e100
+"""More than any mean gradient has: its numbers fit into float32, so that their squares are below 1.2e77 each."""
+
+
+class Lease(Message):
+    """A trainer wants ``total`` microbatches of a step in all."""
+
+    step: Count
+    term: Count
+    total: Count
+
+
+class Leased(Message):
+    """What is leased to the trainer in all, and why not more."""
+
+    total: Count
+    reason: Annotated[str, StringConstraints(max_length=200)]
+
+
+class Complete(Message):
+    """A journey came home; ``receipts`` are the replicas' signatures in the order of the stages."""
+
+    step: Count
+    term: Count
+    contribution: Contribution
+    receipts: Annotated[tuple[SignatureField, ...], Field(max_length=1024)]
+
+
+class PutAside(Message):
+    """No replica could compute this microbatch; it is not counted, and another may be leased for it."""
+
+    step: Count
+    term: Count
+    aside: Aside
+
+
+class Resume(Message):
+    """A trainer tells a leader that does not know it what it has begun in the step, in the order of its shard; what
+    was put aside of it is listed, what is complete is reported afterwards."""
+
+    step: Count
+    term: Count
+    started: tuple[MicrobatchField, ...]
+    aside: tuple[Aside, ...]
+
+
+class Resumed(Message):
+    """The first ``kept`` of what was begun count as leased; the trainer gives up the others and does them later."""
+
+    kept: Count
+
+
+class Feed(Message):
+    """There is quota again: somebody's work was lost."""
+
+    step: Count
+    term: Count
+
+
+class Over(Message):
+    """Every replica of this part is lost: the run cannot go on. Who sees the same ends."""
+
+    step: Count
+    term: Count
+    part: PartField
+
+
+class Prepare(Message):
+    """The sender leads the step in this term: follow no lower one. What have you accepted?"""
+
+    step: Count
+    term: Count
+
+
+class Promise(Message):
+    """The receiver follows the term. ``vote`` is what it accepted last, ``free`` see :class:`Acceptor`; ``candidate``
+    what it closed without a majority. With ``votes_only`` it was started anew: it has its vote in this step, and
+    nothing else."""
+
+    vote: Vote | None
+    free: Count
+    candidate: Candidate | None = None
+    votes_only: bool = False
+
+
+class Reconcile(Message):
+    """This is what counts, and these peers close the step: make your sum equal to it, and average.
+
+    ``attempts`` says for each part which attempt at its round this is. It grows when a round was void, or anything that
+    it depends on has changed: members whose part's attempt is the one they have done already keep its result.
+    ``provisional``: its leader had no majority, so the term is not free for what it says. ``left_out`` says why others
+    of the roster are not in ``live``, for people. ``within_s`` is how long the leader waits: rounds end before, for
+    else nobody could say on whom they broke.
+    """
+
+    step: Count
+    term: Count
+    committed: tuple[Contribution, ...]
+    live: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000)]
+    provisional: bool = False
+    within_s: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
+    attempts: dict[PartField, Count]
+    plainly: Annotated[tuple[PartField, ...], Field(max_length=1024)] = ()
+    left_out: Annotated[
+        dict[PeerIdField, Annotated[str, StringConstraints(max_length=REASON_CHARS)]], Field(max_length=MOST_TOLD)
+    ] = {}
+
+
+class Averaged(Message):
+    """The group's result as this member has it. ``digest`` is empty for a peer that holds no part.
+
+    With a ``failure`` there is no result: ``culprit`` is whom it broke on, as far as that is known (the member itself
+    when it could not make its sum equal to what counts), ``missing`` the microbatches that it then lacked.
+    ``aborted_by`` is who told it that the round is void, where it did not find out itself. ``differs``: the culprit
+    holds another result than most. ``heard`` is what it measured of the links to the others of its part.
+    """
+
+    digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
+    sq_norm: Annotated[float, Field(ge=0, le=MOST_SQ_NORM, allow_inf_nan=False)]
+    cursor: tuple[Count, Count] | None
+    failure: Annotated[str, StringConstraints(max_length=400)] = ""
+    culprit: PeerIdField | None = None
+    aborted_by: PeerIdField | None = None
+    differs: bool = False
+    missing: tuple[MicrobatchField, ...] = ()
+    heard: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=1024)] = {}
+
+
+class Apply(Message):
+    """The scalars of the step: compute the update into a shadow copy."""
+
+    step: Count
+    term: Count
+    lr: Finite
+    clip: Finite
+
+
+class Prepared(Message):
+    """Digest of the shadow: parameters and optimizer state. Empty for a peer that holds no part."""
+
+    digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
+
+
+class Propose(Message):
+    """The close record, and the signed requests that explain its roster. For step 0 it is the genesis: install your
+    part before you accept."""
+
+    record: CloseRecord
+    changes: Changes = NO_CHANGES
+    term: Count = 0
+
+
+class Accepted(Message):
+    """A signature over :func:`~swarm.consensus.records.acceptance_bytes`."""
+
+    signature: SignatureField
+
+
+class Decide(Message):
+    """A majority accepted the record in this term: swap. The signatures prove it."""
+
+    step: Count
+    record: DigestField
+    term: Count = 0
+    acceptances: Annotated[dict[PeerIdField, SignatureField], Field(max_length=20_000)]

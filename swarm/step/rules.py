@@ -1,0 +1,93 @@
+"""What the manifest says about a step, and whether what somebody claims about one can be true. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from swarm.consensus.ledger import fixed_quota, free_quota
+from swarm.consensus.records import CloseRecord, Contribution
+from swarm.consensus.roster import HowToJoin, Roster, join_words
+from swarm.errors import Refused, Violation
+from swarm.ids import PartName, PeerId, RunId, stage_part
+from swarm.optim.schedules import OptimizerConfig, learning_rate
+
+MOST_LOSS = 1e9
+"""Nats a token, more than any model that is trained: the sum of a step's must be a number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRules:
+    """``target`` microbatches make a step; ``max_tokens`` is the most target tokens that one can have, ``parts`` are
+    all parts of the model, and a record has room for ``max_members``.
+    ``quorum_grace_s`` is how long a majority is waited for before those who are there go on provisionally; 0: for ever.
+    ``inner_steps``: optimizer steps in one of the run's, each with a rate of its own; ``clip_norm`` is for the mean
+    that closes it.
+    ``served``: one replica of a part reduces for the others, which others must be able to call.
+    ``how_to_join`` is what people are told who must find somebody: words of this peer's, no rule of the run.
+    """
+
+    run: RunId
+    steps: int
+    target: int
+    max_share: float
+    max_tokens: int
+    stages: int
+    parts: tuple[PartName, ...]
+    max_members: int
+    reproducible: bool
+    optimizer: OptimizerConfig
+    quorum_grace_s: float = 0.0
+    inner_steps: int = 1
+    clip_norm: float = math.inf
+    served: bool = False
+    how_to_join: HowToJoin = join_words
+
+    def quota(self, step: int, trainers: Sequence[PeerId]) -> Mapping[PeerId, int]:
+        """The most each of these trainers may feed of a step."""
+        if not trainers:
+            return {}
+        if self.reproducible:
+            return fixed_quota(step, trainers, self.target)
+        return free_quota(trainers, self.target, self.max_share)
+
+    def over(self, record: CloseRecord) -> bool:
+        """Whether the run is over with this record."""
+        return record.ended or record.step >= self.steps
+
+    def lr(self, step: int) -> float:
+        """The learning rate at the end of a step: everybody computes it, nobody needs to be believed."""
+        return learning_rate(self.optimizer, step * self.inner_steps, self.steps * self.inner_steps)
+
+    def check_contribution(self, roster: Roster, contribution: Contribution) -> None:
+        """Raises Violation, or Refused for peers that are not in the roster, where no honest peer would say this."""
+        trainer = contribution.microbatch.trainer
+        if trainer not in roster.trainers:
+            raise Refused(f"{trainer} is not a trainer of the roster")
+        self.check_loss(contribution)
+        if len(contribution.route) != self.stages:
+            raise Violation(f"a route of {len(contribution.route)} replicas through {self.stages} stages")
+        for stage, replica in enumerate(contribution.route):
+            if replica not in roster.replicas(stage_part(stage)):
+                raise Refused(f"{replica} is not a replica of stage {stage}")
+
+    def check_loss(self, contribution: Contribution) -> None:
+        """Raises Violation for tokens or a loss that no microbatch has, and that cannot be summed."""
+        if not 0 < contribution.tokens <= self.max_tokens:
+            raise Violation(f"{contribution.tokens} target tokens in a microbatch of {self.max_tokens}")
+        if not 0 <= contribution.loss_sum <= MOST_LOSS * contribution.tokens:
+            raise Violation(f"a loss sum of {contribution.loss_sum} over {contribution.tokens} tokens")
+
+    def check_committed(self, roster: Roster, committed: Sequence[Contribution]) -> None:
+        """As :meth:`check_contribution`, for a step's whole set: complete, ordered, each microbatch once."""
+        ids = [contribution.microbatch for contribution in committed]
+        if len(ids) != self.target or ids != sorted(set(ids)):
+            raise Violation(f"{len(ids)} microbatches, {len(set(ids))} of them different, in a step of {self.target}")
+        for contribution in committed:
+            self.check_contribution(roster, contribution)
+
+    def check_scalars(self, step: int, lr: float, clip: float) -> None:
+        """Raises Violation for a learning rate that is not the schedule's, or a factor that does not clip."""
+        if lr != self.lr(step) or not 0.0 < clip <= 1.0:
+            raise Violation(f"learning rate {lr}, clip factor {clip} in step {step}, whose rate is {self.lr(step)}")

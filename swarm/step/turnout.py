@@ -1,0 +1,98 @@
+"""Who was there when a step's parts were averaged, who took part, whose work is in the result, and why not. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from swarm.consensus.records import CloseRecord, Contribution
+from swarm.consensus.roster import Roster
+from swarm.ids import PartName, PeerId, stage_of
+
+NO_WORK = "no microbatch this step"
+GIVEN_UP = "the step was given up"
+LEFT_OUT = "left out by the step's leader"
+MOST_TOLD, REASON_CHARS = 64, 200
+"""Of how many replicas reasons are passed on, and how much of each: they are for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turnout:
+    """One part in one step. ``averaged`` is within ``participating``, that within ``live``, all in rank order.
+
+    ``live`` are the roster's replicas without those that were lost, and the ``late`` ones, who joined with the
+    step's record; ``participating`` were in the part's round, ``averaged`` had something in it. ``why`` says why
+    not, of other live replicas and of those that were lost: of MOST_TOLD at most, those without work last.
+    """
+
+    part: PartName
+    step: int
+    live: tuple[PeerId, ...]
+    participating: tuple[PeerId, ...]
+    averaged: tuple[PeerId, ...]
+    late: tuple[PeerId, ...]
+    why: Mapping[PeerId, str]
+
+    @property
+    def alone(self) -> bool:
+        """Whether a single replica took part, while its part was averaged."""
+        return len(self.participating) == 1
+
+    @property
+    def whole(self) -> bool:
+        """Whether every live replica took part that could, and was not alone."""
+        return len(self.participating) + len(self.late) == len(self.live) and not self.alone
+
+
+def turnouts(
+    record: CloseRecord, before: Roster, gone: Mapping[PeerId, str], left_out: Mapping[PeerId, str]
+) -> tuple[Turnout, ...]:
+    """Of every part of the roster ``before``, which took part in the record's step; none for a founding record.
+
+    ``gone`` are those believed to be lost now, ``left_out`` whom the step's leader left out, each with the reason.
+    O(members + microbatches × stages).
+    """
+    if record.founding:
+        return ()
+    return tuple(_turnout(part, record, before, gone, left_out) for part in before.parts)
+
+
+def joined_late(step: int) -> str:
+    """What is said of a replica that the record of ``step`` names first."""
+    return f"joined with step {step}: averages from step {step + 1} on"
+
+
+def _turnout(
+    part: PartName,
+    record: CloseRecord,
+    before: Roster,
+    gone: Mapping[PeerId, str],
+    left_out: Mapping[PeerId, str],
+) -> Turnout:
+    replicas, absent = before.replicas(part), set(record.absent)
+    lost = tuple(peer for peer in replicas if peer in gone and peer in absent)
+    late = tuple(peer for peer in record.members.replicas(part) if peer not in before)
+    there = () if record.void else tuple(peer for peer in replicas if peer not in absent)
+    holders = _holders(record.committed, stage_of(part))
+    averaged = tuple(peer for peer in there if peer in holders)
+    why = {peer: f"lost: {gone[peer]}"[:REASON_CHARS] for peer in lost}
+    for peer in replicas:
+        if peer not in there and peer not in lost:
+            known = f"left out: {left_out[peer]}" if peer in left_out else LEFT_OUT
+            why[peer] = GIVEN_UP if record.void else known
+    why |= dict.fromkeys(late, joined_late(record.step))
+    why |= dict.fromkeys((peer for peer in there if peer not in averaged), NO_WORK)
+    return Turnout(
+        part=part,
+        step=record.step,
+        live=tuple(sorted({*replicas, *late} - {*lost})),
+        participating=there,
+        averaged=averaged,
+        late=late,
+        why=dict(list(why.items())[:MOST_TOLD]),
+    )
+
+
+def _holders(committed: Sequence[Contribution], stage: int | None) -> set[str]:
+    """Whose sum of a part is not nothing: at a stage the replicas of the routes, of the ends the trainers."""
+    return {one.microbatch.trainer if stage is None else one.route[stage] for one in committed if one.tokens}

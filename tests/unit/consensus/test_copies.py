@@ -1,0 +1,98 @@
+"""Who keeps copies: never a replica, as many as there can be, evenly, and mostly the same when somebody leaves."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from swarm.consensus.copies import COPY_BYTES_S, KEPT_UPDATES, MOST_COPIES, copies_of, copy_holders, copy_rate
+from swarm.consensus.roster import Member, Roster
+from swarm.ids import PartName, PeerId
+
+PARTS = ("ends", "stage-0", "stage-1", "stage-2", "stage-3")
+COPIES = st.integers(0, MOST_COPIES)
+
+
+def listed(peer: str, part: str | None) -> Member:
+    return Member(peer=peer, role="trainer" if part == "ends" else "stage", name=peer, part=part, addresses=())
+
+
+NAMES = st.text("abcdefgh", min_size=1, max_size=4)
+ROSTERS = st.dictionaries(NAMES, st.sampled_from((*PARTS, None)), max_size=24).map(
+    lambda parts: Roster(listed(peer, part) for peer, part in parts.items())
+)
+
+
+def loads(roster: Roster, copies: int) -> Counter[PeerId]:
+    return Counter(peer for part in roster.parts for peer in copy_holders(roster, part, copies))
+
+
+@given(roster=ROSTERS, copies=COPIES)
+def test_holders_are_as_many_as_there_can_be_and_never_replicas(roster: Roster, copies: int) -> None:
+    for part in roster.parts:
+        holders = copy_holders(roster, part, copies)
+        others = set(roster.peers) - set(roster.replicas(part))
+        assert len(set(holders)) == len(holders) == min(copies, len(others))
+        assert set(holders) <= others
+    assert copy_holders(roster, PartName("stage-9"), copies) == ()
+
+
+@given(roster=ROSTERS, copies=COPIES)
+def test_copies_of_a_peer_are_those_that_name_it(roster: Roster, copies: int) -> None:
+    for peer in roster.peers:
+        named = [part for part in roster.parts if peer in copy_holders(roster, part, copies)]
+        assert sorted(copies_of(roster, peer, copies)) == named
+    assert copies_of(roster, PeerId("nobody"), copies) == ()
+
+
+@given(roster=ROSTERS, copies=COPIES)
+def test_copies_are_spread_so_that_nobody_has_two_more_than_who_could_help(roster: Roster, copies: int) -> None:
+    load = loads(roster, copies)
+    for peer, most in load.items():
+        free = (
+            set(roster.peers) - {*roster.replicas(part), *copy_holders(roster, part, copies)}
+            for part in copies_of(roster, peer, copies)
+        )
+        assert any(all(load[other] >= most - 1 for other in others) for others in free)
+
+
+def test_holders_that_could_be_moved_come_first() -> None:
+    several = [listed(f"s{index}", "stage-0") for index in range(4)]
+    alone = [listed("a", "stage-1"), listed("b", "stage-2")]
+    roster = Roster([*several, *alone, listed("t", "ends")])
+    for part in ("stage-1", "stage-2", "ends"):
+        (holder,) = copy_holders(roster, PartName(part), 1)
+        assert holder.startswith("s"), "its own part has others"
+
+
+def test_holders_stay_mostly_the_same_when_one_peer_leaves() -> None:
+    """Over many runs: what the one that left kept must move, and little else does."""
+    rng = random.Random(7)
+    moved = left = kept = 0
+    for _ in range(300):
+        roster = Roster(
+            listed(f"p{rng.randrange(10**9)}", rng.choice([*PARTS, None])) for _ in range(rng.randrange(6, 25))
+        )
+        gone = rng.choice(roster.peers)
+        after = Roster(member for member in roster.members if member.peer != gone)
+        for part in after.parts:
+            before, now = (set(copy_holders(one, part, 2)) for one in (roster, after))
+            moved, left, kept = moved + len(now - before), left + (gone in before), kept + len(now & before)
+    assert moved < left + 0.07 * kept, f"{moved} copies moved where {left} had to, and {kept} stayed"
+
+
+@pytest.mark.parametrize(
+    ("total", "step_s", "rate"),
+    [
+        (1 << 20, None, COPY_BYTES_S),
+        (1 << 20, 60.0, COPY_BYTES_S),
+        (1 << 30, 4.0, (1 << 30) / (KEPT_UPDATES / 2 * 4.0)),
+        (1 << 30, 0.0, COPY_BYTES_S),
+    ],
+)
+def test_copy_rate_is_low_but_as_high_as_it_takes_to_catch_up(total: int, step_s: float | None, rate: float) -> None:
+    assert copy_rate(total, step_s) == rate

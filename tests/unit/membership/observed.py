@@ -1,0 +1,290 @@
+"""A run that others observe: a real part, real digests and updates, a donor, a contact, and whatever one wants to lie
+about."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import torch
+
+from swarm.consensus.records import CloseRecord, Decision, acceptance_bytes
+from swarm.consensus.roster import Member, Roster
+from swarm.ids import PartName, PeerId, stage_part
+from swarm.membership.founding_record import genesis
+from swarm.membership.observer import Observer, ObserverContext
+from swarm.membership.observer_service import ObserverDesk
+from swarm.models.spec import ModelConfig, SplitConfig
+from swarm.models.split import initial_weights, split_model
+from swarm.network.protocols import Answer, Method, Request
+from swarm.optim.part import TrainedPart
+from swarm.optim.schedules import OptimizerConfig
+from swarm.optim.update import AdamW
+from swarm.schema import Message
+from swarm.sim.network import SimEndpoint, SimNetwork
+from swarm.state.download import Download, DownloadContext, Wanted
+from swarm.state.snapshot import Snapshot, digest, initial_snapshot
+from swarm.state.transfer import StateDonor
+from tests.unit.step.world import RUN, InlineDevice, sign, verify
+
+MODEL = ModelConfig(vocab_size=300, dim=16, layers=2, heads=2, context=8)
+STAGE = stage_part(0)
+DONOR, CONTACT, OTHER, JOINER = (PeerId(name) for name in ("D", "C", "E", "J"))
+
+
+def listed(peer: str, role: Any = "stage", part: str | None = STAGE) -> Member:
+    """A member without addresses."""
+    return Member(peer=peer, role=role, name=peer.lower(), part=part, addresses=())
+
+
+ROSTER = Roster([listed(DONOR), listed(OTHER), listed(CONTACT, "trainer", "ends")])
+
+
+class HandClock:
+    """Time that goes on when told; whoever sleeps so long wakes."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
+
+    def monotonic(self) -> float:
+        """See :class:`swarm.clock.Clock`."""
+        return self.now
+
+    def wall(self) -> float:
+        """See :class:`swarm.clock.Clock`."""
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        """Until :meth:`advance` has gone so far."""
+        waker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sleepers.append((self.now + seconds, waker))
+        await waker
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, and those who woke do what they do."""
+        self.now += seconds
+        for due, waker in self._sleepers:
+            if due <= self.now and not waker.done():
+                waker.set_result(None)
+        self._sleepers = [(due, waker) for due, waker in self._sleepers if not waker.done()]
+        await turns()
+
+
+async def turns(count: int = 50) -> None:
+    """Let everybody go on as far as they can."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def fresh_part() -> TrainedPart:
+    """The stage, at its initial weights."""
+    part = empty_part()
+    part.install(initial_snapshot(STAGE, part.layout, initial_weights(MODEL, 0)))
+    return part
+
+
+def empty_part() -> TrainedPart:
+    """The stage, without weights."""
+    spec = next(spec for spec in split_model(MODEL, SplitConfig(stages=2)) if spec.name == STAGE)
+    return TrainedPart(spec, MODEL, AdamW(OptimizerConfig()))
+
+
+class Run:
+    """The members' side: closes steps, one after the other, with made-up gradients."""
+
+    def __init__(self, steps: int = 0) -> None:
+        self.part = fresh_part()
+        self.decisions = [signed(genesis(RUN, ROSTER, self._digests(digest(self.part.snapshot()))))]
+        for _ in range(steps):
+            self.close()
+
+    @property
+    def head(self) -> CloseRecord:
+        """The newest record."""
+        return self.decisions[-1].record
+
+    def close(
+        self, roster: Roster | None = None, before: CloseRecord | None = None, *, ended: bool = False
+    ) -> Decision:
+        """The decision of the next step; ``roster`` is who takes part from then on."""
+        before = before or self.head
+        step = before.step + 1
+        mean = torch.randn(self.part.layout.elements, generator=torch.Generator().manual_seed(step)) / 10
+        found = self.part.prepare(mean, lr=0.01, clip=0.5, step=step)
+        self.part.swap()
+        record = CloseRecord(
+            run=RUN,
+            step=step,
+            ended=ended,
+            committed=(),
+            tokens=1,
+            loss_sum=1.0,
+            grad_norm=1.0,
+            clip=0.5,
+            lr=0.01,
+            digests=self._digests(found),
+            cursors={},
+            roster=(roster or before.members).members,
+            previous=before.hash(),
+        )
+        self.decisions.append(signed(record, before.members.peers, mean))
+        return self.decisions[-1]
+
+    def _digests(self, of_stage: str) -> dict[PartName, str]:
+        return {STAGE: of_stage, PartName("stage-1"): "0" * 64, PartName("ends"): "1" * 64}
+
+
+def signed(record: CloseRecord, peers: Sequence[PeerId] = ROSTER.peers, mean: torch.Tensor | None = None) -> Decision:
+    """A decision that these peers accepted."""
+    return Decision(record, {peer: sign(peer, acceptance_bytes(record)) for peer in peers}, mean)
+
+
+class Bench:
+    """Who serves the run to an observer, over a network in memory and in a time of its own. ``replicas`` of the stage
+    are donors; all of them and the contact decide at once, unless :meth:`publish` is told who does."""
+
+    def __init__(self, run: Run, *, downloads: int = 4, replicas: Sequence[PeerId] = (DONOR,)) -> None:
+        self.run, self.clock = run, HandClock()
+        self.network = SimNetwork(self.clock)
+        self.replicas = tuple(replicas)
+        self.twists: dict[str, Callable[[Message, Answer], Answer]] = {}
+        self.donors = {peer: StateDonor(self.clock, max_downloads=downloads, run=inline) for peer in replicas}
+        self.desks = {
+            peer: ObserverDesk(CONTACT, donor, self._snapshot(peer), lambda: "peers", self.clock)
+            for peer, donor in self.donors.items()
+        }
+        self.parts = {peer: self.run.part.snapshot() for peer in replicas}
+        self.desks[CONTACT] = ObserverDesk(CONTACT, StateDonor(self.clock), _holds_nothing, lambda: "", self.clock)
+        self.told: list[int] = []
+        self.endpoints: dict[PeerId, SimEndpoint] = {}
+        self.asked: list[tuple[PeerId, str]] = []
+
+    @property
+    def desk(self) -> ObserverDesk:
+        """The first donor's."""
+        return self.desks[self.replicas[0]]
+
+    @property
+    def donor(self) -> StateDonor:
+        """The first donor's."""
+        return self.donors[self.replicas[0]]
+
+    @property
+    def contact(self) -> ObserverDesk:
+        """The contact's."""
+        return self.desks[CONTACT]
+
+    async def open(self) -> None:
+        """Everybody is on the network, and has published what was decided so far."""
+        for peer in self.replicas:
+            await self.on_network(peer, self.desks[peer], self.donors[peer])
+        await self.on_network(CONTACT, self.contact)
+        await self.on_network(JOINER)
+        for decision in self.run.decisions:
+            await self.publish(decision)
+
+    async def on_network(self, peer: PeerId, *services: Any) -> SimEndpoint:
+        """One more peer, with these services, each answer of which may be twisted."""
+        endpoint = self.endpoints[peer] = self.network.endpoint(peer)
+        await endpoint.enter(RUN)
+        for service in services:
+            endpoint.mount(_Twisted(service, self.twists if peer == DONOR else {}, lambda name: self._note(peer, name)))
+        return endpoint
+
+    async def publish(self, decision: Decision, *who: PeerId) -> None:
+        """The donors and the contact, or some of them, have decided and swapped."""
+        for peer in who or tuple(self.desks):
+            if peer in self.parts:
+                self.parts[peer] = self.run.part.snapshot()
+            await self.desks[peer].publish(decision, STAGE if peer in self.parts else None)
+
+    async def close(self, roster: Roster | None = None) -> Decision:
+        """One more step of the run."""
+        decision = self.run.close(roster)
+        await self.publish(decision)
+        return decision
+
+    def observer(self, *donors: PeerId, part: PartName | None = STAGE, me: PeerId = JOINER) -> Observer:
+        """A peer that wants to join, with the help of these (none: of all replicas)."""
+
+        async def observe(decision: Decision) -> None:
+            self.told.append(decision.record.step)
+
+        context = ObserverContext(
+            run=RUN,
+            endpoint=self.endpoints[me],
+            device=InlineDevice(),  # type: ignore[arg-type]
+            verify=verify,
+            observe=observe,
+        )
+        return Observer(context, donors or self.replicas, part)
+
+    async def installed(self, observer: Observer, me: PeerId = JOINER) -> TrainedPart:
+        """Start, download, and begin to follow."""
+        decision = await observer.start(CONTACT)
+        part = await self.fetch(decision.record, *observer.donors, me=me)
+        await observer.begin(decision, part)
+        return part
+
+    async def fetch(self, record: CloseRecord, *donors: PeerId, me: PeerId = JOINER) -> TrainedPart:
+        """The part, downloaded and verified."""
+        part = empty_part()
+        wanted = Wanted(part=STAGE, step=record.step, digest=record.digests[STAGE], layout=part.layout)
+        context = DownloadContext(endpoint=self.endpoints[me], clock=self.clock, run=inline)
+        part.install(await Download(context, wanted).fetch(donors or self.replicas))
+        return part
+
+    @property
+    def kept(self) -> list[int]:
+        """Steps whose update the donor keeps in memory."""
+        return self.desk._updates.steps(STAGE)
+
+    @property
+    def states(self) -> int:
+        """States that the donor keeps in memory for others."""
+        return len(self.donor._leases)
+
+    def _snapshot(self, peer: PeerId) -> Callable[[PartName], Awaitable[Snapshot | None]]:
+        async def snapshot(part: PartName) -> Snapshot | None:
+            return self.parts[peer] if part == STAGE else None
+
+        return snapshot
+
+    def _note(self, peer: PeerId, method: str) -> None:
+        self.asked.append((peer, method))
+
+
+async def inline(work: Callable[..., Any], *args: Any) -> Any:
+    """Runs on the loop what else runs in a thread."""
+    return work(*args)
+
+
+async def _holds_nothing(part: PartName) -> None:
+    return None
+
+
+class _Twisted:
+    """A service whose answers may be changed on their way out; a twist may raise a PeerError instead."""
+
+    def __init__(
+        self, service: Any, twists: dict[str, Callable[[Message, Answer], Answer]], note: Callable[[str], None]
+    ) -> None:
+        self._service, self._twists, self._note = service, twists, note
+
+    def methods(self) -> list[Method]:
+        """All methods, twisted."""
+        return [
+            Method(name=method.name, request=method.request, handle=self._handler(method), admit=method.admit)
+            for method in self._service.methods()
+        ]
+
+    def _handler(self, method: Method) -> Callable[[Request], Any]:
+        async def handle(request: Request) -> Answer:
+            self._note(method.name)
+            answer = await method.handle(request)
+            twist = self._twists.get(method.name)
+            return answer if twist is None else twist(request.body, answer)
+
+        return handle

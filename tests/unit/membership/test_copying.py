@@ -1,0 +1,90 @@
+"""What a peer does with the copies it keeps once the run is over; how it keeps them is in ``tests/swarms``."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from swarm.consensus.records import Decision
+from swarm.ids import ENDS, PartName, PeerId, stage_part
+from swarm.membership import copying
+from swarm.membership.copying import Copying, _Kept
+from tests.unit.averaging.world import LoopClock
+from tests.unit.peers.kept_run import KeptRun, kept_run
+from tests.unit.step.puppets import virtual
+
+STEP = 11
+
+
+class Copy:
+    """Of one part: at ``step``, and at the next one after ``late_s``."""
+
+    def __init__(
+        self, run: KeptRun, part: PartName, step: int | None, late_s: float = 0.0, *, snapshot_s: float = 0.0
+    ) -> None:
+        self._run, self._part, self.step, self._late_s, self._snapshot_s = run, part, step, late_s, snapshot_s
+
+    async def reach(self, step: int) -> None:
+        """See :class:`swarm.membership.part_copy.PartCopy`."""
+        await asyncio.sleep(self._late_s)
+        self.step = step
+
+    def holds(self, step: int) -> bool:
+        """As it says."""
+        return self.step == step
+
+    async def snapshot(self) -> Any:
+        """Some numbers."""
+        await asyncio.sleep(self._snapshot_s)
+        return self._run.states(self.step or 0)[self._part]
+
+    async def give_up(self, decision: Decision) -> None:
+        """Nothing."""
+
+
+def copies(run: KeptRun, me: PeerId, **kept: Copy) -> Copying:
+    around = SimpleNamespace(
+        manifest=run.manifest, endpoint=SimpleNamespace(peer=me), clock=LoopClock(), events=None, watch=None
+    )
+    desk = SimpleNamespace(copied=None, dropped=None)
+    found = Copying(cast(Any, around), cast(Any, desk))
+    for name, copy in kept.items():
+        found._kept[PartName(name.replace("_", "-"))] = _Kept(cast(Any, copy), cast(Any, None))
+    return found
+
+
+@virtual
+async def test_copies_that_have_the_last_state_or_get_it_soon_are_given_and_no_others_waited_for() -> None:
+    run = kept_run()
+    run.decide(0)
+    record = run.decide(STEP, ended=True).record
+    me = PeerId(run.keys[2].peer)
+    near = {"stage_0": Copy(run, stage_part(0), STEP - 1, 2.0), "stage_1": Copy(run, stage_part(1), None, 1000.0)}
+    began = asyncio.get_running_loop().time()
+    (found,) = await copies(run, me, **near).last(record)
+    assert (found.part, found.step) == ("stage-0", STEP)
+    assert asyncio.get_running_loop().time() - began == pytest.approx(2.0)
+    slow = Copy(run, stage_part(0), STEP, snapshot_s=2 * copying.LAST_S)
+    (found,) = await copies(run, me, stage_0=slow).last(record)
+    assert found.part == "stage-0", "it has what is needed, and only waits for its turn"
+    began = asyncio.get_running_loop().time() - 2.0
+    late = copies(run, me, stage_0=Copy(run, stage_part(0), STEP - 1, 1000.0))
+    assert await late.last(record) == []
+    assert asyncio.get_running_loop().time() - began == pytest.approx(2.0 + copying.LAST_S)
+
+
+@virtual
+async def test_copies_stay_as_they_are_with_the_record_that_the_run_is_over_with() -> None:
+    """Others may have to keep them from then on, who have nothing; nobody would train what is dropped for them."""
+    run = kept_run()
+    one = copies(run, PeerId("nobody of the roster"), stage_0=Copy(run, stage_part(0), STEP))
+    await one.decided(run.decide(0))
+    assert one._wanted == frozenset()
+    assert one._changed.is_set(), "it is not ours to keep"
+    one._changed.clear()
+    await one.decided(run.decide(STEP, ended=True))
+    assert not one._changed.is_set()
+    assert ENDS in run.decisions[-1].record.digests

@@ -1,0 +1,221 @@
+"""How a run starts, and how it does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from swarm.clock import SystemClock
+from swarm.consensus.records import NO_RECORD, CloseRecord, Contribution, acceptance_bytes
+from swarm.consensus.roster import Candidate, assign_stages
+from swarm.errors import OutOfSync, Refused, RunEnded
+from swarm.ids import ENDS, MicrobatchId, PartName, PeerId
+from swarm.membership.founding_record import Origin, enough, found, founding_record, gather_candidates, genesis
+from swarm.membership.founding_record import Patience as Waits
+from swarm.network.protocols import Answer, Method, Request
+from swarm.schema import Empty
+from swarm.sim.network import SimNetwork
+from swarm.step.calls import StepCalls
+from swarm.step.messages import Accepted, Decide, Propose
+from tests.unit.state.states import StillClock
+from tests.unit.step.world import RUN, sign
+
+DIGESTS = {PartName("stage-0"): "0" * 64, PartName("stage-1"): "1" * 64, ENDS: "2" * 64}
+ORIGIN = Origin(digests=DIGESTS)
+
+
+def candidate(peer: str, role: Any, stage: int | None = None) -> Candidate:
+    return Candidate(peer=peer, role=role, name=peer, stage=stage, addresses=())
+
+
+CANDIDATES = [
+    candidate("F", "bootstrap"),
+    candidate("A", "stage"),
+    candidate("B", "stage", 0),
+    candidate("T", "trainer"),
+]
+
+
+def test_enough_counts_roles_apart() -> None:
+    assert enough(CANDIDATES, 2, 1)[0]
+    complete, reason = enough(CANDIDATES, 3, 2)
+    assert not complete
+    assert reason == "2 of 3 stage hosts and 1 of 2 trainers are here"
+    assert not enough(CANDIDATES, 1, 2)[0]
+
+
+async def test_gathering_polls_until_enough_are_there() -> None:
+    clock, polls = StillClock(), []
+
+    async def candidates() -> Sequence[Candidate]:
+        polls.append(clock.now)
+        return CANDIDATES[: len(polls)]
+
+    found_ = await gather_candidates(candidates, clock, stage_hosts=2, trainers=1, patience_s=60)
+    assert list(found_) == CANDIDATES
+    assert len(polls) == 4
+
+
+async def test_gathering_without_enough_ends_saying_who_is_missing() -> None:
+    clock = StillClock()
+
+    async def candidates() -> Sequence[Candidate]:
+        return CANDIDATES[:2]
+
+    with pytest.raises(RunEnded, match="after 60 s 1 of 2 stage hosts and 0 of 1 trainers"):
+        await gather_candidates(candidates, clock, stage_hosts=2, trainers=1, patience_s=60)
+    assert 60 < clock.now < 61
+
+
+def test_genesis_starts_the_chain_and_every_cursor() -> None:
+    roster, _ = assign_stages(CANDIDATES, 2, private_ends=True)
+    first = genesis(RUN, roster, DIGESTS)
+    assert (first.step, first.previous, first.committed, first.loss) == (0, NO_RECORD, (), 0.0)
+    assert first.cursors == {"T": (0, 0)}
+    assert first.members.stages() == (("B",), ("A",))
+
+
+def test_founding_record_continues_where_the_checkpoint_s_record_ended() -> None:
+    roster, _ = assign_stages(CANDIDATES, 2, private_ends=True)
+    microbatch = MicrobatchId(PeerId("T"), "0" * 16, 0, 6)
+    closed = genesis(RUN, roster, DIGESTS).model_copy(
+        update={
+            "step": 40,
+            "committed": (Contribution(microbatch=microbatch, tokens=1, loss_sum=1.0, route=("A",)),),
+            "cursors": {"T": (1, 7), "gone": (0, 3)},
+            "previous": "9" * 64,
+        }
+    )
+    others = [*CANDIDATES, candidate("U", "trainer")]
+    again, _ = assign_stages(others, 2, private_ends=True)
+    record = founding_record(RUN, again, Origin.after(closed))
+    assert record.founding
+    assert (record.step, record.previous, record.digests) == (40, closed.hash(), closed.digests)
+    assert record.cursors == {"T": (1, 7), "gone": (0, 3), "U": (0, 0)}
+    assert record.members.peers == again.peers
+
+
+def test_founding_record_of_a_run_resumed_twice_follows_the_same_record() -> None:
+    roster, _ = assign_stages(CANDIDATES, 2, private_ends=True)
+    first = founding_record(RUN, roster, Origin(digests=DIGESTS, step=40, previous="9" * 64))
+    assert founding_record(RUN, roster, Origin.after(first)) == first
+    start = genesis(RUN, roster, DIGESTS)
+    assert founding_record(RUN, roster, Origin.after(start)) == start
+
+
+async def test_founding_a_resumed_run_decides_its_step() -> None:
+    calls, newcomers = await meet()
+    origin = Origin(digests=DIGESTS, step=40, previous="9" * 64)
+    record, _ = await found(calls, RUN, CANDIDATES, origin, Waits(clock=StillClock()), timeout_s=5)
+    assert record.step == 40
+    assert all(newcomer.decided[0].step == 40 for newcomer in newcomers.values())
+
+
+class Newcomer:
+    """Accepts what the founder proposes, or does what the test says instead."""
+
+    def __init__(self, peer: PeerId) -> None:
+        self.peer = peer
+        self.on_propose: Callable[[CloseRecord], None] = lambda record: None
+        self.on_decide: Callable[[Decide], None] = lambda decision: None
+        self.decided: list[Decide] = []
+
+    def methods(self) -> list[Method]:
+        """See :class:`~swarm.network.protocols.Service`."""
+        return [
+            Method(name="step/1/propose", request=Propose, handle=self._propose),
+            Method(name="step/1/decide", request=Decide, handle=self._decide),
+        ]
+
+    async def _propose(self, request: Request) -> Answer:
+        self.on_propose(request.body.record)
+        return Answer(Accepted(signature=sign(self.peer, acceptance_bytes(request.body.record))))
+
+    async def _decide(self, request: Request) -> Answer:
+        self.on_decide(request.body)
+        self.decided.append(request.body)
+        return Answer(Empty())
+
+
+async def meet() -> tuple[StepCalls, dict[str, Newcomer]]:
+    network, newcomers = SimNetwork(SystemClock()), {}
+    endpoints = {member.peer: network.endpoint(member.peer) for member in CANDIDATES}
+    for name, endpoint in endpoints.items():
+        newcomers[name] = Newcomer(PeerId(name))
+        await endpoint.enter(RUN)
+        endpoint.mount(newcomers[name])
+    return StepCalls(endpoints["F"]), newcomers
+
+
+async def test_founding_is_decided_by_all_with_all_signatures() -> None:
+    calls, newcomers = await meet()
+    record, reasons = await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=StillClock()), timeout_s=5)
+    assert reasons == {"A": "fewest replicas (0)", "B": "asked for"}
+    for newcomer in newcomers.values():
+        (decision,) = newcomer.decided
+        assert decision.record == record.hash()
+        assert decision.acceptances == {peer: sign(peer, acceptance_bytes(record)) for peer in record.members.peers}
+
+
+@pytest.mark.parametrize("peer", ["A", "T"])
+async def test_founding_waits_for_who_fails_and_asks_it_again(peer: str) -> None:
+    calls, newcomers = await meet()
+    clock, told, proposed = StillClock(), [], []
+
+    def refuse_twice(record: CloseRecord) -> None:
+        proposed.append(record.hash())
+        if len(proposed) <= 2:
+            raise Refused("the disk is full")
+
+    newcomers[peer].on_propose = refuse_twice
+    record, _ = await found(
+        calls, RUN, CANDIDATES, ORIGIN, Waits(clock=clock, seconds=60, waiting=told.append), timeout_s=5
+    )
+    assert proposed == [record.hash()] * 3
+    assert told == [f"all to accept the first record, which is not accepted by {peer} ({peer}): the disk is full"] * 2
+    assert all(len(newcomer.decided) == 1 for newcomer in newcomers.values())
+
+
+async def test_founding_patience_ends_naming_who_did_not_accept() -> None:
+    calls, newcomers = await meet()
+
+    def refuse(record: CloseRecord) -> None:
+        raise Refused("the weights do not match their digest")
+
+    newcomers["A"].on_propose = refuse
+    with pytest.raises(RunEnded, match=r"after 3 s A \(A\): the weights"):
+        await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=StillClock(), seconds=3), timeout_s=5)
+    assert not any(newcomer.decided for newcomer in newcomers.values())
+
+
+async def test_founding_that_the_founder_refuses_is_over_at_once() -> None:
+    calls, newcomers = await meet()
+
+    def refuse(record: CloseRecord) -> None:
+        raise Refused("another record was accepted for this step")
+
+    newcomers["F"].on_propose = refuse
+    with pytest.raises(Refused, match="^F: another record"):
+        await found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=StillClock()), timeout_s=5)
+    assert not any(newcomer.decided for newcomer in newcomers.values())
+
+
+@pytest.mark.parametrize("peer", ["A", "F"])
+async def test_founding_that_one_refuses_too_late_is_decided_by_the_others(peer: str) -> None:
+    """It may have been started anew since it accepted it. The founder itself cannot go on then."""
+    calls, newcomers = await meet()
+
+    def refuse(decision: Decide) -> None:
+        raise Refused("never heard of it")
+
+    newcomers[peer].on_decide = refuse
+    founding = found(calls, RUN, CANDIDATES, ORIGIN, Waits(clock=StillClock()), timeout_s=5)
+    if peer == "F":
+        with pytest.raises(OutOfSync, match="step 0 is decided, but F: never heard of it"):
+            await founding
+    else:
+        record, _ = await founding
+        assert record.step == 0
+    assert {name for name, newcomer in newcomers.items() if newcomer.decided} == {"A", "B", "F", "T"} - {peer}

@@ -1,0 +1,512 @@
+"""A peer on its way into a run: which donors it asks, how often, and what it says when there is no way in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from swarm.averaging.config import AveragingConfig
+from swarm.consensus.changes import Admission
+from swarm.consensus.copies import copy_holders
+from swarm.consensus.records import CloseRecord, Decision
+from swarm.consensus.roster import Roster
+from swarm.errors import Busy, Ending, Refused, RunEnded, StateError, Unreachable, Violation, WrongStep
+from swarm.ids import PeerId, stage_part
+from swarm.membership import joining
+from swarm.membership.joining import LISTEN_EVERY_S, MAX_FAILURES, Joining
+from swarm.membership.observer import ObserverContext
+from swarm.membership.status import Situation
+from swarm.step.observe_messages import RunStanding
+from tests.harness.swarm import EventList
+from tests.unit.membership.observed import CONTACT, DONOR, JOINER, OTHER, ROSTER, Run, listed, signed
+from tests.unit.peers.fake_clock import FakeClock
+from tests.unit.step.world import RUN, sign
+
+STEPS = 99
+Behave = Callable[["Scripted"], Any]
+NAMED = Roster([*ROSTER.members, listed(JOINER)])
+
+
+class Scripted:
+    """An observer whose donors do what the test says; raising is one of the things."""
+
+    def __init__(self, world: World, donors: Sequence[PeerId], name: str | None) -> None:
+        self.world, self.candidates, self.name = world, tuple(donors), name
+        self.donors: tuple[PeerId, ...] = ()
+        self.head: CloseRecord | None = None
+
+    async def start(
+        self, contact: PeerId, known: CloseRecord | None = None, wanted: CloseRecord | None = None
+    ) -> Decision:
+        self.world.asked.append((self.candidates, self.name))
+        self.world.wanted.append(wanted)
+        if self.name is not None and self.world.start:
+            error = self.world.start.pop(0)
+            if error is not None:
+                raise error
+        for donor in self.candidates:
+            behave = self.world.behave.get(donor)
+            if behave is not None:
+                behave(self)
+        self.donors = self.candidates
+        self.head = wanted or self.world.run.head
+        return next(kept for kept in self.world.run.decisions if kept.record == self.head)
+
+    async def begin(self, decision: Decision, part: Any) -> None:
+        self.world.member.head = decision.record
+        if part is not None:
+            part.step = decision.record.step
+
+    def resume(self, part: Any) -> None:
+        self.world.resumed.append(self.donors)
+
+    def go_on(self, head: CloseRecord, part: Any) -> None:
+        self.head = head
+        self.world.went_on.append(self.candidates)
+
+    async def close(self) -> None:
+        self.world.closed += 1
+
+    async def follow(self) -> CloseRecord:
+        """The next step closes, and its record names us."""
+        follow = self.world.follow.pop(0) if self.world.follow else None
+        if follow is not None:
+            raise follow
+        self.world.member.head = self.head = self.world.run.close(NAMED).record
+        self.world.member.is_member = True
+        return self.head
+
+
+class World:
+    """Everything around one :class:`Joining`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, steps: int = STEPS, stage: int | None = 0) -> None:
+        self.run = Run(2)
+        self.behave: dict[PeerId, Behave] = {}
+        self.follow: list[Exception | None] = []
+        self.start: list[Exception | None] = []
+        self.asked: list[tuple[tuple[PeerId, ...], str | None]] = []
+        self.wanted: list[CloseRecord | None] = []
+        self.resumed: list[tuple[PeerId, ...]] = []
+        self.went_on: list[tuple[PeerId, ...]] = []
+        self.closed = 0
+        self.downloads: list[tuple[str, int, tuple[PeerId, ...]]] = []
+        self.made: list[Fetching] = []
+        self.broken: list[tuple[int, Exception]] = []
+        self.admissions: list[tuple[PeerId, Admission]] = []
+        self.clock, self.events = FakeClock(), EventList(JOINER)
+        self.situation = Situation(self.events)
+        self.leaving = SimpleNamespace(asked=False, ending=Ending.DONE, admitted=_Flag())
+        self.member = SimpleNamespace(
+            head=None,
+            is_member=False,
+            observe=None,
+            names=lambda record: bool(self.admissions),
+            stand_in=self._stand_in,
+        )
+        self.stood_in: list[Decision] = []
+        self.heard: list[bool] = []
+        self.lost: tuple[str, ...] = ()
+        self.leaving_peers: set[PeerId] = set()
+        self.prepared = 0
+        self.unreachable = ""
+        run = SimpleNamespace(steps=steps, copies=1)
+        split = SimpleNamespace(stages=2, ends="private")
+        self.around = SimpleNamespace(
+            manifest=SimpleNamespace(run_id=RUN, run=run, split=split, averaging=AveragingConfig()),
+            endpoint=SimpleNamespace(
+                peer=JOINER, addresses=("/memory/J",), learn=lambda peer, addresses: None, call=self._standing
+            ),
+            identity=SimpleNamespace(sign=lambda data: sign(JOINER, data)),
+            device=None,
+            events=self.events,
+            clock=self.clock,
+            watch=SimpleNamespace(follow=lambda roster: None, gone={}, incarnation=7, twin=self._twin),
+            be_reachable=self._be_reachable,
+        )
+        settings = SimpleNamespace(role="stage", stage=stage, name="j", region="eu", dial_out_only=False)
+        monkeypatch.setattr(joining, "Observer", self._observer)
+        monkeypatch.setattr(joining, "build_empty", self._build)
+        monkeypatch.setattr(joining, "PartDownload", self._download)
+        monkeypatch.setattr(joining, "StepCalls", lambda endpoint: self)
+        self.joining = Joining(settings, self.around, self.member, self.situation, self.leaving, self._prepare)  # type: ignore[arg-type]
+
+    def donors(self) -> list[PeerId]:
+        """Who was asked for a part, in order."""
+        return [donor for donors, name in self.asked if name is not None for donor in donors]
+
+    async def ask(self, peer: PeerId, method: str, body: Admission, reply: Any, *, timeout_s: float) -> None:
+        """Stands in for the step calls."""
+        self.admissions.append((peer, body))
+
+    def _observer(self, context: ObserverContext, donors: Sequence[PeerId], name: str | None) -> Scripted:
+        return Scripted(self, donors, name)
+
+    async def _standing(self, peer: PeerId, method: str, *body: Any, timeout_s: float) -> tuple[RunStanding, bytes]:
+        leaving = peer in self.leaving_peers
+        return RunStanding(founder=peer, closed=0, waiting_for="", lost=self.lost, leaving=leaving), b""
+
+    async def _twin(self, roster: Sequence[PeerId]) -> bool:
+        return self.heard.pop(0)
+
+    async def _stand_in(self, decision: Decision) -> None:
+        self.stood_in.append(decision)
+
+    async def _be_reachable(self, through: Sequence[PeerId]) -> str:
+        return self.unreachable
+
+    async def _build(self, around: Any, name: str) -> Any:
+        return SimpleNamespace(spec=SimpleNamespace(name=name), step=-1)
+
+    def _download(self, around: Any, record: CloseRecord, part: Any) -> Fetching:
+        self.made.append(Fetching(self, record, part))
+        return self.made[-1]
+
+    async def _prepare(self, part: Any, record: CloseRecord) -> None:
+        self.prepared += 1
+
+
+class Fetching:
+    """A download that brings so many bytes and fails, as often as the test says, and then succeeds."""
+
+    def __init__(self, world: World, record: CloseRecord, part: Any) -> None:
+        self.world, self.record, self.part = world, record, part
+        self.verified_bytes = 0
+        self.liars: set[PeerId] = set()
+
+    async def run(self, donors: Sequence[PeerId]) -> None:
+        self.world.downloads.append((self.part.spec.name, self.record.step, tuple(donors)))
+        if self.world.broken:
+            brought, error = self.world.broken.pop(0)
+            self.verified_bytes += brought
+            if isinstance(error, Violation):
+                self.liars.add(PeerId(error.peer))
+            raise error
+        self.part.step = self.record.step
+
+
+class _Flag:
+    def __init__(self) -> None:
+        self.given = False
+
+    def set(self) -> None:
+        self.given = True
+
+    def is_set(self) -> bool:
+        return self.given
+
+
+async def test_joiner_takes_all_replicas_as_donors_and_asks_the_leader_of_the_open_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+    await world.joining.run(CONTACT)
+    (leader, admission), head = world.admissions[0], world.run.decisions[2].record
+    assert (leader, admission.step, admission.member.part) == (ROSTER.succession(3)[0], 3, "stage-0")
+    assert admission.member.incarnation == 7
+    assert (admission.member.region, admission.member.outgoing) == ("eu", False)
+    assert head.step == 2
+    assert set(world.donors()) == {DONOR, OTHER}
+    assert set(world.downloads[0][2]) == {DONOR, OTHER}
+    assert (world.prepared, world.closed) == (1, 1)
+
+
+async def test_joiner_whose_replicas_are_all_gone_asks_who_keeps_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.start = [Unreachable("gone")]
+    await world.joining.run(CONTACT)
+    parts = [donors for donors, name in world.asked if name is not None]
+    (holder,) = copy_holders(ROSTER, stage_part(0), 1)
+    assert [set(donors) for donors in parts] == [{DONOR, OTHER}, {DONOR, OTHER, holder}]
+    assert parts[1][-1] == holder, "replicas first"
+
+
+async def test_joiner_asks_busy_donors_as_long_as_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.start = [Busy("8 peers are joining")] * (5 * MAX_FAILURES)
+    await world.joining.run(CONTACT)
+    assert world.clock.now > 30.0, "it did not pause between its questions"
+    assert any("8 peers are joining" in str(event) for event in world.events.events)
+
+
+async def test_joiner_gives_up_after_some_failures_and_names_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.start = [StateError("the digest is wrong")] * 99
+    with pytest.raises(RunEnded, match="nobody could help .* the digest is wrong") as error:
+        await world.joining.run(CONTACT)
+    assert error.value.ending is Ending.UNREACHABLE
+    assert len(world.donors()) == 2 * MAX_FAILURES + MAX_FAILURES - 1, "both replicas, and then who keeps a copy"
+    firsts = [donors[0] for donors, name in world.asked if name is not None]
+    assert firsts[:4] == firsts[:2] * 2, "another donor first each time"
+    assert set(firsts) == {DONOR, OTHER}
+
+
+async def test_joiner_whose_donors_fail_in_the_middle_goes_on_from_what_it_holds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+    world.follow = [Unreachable("the stream broke")]
+    await world.joining.run(CONTACT)
+    assert len(world.went_on) == 1, "somebody kept what comes after it"
+    assert (len(world.downloads), world.prepared, world.resumed) == (1, 1, [])
+
+
+async def test_joiner_for_whom_nobody_kept_updates_begins_again_at_the_same_step_and_downloads_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+    world.follow = [Unreachable("the stream broke"), WrongStep("not kept here any more")]
+    await world.joining.run(CONTACT)
+    assert len(world.resumed) == 1, "others are at the same step: nothing is downloaded twice"
+    assert (len(world.downloads), world.prepared) == (1, 1)
+
+
+async def test_joiner_that_fell_behind_downloads_anew_and_is_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+
+    def close_many(observer: Scripted) -> None:
+        if world.prepared:
+            for _ in range(3):
+                world.run.close()
+
+    world.behave = {DONOR: close_many}
+    world.follow = [WrongStep("not kept here any more")] * 2
+    await world.joining.run(CONTACT)
+    assert (len(world.downloads), world.prepared, world.resumed) == (2, 1, [])
+
+
+async def test_joiner_whose_donors_all_die_while_it_downloads_goes_on_with_the_same_state(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+    world.broken = [(1000, Unreachable("the stream broke"))] * (2 * MAX_FAILURES)
+    await world.joining.run(CONTACT)
+    assert len(world.made) == 1, "what was verified was thrown away"
+    assert [step for _, step, _ in world.downloads] == [2] * (2 * MAX_FAILURES + 1), "as long as it gets on"
+    asked = [wanted for wanted, (_, name) in zip(world.wanted, world.asked, strict=True) if name is not None]
+    assert {None if wanted is None else wanted.step for wanted in asked[1:]} == {2}
+
+
+async def test_joiner_that_gets_nothing_more_of_a_state_gives_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.broken = [(1000, Unreachable("no"))] + [(0, Unreachable("the stream broke"))] * 99
+    with pytest.raises(RunEnded, match="the stream broke"):
+        await world.joining.run(CONTACT)
+    assert len(world.downloads) == MAX_FAILURES
+
+
+async def test_joiner_whose_state_nobody_keeps_any_more_begins_with_the_newest(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.broken = [(1000, Unreachable("the stream broke"))]
+    world.start = [None, WrongStep("stage-0 is at step 7 here, not 2")]
+    before = world.run.head.step
+    world.behave = {DONOR: lambda observer: world.run.close() if len(world.made) == 1 else None}
+    await world.joining.run(CONTACT)
+    assert [step for _, step, _ in world.downloads] == [before, before + 1]
+    assert world.made[0] is not world.made[1]
+
+
+async def test_joiner_asks_no_liar_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.broken = [(1000, Violation("not what its hash says", peer=DONOR))]
+    await world.joining.run(CONTACT)
+    assert [set(donors) for _, _, donors in world.downloads] == [{DONOR, OTHER}, {OTHER, CONTACT}]
+
+
+async def test_joiner_that_is_named_while_it_changes_donors_does_not_ask_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+    closed: list[Decision] = []
+
+    def name_us(observer: Scripted) -> None:
+        if world.prepared and not closed:
+            closed.append(world.run.close(NAMED))
+            world.member.is_member = True
+
+    world.behave = {CONTACT: name_us}
+    world.follow = [Unreachable("the stream broke")] * 2
+    await world.joining.run(CONTACT)
+    assert JOINER not in world.donors()
+    assert len(world.downloads) == 2
+
+
+async def test_joiner_whose_stage_has_changed_before_it_held_anything_builds_the_right_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its first choice got a replica meanwhile: the part that was built for it is of no use."""
+    world = World(monkeypatch, stage=None)
+    thin = Roster([listed(DONOR), listed(OTHER, part="stage-1"), listed(CONTACT, "trainer", "ends")])
+    full = {
+        "stage-0": Roster([*thin.members, listed("N")]),
+        "stage-1": Roster([*thin.members, listed("N", part="stage-1")]),
+    }
+    world.run.decisions[-1] = signed(world.run.head.model_copy(update={"roster": thin.members}))
+    downloaded: list[str] = []
+
+    async def run(self: Fetching, donors: Sequence[PeerId]) -> None:
+        downloaded.append(self.part.spec.name)
+        if len(downloaded) == 1:
+            after = full[self.part.spec.name]
+            world.run.decisions[-1] = signed(self.record.model_copy(update={"roster": after.members}))
+            world.start = [WrongStep("gone on")]
+            raise StateError("the link broke")
+
+    monkeypatch.setattr(Fetching, "run", run)
+    await world.joining.run(CONTACT)
+    assert sorted(downloaded) == ["stage-0", "stage-1"]
+    assert world.situation.part == downloaded[1]
+
+
+async def test_joiner_that_comes_with_the_last_step_downloads_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, steps=3)
+    with pytest.raises(RunEnded, match="nobody joins with that one"):
+        await world.joining.run(CONTACT)
+    assert (world.downloads, world.admissions) == ([], [])
+
+
+@pytest.mark.parametrize("roster", [ROSTER, NAMED], ids=["a stranger", "one that took part in an earlier life"])
+async def test_joiner_that_comes_after_the_last_step_ends_in_order(
+    monkeypatch: pytest.MonkeyPatch, roster: Roster
+) -> None:
+    world = World(monkeypatch, steps=3)
+    world.run.close(roster)
+    with pytest.raises(RunEnded, match="the run is over: its last step, 3, is closed") as ended:
+        await world.joining.run(CONTACT)
+    assert ended.value.ending is Ending.DONE
+    assert (world.downloads, world.admissions) == ([], [])
+
+
+async def test_joiner_that_comes_after_the_run_was_ended_ends_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.run.close(ROSTER, ended=True)
+    with pytest.raises(RunEnded, match="the run was ended with step 3, as all its peers were asked to leave") as ended:
+        await world.joining.run(CONTACT)
+    assert ended.value.ending is Ending.DONE
+    assert (world.downloads, world.admissions) == ([], [])
+
+
+async def test_joiner_that_is_beside_it_as_the_run_is_ended_asks_nobody_that_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+
+    async def follow(self: Scripted) -> CloseRecord:
+        world.member.head = self.head = world.run.close(ROSTER, ended=True).record
+        return self.head
+
+    world.member.names = lambda record: False
+    monkeypatch.setattr(Scripted, "follow", follow)
+    with pytest.raises(RunEnded, match="the run was ended with step 3") as ended:
+        await world.joining.run(CONTACT)
+    assert ended.value.ending is Ending.DONE
+    asked = len(world.asked)
+    with pytest.raises(RunEnded, match="the run was ended with step 3"):
+        await world.joining.again(None, world.run.head, CONTACT)
+    assert len(world.asked) == asked
+
+
+async def test_joiner_waits_for_the_run_to_miss_its_former_self_and_listens_for_another_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch)
+    world.run.close(NAMED)
+    world.heard = [False, False, True]
+    with pytest.raises(RunEnded, match="takes part in the run already"):
+        await world.joining.run(CONTACT)
+    assert 2 * LISTEN_EVERY_S <= world.clock.now < 3 * LISTEN_EVERY_S
+    assert world.downloads == []
+    assert world.stood_in[0].record == world.run.head, "it may still vote"
+
+
+async def test_joiner_whose_earlier_life_held_another_part_takes_over_the_one_that_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(monkeypatch, stage=None)
+    world.run.close(NAMED)
+    world.lost = ("stage-1",)
+    world.heard = [False]
+    await world.joining.run(CONTACT)
+    assert world.situation.part == "stage-1"
+    assert world.stood_in, "it listens first whether that life is there still"
+
+
+async def test_joiner_that_hears_of_its_twin_ends_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.run.close(NAMED)
+    world.lost = ("stage-1",)
+    world.heard = [True]
+    with pytest.raises(RunEnded, match="takes part in the run already"):
+        await world.joining.run(CONTACT)
+    assert world.clock.now == 0.0
+
+
+async def test_joiner_that_wishes_for_a_stage_that_is_not_is_a_wrong_usage(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch, stage=7)
+    with pytest.raises(RunEnded, match="there is no stage 7") as error:
+        await world.joining.run(CONTACT)
+    assert error.value.ending is Ending.MISUSED
+
+
+async def test_joiner_that_nobody_can_call_is_told_so_before_it_downloads(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.unreachable = "behind a router, and no relay"
+    with pytest.raises(RunEnded, match="behind a router"):
+        await world.joining.run(CONTACT)
+    assert (world.downloads, world.admissions) == ([], [])
+
+
+async def test_joiner_whose_contact_does_not_answer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+
+    def silent(observer: Scripted) -> None:
+        raise Unreachable("no such peer", peer=CONTACT)
+
+    world.behave[CONTACT] = silent
+    with pytest.raises(RunEnded, match="nobody can show what the newest record is.*no such peer"):
+        await world.joining.run(CONTACT)
+
+
+async def test_joiner_that_was_told_to_leave_meanwhile_asks_for_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    world.leaving.asked, world.leaving.ending = True, Ending.DRAINED
+    with pytest.raises(RunEnded, match="left before it took part") as error:
+        await world.joining.run(CONTACT)
+    assert (error.value.ending, world.admissions) == (Ending.DRAINED, [])
+
+
+async def test_joiner_that_is_refused_asks_again_with_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World(monkeypatch)
+    answers: list[Exception] = [Refused("the run is full")]
+
+    async def ask(peer: PeerId, method: str, body: Admission, reply: Any, *, timeout_s: float) -> None:
+        world.admissions.append((peer, body))
+        if answers:
+            raise answers.pop()
+
+    async def follow(self: Scripted) -> CloseRecord:
+        named = len(world.admissions) > 1
+        world.member.is_member = named
+        world.member.head = self.head = world.run.close(NAMED if named else ROSTER).record
+        return self.head
+
+    monkeypatch.setattr(world, "ask", ask, raising=False)
+    monkeypatch.setattr(Scripted, "follow", follow)
+    await world.joining.run(CONTACT)
+    assert [body.step for _, body in world.admissions] == [3, 4]
+    assert any("the run is full" in str(event) for event in world.events.events)
+
+
+async def test_joiner_takes_the_place_of_a_replica_that_says_it_is_about_to_leave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for stage, leaver in enumerate((DONOR, OTHER)):
+        world = World(monkeypatch, stage=None)
+        thin = Roster([listed(DONOR), listed(OTHER, part="stage-1"), listed(CONTACT, "trainer", "ends")])
+        world.run.decisions[-1] = signed(world.run.head.model_copy(update={"roster": thin.members}))
+        world.leaving_peers = {leaver}
+        await world.joining.run(CONTACT)
+        assert world.situation.part == f"stage-{stage}"

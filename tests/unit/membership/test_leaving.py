@@ -1,0 +1,334 @@
+"""A peer that was told to leave: it asks every leader until a record lets it go, and says what it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from swarm.consensus.changes import ChangeRules, Changes, Departure, Moment
+from swarm.consensus.records import CloseRecord, acceptance_bytes
+from swarm.consensus.roster import Roster
+from swarm.errors import (
+    Busy,
+    DeadlineMissed,
+    Ending,
+    PeerError,
+    Refused,
+    RunEnded,
+    Superseded,
+    Unreachable,
+    Violation,
+    WrongStep,
+)
+from swarm.events import Draining, Waiting
+from swarm.ids import PeerId
+from swarm.membership.leaving import HANDOVER_S, Leaving
+from swarm.membership.status import Situation
+from swarm.step.messages import Propose
+from swarm.waiting import AdaptiveDeadline
+from tests.harness.expect import eventually
+from tests.harness.swarm import EventList
+from tests.unit.averaging.world import LoopClock
+from tests.unit.step.puppets import virtual
+from tests.unit.step.world import (
+    GENESIS,
+    ROSTER,
+    RULES,
+    RUN,
+    A,
+    Bench,
+    apply,
+    decide,
+    prepare,
+    reconcile,
+    record,
+    sign,
+    verify,
+)
+
+WITHOUT_ME = Roster([member for member in ROSTER.members if member.peer != A])
+
+
+class Calls:
+    """Keeps what leaders are asked; each answer is taken from ``answers``, yes when there are none left."""
+
+    me = A
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[PeerId, Departure]] = []
+        self.answers: list[PeerError] = []
+
+    async def ask(self, peer: PeerId, method: str, body: Departure, reply: Any, *, timeout_s: float) -> None:
+        assert method == "lead/1/leave"
+        assert 0 < timeout_s < 1000
+        self.asked.append((peer, body))
+        if self.answers:
+            raise self.answers.pop(0)
+
+
+class Identity:
+    """Signs as the tests' members do."""
+
+    def sign(self, data: bytes) -> bytes:
+        return sign(A, data)
+
+
+class Home:
+    """A member that may leave, and everything around it."""
+
+    def __init__(self, *, founded: bool = True) -> None:
+        self.bench, self.calls, self.events = Bench(A, founded=founded), Calls(), EventList(A)
+        self.situation = Situation(self.events)
+        around = SimpleNamespace(manifest=SimpleNamespace(run_id=RUN), identity=Identity(), clock=LoopClock())
+        self.leaving = Leaving(
+            around,  # type: ignore[arg-type]
+            self.bench.member,
+            self.calls,  # type: ignore[arg-type]
+            self.situation,
+            AdaptiveDeadline(floor_s=1.0, ceiling_s=9.0),
+        )
+
+    async def close(self, before: CloseRecord = GENESIS, *, leave: Departure | None = None) -> CloseRecord:
+        """The open step is closed, with or without us in what follows."""
+        step = before.step + 1
+        changes = Changes() if leave is None else Changes(leaves=(leave,))
+        closed = record(before, roster=ROSTER.members if leave is None else WITHOUT_ME.members)
+        for body in (reconcile(step), apply(step), Propose(record=closed, changes=changes)):
+            await self.bench.ask(body)
+        decision = decide(closed)
+        signed = {peer: sign(peer, acceptance_bytes(closed)) for peer in ROSTER.peers}
+        await self.bench.ask(decision.model_copy(update={"acceptances": signed}))
+        return closed
+
+    async def asked(self, times: int) -> Departure:
+        await eventually(lambda: len(self.calls.asked) >= times)
+        return self.calls.asked[times - 1][1]
+
+
+@virtual
+async def test_member_that_is_told_to_leave_asks_the_leader_of_the_open_step_and_goes_with_its_record() -> None:
+    home = Home()
+    going = asyncio.create_task(home.leaving.run())
+    assert home.leaving.ask("SIGTERM", Ending.DRAINED) == "asked to leave; step 1 is the first with which it may"
+    request = await home.asked(1)
+    assert home.calls.asked[0][0] == ROSTER.succession(1)[0]
+    ChangeRules(RUN, RULES.parts, 9, verify).check_departure(Moment(1, ROSTER, GENESIS.hash()), request)
+    assert home.situation.waiting_for == "step 1 to close"
+    await home.close(leave=request)
+    await going
+    assert home.bench.member.departed
+    assert len(home.calls.asked) == 1
+
+
+@virtual
+async def test_member_agrees_that_the_run_ends_once_nobody_has_come_for_long_and_it_helps_nobody() -> None:
+    home = Home()
+    helped = True
+    home.leaving.helping = lambda: helped
+    going = asyncio.create_task(home.leaving.run())
+    home.leaving.ask("SIGTERM", Ending.DRAINED)
+    rules, now = ChangeRules(RUN, RULES.parts, 9, verify), Moment(1, ROSTER, GENESIS.hash())
+    first = await home.asked(1)
+    await asyncio.sleep(10 * HANDOVER_S)
+    assert (first.ends, len(home.calls.asked)) == (False, 1)
+    helped = False
+    second = await home.asked(2)
+    assert second.ends
+    for request in (first, second):
+        rules.check_departure(now, request)
+    await asyncio.sleep(10 * HANDOVER_S)
+    assert len(home.calls.asked) == 2
+    await home.bench.ask(prepare(term=1))
+    assert (await home.asked(3)).ends
+    helped = True
+    assert not (await home.asked(4)).ends, "somebody has come after all"
+    going.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await going
+
+
+@virtual
+async def test_member_that_cannot_be_spared_asks_again_whether_all_others_are_asked_by_now() -> None:
+    home = Home()
+    home.leaving.helping = lambda: True
+    home.calls.answers = [Refused("it holds the only replica"), Refused("all have been asked to leave")]
+    going = asyncio.create_task(home.leaving.run())
+    home.leaving.ask("SIGTERM", Ending.DRAINED)
+    await home.asked(1)
+    await eventually(lambda: "the only replica; not while" in home.situation.waiting_for)
+    await home.asked(2)
+    await eventually(lambda: home.situation.waiting_for.startswith("all have been asked to leave"))
+    await home.asked(3)
+    await asyncio.sleep(100.0)
+    assert len(home.calls.asked) == 3, "granted"
+    home.situation.wait_for("all have been asked to leave")
+    home.calls.answers = [Refused("it holds the only replica")] * 2
+    await home.close()
+    home.bench.replenish()
+    await home.asked(4)
+    await asyncio.sleep(1.0)
+    assert home.situation.waiting_for == "all have been asked to leave", "the others are about to ask in this step"
+    await home.asked(5)
+    await eventually(lambda: home.situation.waiting_for.startswith("it holds the only replica"))
+    home.situation.wait_for("all have been asked to leave")
+    home.calls.answers = [Refused("it holds the only replica")] * 2
+    await home.bench.ask(prepare(step=2, term=1))
+    await home.asked(6)
+    await asyncio.sleep(1.0)
+    assert home.situation.waiting_for == "all have been asked to leave", "nor have they asked its next leader"
+    going.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await going
+
+
+@virtual
+async def test_member_asks_for_the_end_at_once_in_the_steps_after() -> None:
+    home = Home()
+    going = asyncio.create_task(home.leaving.run())
+    home.leaving.ask("swarm drain", Ending.DONE)
+    assert not (await home.asked(1)).ends
+    await asyncio.sleep(HANDOVER_S / 2)
+    closed = await home.close()
+    home.bench.replenish()
+    assert not (await home.asked(2)).ends
+    await asyncio.sleep(HANDOVER_S)
+    await home.close(closed)
+    home.bench.replenish()
+    await home.asked(4)
+    assert [body.ends for _, body in home.calls.asked] == [False, False, True, True]
+    going.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await going
+
+
+@virtual
+async def test_member_that_cannot_be_spared_says_why_and_asks_again_with_every_step() -> None:
+    home = Home()
+    home.calls.answers = [Refused("it holds the only replica"), WrongStep("it is too late"), Violation("forged")]
+    going = asyncio.create_task(home.leaving.run())
+    home.leaving.ask("swarm drain", Ending.DONE)
+    await home.asked(1)
+    closed = await home.close()
+    home.bench.replenish()
+    await home.asked(2)
+    closed = await home.close(closed)
+    home.bench.replenish()
+    third = await home.asked(3)
+    assert [body.step for _, body in home.calls.asked] == [1, 2, 3]
+    assert third.step == closed.step + 1
+    await eventually(lambda: home.situation.waiting_for == "forged")
+    said = [event.what for event in home.events.of(Waiting)]
+    assert said == ["it holds the only replica", "the next step: it is too late", "forged"]
+    assert home.leaving.ask("again", Ending.DONE) == "draining: forged"
+    going.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await going
+
+
+@virtual
+async def test_member_that_is_never_let_go_stays_to_the_end_of_the_run() -> None:
+    home = Home()
+    home.calls.answers = [Refused("no")] * RULES.steps
+    going = asyncio.create_task(home.leaving.run())
+    home.leaving.ask("swarm drain", Ending.DONE)
+    closed = GENESIS
+    for step in range(1, RULES.steps + 1):
+        await home.asked(step)
+        closed = await home.close(closed)
+        home.bench.replenish()
+    await going
+    assert not home.bench.member.departed
+    assert home.bench.member.over
+
+
+@pytest.mark.parametrize("error", [Unreachable("dead"), DeadlineMissed("late"), Busy("full"), Superseded("A leads")])
+@virtual
+async def test_member_whose_leader_does_not_answer_asks_until_somebody_does(error: PeerError) -> None:
+    home = Home()
+    home.calls.answers = [error] * 4
+    going = asyncio.create_task(home.leaving.run())
+    home.leaving.ask("SIGTERM", Ending.DRAINED)
+    await home.asked(2)
+    assert home.situation.waiting_for == f"a leader of step 1: {error.reason}"
+    request = await home.asked(5)
+    assert home.situation.waiting_for == "step 1 to close"
+    await home.close(leave=request)
+    await going
+    assert {body.step for _, body in home.calls.asked} == {1}
+
+
+@virtual
+async def test_member_asks_the_next_leader_when_another_takes_over() -> None:
+    home = Home()
+    going = asyncio.create_task(home.leaving.run())
+    home.leaving.ask("SIGTERM", Ending.DRAINED)
+    await home.asked(1)
+    await asyncio.sleep(60)
+    assert len(home.calls.asked) == 2, "the second time that it agrees to the end of the run"
+    await home.bench.ask(prepare(term=2))
+    await home.asked(3)
+    first, _, third = ROSTER.succession(1)
+    assert [peer for peer, _ in home.calls.asked] == [first, first, third]
+    going.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await going
+
+
+@pytest.mark.parametrize("when", ["before", "while it asks", "while it waits"])
+@virtual
+async def test_member_that_is_cut_off_need_not_come_back_to_leave(when: str) -> None:
+    home = Home()
+    home.leaving.admitted.set()
+    if when == "while it asks":
+        home.calls.answers = [Unreachable("dead")] * 9
+    if when == "before":
+        await home.bench.member.cut("B is steps ahead")
+    going = asyncio.create_task(home.leaving.run())
+    home.leaving.ask("SIGTERM", Ending.DRAINED)
+    if when != "before":
+        await home.asked(1)
+        await home.bench.member.cut("B is steps ahead")
+    with pytest.raises(RunEnded, match="B is steps ahead") as ended:
+        await going
+    assert ended.value.ending is Ending.DRAINED
+
+
+@virtual
+async def test_peer_that_is_told_to_leave_before_it_took_part_ends_at_once() -> None:
+    home = Home(founded=False)
+    home.leaving.ask("SIGTERM", Ending.DRAINED)
+    with pytest.raises(RunEnded, match="left before it took part") as error:
+        await home.leaving.run()
+    assert error.value.ending is Ending.DRAINED
+    assert home.calls.asked == []
+
+
+@virtual
+async def test_peer_that_a_record_may_name_already_waits_for_that_record() -> None:
+    home = Home(founded=False)
+    home.leaving.admitted.set()
+    home.leaving.ask("SIGTERM", Ending.DRAINED)
+    going = asyncio.create_task(home.leaving.run())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not going.done()
+    await home.bench.ask(Propose(record=GENESIS))
+    await home.bench.ask(decide(GENESIS))
+    request = await home.asked(1)
+    await home.close(leave=request)
+    await going
+
+
+@virtual
+async def test_order_that_is_repeated_changes_nothing_and_is_seen_to_be_heard_once() -> None:
+    home = Home()
+    for by in ("swarm drain", "Ctrl-C", "Ctrl-C", "swarm drain"):
+        home.leaving.ask(by, Ending.DRAINED if by == "swarm drain" else Ending.DONE)
+    assert home.leaving.ending is Ending.DRAINED
+    assert [(event.reason, event.again) for event in home.events.of(Draining)] == [
+        ("swarm drain", False),
+        ("Ctrl-C", True),
+    ]

@@ -1,0 +1,296 @@
+"""One copy: when it keeps what it has, when it lets it go, and how long it waits for another try."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from swarm.averaging.config import AveragingConfig
+from swarm.consensus.records import CloseRecord, Decision
+from swarm.errors import OutOfSync, PeerError, Unreachable, WrongStep
+from swarm.events import CopyDropped, CopyHeld
+from swarm.ids import PartName, PeerId
+from swarm.membership import part_copy
+from swarm.membership.observer import ObserverContext
+from swarm.membership.part_copy import DECIDED_S, CopyContext, PartCopy, RecentRecords
+from swarm.models.spec import SplitConfig
+from swarm.optim.schedules import OptimizerConfig
+from swarm.state.snapshot import Snapshot
+from tests.harness.swarm import EventList
+from tests.unit.membership.observed import CONTACT, DONOR, MODEL, OTHER, STAGE, HandClock, Run, signed, turns
+from tests.unit.step.world import RUN, InlineDevice
+
+ME = CONTACT
+"""A trainer, so that it can keep a copy of a stage."""
+
+
+class Scripted:
+    """An observer: its start and its steps are as the scene says."""
+
+    def __init__(self, scene: Scene, context: ObserverContext, donors: tuple[PeerId, ...]) -> None:
+        self.scene, self.context, self.donors = scene, context, donors
+        scene.observers.append(self)
+
+    async def start(self, contact: PeerId, *, wanted: CloseRecord) -> Decision:
+        """The decision that is wanted, or a failure."""
+        error = self.scene.starts.pop(0) if self.scene.starts else None
+        if error is not None:
+            raise error
+        self.head = wanted
+        return next(decision for decision in self.scene.run.decisions if decision.record == wanted)
+
+    async def begin(self, decision: Decision, part: Any) -> None:
+        """The state is here."""
+        await self.context.observe(decision)
+
+    def resume(self, part: Any) -> None:
+        """It was here already."""
+        self.scene.resumed += 1
+
+    async def follow(self) -> CloseRecord:
+        """The next step, when the scene lets it come."""
+        decision = await self.scene.updates.get()
+        if isinstance(decision, PeerError):
+            raise decision
+        await self.context.observe(decision)
+        self.head = decision.record
+        return decision.record
+
+    async def ahead(self) -> torch.Tensor | None:
+        """What the scene has of the next step before it is decided."""
+        return self.scene.ahead.pop(0) if self.scene.ahead else None
+
+    def went_on(self, record: CloseRecord) -> None:
+        """It was decided as it stood."""
+        self.head = record
+
+    async def close(self) -> None:
+        """Thank you."""
+        self.scene.closed += 1
+
+
+class Scene:
+    """A copy of the stage at a trainer, and what happens to it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.run, self.clock, self.events = Run(), HandClock(), EventList(ME)
+        self.observers: list[Scripted] = []
+        self.starts: list[PeerError | None] = []
+        self.ahead: list[torch.Tensor] = []
+        self.state: Snapshot | None = None
+        self.updates: asyncio.Queue[Decision | PeerError] = asyncio.Queue()
+        self.resumed = self.closed = 0
+        self.told: list[tuple[str, int]] = []
+        self.records = RecentRecords(self.clock)
+        manifest = SimpleNamespace(
+            run_id=RUN,
+            run=SimpleNamespace(copies=1),
+            model=MODEL,
+            split=SplitConfig(stages=2),
+            optimizer=OptimizerConfig(),
+            averaging=AveragingConfig(),
+        )
+        around: Any = SimpleNamespace(
+            manifest=manifest, endpoint=SimpleNamespace(peer=ME), clock=self.clock, events=self.events
+        )
+        context = CopyContext(
+            around=around,
+            records=self.records,
+            host=InlineDevice(),  # type: ignore[arg-type]
+            turn=asyncio.Lock(),
+            copied=self._copied,
+            dropped=self._dropped,
+        )
+        monkeypatch.setattr(part_copy, "Observer", lambda context, donors, name: Scripted(self, context, donors))
+        monkeypatch.setattr(part_copy, "Download", lambda context, wanted: self)
+        self.copy = PartCopy(context, STAGE)
+        self.given = {DONOR: 10, OTHER: 2}
+
+    async def fetch(self, donors: tuple[PeerId, ...]) -> Snapshot:
+        """The state, as a download gives it."""
+        return self.state or self.run.part.snapshot()
+
+    async def decide(self, *, arrives: bool) -> Decision:
+        """One more step of the run; the copy gets its update or not."""
+        decision = self.run.close()
+        await self.records.add(decision.record)
+        if arrives:
+            self.updates.put_nowait(decision)
+        await turns()
+        return decision
+
+    async def _copied(self, part: PartName, decision: Decision) -> None:
+        self.told.append(("copied", decision.record.step))
+
+    async def _dropped(self, part: PartName) -> None:
+        self.told.append(("dropped", -1))
+
+
+async def begun(monkeypatch: pytest.MonkeyPatch) -> tuple[Scene, asyncio.Task[None]]:
+    scene = Scene(monkeypatch)
+    running = asyncio.create_task(scene.copy.run())
+    await scene.records.add(scene.run.head)
+    await turns()
+    return scene, running
+
+
+async def begun_ahead(
+    monkeypatch: pytest.MonkeyPatch, update: Callable[[torch.Tensor], torch.Tensor]
+) -> tuple[Scene, asyncio.Task[None], Decision]:
+    """The copy has an update of step 1, made from the one with which that will be decided."""
+    scene = Scene(monkeypatch)
+    first, scene.state = scene.run.head, scene.run.part.snapshot()
+    decision = scene.run.close()
+    assert decision.mean is not None
+    scene.ahead = [update(decision.mean)]
+    running = asyncio.create_task(scene.copy.run())
+    await scene.records.add(first)
+    await turns()
+    return scene, running, decision
+
+
+async def ended(running: asyncio.Task[None]) -> None:
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_copy_with_the_update_before_its_step_is_decided_needs_nobody_any_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene, running, decision = await begun_ahead(monkeypatch, lambda mean: mean)
+    assert scene.copy.takes(1)
+    assert scene.copy.holds(0)
+    await scene.records.add(decision.record)
+    await turns()
+    assert (scene.copy.holds(1), scene.copy.takes(1)) == (True, False)
+    assert scene.told == [("copied", 0), ("copied", 1)]
+    await ended(running)
+
+
+async def test_copy_with_an_update_that_was_not_decided_asks_for_the_one_that_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene, running, decision = await begun_ahead(monkeypatch, torch.ones_like)  # another attempt's
+    await scene.records.add(decision.record)
+    await turns()
+    assert scene.copy.holds(0), "it is not what was decided"
+    scene.updates.put_nowait(decision)
+    await turns()
+    assert scene.copy.holds(1)
+    await ended(running)
+
+
+async def test_copy_of_a_peer_that_hears_of_no_decision_follows_its_donors(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, running, decision = await begun_ahead(monkeypatch, lambda mean: mean)
+    scene.updates.put_nowait(decision)
+    await scene.clock.advance(DECIDED_S - 1.0)
+    assert scene.copy.holds(0), "this peer will know soon"
+    await scene.clock.advance(1.0)
+    assert (scene.copy.holds(1), scene.copy.takes(1)) == (True, False)
+    await ended(running)
+
+
+async def test_copy_that_is_late_knows_itself_that_a_step_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, running, decision = await begun_ahead(monkeypatch, lambda mean: mean)
+    before = decision.record
+    void = signed(before.model_copy(update={"step": 2, "previous": before.hash(), "void": True}))
+    await scene.records.add(decision.record)
+    await scene.copy.give_up(void)  # it has yet to take the update of the step before
+    await scene.records.add(void.record)
+    scene.updates.put_nowait(Unreachable("gone"))
+    scene.starts = [Unreachable("gone")]
+    await turns()
+    await scene.clock.advance(1.0)
+    assert scene.copy.holds(2)
+    assert not scene.events.of(CopyDropped)
+    await ended(running)
+
+
+async def test_copy_says_what_it_got_and_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, running = await begun(monkeypatch)
+    (held,) = scene.events.of(CopyHeld)
+    assert (held.part, held.step, held.donor, held.bytes_received) == (STAGE, 0, DONOR, 12)
+    assert scene.copy.holds(0)
+    await scene.decide(arrives=True)
+    assert scene.copy.holds(1)
+    assert not scene.copy.holds(0)
+    assert scene.told == [("copied", 0), ("copied", 1)]
+    await ended(running)
+
+
+async def test_copy_whose_donors_are_gone_keeps_the_newest_state_and_asks_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, running = await begun(monkeypatch)
+    scene.starts = [Unreachable("gone")] * 3
+    scene.updates.put_nowait(Unreachable("gone"))
+    for _ in range(4):
+        await turns()
+        assert scene.copy.holds(0), "it may be all that is left"
+        await scene.clock.advance(1.0)
+    assert scene.resumed == 1, "one of them came back"
+    assert [one.context.spare for one in scene.observers] == [True, False, False, False, False], "nothing to download"
+    assert [one.donors[0] for one in scene.observers[:3]] == [DONOR, OTHER, DONOR], "another first each time"
+    assert not scene.events.of(CopyDropped)
+    await scene.decide(arrives=True)
+    assert scene.copy.holds(1)
+    await ended(running)
+
+
+async def test_copy_that_nobody_leads_on_is_let_go_and_fetched_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, running = await begun(monkeypatch)
+    await scene.decide(arrives=False)
+    scene.updates.put_nowait(WrongStep("not kept"))
+    await turns()
+    await scene.clock.advance(1.0)
+    assert [one.reason for one in scene.events.of(CopyDropped)] == [
+        "it was at step 0, and nobody keeps what came after it"
+    ]
+    assert scene.told == [("copied", 0), ("dropped", -1), ("copied", 1)]
+    assert scene.copy.holds(1)
+    await ended(running)
+
+
+async def test_copy_that_came_too_late_waits_for_more_steps_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene, running = await begun(monkeypatch)
+    fetch = scene.fetch
+
+    async def slow(donors: tuple[PeerId, ...]) -> Snapshot:
+        state = await fetch(donors)
+        await scene.records.add(scene.run.close().record)  # the run goes on meanwhile
+        scene.updates.put_nowait(WrongStep("not kept any more"))
+        return state
+
+    monkeypatch.setattr(scene, "fetch", slow)
+    await scene.decide(arrives=False)
+    scene.updates.put_nowait(WrongStep("not kept"))
+    tried = []
+    for _ in range(20):
+        await turns()
+        await scene.clock.advance(1.0)
+        await scene.decide(arrives=False)
+        tried.append(len(scene.observers))
+    pauses = [tried.count(count) for count in sorted(set(tried))]
+    assert pauses[1:3] == sorted(pauses[1:3]), tried
+    assert len(scene.observers) < 6, "it would have tried twenty times"
+    assert scene.closed == len(scene.observers), "nobody keeps anything for it meanwhile"
+    await ended(running)
+
+
+async def test_records_know_their_pace_and_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, clock = Run(2), HandClock()
+    records = RecentRecords(clock)
+    with pytest.raises(OutOfSync):
+        _ = records.head
+    waiting = asyncio.create_task(records.wait(2))
+    assert records.step_s is None
+    for decision in run.decisions:
+        await records.add(decision.record)
+        await clock.advance(3.0)
+    assert await waiting == records.head == run.head
+    assert records.step_s == pytest.approx(3.0)
+    assert records.at(1) == run.decisions[1].record
+    assert records.at(7) is None

@@ -1,0 +1,70 @@
+"""A member that is cut off with too few says so, and when the others are back."""
+
+from __future__ import annotations
+
+import asyncio
+
+from swarm.events import QuorumBack, QuorumLost, Waiting
+from swarm.health.watch import Watch
+from swarm.membership.quorum import Quorum
+from swarm.membership.status import Situation
+from swarm.sim.network import SimNetwork
+from tests.unit.averaging.world import LoopClock
+from tests.unit.step.puppets import Sink, virtual
+from tests.unit.step.world import ROSTER, RUN, A, B, Bench, T
+
+
+class Scene:
+    """A member of three, its watch, and what it said that it waits for."""
+
+    async def set(self, *, founded: bool = True) -> Scene:
+        endpoint = SimNetwork(LoopClock()).endpoint(A)
+        await endpoint.enter(RUN)
+        self.watch, self.bench, self.events = Watch(endpoint, LoopClock()), Bench(A, founded=founded), Sink()
+        self.situation = Situation(self.events)
+        self.watch.follow(ROSTER.peers)
+        self.quorum = Quorum(self.watch, self.bench.member, self.situation, LoopClock(), 600.0)
+        return self
+
+    @property
+    def waited(self) -> list[str]:
+        return [event.what for event in self.events.of(Waiting)]
+
+
+@virtual
+async def test_member_without_a_majority_says_so_until_it_is_back() -> None:
+    here = await Scene().set()
+    watching = asyncio.gather(here.watch.run(), here.quorum.run())  # nobody else is on this network
+    await asyncio.sleep(30)
+    assert here.events.of(QuorumLost) == [QuorumLost(step=1, there=1, voters=3)]
+    assert here.waited == ["a majority: 1 of 3 voters answer, 2 are needed, however long that takes"]
+    watching.cancel()
+    here.watch.follow(())  # all that were gone are forgotten
+    here.quorum.look()
+    (back,) = here.events.of(QuorumBack)
+    assert (back.step, 25 < back.seconds < 30) == (1, True)
+    assert here.waited[-1] == ""
+
+
+@virtual
+async def test_member_that_misses_one_of_three_waits_for_nobody() -> None:
+    here = await Scene().set()
+    assert {B, T} < set(ROSTER.peers)
+    here.watch.follow((B,))
+    watching = asyncio.gather(here.watch.run(), here.quorum.run())
+    await asyncio.sleep(30)
+    assert set(here.watch.gone) == {B}
+    assert here.events.events == []
+    watching.cancel()
+
+
+@virtual
+async def test_peer_that_takes_no_part_has_no_quorum_to_lose() -> None:
+    before, after = await Scene().set(founded=False), await Scene().set()
+    await after.bench.member.cut("the run went on")
+    for here in (before, after):
+        watching = asyncio.gather(here.watch.run(), here.quorum.run())
+        await asyncio.sleep(30)
+        assert len(here.watch.gone) == 2
+        assert here.events.events == []
+        watching.cancel()

@@ -1,0 +1,94 @@
+"""What a member tells of the steps that close: a rate only of those that it saw open."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+from swarm.consensus.records import CloseRecord
+from swarm.events import Participation, StepClosed
+from swarm.membership.status import Situation
+from swarm.membership.step_events import StepEvents
+from tests.unit.peers.fake_clock import FakeClock
+from tests.unit.peers.kept_run import kept_run
+from tests.unit.step.puppets import Sink
+from tests.unit.step.world import COMMITTED, GENESIS, A, B, record
+
+
+class Told:
+    """One peer's step events; ``close`` closes a step so many seconds after the one before."""
+
+    def __init__(self) -> None:
+        self.events, self.clock = Sink(), FakeClock()
+        self.situation = Situation(self.events)
+        endpoint = SimpleNamespace(peer=A, statistics=lambda: SimpleNamespace(total=(0, 0)))
+        self.gone: dict[str, str] = {}
+        around = SimpleNamespace(
+            manifest=kept_run().manifest,
+            events=self.events,
+            clock=self.clock,
+            endpoint=endpoint,
+            watch=SimpleNamespace(gone=self.gone),
+        )
+        self.steps = StepEvents(cast(Any, around), self.situation)
+
+    def close(self, closed: CloseRecord, *, took_part: bool, after_s: float = 2.0) -> float | None:
+        """The rate that the peer shows then."""
+        self.clock.now += after_s
+        self.steps.closed(closed, took_part=took_part)
+        return self.situation.tokens_per_s
+
+
+def test_peer_of_the_first_hour_has_a_rate_from_the_first_step_on() -> None:
+    told = Told()
+    assert told.close(GENESIS, took_part=False, after_s=60.0) is None
+    first = record(GENESIS)
+    assert told.close(first, took_part=True) == first.tokens / 2.0
+    assert [event.whole for event in told.events.of(StepClosed)] == [True]
+
+
+def test_peer_that_joins_shows_no_rate_of_a_step_that_was_open_before_it_came() -> None:
+    told = Told()
+    observed = record(record(GENESIS))
+    assert told.close(observed, took_part=False) is None
+    naming = record(observed)
+    assert told.close(naming, took_part=False, after_s=0.001) is None  # it catches up: these come at once
+    joined = record(naming)
+    assert told.close(joined, took_part=True, after_s=0.001) is None
+    after = record(joined)
+    assert told.close(after, took_part=True) == after.tokens / 2.0
+    assert [(event.step, event.whole) for event in told.events.of(StepClosed)] == [(4, False), (5, True)]
+    assert told.situation.loss == after.loss
+
+
+def test_digest_of_our_part_is_the_one_that_we_computed() -> None:
+    told = Told()
+    told.close(GENESIS, took_part=False)
+    first = record(GENESIS)
+    told.steps.closed(first, took_part=True, digest="f" * 64)
+    [event] = told.events.of(StepClosed)
+    assert event.digests == {**first.digests, "stage-0": "f" * 64}
+
+
+def test_turnout_is_told_of_our_own_part_and_shown_of_all_by_name() -> None:
+    told = Told()
+    told.close(GENESIS, took_part=False)
+    told.steps.left_out(1, {B: "it fails"})
+    alone = record(GENESIS).model_copy(update={"committed": COMMITTED[:1], "absent": (B,)})
+    told.close(alone, took_part=True)
+    [event] = told.events.of(Participation)
+    assert (event.step, event.part, event.live, event.participating, event.averaged) == (1, "stage-0", 2, 1, 1)
+    assert (event.why, event.whole) == ({B: "left out: it fails"}, False)
+    shown = {one.part: one for one in told.situation.averaging}
+    assert (shown["stage-0"].why, shown["stage-0"].alone) == ({"b": "left out: it fails"}, True)
+    assert (shown["ends"].live, shown["ends"].averaged) == (1, 1)
+
+
+def test_turnout_of_one_step_says_nothing_of_the_next() -> None:
+    told = Told()
+    told.close(GENESIS, took_part=False)
+    told.steps.left_out(1, {B: "it fails"})
+    first = record(GENESIS)
+    told.close(first, took_part=True)
+    told.close(record(first).model_copy(update={"committed": COMMITTED[:1], "absent": (B,)}), took_part=True)
+    assert told.situation.averaging[1].why == {"b": "left out by the step's leader"}

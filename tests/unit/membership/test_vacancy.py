@@ -1,0 +1,168 @@
+"""What every member says when a majority is away, or all that held a part: who must come, until when, what then."""
+
+from __future__ import annotations
+
+import dataclasses
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from peers.commands.status_text import status_lines
+from peers.console.words import command_to_join
+from swarm.clock import moment
+from swarm.consensus.roster import Member, Roster
+from swarm.events import QuorumLost, Waiting
+from swarm.ids import ENDS, PeerId, stage_part
+from swarm.membership.founding_record import genesis
+from swarm.membership.quorum import Quorum, Vacancy
+from swarm.membership.status import Situation
+from swarm.step.blocked import awaited_holders
+from tests.harness.standing_peer import standing
+from tests.unit.peers.fake_clock import FakeClock
+from tests.unit.step.puppets import Sink
+from tests.unit.step.world import RUN
+
+KEPT = 2
+B_LOST = "a stage host to join for stage-1 (swarm join INVITE --stage 1): b is lost; a copy is kept"
+
+
+def roster(**held: str) -> Roster:
+    """Peers by their names, with the part that each holds."""
+    return Roster(
+        Member(peer=name, name=name, part=part, role="trainer" if part == ENDS else "stage", addresses=())
+        for name, part in held.items()
+    )
+
+
+SMALL = roster(a="stage-0", b="stage-1", t="ends", u="ends")
+LARGE = roster(a="stage-0", b="stage-1", c="stage-0", t="ends", u="ends")
+
+
+class Scene:
+    """A member's surroundings, in which somebody is gone as soon as a test says so."""
+
+    def __init__(self, there: Roster, me: str, leader: str) -> None:
+        self.gone: dict[PeerId, str] = {}
+        self.events, self.clock = Sink(), FakeClock()
+        self.situation = Situation(self.events)
+        digests = {stage_part(0): "0" * 64, stage_part(1): "1" * 64, ENDS: "2" * 64}
+        self.member = SimpleNamespace(
+            head=genesis(RUN, there, digests), roster=there, is_member=True, over=False, cut_off="", open_step=1,
+            leader=PeerId(leader), forking=SimpleNamespace(fork=None),
+        )  # fmt: skip
+        watch = cast(Any, SimpleNamespace(gone=self.gone))
+        around = SimpleNamespace(
+            watch=watch,
+            endpoint=SimpleNamespace(peer=PeerId(me)),
+            manifest=SimpleNamespace(run=SimpleNamespace(copies=KEPT)),
+            how_to_join=command_to_join,
+        )
+        self.vacancy = Vacancy(cast(Any, around), cast(Any, self.member), self.situation)
+        self.quorum = Quorum(watch, cast(Any, self.member), self.situation, self.clock, 600.0)
+
+    def lose(self, *names: str) -> None:
+        self.gone |= {PeerId(name): "it is silent" for name in names}
+        self.look()
+
+    def look(self) -> None:
+        self.quorum.look()
+        self.vacancy.look()
+
+    @property
+    def waited(self) -> list[str]:
+        return [event.what for event in self.events.of(Waiting)]
+
+
+# --- a part is lost --------------------------------------------------------------------------------------------------
+
+
+def test_every_member_says_who_must_join_for_a_lost_part_until_it_is_held_again() -> None:
+    here = Scene(SMALL, me="t", leader="u")
+    here.lose("b")
+    assert here.waited == [B_LOST]
+    here.gone.clear()
+    here.look()
+    assert here.situation.waiting_for == ""
+
+
+def test_status_shows_what_a_member_that_does_not_lead_waits_for() -> None:
+    here = Scene(SMALL, me="t", leader="u")
+    here.lose("b")
+    place = SimpleNamespace(live=True, name="1", state=None)
+    shown = dataclasses.replace(standing("t"), waiting_for=here.situation.waiting_for)
+    seen = cast(Any, SimpleNamespace(place=place, standing=shown, trouble=None, phase="ready"))
+    assert f"    waiting: {B_LOST}" in status_lines([seen])
+
+
+def test_leader_is_left_to_say_it_itself() -> None:
+    here = Scene(SMALL, me="t", leader="t")
+    here.lose("b")
+    assert here.waited == []
+
+
+def test_member_that_waits_for_something_else_meanwhile_goes_on_waiting_for_it() -> None:
+    here = Scene(SMALL, me="t", leader="u")
+    here.lose("b")
+    here.situation.wait_for("step 1 to close")
+    here.gone.clear()
+    here.look()
+    assert here.situation.waiting_for == "step 1 to close"
+
+
+def test_member_without_a_majority_judges_nobody() -> None:
+    here = Scene(SMALL, me="t", leader="u")
+    here.lose("a", "b")
+    assert all(what.startswith("a majority: ") for what in here.waited)
+
+
+@pytest.mark.parametrize(
+    ("there", "gone", "copies", "said"),
+    [
+        (SMALL, "", KEPT, ""),
+        (
+            SMALL,
+            "tu",
+            KEPT,
+            "a trainer to join for ends (as a trainer): t, u are lost; a copy is kept",
+        ),
+        (LARGE, "b", 4, "stage-1 to be taken over from a copy: b is lost"),
+        (SMALL, "b", 0, "a replica of stage-1: b (silent); nobody keeps a copy, and the run ends if none comes back"),
+        (
+            LARGE,
+            "ac",
+            0,
+            "a replica of stage-0: a (silent), c (silent); nobody keeps a copy, and the run ends if none comes back",
+        ),
+    ],
+)
+def test_who_must_come_is_said_for_each_lost_part(there: Roster, gone: str, copies: int, said: str) -> None:
+    lost = {PeerId(name): "silent" for name in gone}
+    assert awaited_holders(there, lost, copies) == said
+
+
+def test_leader_that_knows_that_no_copy_is_there_says_so() -> None:
+    assert "nobody keeps a copy" in awaited_holders(SMALL, {PeerId("b"): "silent"}, KEPT, kept=[])
+    assert "a stage host to join" in awaited_holders(LARGE, {PeerId("b"): "silent"}, KEPT, kept=["stage-1"])
+
+
+# --- a majority is away ----------------------------------------------------------------------------------------------
+
+
+def test_member_without_a_majority_says_until_when_it_waits_and_what_comes_then() -> None:
+    here = Scene(roster(a="stage-0", b="stage-1", t="ends", c="stage-0", d="stage-1", u="ends"), me="a", leader="b")
+    here.clock.now = 1_700_000_000.0
+    here.lose("c", "d", "u")
+    assert here.events.of(QuorumLost) == [QuorumLost(step=1, there=3, voters=6, alone_at=1_700_000_600.0)]
+    until = moment(1_700_000_600.0)
+    assert here.waited == [
+        f"a majority: 3 of 6 voters answer, 4 are needed; without it, from {until} on those that are there go on "
+        "provisionally"
+    ]
+
+
+def test_minority_that_lacks_a_part_never_goes_on_alone_and_says_so() -> None:
+    here = Scene(SMALL, me="a", leader="b")
+    here.lose("t", "u")
+    assert [event.alone_at for event in here.events.of(QuorumLost)] == [None]
+    assert here.waited == ["a majority: 2 of 4 voters answer, 3 are needed, however long that takes"]

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+
+from data_shards.tokenize import train_tokenizer
+from peers.manifest_file import manifest_sent
+from swarm.clock import SystemClock
+from swarm.config import Manifest
+from swarm.errors import Ending, Incompatible, Refused, RunEnded
+from swarm.ids import PeerId, RunId
+from swarm.network.addresses import parse_address
+from swarm.network.discovery.contact import ManifestService, find_run
+from swarm.security.signing import PrivateIdentity
+from swarm.sim.network import SimNetwork
+from tests.harness.swarm import small_manifest
+
+TOKENIZER = train_tokenizer(["some words to make a tokenizer of"], 300)
+OTHER_RUN = RunId("0" * 64)
+
+
+class Liar(ManifestService):
+    """Says yes to whatever run it is asked for."""
+
+    def claim(self, run: str) -> Liar:
+        self._run = run
+        return self
+
+
+def _document(**changes: Any) -> bytes:
+    sections = json.loads(small_manifest(TOKENIZER, 2, 1, {}).canonical())
+    for dotted, value in changes.items():
+        section, key = dotted.split("__")
+        sections[section][key] = value
+    return json.dumps(sections, sort_keys=True, separators=(",", ":")).encode()
+
+
+async def _ask(service: ManifestService, expected: RunId | None) -> tuple[PeerId, Manifest, bytes]:
+    network = SimNetwork(SystemClock())
+    asked, asking = (PrivateIdentity(bytes([number]) * 32).peer for number in (1, 2))
+    serving, endpoint = network.endpoint(asked), network.endpoint(asking)
+    serving.mount(service)
+    try:
+        return await find_run(endpoint, [parse_address(f"/ip4/127.0.0.1/tcp/9/p2p/{asked}")], expected, manifest_sent)
+    finally:
+        await serving.close()
+        await endpoint.close()
+
+
+async def test_find_run_of_an_honest_contact() -> None:
+    document = _document()
+    _, manifest, tokenizer = await _ask(ManifestService(document, TOKENIZER), None)
+    assert (manifest.canonical(), tokenizer) == (document, TOKENIZER)
+
+
+@pytest.mark.parametrize("service", [ManifestService, lambda *files: Liar(*files).claim(OTHER_RUN)])
+async def test_find_run_another_run_than_the_invite_says_is_incompatible(service: Any) -> None:
+    with pytest.raises(RunEnded, match="does not serve the run") as caught:
+        await _ask(service(_document(), TOKENIZER), OTHER_RUN)
+    assert caught.value.ending is Ending.INCOMPATIBLE
+    assert "000000000000" in caught.value.check
+
+
+async def test_find_run_tokenizer_of_another_digest_is_incompatible() -> None:
+    with pytest.raises(RunEnded, match="tokenizer whose digest") as caught:
+        await _ask(ManifestService(_document(), TOKENIZER + b" "), None)
+    assert caught.value.ending is Ending.INCOMPATIBLE
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [({"run__wire": 2}, "run.wire"), ({"model__layers": 1}, "split.stages"), ({"model__moe": 8}, "model.moe")],
+)
+async def test_find_run_manifest_of_another_version_is_incompatible(changes: dict[str, Any], key: str) -> None:
+    with pytest.raises(Incompatible, match="another version") as caught:
+        await _ask(ManifestService(_document(**changes), TOKENIZER), None)
+    assert caught.value.key == key
+    assert caught.value.ending is Ending.INCOMPATIBLE
+
+
+async def test_find_run_nobody_answers_names_every_address() -> None:
+    network = SimNetwork(SystemClock())
+    endpoint = network.endpoint(PrivateIdentity(b"\2" * 32).peer)
+    addresses = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{PrivateIdentity(bytes([port]) * 32).peer}" for port in (5, 6)]
+    try:
+        with pytest.raises(RunEnded, match="cannot reach") as caught:
+            await find_run(endpoint, [parse_address(text) for text in addresses], None, manifest_sent)
+    finally:
+        await endpoint.close()
+    assert caught.value.ending is Ending.UNREACHABLE
+    assert all(address in caught.value.reason for address in addresses)
+    assert "is that peer running" in caught.value.check
+
+
+class Refuser(ManifestService):
+    """A peer of another run, which counts how often it is asked."""
+
+    asked = 0
+
+    def methods(self) -> Any:
+        (method,) = super().methods()
+
+        async def refuse(request: Any) -> Any:
+            type(self).asked += 1
+            raise Refused("this is a peer of another run")
+
+        return [dataclasses.replace(method, handle=refuse)]
+
+
+async def test_find_run_asks_each_peer_once_and_goes_on_to_the_next() -> None:
+    network = SimNetwork(SystemClock())
+    other, gone, honest, asking = (PrivateIdentity(bytes([number]) * 32).peer for number in (1, 2, 3, 4))
+    endpoints = [network.endpoint(peer) for peer in (other, honest, asking)]
+    endpoints[0].mount(Refuser(_document(), TOKENIZER))
+    endpoints[1].mount(ManifestService(_document(), TOKENIZER))
+    contacts = [
+        parse_address(f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}") for peer in (other, gone, honest) for port in (7, 8, 9)
+    ]
+    try:
+        found, _, _ = await find_run(endpoints[2], contacts, None, manifest_sent)
+        assert (found, Refuser.asked) == (honest, 1)
+        with pytest.raises(RunEnded, match="does not serve the run: this is a peer of another run") as caught:
+            await find_run(endpoints[2], contacts[:6], None, manifest_sent)
+    finally:
+        for endpoint in endpoints:
+            await endpoint.close()
+    assert caught.value.ending is Ending.INCOMPATIBLE

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from swarm.averaging.gossip.versions import Version
+from swarm.errors import BugError
+from swarm.ids import MicrobatchId, PeerId
+from swarm.models.spec import ModelConfig, SplitConfig
+from swarm.models.split import initial_weights, split_model
+from swarm.optim.local_part import LocalPart, LocalRules
+from swarm.optim.part import TrainedPart
+from swarm.optim.schedules import OptimizerConfig
+from swarm.optim.update import AdamW, OuterNesterov
+from swarm.state.snapshot import initial_snapshot
+
+MODEL = ModelConfig(vocab_size=300, dim=32, layers=2, heads=4, context=16)
+SPEC = split_model(MODEL, SplitConfig(stages=1, ends="hosted"))[0]
+TOKENS = 32
+OPTIMIZER = OptimizerConfig(lr=0.01, warmup_steps=0, clip_norm=0.5)
+RULES = LocalRules(
+    batch=2,
+    tokens=TOKENS,
+    mix_after=2,
+    inner_steps=4,
+    steps=3,
+    optimizer=OPTIMIZER,
+    outer=OuterNesterov(lr=1.0, momentum=0.0),
+)
+
+
+def local(rules: LocalRules = RULES) -> LocalPart:
+    part = LocalPart(SPEC, MODEL, rules)
+    part.install(initial_snapshot(SPEC.name, part.layout, initial_weights(MODEL, 0)))
+    return part
+
+
+def microbatch(position: int) -> MicrobatchId:
+    return MicrobatchId(PeerId("trainer"), "00" * 8, 0, position)
+
+
+def train(part: TrainedPart, *positions: int) -> None:
+    for position in positions:
+        tokens = torch.randint(0, 300, (2, 17), generator=torch.Generator().manual_seed(position))
+        _, _, graph = part.forward_loss(tokens[:, :-1], tokens[:, 1:], seed=position)
+        part.accumulate(microbatch(position), part.backward(graph, None)[1])
+
+
+def close(part: LocalPart, mean: torch.Tensor) -> str:
+    found = part.prepare(mean, lr=0.1, clip=1.0, step=part.step + 1)
+    part.swap()
+    return found
+
+
+def ids(*positions: int) -> frozenset[MicrobatchId]:
+    return frozenset(map(microbatch, positions))
+
+
+def test_steps_of_its_own_are_those_of_adamw_and_the_contribution_is_how_far_they_led() -> None:
+    part, plain = local(), TrainedPart(SPEC, MODEL, AdamW(OPTIMIZER))
+    anchor = part.snapshot().params
+    plain.install(part.snapshot())
+    for step, pair in enumerate([(0, 1), (2, 3)], start=1):
+        train(part, *pair)
+        train(plain, *pair)
+        mean = plain.gradient_sum() / (2 * TOKENS)
+        clip = min(1.0, 0.5 / (float(torch.linalg.vector_norm(mean)) + 1e-6))
+        lr = OPTIMIZER.lr * (0.1 + 0.9 * 0.5 * (1 + torch.cos(torch.tensor(torch.pi * step / 12)).item()))
+        plain.prepare(mean, lr=lr, clip=clip, step=step)
+        plain.swap()
+    assert part.microbatches == ids(0, 1, 2, 3)
+    moved = part.contribution(ids(9), tokens=128)
+    assert moved is not None
+    torch.testing.assert_close(anchor - moved / 128, plain.snapshot().params, rtol=0, atol=1e-6)
+    assert torch.equal(part.snapshot().params, anchor), "what others download is where all began"
+
+
+def test_close_puts_everybody_at_the_same_anchor_and_moments_stay() -> None:
+    one, other = local(), local()
+    train(one, 0, 1, 2, 3)
+    train(other, 4, 5)
+    sums = [part.contribution(frozenset(), tokens) for part, tokens in ((one, 96), (other, 32))]
+    mean = (sums[0] + sums[1]) / 128
+    assert close(one, mean) == close(other, mean)
+    assert one.microbatches == frozenset()
+    train(one, 6, 7)
+    train(other, 6, 7)
+    assert not torch.equal(one.contribution(frozenset(), 1), other.contribution(frozenset(), 1))
+
+
+def test_outer_momentum_is_in_the_state_that_others_copy() -> None:
+    part = local(RULES_WITH_MOMENTUM)
+    train(part, 0, 1)
+    delta = part.contribution(frozenset(), 1)
+    assert delta is not None
+    close(part, delta)
+    state = part.snapshot()
+    assert torch.equal(state.exp_avg, delta)
+    assert state.exp_avg_sq.abs().max() == 0
+
+
+RULES_WITH_MOMENTUM = LocalRules(
+    batch=2, tokens=TOKENS, mix_after=2, inner_steps=4, steps=3, optimizer=OPTIMIZER, outer=OuterNesterov()
+)
+
+
+def test_part_of_a_batch_is_a_smaller_step_and_contributing_again_gives_the_same() -> None:
+    part = local()
+    train(part, 0)
+    first, again = part.contribution(ids(0), 10), part.contribution(ids(0), 10)
+    assert first is not None
+    assert again is not None
+    assert torch.equal(first, again)
+    whole = local()
+    train(whole, 0, 1)
+    full = whole.contribution(ids(0, 1), 10)
+    assert full is not None
+    assert 0 < float(first.norm()) < 0.8 * float(full.norm())
+
+
+def test_what_is_reversed_counts_no_more_and_leaves_the_batch_if_it_is_still_in_it() -> None:
+    part = local()
+    train(part, 0, 1)
+    weights = part.contribution(ids(0, 1), 1)
+    gradients = [(name, torch.zeros_like(view)) for name, view in part.layout.views(part.snapshot().params).items()]
+    part.reverse(microbatch(0), gradients)
+    assert part.microbatches == ids(1)
+    assert torch.equal(part.contribution(ids(1), 1), weights)
+    with pytest.raises(BugError, match="counted already"):
+        train(part, 1)
+
+
+def test_share_of_a_batch_follows_how_many_replicas_there_are() -> None:
+    part = local()
+    part.replicas = 2
+    train(part, 0)
+    assert part.contribution(frozenset(), 1).abs().max() > 0
+
+
+def test_legs_give_versions_and_mixing_keeps_what_was_learnt_since() -> None:
+    part, told = local(), []
+    part.leg_over = lambda: told.append(part.version.leg)
+    assert (part.version.step, part.version.leg) == (1, 0)
+    train(part, 0, 1, 2, 3)
+    assert told == [1]
+    mine = part.version
+    train(part, 4, 5)
+    before = part.snapshot().params - part.contribution(frozenset(), 1)
+    assert part.mix(mine, mine.params + 0.5)
+    after = part.snapshot().params - part.contribution(frozenset(), 1)
+    torch.testing.assert_close(after, before + 0.5, rtol=0, atol=1e-5)
+
+
+def test_version_that_was_published_while_others_were_taken_gets_the_same_shift() -> None:
+    part = local()
+    train(part, 0, 1, 2, 3)
+    mine = part.version
+    train(part, 4, 5, 6, 7)
+    second = part.version
+    assert part.mix(mine, mine.params + 0.5)
+    assert part.version.leg == second.leg == 2
+    torch.testing.assert_close(part.version.params, second.params + 0.5, rtol=0, atol=1e-6)
+    own = part.snapshot().params - part.contribution(frozenset(), 1)
+    torch.testing.assert_close(part.version.params, own, rtol=0, atol=1e-5)
+
+
+def test_version_of_a_closed_step_is_not_mixed_in() -> None:
+    part = local()
+    train(part, 0, 1, 2, 3)
+    mine = part.version
+    close(part, part.contribution(frozenset(), 1))
+    assert not part.mix(mine, mine.params + 0.5)
+    assert part.contribution(frozenset(), 1).abs().max() == 0
+    assert (part.version.step, part.version.leg) == (2, 0)
+
+
+def test_step_that_is_given_up_takes_what_was_learnt_in_it() -> None:
+    part = local()
+    anchor = part.snapshot().params
+    train(part, 0, 1)
+    part.give_up()
+    assert torch.equal(part.snapshot().params, anchor)
+    assert part.contribution(frozenset(), 1).abs().max() == 0
+    assert isinstance(part.version, Version)

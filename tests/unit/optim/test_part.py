@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from swarm.errors import BugError, StateError, Violation
+from swarm.ids import MicrobatchId, PeerId
+from swarm.models.gpt import GPT
+from swarm.models.spec import ModelConfig, SplitConfig
+from swarm.models.split import initial_weights, install_weights, split_model
+from swarm.optim.part import TrainedPart
+from swarm.optim.schedules import OptimizerConfig
+from swarm.optim.update import AdamW
+from swarm.state.snapshot import digest, initial_snapshot
+
+MODEL = ModelConfig(vocab_size=300, dim=32, layers=2, heads=4, context=16)
+SCALARS = {"lr": 0.01, "clip": 0.9}
+
+
+def parts(model: ModelConfig = MODEL, ends: str = "private", accumulator: str = "float32") -> list[TrainedPart]:
+    weights, found = initial_weights(model, 0), []
+    for spec in split_model(model, SplitConfig(stages=2, ends=ends)):
+        part = TrainedPart(spec, model, AdamW(OptimizerConfig()), accumulator=accumulator)
+        part.install(initial_snapshot(spec.name, part.layout, weights))
+        found.append(part)
+    return found
+
+
+def microbatch(position: int) -> MicrobatchId:
+    return MicrobatchId(PeerId("trainer"), "00" * 8, 0, position)
+
+
+def data(position: int) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(0, 300, (2, 17), generator=torch.Generator().manual_seed(position))
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def journey(first: TrainedPart, second: TrainedPart, ends: TrainedPart, position: int) -> tuple[float, int]:
+    """One microbatch through private ends and two stages, forward and backward."""
+    inputs, targets = data(position)
+    hidden, embedded = ends.embed(inputs, seed=position)
+    hidden, graph = first.forward(hidden, seed=position)
+    hidden, last_graph = second.forward(hidden, seed=position)
+    loss_sum, tokens, grad, head_gradients = ends.loss(hidden, targets)
+    grad, gradients = second.backward(last_graph, grad)
+    second.accumulate(microbatch(position), gradients)
+    grad, gradients = first.backward(graph, grad)
+    first.accumulate(microbatch(position), gradients)
+    ends.accumulate(microbatch(position), [*ends.embed_backward(embedded, grad), *head_gradients])
+    return loss_sum, tokens
+
+
+def close(part: TrainedPart, tokens: int) -> str:
+    found = part.prepare((part.gradient_sum() / tokens).float(), step=part.step + 1, **SCALARS)
+    part.swap()
+    return found
+
+
+def test_part_steps_equal_the_whole_model_bit_for_bit() -> None:
+    """Three steps of two microbatches: parts against one hosted part that is the whole model."""
+    spec = split_model(MODEL, SplitConfig(stages=1, ends="hosted"))[0]
+    whole = TrainedPart(spec, MODEL, AdamW(OptimizerConfig()))
+    whole.install(initial_snapshot(spec.name, whole.layout, initial_weights(MODEL, 0)))
+    cut = parts()
+    for step in range(3):
+        counted = 0
+        for position in (2 * step, 2 * step + 1):
+            loss_sum, tokens = journey(*cut, position)
+            expected, _, graph = whole.forward_loss(*data(position), seed=position)
+            assert loss_sum == expected
+            whole.accumulate(microbatch(position), whole.backward(graph, None)[1])
+            counted += tokens
+        for part in (*cut, whole):
+            close(part, counted)
+    weights = {name: view for part in cut for name, view in part.snapshot().weights.items()}
+    expected_weights = whole.snapshot().weights
+    assert weights.keys() == expected_weights.keys()
+    assert all(torch.equal(weights[name], expected_weights[name]) for name in weights)
+
+
+def test_part_learns_one_microbatch_by_heart() -> None:
+    cut = parts()
+    losses = []
+    for _ in range(25):
+        loss_sum, tokens = journey(*cut, 0)
+        losses.append(loss_sum / tokens)
+        for part in cut:
+            close(part, tokens)
+    assert losses[-1] < 0.3 * losses[0]
+
+
+def test_part_hosted_first_stage_gives_no_input_gradient() -> None:
+    first, last = parts(ends="hosted")
+    inputs, targets = data(0)
+    hidden, graph = first.forward(inputs, seed=0)
+    _, _, last_graph = last.forward_loss(hidden, targets, seed=0)
+    grad, _ = last.backward(last_graph, None)
+    assert grad.shape == hidden.shape
+    assert first.backward(graph, grad)[0] is None
+
+
+def test_part_prepare_shows_nothing_before_swap() -> None:
+    cut = parts()
+    journey(*cut, 0)
+    stage = cut[0]
+    before, x = stage.snapshot(), torch.ones((1, 4, 32))
+    output = stage.forward(x, seed=None, graph=False)[0]
+    found = stage.prepare(stage.gradient_sum() / 32, step=1, **SCALARS)
+    assert stage.step == 0
+    assert torch.equal(stage.forward(x, seed=None, graph=False)[0], output)
+    assert stage.microbatches == {microbatch(0)}
+    stage.discard()
+    with pytest.raises(BugError, match="without prepare"):
+        stage.swap()
+    assert stage.prepare(stage.gradient_sum() / 32, step=1, **SCALARS) == found
+    stage.swap()
+    after = stage.snapshot()
+    assert stage.step == after.step == 1
+    assert digest(after) == found
+    assert stage.microbatches == frozenset()
+    assert not torch.equal(stage.forward(x, seed=None, graph=False)[0], output)
+    assert digest(before) == digest(initial_snapshot(stage.spec.name, stage.layout, initial_weights(MODEL, 0)))
+
+
+def test_part_graph_from_before_a_swap_gives_the_old_weights_gradient() -> None:
+    cut = parts()
+    x = torch.linspace(-1, 1, 128).view(1, 4, 32)
+    expected = cut[0].backward(cut[0].forward(x, seed=None)[1], x)[0]
+    _, graph = cut[0].forward(x, seed=None)
+    journey(*cut, 0)
+    close(cut[0], 32)
+    assert torch.equal(cut[0].backward(graph, x)[0], expected)
+
+
+def test_part_reverse_leaves_the_others_exactly_in_float64() -> None:
+    with_more, without = parts(accumulator="float64"), parts(accumulator="float64")
+    for position in range(3):
+        journey(*with_more, position)
+    for position in (2, 0):
+        journey(*without, position)
+    stage, ends = with_more[1], with_more[2]
+    hidden, _ = with_more[0].forward(ends.embed(data(1)[0], seed=1)[0], seed=1, graph=False)
+    output, graph = stage.forward(hidden, seed=1)
+    stage.reverse(microbatch(1), stage.backward(graph, ends.loss(output, data(1)[1])[2])[1])
+    assert stage.gradient_sum().dtype == torch.float64
+    assert torch.equal(stage.gradient_sum(), without[1].gradient_sum())
+
+
+def test_part_misuse_is_a_bug() -> None:
+    spec = split_model(MODEL, SplitConfig(stages=2))[0]
+    empty = TrainedPart(spec, MODEL, AdamW(OptimizerConfig()))
+    with pytest.raises(BugError, match="no weights"):
+        empty.forward(torch.ones((1, 4, 32)), seed=None)
+    with pytest.raises(BugError, match="no weights"):
+        _ = empty.step
+    stage, _, ends = parts()
+    with pytest.raises(BugError, match="no blocks"):
+        ends.forward(torch.ones((1, 4, 32)), seed=None)
+    with pytest.raises(BugError, match="step 2"):
+        stage.prepare(stage.gradient_sum(), step=2, **SCALARS)
+
+
+def test_part_install_of_another_part_or_model_is_refused() -> None:
+    first, second, _ = parts()
+    other = parts(MODEL.model_copy(update={"dim": 64}))[0]
+    for wrong in (second.snapshot(), other.snapshot()):
+        with pytest.raises(StateError, match="does not fit"):
+            first.install(wrong)
+    assert first.step == 0
+
+
+def test_part_gradient_not_finite_is_refused_whole() -> None:
+    stage = parts()[0]
+    _, graph = stage.forward(torch.ones((1, 4, 32)), seed=None)
+    _, gradients = stage.backward(graph, torch.full((1, 4, 32), float("inf")))
+    with pytest.raises(Violation, match="not finite"):
+        stage.accumulate(microbatch(0), gradients)
+    assert stage.gradient_sum().abs().max() == 0
+
+
+def test_part_in_bfloat16_keeps_float32_masters_and_refreshes_its_copies() -> None:
+    model = MODEL.model_copy(update={"compute": "bfloat16"})
+    cut = parts(model)
+    x = torch.ones((1, 4, 32), dtype=torch.bfloat16)
+    before = cut[0].forward(x, seed=None, graph=False)[0]
+    assert before.dtype == torch.bfloat16
+    for _ in range(3):
+        loss_sum, tokens = journey(*cut, 0)
+        for part in cut:
+            close(part, tokens)
+    assert all(view.dtype == torch.float32 for view in cut[0].snapshot().weights.values())
+    assert not torch.equal(cut[0].forward(x, seed=None, graph=False)[0], before)
+    full = GPT(model)
+    install_weights(full, {name: view for part in cut for name, view in part.snapshot().weights.items()})
+    assert full.evaluate(*data(0))[0] < loss_sum

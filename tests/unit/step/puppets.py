@@ -1,0 +1,244 @@
+"""Members that answer a leader as they are told, on a network in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from swarm.consensus.history import History
+from swarm.consensus.records import CloseRecord, Contribution, acceptance_bytes
+from swarm.consensus.roster import Roster
+from swarm.errors import WrongStep
+from swarm.events import Event
+from swarm.ids import PeerId
+from swarm.network.protocols import Answer, Method, Request
+from swarm.schema import Empty
+from swarm.sim.network import SimEndpoint, SimNetwork
+from swarm.step.calls import StepCalls
+from swarm.step.context import Closing
+from swarm.step.leader.close import Leading
+from swarm.step.leader.service import LeadDesk
+from swarm.step.messages import (
+    Accepted,
+    Apply,
+    Averaged,
+    Complete,
+    Decide,
+    Feed,
+    Lease,
+    Leased,
+    Over,
+    Prepare,
+    Prepared,
+    Promise,
+    Propose,
+    PutAside,
+    Reconcile,
+    Resume,
+    Resumed,
+)
+from swarm.step.observe_messages import NEXT, START, NextRequest, StartRequest
+from tests.unit.averaging.world import LoopClock, in_virtual_time
+from tests.unit.step.world import COMMITTED, CURSOR, GENESIS, ROSTER, RULES, RUN, FakeLiveness, sign, verify
+
+RECONCILE, APPLY, PROPOSE, DECIDE = QUESTIONS = (
+    "step/1/reconcile",
+    "step/1/apply",
+    "step/1/propose",
+    "step/1/decide",
+)
+PREPARE, AGAIN = "step/1/prepare", "feed/1/again"
+LEADER, SUCCESSOR = ROSTER.succession(1)[:2]
+
+
+def virtual(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
+    """A test that runs in virtual time: an hour takes no time, and who waits for nothing is noticed."""
+
+    @functools.wraps(story)
+    def play(*args: Any, **kwargs: Any) -> None:
+        in_virtual_time(_bounded(story(*args, **kwargs)))
+
+    return play
+
+
+async def _bounded(work: Coroutine[Any, Any, None]) -> None:
+    async with asyncio.timeout(3600):
+        await work
+
+
+class Puppet:
+    """A member that answers as it is told; ``asked`` are the methods in order, with their bodies."""
+
+    def __init__(self, peer: PeerId, roster: Roster, *, desk: bool = True) -> None:
+        self.peer, self.desk = peer, desk
+        self.bodies: list[tuple[str, Any]] = []
+        self.instead: dict[str, Callable[[Any], Any]] = {}
+        part = str(roster[peer].part) if roster[peer].part else ""
+        self.gradient = {"stage-0": "a" * 64, "ends": "b" * 64}.get(part, "")
+        self.weights = {"stage-0": "c" * 64, "ends": "d" * 64}.get(part, "")
+        self.cursor = CURSOR if roster[peer].role == "trainer" else None
+        self.sq_norm = 3.0
+
+    @property
+    def asked(self) -> list[str]:
+        return [name for name, _ in self.bodies]
+
+    def told(self, method: str) -> list[Any]:
+        return [body for name, body in self.bodies if name == method]
+
+    def methods(self) -> list[Method]:
+        """See :class:`~swarm.network.protocols.Service`."""
+        kinds: list[tuple[str, Any, Callable[[Any], Any]]] = [
+            (PREPARE, Prepare, lambda body: Promise(vote=None, free=0)),
+            (RECONCILE, Reconcile, self._averaged),
+            (APPLY, Apply, lambda body: Prepared(digest=self.weights)),
+            (PROPOSE, Propose, lambda b: Accepted(signature=sign(self.peer, acceptance_bytes(b.record, b.term)))),
+            (DECIDE, Decide, lambda body: Empty()),
+            ("step/1/over", Over, lambda body: Empty()),
+            (AGAIN, Feed, lambda body: Empty()),
+            (NEXT, NextRequest, _wrong_step),
+            (START, StartRequest, _wrong_step),
+        ]
+        leading: list[tuple[str, Any, Callable[[Any], Any]]] = [
+            ("lead/1/lease", Lease, lambda body: Leased(total=body.total, reason="")),
+            ("lead/1/complete", Complete, lambda body: Empty()),
+            ("lead/1/aside", PutAside, lambda body: Empty()),
+            ("lead/1/resume", Resume, lambda body: Resumed(kept=len(body.started))),
+        ]
+        kinds += leading if self.desk else []
+        return [Method(name=name, request=kind, handle=self._handler(name, usual)) for name, kind, usual in kinds]
+
+    def _averaged(self, body: Reconcile) -> Averaged:
+        return Averaged(digest=self.gradient, sq_norm=self.sq_norm, cursor=self.cursor)
+
+    def _handler(self, name: str, usual: Callable[[Any], Any]) -> Any:
+        async def handle(request: Request) -> Answer:
+            self.bodies.append((name, request.body))
+            answer = self.instead.get(name, usual)(request.body)
+            answer = await answer if asyncio.iscoroutine(answer) else answer
+            return Answer(usual(request.body) if answer is None else answer)
+
+        return handle
+
+
+def _wrong_step(body: Any) -> Any:
+    raise WrongStep("the step is not closed here")
+
+
+class Sink:
+    """Keeps events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        """See :class:`swarm.events.EventSink`."""
+        self.events.append(event)
+
+    def of(self, kind: type[Any]) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+class Stage:
+    """Puppets on a network, one of which leads step 1 with a desk of its own."""
+
+    def __init__(self, roster: Roster = ROSTER, *, hosted: bool = False, leader: PeerId | None = None) -> None:
+        self.roster, self.leader = roster, leader or roster.succession(1)[0]
+        self.network, self.events, self.liveness = SimNetwork(LoopClock()), Sink(), FakeLiveness()
+        self.puppets = {peer: Puppet(peer, roster) for peer in roster.peers}
+        self.endpoints: dict[PeerId, SimEndpoint] = {}
+        self.waited: list[str] = []
+        self.desk = LeadDesk(
+            RULES, self.leader, self._opened, lambda peer, data, signature: True, hosted=hosted, term_of=lambda: 0
+        )
+        self.desk.open_step(1, roster, self.genesis.hash(), {})
+
+    @property
+    def genesis(self) -> CloseRecord:
+        return GENESIS.model_copy(update={"roster": self.roster.members})
+
+    async def _opened(self, step: int) -> None:
+        return None
+
+    async def set(self) -> Stage:
+        for peer, puppet in self.puppets.items():
+            self.endpoints[peer] = self.network.endpoint(peer)
+            await self.endpoints[peer].enter(RUN)
+            self.endpoints[peer].mount(puppet)
+        history = History()
+        history.append(self.genesis)
+        self.calls = StepCalls(self.endpoints[self.leader])
+        self.closing = Closing(
+            rules=RULES,
+            calls=self.calls,
+            history=history,
+            events=self.events,
+            desk=self.desk,
+            liveness=self.liveness,
+            clock=LoopClock(),
+            timeout_s=lambda: 5.0,
+            verify=verify,
+            waiting=self.waited.append,
+        )
+        return self
+
+    async def ask_desk(self, body: Any, caller: PeerId) -> Any:
+        """What our desk answers to a trainer."""
+        method = next(m for m in self.desk.methods() if m.request is type(body))
+        return (await method.handle(Request(caller, body, memoryview(b""), 1e9))).body
+
+    async def feed(self, contributions: Sequence[Contribution] = COMMITTED, *, term: int = 0) -> None:
+        """Trainers lease and complete these."""
+        for one in contributions:
+            trainer = PeerId(one.microbatch.trainer)
+            await self.ask_desk(Lease(step=1, term=term, total=one.microbatch.position + 1), trainer)
+            receipts = (bytes(64),) * len(one.route)
+            await self.ask_desk(Complete(step=1, term=term, contribution=one, receipts=receipts), trainer)
+
+    def leading(self, term: int = 0) -> Leading:
+        return Leading(self.closing, 1, term)
+
+    def asked(self, method: str) -> set[PeerId]:
+        return {peer for peer, puppet in self.puppets.items() if method in puppet.asked}
+
+    def die(self, peer: PeerId) -> Callable[[Any], Any]:
+        """An answer: the peer is killed, and whoever looks finds it gone."""
+
+        async def answer(body: Any) -> Any:
+            self.liveness.found.add(peer)
+            self.network.kill(peer)
+            await asyncio.get_running_loop().create_future()
+
+        return answer
+
+    def stall(self, peer: PeerId) -> Callable[[Any], Any]:
+        """An answer: none, and the watch finds out by itself."""
+
+        async def answer(body: Any) -> Any:
+            self.liveness.lose(peer, "silent")
+            await asyncio.get_running_loop().create_future()
+
+        return answer
+
+
+def no(error: Exception, *, times: int = 1_000) -> Callable[[Any], Any]:
+    """An answer: so often this error, then as usual."""
+    left = iter(range(times))
+
+    def answer(body: Any) -> Any:
+        if next(left, None) is not None:
+            raise error
+
+    return answer
+
+
+async def silence(body: Any) -> Any:
+    """No answer at all."""
+    await asyncio.get_running_loop().create_future()
+
+
+def broken(culprit: PeerId | None, **fields: Any) -> Callable[[Any], Any]:
+    """An answer: the round failed."""
+    return lambda body: Averaged(digest="", sq_norm=0.0, cursor=None, failure="void", culprit=culprit, **fields)

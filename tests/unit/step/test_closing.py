@@ -1,0 +1,123 @@
+"""What a leader decides from the members' answers."""
+
+import math
+
+import pytest
+
+from swarm.consensus.history import History
+from swarm.consensus.records import CloseRecord, Contribution
+from swarm.consensus.roster import Member, Roster
+from swarm.errors import OutOfSync
+from swarm.ids import MicrobatchId, PartName, PeerId
+from swarm.membership.founding_record import genesis
+from swarm.optim.update import clip_factor
+from swarm.step.decisions import Disagreement, agreed, cursors, global_norm
+from swarm.step.messages import MOST_SQ_NORM, Averaged
+
+RUN = "ab" * 32
+ROSTER = Roster(
+    [
+        Member(peer="a", role="stage", name="a", part="stage-0", addresses=()),
+        Member(peer="b", role="stage", name="b", part="stage-0", addresses=()),
+        Member(peer="t", role="trainer", name="t", part="ends", addresses=()),
+        Member(peer="z", role="bootstrap", name="z", part=None, addresses=()),
+    ]
+)
+
+
+def averaged(digest: str, sq_norm: float, cursor: tuple[int, int] | None = None) -> Averaged:
+    return Averaged(digest=digest, sq_norm=sq_norm, cursor=cursor)
+
+
+def counted(trainer: str, epoch: int, position: int) -> Contribution:
+    microbatch = MicrobatchId(PeerId(trainer), "00" * 8, epoch, position)
+    return Contribution(microbatch=microbatch, tokens=1, loss_sum=1.0, route=("a",))
+
+
+def answers(b_digest: str = "a" * 16, b_norm: float = 9.0) -> dict[PeerId, Averaged]:
+    return {
+        PeerId("a"): averaged("a" * 16, 9.0),
+        PeerId("b"): averaged(b_digest, b_norm),
+        PeerId("t"): averaged("c" * 16, 16.0, (0, 5)),
+        PeerId("z"): averaged("", 0.0),
+    }
+
+
+def test_global_norm_counts_every_part_once() -> None:
+    assert global_norm(ROSTER, answers()) == 5.0
+
+
+@pytest.mark.parametrize("claim", [0.0, 1e99])
+@pytest.mark.parametrize("liar", "abd")
+def test_global_norm_is_not_what_one_of_three_replicas_claims(liar: str, claim: float) -> None:
+    three = Roster([*ROSTER.members, Member(peer="d", role="stage", name="d", part="stage-0", addresses=())])
+    said = {**answers(), PeerId("d"): averaged("a" * 16, 9.0)}
+    assert global_norm(three, {**said, PeerId(liar): averaged("a" * 16, claim)}) == 5.0
+
+
+def test_global_norm_is_a_number_whatever_members_may_claim() -> None:
+    parts = range(1000)
+    many = Roster(Member(peer=f"p{n}", role="stage", name="", part=f"stage-{n}", addresses=()) for n in parts)
+    assert math.isfinite(global_norm(many, {peer: averaged("a" * 16, MOST_SQ_NORM) for peer in many.peers}))
+
+
+def test_global_norm_with_a_replica_that_differs_names_part_and_digests() -> None:
+    with pytest.raises(Disagreement, match="stage-0") as caught:
+        global_norm(ROSTER, answers(b_digest="b" * 16))
+    assert set(caught.value.digests) == {"a", "b"}
+
+
+def test_agreed_refuses_a_replica_without_a_digest() -> None:
+    with pytest.raises(OutOfSync):
+        agreed("weights", ROSTER, {PeerId(p): "" for p in "abtz"})
+
+
+def test_clip_factor_never_enlarges() -> None:
+    assert clip_factor(0.5, 1.0) == 1.0
+    assert clip_factor(0.0, 1.0) == 1.0
+    assert clip_factor(4.0, 1.0) == pytest.approx(0.25, rel=1e-5)
+
+
+def test_cursors_keep_what_nobody_mentions() -> None:
+    before = genesis(RUN, ROSTER, {}).model_copy(update={"cursors": {"t": (0, 1), "u": (1, 2)}})  # type: ignore[arg-type]
+    assert cursors(before, (), answers(), ROSTER, 9) == {"t": (0, 5), "u": (1, 2)}
+
+
+def test_cursors_of_a_lost_trainer_go_on_behind_what_was_committed_of_it() -> None:
+    before = genesis(RUN, ROSTER, {}).model_copy(update={"cursors": {"t": (0, 1), "u": (0, 8), "v": (3, 3)}})  # type: ignore[arg-type]
+    committed = [counted("u", 0, 8), counted("u", 1, 0), counted("u", 1, 1), counted("t", 0, 1)]
+    assert cursors(before, committed, answers(), ROSTER, 9) == {"t": (0, 5), "u": (1, 2), "v": (3, 3)}
+
+
+def test_cursors_beyond_the_room_forget_the_absent_that_got_least_far() -> None:
+    before = genesis(RUN, ROSTER, {}).model_copy(update={"cursors": {"u": (1, 0), "v": (0, 9)}})  # type: ignore[arg-type]
+    assert cursors(before, (), answers(), ROSTER, 2) == {"t": (0, 5), "u": (1, 0)}
+
+
+def following(record: CloseRecord, step: int) -> CloseRecord:
+    return record.model_copy(update={"step": step, "previous": record.hash()})
+
+
+def test_history_takes_only_the_next_record_of_the_chain(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    history = History(tmp_path / "history.jsonl")
+    first = genesis(RUN, ROSTER, {})  # type: ignore[arg-type]
+    with pytest.raises(OutOfSync, match="not started"):
+        _ = history.head
+    history.append(first)
+    assert history.next_step == 1
+    with pytest.raises(OutOfSync, match="step 2"):
+        history.append(following(first, 2))
+    with pytest.raises(OutOfSync, match="follows"):
+        history.append(following(first, 1).model_copy(update={"previous": "0" * 64}))
+    history.append(following(first, 1))
+    assert len((tmp_path / "history.jsonl").read_text().splitlines()) == 2
+    assert history.head_hash == following(first, 1).hash()
+
+
+@pytest.mark.parametrize(
+    ("answers", "unlike"),
+    [("aab", "C"), ("ab", ""), ("abc", ""), ("aabb", ""), ("aabc", "CD"), ("a-", "B"), ("--", ""), ("--a", "AB")],
+)
+def test_replicas_unlike_most_others_are_named_and_on_a_tie_nobody(answers: str, unlike: str) -> None:
+    digests = {PeerId(peer): each.strip("-") for peer, each in zip("ABCD", answers, strict=False)}
+    assert Disagreement("it", PartName("stage-0"), digests).dissenters == tuple(unlike)

@@ -1,0 +1,260 @@
+"""A desk whose peer takes over, is taken over from, and loses and finds trainers."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from swarm.consensus.records import Aside, Contribution
+from swarm.consensus.roster import Member, Roster, owner
+from swarm.errors import Busy, PeerError, Refused, Superseded, Violation
+from swarm.ids import MicrobatchId, PeerId
+from swarm.network.protocols import Request
+from swarm.step.leader.service import LeadDesk
+from swarm.step.messages import Complete, Lease, PutAside, Resume
+from tests.unit.step.world import RULES, A, B, T
+
+U = PeerId("U")
+ROSTER = Roster(
+    [
+        Member(peer=peer, role="stage" if peer in (A, B) else "trainer", name="n", part=part, addresses=())
+        for peer, part in [(A, "stage-0"), (B, "stage-0"), (T, "ends"), (U, "ends")]
+    ]
+)
+LEADER, SUCCESSOR = ROSTER.succession(1)[:2]
+
+
+class Desk:
+    """A desk that believes every receipt, of the peer that owns ``term``."""
+
+    def __init__(self, *, hosted: bool = False, me: PeerId = LEADER, cursors: dict[str, tuple[int, int]] | None = None):
+        self.known = 0
+        self.desk = LeadDesk(
+            RULES, me, self._opened, lambda peer, data, signature: True, term_of=lambda: self.known, hosted=hosted
+        )
+        self.desk.open_step(1, ROSTER, "ab" * 32, cursors or {})
+
+    async def _opened(self, step: int) -> None:
+        return None
+
+    def begin(self, term: int, *gone: PeerId) -> None:
+        self.known = term
+        self.desk.begin_term(term, gone)
+
+    async def ask(self, body: Any, caller: PeerId = T) -> Any:
+        method = next(m for m in self.desk.methods() if m.request is type(body))
+        return (await method.handle(Request(caller, body, memoryview(b""), 1e9))).body
+
+    async def lease(self, trainer: PeerId, total: int, term: int = 0) -> int:
+        return (await self.ask(Lease(step=1, term=term, total=total), trainer)).total
+
+    async def complete(self, trainer: PeerId, *positions: int, term: int = 0) -> None:
+        for position in positions:
+            await self.ask(report(trainer, position, term), trainer)
+
+    async def resume(self, trainer: PeerId, *positions: int, term: int) -> int:
+        started = tuple(microbatch(trainer, position) for position in positions)
+        return (await self.ask(Resume(step=1, term=term, started=started, aside=()), trainer)).kept
+
+    @property
+    async def committed(self) -> list[MicrobatchId]:
+        return [one.microbatch for one in await asyncio.wait_for(self.desk.wait_full(), 1.0)]
+
+
+def microbatch(trainer: PeerId, position: int) -> MicrobatchId:
+    return MicrobatchId(trainer, "00" * 8, 0, position)
+
+
+def report(trainer: PeerId, position: int, term: int = 0) -> Complete:
+    contribution = Contribution(microbatch=microbatch(trainer, position), tokens=8, loss_sum=1.0, route=(A,))
+    return Complete(step=1, term=term, contribution=contribution, receipts=(bytes(64),))
+
+
+# --- terms -----------------------------------------------------------------------------------------------------------
+
+
+async def test_desk_that_takes_over_leases_nothing_before_all_have_said_what_they_have_begun() -> None:
+    desk = Desk(me=SUCCESSOR)
+    desk.begin(1)
+    for body in (Lease(step=1, term=1, total=1), report(T, 0, 1)):
+        with pytest.raises(Superseded, match="resume"):
+            await desk.ask(body)
+    assert await desk.resume(T, 0, term=1) == 1
+    with pytest.raises(Busy, match="1 trainers have yet to say"):
+        await desk.lease(T, 2, term=1)
+    await desk.complete(T, 0, term=1)
+    assert await desk.resume(U, 0, 1, term=1) == 1  # the batch has room for two
+    await desk.complete(U, 0, term=1)
+    assert await desk.committed == [microbatch(T, 0), microbatch(U, 0)]
+
+
+async def test_desk_is_not_full_while_a_trainer_has_yet_to_say_what_it_has_begun() -> None:
+    desk = Desk(me=SUCCESSOR)
+    desk.begin(1)
+    await desk.resume(T, 0, 1, term=1)
+    await desk.complete(T, 0, 1, term=1)
+    assert not desk.desk.full
+    await desk.resume(U, term=1)
+    assert desk.desk.full
+
+
+async def test_batch_waits_for_trainers_that_have_yet_to_say_what_they_have_begun() -> None:
+    desk = Desk(me=SUCCESSOR)
+    desk.begin(1)
+    assert desk.desk.waits_for() == (), "none has said anything: it is not for one of them"
+    await desk.resume(T, 0, 1, term=1)
+    assert desk.desk.waits_for() == (U,), "nothing is leased before"
+    await desk.complete(T, 0, 1, term=1)
+    assert desk.desk.waits_for() == (U,), "nor is a batch closed that is complete"
+    await desk.resume(U, term=1)
+    assert desk.desk.waits_for() == ()
+
+
+@pytest.mark.parametrize("term", [0, 1, 3])
+async def test_desk_of_another_term_than_the_trainer_knows_says_who_leads(term: int) -> None:
+    desk = Desk(me=owner(ROSTER, 1, 2))
+    desk.begin(2)
+    aside = Aside(microbatch=microbatch(T, 0), reason="no number")
+    asked = [
+        Lease(step=1, term=term, total=1),
+        PutAside(step=1, term=term, aside=aside),
+        Resume(step=1, term=term, started=(), aside=()),
+    ]
+    for body in asked:
+        with pytest.raises(Superseded, match=f"{owner(ROSTER, 1, 2)} leads step 1 in term 2"):
+            await desk.ask(body)
+
+
+async def test_desk_that_is_taken_over_from_leases_and_counts_nothing_more() -> None:
+    desk = Desk()
+    await desk.lease(T, 1)
+    desk.known = 1
+    desk.desk.end_term()
+    for body in (Lease(step=1, term=0, total=1), report(T, 0)):
+        with pytest.raises(Superseded, match=f"{SUCCESSOR} leads step 1 in term 1"):
+            await desk.ask(body)
+    assert not desk.desk.full
+    assert desk.desk.aside() == ()
+
+
+async def test_desk_that_leads_again_begins_anew() -> None:
+    desk = Desk()
+    await desk.lease(T, 2)
+    await desk.complete(T, 0, 1)
+    assert desk.desk.full
+    desk.desk.end_term()
+    desk.begin(len(ROSTER))
+    assert not desk.desk.full
+    await desk.resume(T, 0, 1, term=len(ROSTER))
+    await desk.resume(U, term=len(ROSTER))
+    await desk.complete(T, 0, 1, term=len(ROSTER))
+    assert len(await desk.committed) == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "error", "words"),
+    [
+        (Resume(step=1, term=1, started=(microbatch(U, 0),), aside=()), Refused, "its own"),
+        (Resume(step=1, term=1, started=(microbatch(T, 0),) * 2, aside=()), Violation, "twice"),
+        (
+            Resume(step=1, term=1, started=tuple(microbatch(T, p) for p in range(5)), aside=()),
+            Violation,
+            "5 microbatches",
+        ),
+    ],
+)
+async def test_desk_takes_no_word_that_no_honest_trainer_says(body: Any, error: type[PeerError], words: str) -> None:
+    desk = Desk(me=SUCCESSOR)
+    desk.begin(1)
+    with pytest.raises(error, match=words):
+        await desk.ask(body)
+    with pytest.raises(Refused, match="not a trainer"):
+        await desk.ask(Resume(step=1, term=1, started=(), aside=()), A)
+
+
+# --- witnesses -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hosted", [True, False])
+async def test_witness_that_takes_over_counts_a_lost_trainers_work_when_others_hold_it(hosted: bool) -> None:
+    desk = Desk(me=SUCCESSOR, hosted=hosted, cursors={T: (0, 4)})
+    for position in (4, 6, 5, 9):
+        await desk.complete(T, position)
+    with pytest.raises(Superseded):
+        await desk.ask(report(T, 7, term=1))  # its witness is another
+    desk.begin(1, T)
+    assert await desk.resume(U, term=1) == 0
+    assert await desk.lease(U, 9, term=1) == (0 if hosted else 2)
+    if hosted:
+        assert await desk.committed == [microbatch(T, 4), microbatch(T, 5)]
+
+
+async def test_witness_forgets_with_the_step_what_it_witnessed() -> None:
+    desk = Desk(me=SUCCESSOR, hosted=True)
+    await desk.complete(T, 0, 1)
+    desk.desk.open_step(1, ROSTER, "cd" * 32, {})
+    desk.begin(1, T)
+    assert not desk.desk.full
+
+
+# --- trainers that go and come back ----------------------------------------------------------------------------------
+
+
+async def test_desk_without_a_trainer_has_quota_again_for_the_others() -> None:
+    desk = Desk()
+    assert await desk.lease(U, 2) == 2
+    assert await desk.lease(T, 1) == 0
+    await desk.complete(U, 0)
+    assert desk.desk.count_on({U})
+    assert not desk.desk.count_on({U})
+    assert await desk.lease(T, 2) == 2
+    for body in (Lease(step=1, term=0, total=2), report(U, 1)):
+        with pytest.raises(Superseded, match="resume"):
+            await desk.ask(body, U)
+    with pytest.raises(Busy, match="yet to count on it"):
+        await desk.resume(U, 0, term=0)
+    assert desk.desk.count_on(set())
+    assert await desk.resume(U, 0, term=0) == 0
+    await desk.complete(T, 0, 1)
+    assert await desk.committed == [microbatch(T, 0), microbatch(T, 1)]
+
+
+async def test_desk_that_is_full_without_a_lost_trainer_waits_for_none_of_it() -> None:
+    desk = Desk(hosted=True)
+    await desk.lease(U, 1)
+    await desk.complete(U, 0)
+    await desk.lease(T, 1)
+    await desk.complete(T, 0)
+    assert desk.desk.count_on({U})
+    assert await desk.committed == [microbatch(T, 0), microbatch(U, 0)]
+    desk.desk.exclude([microbatch(U, 0)])
+    assert not desk.desk.full
+    assert await desk.lease(T, 9) == 2
+
+
+async def test_desk_that_lost_a_trainer_before_it_spoke_waits_for_it_no_more() -> None:
+    desk = Desk(me=SUCCESSOR)
+    desk.begin(1)
+    await desk.resume(T, 0, 1, term=1)
+    await desk.complete(T, 0, 1, term=1)
+    assert not desk.desk.full
+    assert desk.desk.count_on({U})
+    assert desk.desk.full
+
+
+async def test_desk_without_any_trainer_waits() -> None:
+    desk = Desk()
+    assert desk.desk.count_on({T, U})
+    assert not desk.desk.full
+    assert desk.desk.count_on({U})
+    await desk.resume(T, term=0)
+    assert await desk.lease(T, 2) == 2
+
+
+def test_desk_of_a_bystander_counts_on_nobody() -> None:
+    desk = Desk(me=SUCCESSOR)
+    assert not desk.desk.count_on({T})
+    desk.desk.exclude([microbatch(T, 0)])
+    assert not desk.desk.full

@@ -1,0 +1,270 @@
+"""Leading a step while members die, stall, say no or hold something else."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import pytest
+
+from swarm.consensus.roster import Member, Roster
+from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Superseded, Unreachable
+from swarm.events import AttemptFailed, WorkExcluded, WorkWithdrawn
+from swarm.ids import PeerId
+from swarm.step.decisions import ATTEMPTS_PER_TERM
+from swarm.step.leader.answers import MOST_VOID
+from swarm.step.leader.exclusion import MOST_FAILURES, STALLED_S
+from swarm.step.messages import Lease
+from tests.harness.expect import eventually
+from tests.unit.step.leading import HOSTED, OTHER, U, by, stage
+from tests.unit.step.puppets import (
+    AGAIN,
+    APPLY,
+    DECIDE,
+    LEADER,
+    PROPOSE,
+    RECONCILE,
+    Stage,
+    broken,
+    no,
+    silence,
+    virtual,
+)
+from tests.unit.step.world import COMMITTED, ROSTER, A, B, T
+
+# --- a member is lost ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("question", [RECONCILE, APPLY])
+@pytest.mark.parametrize("how", ["die", "stall"])
+@virtual
+async def test_member_that_is_lost_before_the_record_costs_an_attempt_and_is_left_out(question: str, how: str) -> None:
+    here = await stage()
+    here.puppets[OTHER].instead[question] = getattr(here, how)(OTHER)
+    closed = await here.leading().run()
+    assert (closed.absent, closed.members.peers) == ((OTHER,), tuple(p for p in ROSTER.peers if p != OTHER))
+    assert [one.route for one in closed.committed] == [(LEADER,), (LEADER,)]
+    assert [one.microbatch for one in closed.committed] == [one.microbatch for one in COMMITTED]
+    assert len(here.events.of(AttemptFailed)) == 1
+    first, second = here.puppets[T].told(RECONCILE)
+    assert set(second.live) == {LEADER, T}
+    assert second.attempts["stage-0"] > first.attempts["stage-0"]
+    assert second.attempts["ends"] == first.attempts["ends"]  # whoever was not concerned keeps its result
+    assert here.puppets[OTHER].asked.count(question) == 1
+    assert not here.puppets[OTHER].told(DECIDE)
+
+
+@pytest.mark.parametrize("how", ["die", "stall"])
+@virtual
+async def test_member_that_is_lost_while_it_votes_is_not_needed(how: str) -> None:
+    here = await stage()
+    here.puppets[OTHER].instead[PROPOSE] = getattr(here, how)(OTHER)
+    closed = await here.leading().run()
+    assert closed.absent == ()
+    assert here.asked(DECIDE) >= {LEADER, T}
+    assert here.events.of(AttemptFailed) == []
+
+
+@pytest.mark.parametrize("how", ["die", "stall", "no"])
+@virtual
+async def test_member_that_cannot_be_told_does_not_hold_up_the_others(how: str) -> None:
+    here = await stage()
+    answer = no(PeerError("the disk is full")) if how == "no" else getattr(here, how)(OTHER)
+    here.puppets[OTHER].instead[DECIDE] = answer
+    leading = here.leading()
+    closed = await leading.run()
+    assert (closed.absent, leading.told) == ((), {T})
+    assert here.asked(DECIDE) == set(ROSTER.peers)
+
+
+@virtual
+async def test_trainer_that_is_lost_takes_its_work_with_it_and_the_others_are_told_to_feed() -> None:
+    trainers = [Member(peer=peer, role="trainer", name="t", part="ends", addresses=()) for peer in (T, U)]
+    here = await Stage(roster=Roster([*ROSTER.members[:2], *trainers])).set()
+    await here.feed([by(T, 0), by(U, 0)])
+    here.puppets[U].instead[APPLY] = here.die(U)
+    running = asyncio.create_task(here.leading().run())
+    await eventually(lambda: here.puppets[T].told(AGAIN))
+    assert here.events.of(WorkWithdrawn) == [WorkWithdrawn(step=1, trainers=(U,))]
+    assert not running.done()
+    await here.feed([by(T, 1)])
+    closed = await running
+    assert [one.microbatch for one in closed.committed] == [by(T, 0).microbatch, by(T, 1).microbatch]
+    assert closed.absent == (U,)
+
+
+@pytest.mark.parametrize("turns", range(12))
+@virtual
+async def test_trainer_found_gone_as_the_batch_is_full_is_counted_on_or_does_not_count(turns: int) -> None:
+    trainers = [Member(peer=peer, role="trainer", name="t", part="ends", addresses=()) for peer in (T, U)]
+    here = await Stage(roster=Roster([*ROSTER.members[:2], *trainers])).set()
+    running = asyncio.create_task(here.leading().run())
+    await here.feed([by(T, 0), by(U, 0)])
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    here.liveness.lose(U)
+    await eventually(lambda: running.done() or here.events.of(WorkWithdrawn))
+    if here.events.of(WorkWithdrawn):
+        await here.feed([by(T, 1)])
+    await running
+    asked = here.puppets[T].told(RECONCILE)
+    assert asked
+    for body in asked:
+        assert {one.microbatch.trainer for one in body.committed} <= set(body.live)
+
+
+@virtual
+async def test_trainer_is_told_to_feed_until_it_hears_it() -> None:
+    trainers = [Member(peer=peer, role="trainer", name="t", part="ends", addresses=()) for peer in (T, U)]
+    here = await Stage(roster=Roster([*ROSTER.members[:2], *trainers])).set()
+    here.puppets[T].instead[AGAIN] = no(Unreachable("the stream broke"), times=3)
+    here.liveness.lose(U)
+    running = asyncio.create_task(here.leading().run())
+    await eventually(lambda: len(here.puppets[T].told(AGAIN)) == 4)
+    await here.feed([by(T, 0), by(T, 1)])
+    assert (await running).absent == (U,)
+    assert len(here.puppets[T].told(AGAIN)) == 4
+
+
+@virtual
+async def test_work_lost_for_good_is_left_out_and_others_are_told_to_fill_the_batch() -> None:
+    here = await Stage(roster=HOSTED, hosted=True).set()
+    await here.feed([by(T, 0), by(U, 0)])
+    here.liveness.lose(U, "dead")
+    lost = broken(A, missing=(by(U, 0).microbatch,))
+
+    def answer(body: Any) -> Any:
+        if here.puppets[A].asked.count(RECONCILE) > 1:
+            return None
+        here.puppets[T].bodies.clear()
+        return lost(body)
+
+    here.puppets[A].instead[RECONCILE] = answer
+    running = asyncio.create_task(here.leading().run())
+    await eventually(lambda: here.puppets[A].told(RECONCILE))
+    await eventually(lambda: not here.desk.full and here.puppets[T].told(AGAIN))
+    await here.feed([by(T, 1)])
+    closed = await running
+    assert [one.microbatch for one in closed.committed] == [by(T, 0).microbatch, by(T, 1).microbatch]
+    (excluded,) = here.events.of(WorkExcluded)
+    assert (excluded.step, excluded.microbatches) == (1, (by(U, 0).microbatch,))
+    assert excluded.reason.startswith(A)
+    assert closed.absent == (U,)  # and A, which could not compute it either, is not
+
+
+@virtual
+async def test_work_of_a_trainer_that_is_left_out_can_be_lost_for_good_too() -> None:
+    here = await Stage(roster=HOSTED, hosted=True).set()
+    await here.feed([by(U, 0)])
+    await here.ask_desk(Lease(step=1, term=0, total=2), U)  # and nothing comes of it
+    here.puppets[A].instead[RECONCILE] = broken(A, missing=(by(U, 0).microbatch,))
+    running = asyncio.create_task(here.leading().run())
+    await eventually(lambda: here.events.of(WorkWithdrawn), deadline_s=2 * STALLED_S)
+    await here.feed([by(T, 0)])
+    await eventually(lambda: here.events.of(WorkExcluded))
+    here.puppets[A].instead.clear()
+    await here.feed([by(T, 1)])
+    closed = await running
+    assert [one.microbatch for one in closed.committed] == [by(T, 0).microbatch, by(T, 1).microbatch]
+    assert closed.absent == (U,)  # and A, which could not compute it either, is not
+
+
+# --- a member is unfit -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("question", [RECONCILE, APPLY])
+@pytest.mark.parametrize("error", [Refused("not with me"), DeadlineMissed("too slow"), PeerError("its disk is full")])
+@virtual
+async def test_member_that_answers_pings_and_says_no_is_left_out(question: str, error: PeerError) -> None:
+    here = await stage()
+    here.puppets[OTHER].instead[question] = no(error)
+    closed = await here.leading().run()
+    assert closed.absent == (OTHER,)
+    assert here.puppets[OTHER].asked.count(question) == 1
+    assert OTHER in {peer for check in here.liveness.checked for peer in check}
+
+
+@virtual
+async def test_member_that_never_answers_a_question_and_all_pings_is_left_out() -> None:
+    here = await stage()
+    here.puppets[OTHER].instead[APPLY] = silence
+    assert (await here.leading().run()).absent == (OTHER,)
+
+
+@pytest.mark.parametrize("error", [Busy("catching up"), Unreachable("the stream broke")])
+@pytest.mark.parametrize("question", [RECONCILE, APPLY])
+@virtual
+async def test_member_that_fails_once_or_twice_takes_part(question: str, error: PeerError) -> None:
+    for times in range(1, MOST_FAILURES + 1):
+        here = await stage()
+        here.puppets[OTHER].instead[question] = no(error, times=times)
+        closed = await here.leading().run()
+        assert closed.absent == ((OTHER,) if times == MOST_FAILURES else ())
+        assert len(here.events.of(AttemptFailed)) == times
+        assert len({tuple(body.attempts.items()) for body in here.puppets[T].told(RECONCILE)}) == 1 + bool(
+            closed.absent
+        )
+
+
+@virtual
+async def test_member_that_does_not_hold_what_counts_is_left_out() -> None:
+    here = await stage()
+    here.puppets[OTHER].instead[RECONCILE] = broken(OTHER, missing=(COMMITTED[0].microbatch,))
+    closed = await here.leading().run()
+    assert (closed.absent, len(closed.committed)) == ((OTHER,), 2)
+
+
+@virtual
+async def test_member_that_lacked_something_while_another_died_takes_part() -> None:
+    here = await stage()
+    lacks, left = broken(OTHER, missing=(COMMITTED[0].microbatch,)), iter(range(MOST_FAILURES - 1))
+    here.puppets[OTHER].instead[RECONCILE] = lambda body: None if next(left, None) is None else lacks(body)
+    closed = await here.leading().run()
+    assert (closed.absent, len(here.events.of(AttemptFailed))) == ((), MOST_FAILURES - 1)
+
+
+@virtual
+async def test_member_with_which_rounds_break_again_and_again_is_left_out() -> None:
+    here = await stage()
+    here.puppets[LEADER].instead[RECONCILE] = lambda body: broken(OTHER)(body) if OTHER in body.live else None
+    closed = await here.leading().run()
+    assert closed.absent == (OTHER,)
+    numbers = [body.attempts["stage-0"] for body in here.puppets[LEADER].told(RECONCILE)]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) == 4
+    assert len({body.attempts["ends"] for body in here.puppets[T].told(RECONCILE)}) == 1
+
+
+@virtual
+async def test_round_that_broke_on_nobody_is_repeated_with_all() -> None:
+    here = await stage()
+    void, left = broken(None), iter(range(2))
+    here.puppets[OTHER].instead[RECONCILE] = lambda body: None if next(left, None) is None else void(body)
+    closed = await here.leading().run()
+    assert (closed.absent, len(here.events.of(AttemptFailed))) == ((), 2)
+
+
+@virtual
+async def test_rounds_that_nobody_explains_go_plainly_are_told_and_end_with_the_term() -> None:
+    here = await stage()
+    for peer in (A, B):
+        here.puppets[peer].instead[RECONCILE] = broken(None)
+    with pytest.raises(Superseded, match="attempts"):
+        await here.leading().run()
+    asked = here.puppets[A].told(RECONCILE)
+    assert [body.plainly for body in asked[:4]] == [()] * MOST_VOID + [("stage-0",)]
+    assert max(body.attempts["stage-0"] for body in asked) < ATTEMPTS_PER_TERM
+    assert any("a round of stage-0 that does not break" in waited for waited in here.waited)
+
+
+@virtual
+async def test_liar_does_not_get_the_honest_members_of_its_part_left_out() -> None:
+    more = [Member(peer=peer, role="stage", name="n", part="stage-0", addresses=()) for peer in ("C", "D")]
+    here = await stage(roster=Roster([*ROSTER.members, *more]))
+    liar, honest = PeerId("D"), (A, B, PeerId("C"))
+    for peer in honest:
+        here.puppets[peer].instead[RECONCILE] = lambda body: broken(None)(body) if liar in body.live else None
+    victims = itertools.cycle(honest)
+    here.puppets[liar].instead[RECONCILE] = lambda body: broken(next(victims))(body)
+    assert (await here.leading().run()).absent == (liar,)

@@ -1,0 +1,197 @@
+"""Leading a step in which others have led, or lead as well."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from swarm.consensus.acceptor import Candidate, Vote
+from swarm.consensus.records import acceptance_bytes
+from swarm.consensus.roster import Member, Roster
+from swarm.errors import PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
+from swarm.events import TermBegan
+from swarm.ids import PeerId
+from swarm.step.messages import Accepted, Promise, Resume
+from tests.harness.expect import eventually
+from tests.unit.step.leading import OTHER, stage
+from tests.unit.step.puppets import (
+    AGAIN,
+    APPLY,
+    DECIDE,
+    LEADER,
+    PREPARE,
+    PROPOSE,
+    RECONCILE,
+    SUCCESSOR,
+    Stage,
+    no,
+    virtual,
+)
+from tests.unit.step.world import COMMITTED, ROSTER, A, T, acceptances, record, verify
+
+
+async def successor() -> Stage:
+    here = await Stage(leader=SUCCESSOR).set()
+    here.liveness.lose(LEADER, "dead")
+    return here
+
+
+@virtual
+async def test_successor_closes_the_step_anew_when_nobody_accepted_anything() -> None:
+    here = await successor()
+    running = asyncio.create_task(here.leading(1).run())
+    await eventually(lambda: here.puppets[T].told(AGAIN))
+    assert (await here.ask_desk(Resume(step=1, term=1, started=(), aside=()), T)).kept == 0
+    await here.feed(term=1)
+    closed = await running
+    assert (closed.term, closed.absent) == (1, (LEADER,))
+    assert here.events.of(TermBegan) == [TermBegan(step=1, term=1, leader=SUCCESSOR, reason=f"{LEADER}: dead")]
+    assert here.asked(PREPARE) == {SUCCESSOR, T}
+    (asked,) = here.puppets[T].told(RECONCILE)
+    assert (asked.term, min(asked.attempts.values()) > 1024) == (1, True)
+    (decision,) = here.puppets[T].told(DECIDE)
+    assert decision.term == 1
+
+
+@pytest.mark.parametrize("voter", [SUCCESSOR, T])
+@virtual
+async def test_successor_proposes_what_a_member_accepted_and_computes_nothing_again(voter: PeerId) -> None:
+    here = await successor()
+    here.puppets[voter].instead[PREPARE] = lambda body: Promise(vote=Vote(term=0, record=record()), free=0)
+    closed = await here.leading(1).run()
+    assert closed == record()
+    assert not here.asked(RECONCILE)
+    assert {body.term for puppet in here.puppets.values() for body in puppet.told(PROPOSE)} == {1}
+    (decision,) = here.puppets[T].told(DECIDE)
+    assert (decision.record, decision.term) == (record().hash(), 1)
+
+
+@virtual
+async def test_successor_is_free_when_a_later_leader_was() -> None:
+    here = await successor()
+    here.puppets[SUCCESSOR].instead[PREPARE] = lambda body: Promise(vote=Vote(term=0, record=record()), free=0)
+    here.puppets[T].instead[PREPARE] = lambda body: Promise(vote=None, free=2)
+    running = asyncio.create_task(here.leading(4).run())
+    await eventually(lambda: here.puppets[T].told(AGAIN))
+    await here.ask_desk(Resume(step=1, term=4, started=(), aside=()), T)
+    await here.feed(term=4)
+    assert (await running).term == 4
+
+
+BEYOND_NUMBERS = tuple(one.model_copy(update={"loss_sum": 1.7e308}) for one in COMMITTED)
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        Promise(vote=None, free=9),
+        Promise(vote=Vote(term=8, record=record(previous="f" * 64)), free=0),
+        Promise(vote=Vote(term=0, record=record(roster=ROSTER.members[1:])), free=0),
+        Promise(vote=Vote(term=0, record=record(tokens=7)), free=0),
+        Promise(vote=Vote(term=0, record=record(committed=BEYOND_NUMBERS)), free=0),
+        Promise(vote=Vote(term=0, record=record(lr=9.0)), free=0),
+        Promise(vote=Vote(term=0, record=record(digests={})), free=0),
+        Promise(vote=Vote(term=0, record=record(void=True, committed=(), tokens=0, loss_sum=0.0)), free=0),
+        Promise(vote=None, free=0, candidate=Candidate(vote=Vote(term=0, record=record(lineage=1)), samples=10**9)),
+    ],
+    ids=["free", "previous", "roster", "sums", "no sum", "rate", "digests", "void", "candidate"],
+)
+@virtual
+async def test_promise_that_would_hide_what_was_accepted_counts_for_nothing(lie: Promise) -> None:
+    here = await successor()
+    here.puppets[SUCCESSOR].instead[PREPARE] = lambda body: Promise(vote=Vote(term=0, record=record()), free=0)
+    lies = iter([lie])
+    here.puppets[T].instead[PREPARE] = lambda body: next(lies, None)
+    assert await here.leading(1).run() == record()
+    assert len(here.puppets[T].told(PREPARE)) == 2
+    assert not here.asked(RECONCILE)
+
+
+@virtual
+async def test_candidate_that_those_who_were_there_signed_is_proposed_where_nothing_was_accepted() -> None:
+    here = await successor()
+    alone = record(lineage=1)
+    signed = acceptances(alone, 0, [A, T])
+    offered = Candidate(vote=Vote(term=0, record=alone), samples=2, term=0, acceptances=signed)
+    here.puppets[T].instead[PREPARE] = lambda body: Promise(vote=None, free=0, candidate=offered)
+    assert await here.leading(1).run() == alone
+
+
+@virtual
+async def test_acceptance_that_is_forged_does_not_count() -> None:
+    """With it the leader would hold a decision that nobody believes, itself included, and the step stand still."""
+    here = await stage()
+    forged = iter([Accepted(signature=bytes(64))])
+    here.puppets[OTHER].instead[PROPOSE] = lambda body: next(forged, None)
+    here.puppets[T].instead[PROPOSE] = no(Unreachable("cut off"), times=3)
+    closed = await here.leading().run()
+    (decision,) = here.puppets[T].told(DECIDE)
+    signed = acceptance_bytes(closed, 0)
+    assert len(decision.acceptances) >= 2
+    assert all(verify(PeerId(peer), signed, by) for peer, by in decision.acceptances.items())
+
+
+@virtual
+async def test_trainer_that_missed_the_first_question_of_a_term_hears_of_it_all_the_same() -> None:
+    many = Roster([*ROSTER.members, Member(peer="Z", role="bootstrap", name="z", part=None, addresses=())])
+    leader = many.succession(1)[1]
+    here = await Stage(roster=many, leader=leader).set()
+    here.puppets[T].instead[PREPARE] = no(Unreachable("the stream broke"), times=2)
+    running = asyncio.create_task(here.leading(1).run())
+    await eventually(lambda: here.puppets[T].told(AGAIN))
+    assert len(here.puppets[T].told(PREPARE)) == 3
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+@pytest.mark.parametrize("question", [PREPARE, RECONCILE, APPLY, PROPOSE])
+@pytest.mark.parametrize("error", [Superseded("term 5 has begun"), WrongStep("step 1 is closed")])
+@virtual
+async def test_leader_gives_up_when_another_leads_or_has_closed(question: str, error: PeerError) -> None:
+    here = await (stage() if question != PREPARE else successor())
+    here.puppets[T].instead[question] = no(error)
+    leading = here.leading(0 if question != PREPARE else 1)
+    with pytest.raises(type(error), match=error.reason):
+        await leading.run()
+    assert leading.decided is None
+    assert not here.asked(DECIDE)
+
+
+@pytest.mark.parametrize("error", [Refused("F cannot leave"), Violation("forged")])
+@virtual
+async def test_leader_that_may_not_grant_what_it_was_asked_gives_up_its_term_alone(
+    error: PeerError, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = await stage()
+    monkeypatch.setattr(here.desk, "settle", lambda missing, lost: no(error)(None))
+    with pytest.raises(Superseded, match=f"cannot be granted: {error.reason}"):
+        await here.leading().run()
+    assert not here.asked(PROPOSE)
+
+
+@virtual
+async def test_leader_whom_so_many_do_not_follow_asks_on_in_its_term_and_says_what_it_waits_for() -> None:
+    """They answer for another step: their lineage was given up, and they have yet to come back to this one."""
+    here = await Stage(leader=SUCCESSOR).set()
+    for peer in (LEADER, T):
+        here.puppets[peer].instead[PREPARE] = no(Refused(f"{LEADER} leads step 1"))
+    running = asyncio.create_task(here.leading(1).run())
+    await asyncio.sleep(60.0)
+    assert set(here.waited) == {"a majority: 1 of 3 voters answer, 2 are needed, however long that takes"}
+    assert {body.term for body in here.puppets[T].told(PREPARE)} == {1}
+    for peer in (LEADER, T):
+        del here.puppets[peer].instead[PREPARE]
+    await eventually(lambda: here.puppets[T].told(AGAIN))
+    await here.ask_desk(Resume(step=1, term=1, started=(), aside=()), T)
+    await here.feed(term=1)
+    assert (await running).absent == ()
+
+
+@virtual
+async def test_leader_that_waits_for_the_batch_gives_up_when_another_leads() -> None:
+    here = await successor()
+    here.puppets[T].instead[AGAIN] = no(Superseded("term 5 has begun"))
+    with pytest.raises(Superseded):
+        await here.leading(1).run()

@@ -1,0 +1,518 @@
+"""The step loop: opens, feeds, leads when it is its turn, is let in again, and ends in order."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from swarm.consensus.acceptor import MOST_LEAP
+from swarm.consensus.changes import Departure, departure_bytes
+from swarm.consensus.records import CloseRecord, Decision
+from swarm.errors import Busy, DeadlineMissed, Ending, PeerError, Refused, RunEnded, Superseded, Unreachable
+from swarm.ids import PeerId
+from swarm.network.protocols import Request
+from swarm.optim.update import clip_factor
+from swarm.step.calls import StepCalls
+from swarm.step.exit_barrier import Farewell, Parting
+from swarm.step.loop import StepLoop
+from swarm.step.messages import Propose, Resume
+from tests.harness.expect import eventually
+from tests.unit.step.puppets import AGAIN, DECIDE, LEADER, PREPARE, SUCCESSOR, Stage, no, virtual
+from tests.unit.step.world import (
+    GENESIS,
+    ROSTER,
+    RULES,
+    A,
+    Bench,
+    T,
+    acceptances,
+    apply,
+    decide,
+    prepare,
+    reconcile,
+    record,
+    sign,
+    weights_digest,
+)
+
+
+class Script:
+    """A feed that says when it was called and can be held up or fail."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.gate: asyncio.Event | None = None
+        self.cancelled = 0
+
+    async def __call__(self, step: int) -> None:
+        """See :data:`~swarm.step.loop.Feed`."""
+        self.steps.append(step)
+        if self.gate is None:
+            return
+        try:
+            await self.gate.wait()
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+
+async def close(bench: Bench, before: CloseRecord | None = None) -> CloseRecord:
+    """Have the bench's member close one step, as if its leader asked."""
+    closed = record(before) if before is not None else record()
+    for body in (reconcile(closed.step), apply(closed.step), Propose(record=closed), decide(closed)):
+        await bench.ask(body)
+    return closed
+
+
+class Home:
+    """The loop of one peer. Its own member is real, the others are puppets."""
+
+    def __init__(self, me: PeerId = A, **settings: Any) -> None:
+        self.me, self.stage = me, Stage(leader=me)
+        self.bench = Bench(me, **({"decided": self._decided} | settings))
+        self.rejoined: list[str] = []
+        self.newest: CloseRecord | None = None
+        self.parting = Parting()
+
+    async def set(self) -> Home:
+        """The peer's member takes its puppet's place on the network."""
+        await self.stage.set()
+        endpoint = self.stage.network.endpoint(f"{self.me}2")
+        await endpoint.enter(RULES.run)
+        self.stage.closing = replace(self.stage.closing, calls=_Both(self))
+        self.stage.desk._term_of = lambda: self.bench.member.term
+        self.stage.desk._wait_open = self.bench.member.wait_open
+        return self
+
+    def loop(self, feed: Any = None) -> StepLoop:
+        return StepLoop(self.bench.member, self.stage.closing, self.parting, feed, self._rejoin)
+
+    async def _decided(self, decision: Decision) -> None:
+        closed = decision.record
+        self.stage.desk.open_step(closed.step + 1, closed.members, closed.hash(), closed.cursors)
+
+    async def _rejoin(self) -> None:
+        self.rejoined.append(self.bench.member.cut_off)
+        assert self.newest is not None
+        await self.bench.member.observe(Decision(self.newest, acceptances(self.newest)))
+
+    async def farewell(self, leader: PeerId) -> None:
+        (method,) = self.parting.methods()
+        await method.handle(Request(leader, Farewell(step=RULES.steps), memoryview(b""), 1e9))
+
+
+class _Both(StepCalls):
+    """Calls to ourselves are answered by our member, others by the puppets."""
+
+    def __init__(self, home: Home) -> None:
+        super().__init__(home.stage.endpoints[home.me])
+        self._home = home
+
+    async def ask(self, peer: PeerId, method: str, body: Any, reply: Any, *, timeout_s: float) -> Any:
+        if peer != self.me or not method.startswith("step/1/"):
+            return await super().ask(peer, method, body, reply, timeout_s=timeout_s)
+        self._home.stage.puppets[self.me].bodies.append((method, body))
+        try:
+            return await self._home.bench.ask(body, caller=self.me)
+        except PeerError as error:
+            raise type(error)(error.reason, peer=peer) from error
+
+
+def fit(home: Home) -> None:
+    """Puppets answer as members with the same parts would."""
+    clip = clip_factor(8**0.5, RULES.clip_norm)
+    for puppet in home.stage.puppets.values():
+        part = str(ROSTER[puppet.peer].part)
+        puppet.gradient = hashlib.sha256(f"{part}|1".encode()).hexdigest()
+        puppet.weights = weights_digest(part, 1, 0.5, clip)
+        puppet.sq_norm = 4.0
+
+
+async def stop(running: asyncio.Task[None]) -> None:
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+# --- taking part -----------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_loop_feeds_every_step_once_and_ends_after_the_last() -> None:
+    home, feed = await Home().set(), Script()
+    running = asyncio.create_task(home.loop(feed).run())
+    closed = None
+    for step in range(1, RULES.steps + 1):
+        await eventually(lambda step=step: feed.steps == list(range(1, step + 1)))
+        closed = await close(home.bench, closed)
+    await home.farewell(ROSTER.succession(RULES.steps)[0])
+    await running
+    assert feed.steps == [1, 2, 3]
+    assert not home.stage.asked("step/1/reconcile")
+
+
+@virtual
+async def test_loop_ends_when_its_run_is_ended_before_the_last_step() -> None:
+    home, feed = await Home().set(), Script()
+    running = asyncio.create_task(home.loop(feed).run())
+    await eventually(lambda: feed.steps)
+    for body in (reconcile(), apply()):
+        await home.bench.ask(body)
+    ended = record(ended=True)
+    await home.bench.member.learn(Decision(ended, acceptances(ended)))
+    await home.farewell(ROSTER.succession(1)[0])
+    await running
+    assert feed.steps == [1]
+
+
+@virtual
+async def test_loop_of_the_leader_lets_everybody_go_when_the_run_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    home, dismissed = await Home(LEADER).set(), []
+
+    async def dismiss(calls: StepCalls, leaving: Iterable[PeerId], step: int) -> None:
+        dismissed.append((sorted(leaving), step))
+
+    monkeypatch.setattr(home.parting, "dismiss", dismiss)
+    fit(home)
+    for peer in ROSTER.peers:
+        signature = sign(peer, departure_bytes(RULES.run, 1, GENESIS.hash(), peer, ends=True))
+        with contextlib.suppress(Refused):
+            await home.stage.ask_desk(Departure(step=1, peer=peer, ends=True, signature=signature), peer)
+    await home.stage.feed()
+    await home.loop(Script()).run()
+    head = home.bench.history.head
+    assert (head.step, head.ended, head.roster) == (1, True, ROSTER.members)
+    assert dismissed == [([peer for peer in ROSTER.peers if peer != LEADER], 1)]
+
+
+@virtual
+async def test_loop_of_the_leader_lets_nobody_go_from_the_last_step_before_all_know_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    home, dismissed = await Home(LEADER).set(), []
+
+    async def dismiss(calls: StepCalls, leaving: Iterable[PeerId], step: int) -> None:
+        dismissed.append(sorted(leaving))
+
+    monkeypatch.setattr(home.parting, "dismiss", dismiss)
+    home.stage.closing = replace(home.stage.closing, rules=replace(RULES, steps=1))
+    fit(home)
+    deaf = home.stage.puppets[T]
+    deaf.instead[DECIDE] = no(DeadlineMissed("late"))
+    await home.stage.feed()
+    running = asyncio.create_task(home.loop(Script()).run())
+    await eventually(lambda: len(deaf.told(DECIDE)) > 2)
+    assert dismissed == []
+    del deaf.instead[DECIDE]
+    await eventually(lambda: dismissed)
+    assert T in dismissed[0]
+    await stop(running)
+
+
+@virtual
+async def test_loop_stops_its_feed_when_the_step_is_closed() -> None:
+    home, feed = await Home().set(), Script()
+    feed.gate = asyncio.Event()
+    running = asyncio.create_task(home.loop(feed).run())
+    await eventually(lambda: feed.steps)
+    await close(home.bench)
+    await eventually(lambda: feed.steps == [1, 2])
+    assert feed.cancelled == 1
+    await stop(running)
+
+
+@virtual
+async def test_loop_cancelled_stops_its_feed_and_its_averaging() -> None:
+    home, feed = await Home().set(), Script()
+    feed.gate = home.bench.average.gate = asyncio.Event()
+    running = asyncio.create_task(home.loop(feed).run())
+    asking = asyncio.create_task(home.bench.ask(reconcile()))
+    await eventually(lambda: home.bench.average.begun and feed.steps)
+    await stop(asking)
+    await stop(running)
+    assert (feed.cancelled, home.bench.average.cancelled) == (1, 1)
+
+
+@virtual
+async def test_loop_whose_feed_fails_ends_with_its_error() -> None:
+    async def feed(step: int) -> None:
+        raise Refused("no replica left")
+
+    home = await Home().set()
+    with pytest.raises(ExceptionGroup) as caught:
+        await home.loop(feed).run()
+    assert caught.group_contains(Refused, match="no replica left")
+
+
+@virtual
+async def test_loop_whose_decided_step_cannot_be_kept_ends_with_the_reason() -> None:
+    async def decided(closed: Decision) -> None:
+        raise OSError("disk full")
+
+    home = await Home(decided=decided).set()
+    running = asyncio.create_task(home.loop().run())
+    with pytest.raises(OSError, match="disk full"):
+        await close(home.bench)
+    with pytest.raises(ExceptionGroup) as caught:
+        await running
+    assert caught.group_contains(RunEnded, match="disk full")
+
+
+# --- leading ---------------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_loop_of_the_leader_closes_the_step_when_its_batch_is_complete() -> None:
+    home = await Home(LEADER).set()
+    fit(home)
+    running = asyncio.create_task(home.loop().run())
+    await asyncio.sleep(1.0)
+    assert not home.stage.asked("step/1/reconcile")
+    await home.stage.feed()
+    await eventually(lambda: home.bench.member.open_step == 2)
+    assert home.stage.asked(DECIDE) == set(ROSTER.peers)
+    assert home.bench.history.head.term == 0
+    await stop(running)
+
+
+@virtual
+async def test_loop_that_is_to_lead_in_another_way_tells_first_what_it_has_decided() -> None:
+    """Whoever waits for a record that its living leader keeps to itself waits for ever."""
+    home = await Home(LEADER).set()
+    fit(home)
+    loop, turned, gate = home.loop(), asyncio.Event(), asyncio.Event()
+    loop._solitude.turned = turned.wait  # type: ignore[assignment, method-assign]
+
+    async def slow(body: Any) -> None:
+        turned.set()
+        await gate.wait()
+
+    home.stage.puppets[T].instead[DECIDE] = slow
+    running = asyncio.create_task(loop.run())
+    await home.stage.feed()
+    await turned.wait()
+    await asyncio.sleep(1.0)
+    gate.set()
+    await eventually(lambda: home.bench.member.open_step == 2)
+    assert home.stage.asked(DECIDE) == set(ROSTER.peers)
+    await stop(running)
+
+
+@virtual
+async def test_loop_that_could_tell_nobody_what_it_has_decided_tells_it_again() -> None:
+    home = await Home(LEADER).set()
+    fit(home)
+    ask, others = home.bench.ask, [peer for peer in ROSTER.peers if peer != LEADER]
+
+    async def full(body: Any, **how: Any) -> Any:
+        if isinstance(body, Propose):
+            raise Busy("its vote cannot be kept: No space left on device")
+        return await ask(body, **how)
+
+    home.bench.ask = full  # type: ignore[method-assign]
+    for peer in others:
+        home.stage.puppets[peer].instead[DECIDE] = no(Unreachable("cut off"), times=3)
+    running = asyncio.create_task(home.loop().run())
+    await home.stage.feed()
+    await eventually(lambda: all(len(home.stage.puppets[peer].told(DECIDE)) > 3 for peer in others))
+    assert home.bench.member.open_step == 1, "it holds no vote for the record, and learns of it from the others"
+    (said, *_) = home.stage.puppets[T].told(DECIDE)
+    closed = home.stage.puppets[T].told("step/1/propose")[-1].record
+    await home.bench.member.learn(Decision(closed, said.acceptances))
+    assert home.bench.member.open_step == 2
+    await stop(running)
+
+
+@virtual
+async def test_loop_takes_over_when_the_leader_is_gone_and_not_before() -> None:
+    home = await Home(SUCCESSOR).set()
+    fit(home)
+    running = asyncio.create_task(home.loop().run())
+    home.stage.liveness.lose(T, "stalled")
+    await asyncio.sleep(1.0)
+    home.stage.liveness.find(T)
+    assert not home.stage.asked(PREPARE)
+    home.stage.liveness.lose(LEADER, "dead")
+    await eventually(lambda: home.stage.puppets[T].told(AGAIN))
+    await home.stage.ask_desk(Resume(step=1, term=1, started=(), aside=()), T)
+    await home.stage.feed(term=1)
+    await eventually(lambda: home.bench.member.open_step == 2)
+    assert (home.bench.history.head.term, home.bench.history.head.absent) == (1, (LEADER,))
+    await stop(running)
+
+
+@virtual
+async def test_loop_that_is_third_in_line_leads_when_both_before_it_are_gone_and_yields_to_a_later_term() -> None:
+    third = ROSTER.succession(1)[2]
+    home = await Home(third).set()
+    running = asyncio.create_task(home.loop().run())
+    for peer in (LEADER, SUCCESSOR):
+        home.stage.liveness.lose(peer, "cut off")
+    await eventually(lambda: home.stage.waited)
+    assert home.bench.member.term == 2
+    assert home.bench.member.leader == third
+    for peer in (LEADER, SUCCESSOR):
+        home.stage.liveness.find(peer)
+    await eventually(lambda: LEADER in home.stage.asked(PREPARE))
+    await home.bench.ask(prepare(term=3))
+    home.stage.puppets[LEADER].instead[AGAIN] = no(Superseded("term 3 has begun"))
+    assert home.bench.member.leader == LEADER
+    await stop(running)
+
+
+@virtual
+async def test_loop_that_duels_leads_in_a_term_of_its_own_each_time() -> None:
+    home = await Home(LEADER).set()
+    fit(home)
+    home.stage.puppets[T].instead["step/1/reconcile"] = no(Superseded("term 1 has begun"), times=1)
+    running = asyncio.create_task(home.loop().run())
+    await home.stage.feed()
+    await eventually(lambda: home.bench.member.term == 3)
+    await eventually(lambda: home.stage.puppets[T].told(AGAIN))
+    await home.stage.ask_desk(Resume(step=1, term=3, started=(), aside=()), T)
+    await home.stage.feed(term=3)
+    await eventually(lambda: home.bench.member.open_step == 2)
+    assert home.bench.history.head.term == 3
+    assert {body.term for body in home.stage.puppets[T].told(PREPARE)} == {3}
+    await stop(running)
+
+
+@virtual
+async def test_loop_that_may_not_grant_what_it_was_asked_forgets_it_and_leads_in_another_term() -> None:
+    home = await Home(LEADER).set()
+    fit(home)
+    home.stage.desk._leaves[SUCCESSOR] = Departure(step=9, peer=SUCCESSOR, signature=bytes(64))
+    running = asyncio.create_task(home.loop().run())
+    await home.stage.feed()
+    await eventually(lambda: home.stage.puppets[T].told(AGAIN))
+    await home.stage.ask_desk(Resume(step=1, term=3, started=(), aside=()), T)
+    await home.stage.feed(term=3)
+    await eventually(lambda: home.bench.member.open_step == 2)
+    assert (home.bench.history.head.term, home.bench.history.head.members.peers) == (3, ROSTER.peers)
+    await stop(running)
+
+
+@virtual
+async def test_loop_that_nobody_follows_yet_tries_now_and_then_and_leads_when_they_do() -> None:
+    home = await Home(SUCCESSOR).set()
+    fit(home)
+    for peer in (LEADER, T):
+        home.stage.puppets[peer].instead[PREPARE] = no(Refused(f"{LEADER} leads step 1"))
+    running = asyncio.create_task(home.loop().run())
+    home.stage.liveness.lose(LEADER, "cut off")
+    await eventually(lambda: home.stage.puppets[T].told(PREPARE))
+    home.stage.liveness.find(LEADER)
+    await asyncio.sleep(60.0)
+    assert not running.done()
+    asked = home.stage.puppets[T].told(PREPARE)
+    assert 20 < len(asked) < 100
+    assert {body.term for body in asked} == {1}, "a later one would be out of their reach"
+    for peer in (LEADER, T):
+        del home.stage.puppets[peer].instead[PREPARE]
+    await eventually(lambda: home.stage.puppets[T].told(AGAIN))
+    term = home.bench.member.term
+    await home.stage.ask_desk(Resume(step=1, term=term, started=(), aside=()), T)
+    await home.stage.feed(term=term)
+    await eventually(lambda: home.bench.member.open_step == 2)
+    await stop(running)
+
+
+@virtual
+async def test_loop_reaches_a_term_far_beyond_its_own_that_one_member_knows() -> None:
+    home = await Home(LEADER).set()
+    far = 3 * MOST_LEAP // 2
+
+    def ahead(body: Any) -> None:
+        if body.term < far:
+            raise Superseded(f"term {far} has begun, this is of term {body.term}")
+
+    for question in (PREPARE, "step/1/reconcile"):
+        home.stage.puppets[T].instead[question] = ahead
+    running = asyncio.create_task(home.loop().run())
+    await home.stage.feed()
+    await eventually(lambda: home.stage.puppets[T].told(AGAIN), deadline_s=120.0)
+    terms = [body.term for body in home.stage.puppets[T].told(PREPARE)]
+    assert (terms[:3], terms == sorted(terms)) == ([3, 6, 9], True)
+    assert far <= home.bench.member.term < far + MOST_LEAP
+    await stop(running)
+
+
+@virtual
+async def test_loop_of_a_leader_whose_step_another_closed_goes_on_with_the_next() -> None:
+    home = await Home(LEADER).set()
+    running = asyncio.create_task(home.loop().run())
+    await asyncio.sleep(1.0)
+    await home.bench.ask(prepare(term=1))
+    for body in (reconcile(term=1), apply(term=1), Propose(record=record(term=1), term=1)):
+        await home.bench.ask(body)
+    await home.bench.ask(decide(record(term=1), term=1))
+    await asyncio.sleep(1.0)
+    assert home.bench.member.open_step == 2
+    assert not home.stage.asked(DECIDE)
+    await stop(running)
+
+
+# --- without us ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["cut", "decided", "left out"])
+@virtual
+async def test_loop_of_a_peer_without_which_the_run_went_on_is_let_in_again(how: str) -> None:
+    home, feed = await Home().set(), Script()
+    home.newest = record(record(record()))
+    feed.gate = asyncio.Event()
+    running = asyncio.create_task(home.loop(feed).run())
+    await eventually(lambda: feed.steps)
+    if how == "cut":
+        await home.bench.member.cut("B is steps ahead")
+    elif how == "decided":
+        await home.bench.member.learn(Decision(record(), acceptances(record())))
+    else:
+        for body in (reconcile(), apply()):
+            await home.bench.ask(body)
+        without = record(roster=tuple(member for member in ROSTER.members if member.peer != A), absent=(A,))
+        home.newest = record(without)
+        await home.bench.member.learn(Decision(without, acceptances(without)))
+    await eventually(lambda: home.rejoined)
+    assert feed.cancelled == 1
+    if how == "left out":
+        await eventually(lambda: feed.steps == [1, 3])
+    else:
+        assert home.bench.member.over
+        await home.farewell(ROSTER.succession(3)[0])
+        await running
+        return
+    await stop(running)
+
+
+@virtual
+async def test_loop_that_comes_back_to_the_step_that_it_led_leads_it_in_a_term_of_its_own() -> None:
+    home = await Home(LEADER).set()
+    home.newest = GENESIS
+    running = asyncio.create_task(home.loop().run())
+    await asyncio.sleep(1.0)
+    assert not home.stage.puppets[T].told(PREPARE)  # it leads from the start, in term 0
+    await home.bench.member.cut("B is steps ahead")
+    await eventually(lambda: home.stage.puppets[T].told(PREPARE))
+    assert (home.rejoined, home.bench.member.open_step) == (["B is steps ahead"], 1)
+    assert {body.term for body in home.stage.puppets[T].told(PREPARE)} == {3}
+    await stop(running)
+
+
+@virtual
+async def test_loop_that_cannot_come_back_ends_with_the_reason() -> None:
+    home = await Home().set()
+
+    async def nobody() -> None:
+        raise RunEnded("there is nobody else", Ending.UNREACHABLE)
+
+    running = asyncio.create_task(StepLoop(home.bench.member, home.stage.closing, home.parting, None, nobody).run())
+    await home.bench.member.cut("B is steps ahead")
+    with pytest.raises(RunEnded, match="nobody else"):
+        await running

@@ -1,0 +1,496 @@
+"""The leader as a trainer sees it, while leaders die, are busy, come back, and know nothing of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from swarm.consensus.ledger import Ledger
+from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
+from swarm.ids import MicrobatchId, PeerId
+from swarm.network.protocols import Request
+from swarm.pipeline.trainer.taken import Taken
+from swarm.schema import Empty
+from swarm.step.calls import LiveCalls, StepCalls
+from swarm.step.member.remote_leader import RemoteLeader
+from swarm.step.messages import Feed, Leased, Propose, Resumed
+from tests.harness.expect import eventually
+from tests.unit.averaging.world import LoopClock
+from tests.unit.step.puppets import LEADER, SUCCESSOR, Stage, no, silence, virtual
+from tests.unit.step.world import (
+    COMMITTED,
+    ROSTER,
+    Bench,
+    T,
+    apply,
+    decide,
+    microbatch,
+    prepare,
+    reconcile,
+    record,
+)
+
+LEASE, COMPLETE, ASIDE, RESUME = "lead/1/lease", "lead/1/complete", "lead/1/aside", "lead/1/resume"
+RECEIPTS = (bytes(64),)
+THIRD = ROSTER.succession(1)[2]
+
+
+class Begun:
+    """A trainer's work under way, as a trainer keeps account of it."""
+
+    def __init__(self, count: int = 0) -> None:
+        self.taken = Taken()
+        self.kept: list[int] = []
+        for position in range(count):
+            self.taken.add(1, microbatch(position))
+
+    def started(self, step: int) -> Sequence[MicrobatchId]:
+        """See :class:`~swarm.step.member.remote_leader.Begun`."""
+        return self.taken.started(step)
+
+    def keep(self, step: int, count: int) -> None:
+        """See :class:`~swarm.step.member.remote_leader.Begun`."""
+        self.kept.append(count)
+        self.taken.keep(step, count)
+
+
+class Desk:
+    """A trainer's peer: its member, and the leaders it may turn to."""
+
+    def __init__(self, begun: int = 0) -> None:
+        self.stage, self.bench, self.begun = Stage(), Bench(T), Begun(begun)
+
+    async def set(self) -> Desk:
+        await self.stage.set()
+        calls = LiveCalls(StepCalls(self.stage.endpoints[T]), self.stage.liveness)
+        self.leader = RemoteLeader(calls, self.bench.member, LoopClock(), lambda: 5.0)
+        self.leader.begun = self.begun
+        return self
+
+    async def follow(self, term: int) -> None:
+        await self.bench.ask(prepare(term=term))
+
+    async def close(self) -> None:
+        for body in (reconcile(), apply(), Propose(record=record()), decide(record())):
+            await self.bench.ask(body)
+
+    async def again(self, step: int = 1) -> None:
+        (method,) = self.leader.methods()
+        await method.handle(Request(LEADER, Feed(step=step, term=0), memoryview(b""), 1e9))
+
+    def told(self, peer: PeerId, method: str) -> list[Any]:
+        return self.stage.puppets[peer].told(method)
+
+    def instead(self, peer: PeerId, method: str, answer: Any) -> None:
+        self.stage.puppets[peer].instead[method] = answer
+
+
+async def desk(begun: int = 0) -> Desk:
+    return await Desk(begun).set()
+
+
+# --- leasing ---------------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_trainer_leases_what_is_added() -> None:
+    here = await desk()
+    assert await here.leader.lease(1, 4) == 4
+    here.instead(LEADER, LEASE, lambda body: Leased(total=5, reason=""))
+    assert await here.leader.lease(1, 4) == 1
+    assert await here.leader.lease(1, 4) == 0
+    assert [body.total for body in here.told(LEADER, LEASE)] == [4, 8, 9]
+
+
+@pytest.mark.parametrize("total", [3, 9])
+@virtual
+async def test_leader_that_takes_a_lease_back_or_gives_more_than_was_asked_hears_what_was_begun(total: int) -> None:
+    here = await desk(begun=4)
+    await here.leader.lease(1, 4)
+    here.instead(LEADER, LEASE, lambda body: Leased(total=total, reason="") if body.total == 8 else None)
+    here.instead(LEADER, RESUME, lambda body: Resumed(kept=3))
+    assert await here.leader.lease(1, 4) == 4
+    assert [len(body.started) for body in here.told(LEADER, RESUME)] == [4]
+    assert [body.total for body in here.told(LEADER, LEASE)] == [4, 8, 7]
+
+
+@pytest.mark.parametrize("error", [Refused("no"), Violation("too much"), PeerError("failed: KeyError")])
+@virtual
+async def test_leader_that_says_no_to_a_lease_hears_what_was_begun_and_is_asked_again(error: PeerError) -> None:
+    here = await desk(begun=2)
+    await here.leader.lease(1, 2)
+    here.instead(LEADER, LEASE, no(error, times=2))
+    here.instead(LEADER, RESUME, no(error, times=1))
+    assert await here.leader.lease(1, 1) == 1
+    assert len(here.told(LEADER, RESUME)) == 3
+    assert asyncio.get_running_loop().time() > 0, "it was asked again without a pause"
+
+
+@virtual
+async def test_leader_that_always_says_no_is_asked_until_the_step_is_closed() -> None:
+    here = await desk()
+    here.instead(LEADER, LEASE, no(Refused("no")))
+    leasing = asyncio.create_task(here.leader.lease(1, 1))
+    await eventually(lambda: len(here.told(LEADER, LEASE)) > 3)
+    await here.close()
+    with pytest.raises(WrongStep, match="step 1 is closed"):
+        await leasing
+
+
+@virtual
+async def test_leader_that_fails_over_a_finished_journey_is_told_again() -> None:
+    here = await desk(begun=1)
+    here.instead(LEADER, COMPLETE, no(PeerError("failed: KeyError"), times=2))
+    await here.leader.complete(1, COMMITTED[0], RECEIPTS)
+    assert here.told(LEADER, COMPLETE)[-1].contribution == COMMITTED[0]
+
+
+@pytest.mark.parametrize(
+    "error", [Busy("3 trainers"), Unreachable("no route"), DeadlineMissed("late"), WrongStep("behind")]
+)
+@virtual
+async def test_leader_that_does_not_answer_is_asked_again_and_leases_nothing_twice(error: PeerError) -> None:
+    here = await desk()
+    here.instead(LEADER, LEASE, no(error, times=5))
+    assert await here.leader.lease(1, 4) == 4
+    assert [body.total for body in here.told(LEADER, LEASE)] == [4] * 6
+
+
+@virtual
+async def test_closed_step_has_nothing_to_lease() -> None:
+    here = await desk()
+    here.instead(LEADER, LEASE, no(WrongStep("step 1 is closed")))
+    leasing = asyncio.create_task(here.leader.lease(1, 4))
+    await eventually(lambda: len(here.told(LEADER, LEASE)) > 3)
+    assert not leasing.done()  # the leader has closed it, and we may be the last to hear
+    await here.close()
+    with pytest.raises(WrongStep, match="step 1 is closed"):
+        await leasing
+    with pytest.raises(WrongStep, match="step 2 is open"):
+        await here.leader.lease(1, 4)
+
+
+@virtual
+async def test_trainer_whose_step_closes_while_it_asks_stops_asking() -> None:
+    here = await desk()
+    here.instead(LEADER, LEASE, no(Busy("always")))
+    asking = asyncio.create_task(here.leader.lease(1, 4))
+    await eventually(lambda: len(here.told(LEADER, LEASE)) > 3)
+    await here.close()
+    with pytest.raises(WrongStep):
+        await asking
+
+
+@virtual
+async def test_trainer_that_is_cut_off_stops_asking() -> None:
+    here = await desk()
+    here.instead(LEADER, LEASE, no(Busy("always")))
+    asking = asyncio.create_task(here.leader.lease(1, 4))
+    await eventually(lambda: here.told(LEADER, LEASE))
+    await here.bench.member.cut("A is steps ahead")
+    with pytest.raises(WrongStep):
+        await asking
+
+
+@virtual
+async def test_trainer_without_quota_asks_again_when_one_of_its_own_was_put_aside() -> None:
+    """Nobody else may: the batch would lack one for ever."""
+    here = await desk(begun=2)
+    await here.leader.lease(1, 2)
+    here.instead(LEADER, LEASE, lambda body: Leased(total=2, reason="the step is fully leased"))
+    assert await here.leader.lease(1, 1) == 0
+    waiting = asyncio.create_task(here.leader.wait_quota(1))
+    await asyncio.sleep(600.0)
+    assert not waiting.done()
+    here.instead(LEADER, ASIDE, no(Unreachable("no route"), times=1))
+    await here.leader.put_aside(1, microbatch(0), "it is poison")
+    await asyncio.wait_for(waiting, 1.0)
+
+
+# --- completing ------------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_finished_journey_is_told_to_the_leader_and_the_next_in_its_succession() -> None:
+    here = await desk()
+    await here.leader.complete(1, COMMITTED[0], RECEIPTS)
+    assert here.stage.asked(COMPLETE) == {LEADER, SUCCESSOR}
+    (body,) = here.told(SUCCESSOR, COMPLETE)
+    assert (body.term, body.contribution) == (0, COMMITTED[0])
+
+
+@pytest.mark.parametrize("error", [WrongStep("closed"), Refused("no"), Unreachable("gone"), Superseded("term 3")])
+@virtual
+async def test_witness_that_does_not_listen_is_not_needed(error: PeerError) -> None:
+    here = await desk()
+    here.instead(SUCCESSOR, COMPLETE, no(error))
+    await here.leader.complete(1, COMMITTED[0], RECEIPTS)
+    assert (len(here.told(LEADER, COMPLETE)), len(here.told(SUCCESSOR, COMPLETE))) == (1, 1)
+
+
+@virtual
+async def test_witness_that_stalls_is_not_waited_for_when_it_is_gone() -> None:
+    here = await desk()
+    here.instead(SUCCESSOR, COMPLETE, here.stage.stall(SUCCESSOR))
+    await here.leader.complete(1, COMMITTED[0], RECEIPTS)
+    assert asyncio.get_running_loop().time() < 1.0
+
+
+@pytest.mark.parametrize("error", [Refused("no"), Violation("forged")])
+@virtual
+async def test_leader_that_does_not_count_a_microbatch_is_an_error_that_names_it(error: PeerError) -> None:
+    here = await desk()
+    here.instead(LEADER, COMPLETE, no(error))
+    with pytest.raises(type(error), match=f"^{LEADER}: "):
+        await here.leader.complete(1, COMMITTED[0], RECEIPTS)
+
+
+@virtual
+async def test_microbatch_put_aside_is_told_with_its_reason_as_far_as_there_is_room() -> None:
+    here = await desk()
+    here.instead(LEADER, ASIDE, no(Unreachable("cut"), times=2))
+    await here.leader.put_aside(1, microbatch(4), "x" * 300)
+    assert [body.aside.microbatch for body in here.told(LEADER, ASIDE)] == [microbatch(4)] * 3
+    assert here.told(LEADER, ASIDE)[0].aside.reason == "x" * 200
+
+
+# --- another leads ---------------------------------------------------------------------------------------------------
+
+
+@virtual
+async def test_what_was_put_aside_behind_what_a_new_leader_counts_is_forgotten_with_it() -> None:
+    here = await desk(begun=3)
+    assert await here.leader.lease(1, 3) == 3
+    here.begun.taken.set_aside(1, microbatch(2))
+    await here.leader.put_aside(1, microbatch(2), "poison")
+    here.instead(SUCCESSOR, RESUME, lambda body: Resumed(kept=1))
+    await here.follow(1)
+    await here.leader.complete(1, COMMITTED[0], RECEIPTS)
+    await here.follow(2)
+    here.instead(THIRD, RESUME, lambda body: Resumed(kept=1))
+    await here.leader.complete(1, COMMITTED[0], RECEIPTS)
+    (resumed,) = here.told(THIRD, RESUME)
+    assert (resumed.started, resumed.aside) == ((microbatch(0),), ())
+
+
+@virtual
+async def test_leader_that_dies_between_lease_and_completion_is_followed_by_one_that_hears_all() -> None:
+    here = await desk(begun=2)
+    assert await here.leader.lease(1, 2) == 2
+    await here.leader.complete(1, COMMITTED[0], RECEIPTS)
+    here.instead(LEADER, COMPLETE, here.stage.stall(LEADER))
+    completing = asyncio.create_task(here.leader.complete(1, COMMITTED[1], RECEIPTS))
+    await eventually(lambda: LEADER in here.stage.liveness.gone)
+    assert not completing.done()
+    await here.follow(1)
+    await completing
+    (resumed,) = here.told(SUCCESSOR, RESUME)
+    assert (resumed.term, resumed.started, resumed.aside) == (1, (microbatch(0), microbatch(1)), ())
+    told = [(body.term, body.contribution.microbatch) for body in here.told(SUCCESSOR, COMPLETE) if body.term == 1]
+    assert set(told) == {(1, microbatch(0)), (1, microbatch(1))}
+    assert here.stage.puppets[SUCCESSOR].asked.index(RESUME) < len(here.stage.puppets[SUCCESSOR].asked) - 2
+    assert here.begun.kept == [2]
+
+
+@virtual
+async def test_leader_with_less_room_keeps_the_first_and_hears_nothing_of_the_others() -> None:
+    here = await desk(begun=3)
+    await here.leader.lease(1, 3)
+    for one in COMMITTED:
+        await here.leader.complete(1, one, RECEIPTS)
+    here.instead(SUCCESSOR, RESUME, lambda body: Resumed(kept=1))
+    await here.follow(1)
+    assert await here.leader.lease(1, 4) == 4
+    assert here.begun.kept == [1]
+    assert [body.total for body in here.told(SUCCESSOR, LEASE)] == [5]
+    told = [body.contribution.microbatch for body in here.told(SUCCESSOR, COMPLETE) if body.term == 1]
+    assert told == [microbatch(0)]
+
+
+@virtual
+async def test_what_was_put_aside_is_told_to_the_next_leader_with_what_was_begun() -> None:
+    here = await desk(begun=3)
+    here.begun.taken.set_aside(1, microbatch(1))
+    await here.leader.put_aside(1, microbatch(1), "no number")
+    await here.follow(1)
+    await here.leader.lease(1, 1)
+    (resumed,) = here.told(SUCCESSOR, RESUME)
+    assert resumed.started == tuple(microbatch(position) for position in range(3))
+    assert [(one.microbatch, one.reason) for one in resumed.aside] == [(microbatch(1), "no number")]
+    book = Ledger(1, 2, {T: 2})
+    assert book.resume(1, T, resumed.started, resumed.aside) == 3
+    assert book.aside() == resumed.aside
+
+
+@virtual
+async def test_what_the_next_leader_has_no_room_for_is_not_reported_and_no_longer_put_aside() -> None:
+    here = await desk(begun=3)
+    for body in (COMMITTED[1], COMMITTED[0]):
+        await here.leader.complete(1, body, RECEIPTS)
+    here.begun.taken.set_aside(1, microbatch(2))
+    here.instead(LEADER, ASIDE, no(Busy("later")))
+    putting = asyncio.create_task(here.leader.put_aside(1, microbatch(2), "no number"))
+    await eventually(lambda: here.told(LEADER, ASIDE))
+    here.instead(SUCCESSOR, RESUME, lambda body: Resumed(kept=1))
+    await here.follow(1)
+    with pytest.raises(Refused, match="no room"):
+        await putting
+    assert here.told(SUCCESSOR, ASIDE) == []
+    assert [body.contribution for body in here.told(SUCCESSOR, COMPLETE) if body.term == 1] == [COMMITTED[0]]
+    here.begun.taken.add(1, microbatch(1))
+    here.begun.taken.add(1, microbatch(2))  # both are taken again, and may come home this time
+    await here.follow(2)
+    await here.leader.lease(1, 1)
+    (resumed,) = here.told(THIRD, RESUME)
+    assert (len(resumed.started), resumed.aside) == (3, ())
+
+
+@virtual
+async def test_leader_that_took_us_for_gone_is_told_again_what_was_begun() -> None:
+    here = await desk(begun=1)
+    await here.leader.lease(1, 1)
+    here.instead(LEADER, COMPLETE, no(Superseded("what this trainer has begun is not known here"), times=1))
+    here.instead(LEADER, RESUME, no(Busy("it has yet to count on it again"), times=3))
+    await here.leader.complete(1, COMMITTED[0], RECEIPTS)
+    assert len(here.told(LEADER, RESUME)) == 4
+    assert here.begun.kept == [1]
+    assert here.told(LEADER, COMPLETE)[-1].contribution == COMMITTED[0]
+
+
+@virtual
+async def test_two_reports_at_once_tell_a_new_leader_once_what_was_begun() -> None:
+    here = await desk(begun=2)
+    await here.leader.lease(1, 2)
+    await here.follow(1)
+    await asyncio.gather(*(here.leader.complete(1, one, RECEIPTS) for one in COMMITTED))
+    assert len(here.told(SUCCESSOR, RESUME)) == 1
+    counted = {body.contribution.microbatch for body in here.told(SUCCESSOR, COMPLETE) if body.term == 1}
+    assert counted == {microbatch(0), microbatch(1)}
+
+
+@virtual
+async def test_leader_that_is_gone_before_it_heard_all_is_followed_by_one_that_does() -> None:
+    here = await desk(begun=1)
+    await here.leader.complete(1, COMMITTED[0], RECEIPTS)
+    here.instead(SUCCESSOR, COMPLETE, here.stage.stall(SUCCESSOR))
+    await here.follow(1)
+    leasing = asyncio.create_task(here.leader.lease(1, 1))
+    await eventually(lambda: SUCCESSOR in here.stage.liveness.gone)
+    await here.follow(2)
+    assert await leasing == 1
+    assert [body.term for body in here.told(THIRD, RESUME)] == [2]
+    assert [body.contribution for body in here.told(THIRD, COMPLETE) if body.term == 2] == [COMMITTED[0]]
+
+
+@virtual
+async def test_lease_that_arrives_after_another_leader_heard_all_is_not_believed() -> None:
+    here = await desk(begun=1)
+    answer = asyncio.Event()
+
+    async def late(body: Any) -> Leased:
+        await answer.wait()
+        return Leased(total=9, reason="")
+
+    here.instead(LEADER, LEASE, late)
+    leasing = asyncio.create_task(here.leader.lease(1, 9))
+    await eventually(lambda: here.told(LEADER, LEASE))
+    await here.follow(1)
+    await here.leader.complete(1, COMMITTED[0], RECEIPTS)
+    answer.set()
+    here.instead(SUCCESSOR, LEASE, lambda body: Leased(total=2, reason=""))
+    assert await leasing == 1
+    assert {body.total for body in here.told(SUCCESSOR, LEASE)} == {10}
+
+
+@virtual
+async def test_trainer_without_work_under_way_follows_the_next_leader_without_a_word() -> None:
+    here = await desk()
+    here.leader.begun = None
+    await here.follow(1)
+    assert await here.leader.lease(1, 1) == 1
+    assert here.told(SUCCESSOR, RESUME) == []
+
+
+# --- waiting for quota -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("what", ["again", "term", "closed", "cut"])
+@virtual
+async def test_trainer_waits_for_quota_until_there_is_some_or_another_leads(what: str) -> None:
+    here = await desk()
+    here.instead(LEADER, LEASE, lambda body: Leased(total=0, reason="the step is fully leased"))
+    assert await here.leader.lease(1, 1) == 0
+    waiting = asyncio.create_task(here.leader.wait_quota(1))
+    await here.again(step=7)
+    await asyncio.sleep(100)
+    assert not waiting.done()
+    if what == "again":
+        await here.again()
+        await waiting
+    elif what == "term":
+        await here.follow(1)
+        await waiting
+    elif what == "cut":
+        await here.bench.member.cut("A is steps ahead")
+        await waiting
+        with pytest.raises(WrongStep):
+            await here.leader.lease(1, 1)
+    else:
+        await here.close()
+        with pytest.raises(WrongStep):
+            await waiting
+
+
+@virtual
+async def test_trainer_told_of_quota_while_it_asked_does_not_wait() -> None:
+    here = await desk()
+
+    async def meanwhile(body: Any) -> Leased:
+        await here.again()
+        return Leased(total=0, reason="")
+
+    here.instead(LEADER, LEASE, meanwhile)
+    assert await here.leader.lease(1, 1) == 0
+    await here.leader.wait_quota(1)
+
+
+@virtual
+async def test_trainer_forgets_with_the_step_what_it_told_its_leader() -> None:
+    here = await desk(begun=1)
+    await here.leader.lease(1, 4)
+    await here.leader.complete(1, COMMITTED[0], RECEIPTS)
+    await here.close()
+    leader = ROSTER.succession(2)[0]
+    assert await here.leader.lease(2, 1) == 1
+    assert here.told(leader, LEASE)[-1].total == 1
+    await here.bench.ask(prepare(2, 1))
+    await here.leader.lease(2, 1)
+    (resumed,) = here.told(ROSTER.succession(2)[1], RESUME)
+    assert (resumed.step, resumed.started) == (2, ())
+
+
+@virtual
+async def test_trainer_that_is_cancelled_while_it_asks_leaves_nothing_behind() -> None:
+    here = await desk(begun=1)
+    here.instead(LEADER, COMPLETE, silence)
+    completing = asyncio.create_task(here.leader.complete(1, COMMITTED[0], RECEIPTS))
+    await eventually(lambda: here.told(LEADER, COMPLETE))
+    completing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await completing
+    (method,) = here.leader.methods()
+    assert (await method.handle(Request(LEADER, Feed(step=1, term=0), memoryview(b""), 1e9))).body == Empty()
+
+
+@virtual
+async def test_trainer_that_rewinds_asks_for_what_it_wants_and_not_for_what_it_had() -> None:
+    here = await Desk().set()
+    leader = here.leader
+    leader._step, leader._term, leader._leased = 13, 0, 4  # of the lineage that is given up; step 1 is open now
+    leader.rewound()
+    here.instead(LEADER, LEASE, lambda body: Leased(total=min(4, body.total), reason=""))
+    got = await leader.lease(1, 4)
+    assert (got, [body.total for body in here.told(LEADER, LEASE)]) == (4, [4])

@@ -1,0 +1,170 @@
+"""The leader of a step whose part has lost its last replica, and what it is told by those who keep copies."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from swarm.consensus.changes import Rescue, rescue_bytes
+from swarm.consensus.copies import copy_holders
+from swarm.consensus.records import CloseRecord
+from swarm.consensus.roster import Member, Roster
+from swarm.errors import PeerError, Refused, RunEnded
+from swarm.ids import PartName, PeerId
+from swarm.membership.founding_record import genesis
+from swarm.step.leader.rescue import SILENT_PART_S, Rescuing
+from swarm.step.leader.service import LeadDesk
+from swarm.step.member.rescue import Consent, ConsentRequest
+from tests.unit.averaging.world import LoopClock
+from tests.unit.step.puppets import virtual
+from tests.unit.step.world import RULES, RUN, FakeLiveness, sign, verify
+
+A, B, C, D, T = (PeerId(name) for name in ("A", "B", "C", "D", "T"))
+STRANGER = PeerId("Z")
+LOST = PartName("stage-0")
+ROSTER = Roster(
+    [
+        Member(peer=A, role="stage", name="a", part="stage-0", addresses=()),
+        *(Member(peer=peer, role="stage", name=peer.lower(), part="stage-1", addresses=()) for peer in (B, C, D)),
+        Member(peer=T, role="trainer", name="t", part="ends", addresses=()),
+    ]
+)
+PARTS = (LOST, PartName("stage-1"), PartName("ends"))
+HEAD = genesis(RUN, ROSTER, {part: "0" * 64 for part in PARTS})
+FIRST, SECOND = copy_holders(ROSTER, LOST, 2)
+
+
+def rescue(peer: PeerId, *, of: PeerId | None = None, part: str = LOST, by: PeerId | None = None) -> Rescue:
+    """What ``peer`` says, signed as ``by``."""
+    signature = sign(by or peer, rescue_bytes(RUN, 1, HEAD.hash(), of or peer, part))
+    return Rescue(step=1, peer=of or peer, part=part, signature=signature)
+
+
+class Scene:
+    """A leader that has lost A; ``says`` is what each holder of a copy answers."""
+
+    def __init__(self) -> None:
+        self.liveness, self.says = FakeLiveness(), dict[PeerId, Callable[[], Any]]()
+        self.asked: list[PeerId] = []
+        rules = dataclasses.replace(RULES, stages=2, parts=PARTS)
+        self.desk = LeadDesk(rules, T, self._open, verify)
+        self.desk.open_step(1, ROSTER, HEAD.hash())
+        closing = SimpleNamespace(
+            rules=rules, history=SimpleNamespace(head=HEAD, head_hash=HEAD.hash()), desk=self.desk, calls=None,
+            liveness=self.liveness, clock=LoopClock(), timeout_s=lambda: 5.0, waiting=lambda _: None, copies=2,
+            patience_s=30.0,
+        )  # fmt: skip
+        filling = SimpleNamespace(calls=self)
+        self.rescuing = Rescuing(closing, 1, 0, filling)  # type: ignore[arg-type]
+        self.liveness.lose(A)
+
+    async def _open(self, step: int) -> None:
+        return None
+
+    async def ask(self, peer: PeerId, method: str, body: ConsentRequest, answer: type[Consent], **_: Any) -> Consent:
+        self.asked.append(peer)
+        said = self.says.get(peer, lambda: Consent(rescue=rescue(peer)))()
+        if isinstance(said, PeerError):
+            raise said
+        assert isinstance(said, Consent)
+        return said
+
+    async def record(self) -> CloseRecord | None:
+        proposal = await self.rescuing.run()
+        return None if proposal is None else proposal.record
+
+
+@virtual
+async def test_who_keeps_a_copy_and_can_be_spared_takes_the_part_over() -> None:
+    record = await Scene().record()
+    assert record is not None
+    assert record.void
+    assert len(record.members.replicas(LOST)) == 1
+    assert record.members.replicas(LOST)[0] in (FIRST, SECOND)
+
+
+@virtual
+async def test_others_than_members_may_be_believed_gone() -> None:
+    scene = Scene()
+    scene.liveness.lose(STRANGER)
+    record = await scene.record()
+    assert record is not None
+    assert record.absent == (A,)
+
+
+@virtual
+async def test_replica_that_is_back_while_others_are_asked_ends_the_rescue() -> None:
+    scene = Scene()
+
+    def back() -> Consent:
+        scene.liveness.find(A)
+        return Consent(rescue=rescue(FIRST))
+
+    scene.says[FIRST] = back
+    assert await scene.record() is None
+    assert FIRST in scene.asked
+
+
+LIES: dict[str, Callable[[PeerId], Rescue]] = {
+    "for a stranger": lambda me: rescue(me, of=STRANGER),
+    "forged": lambda me: rescue(me, by=STRANGER),
+    "for another part": lambda me: rescue(me, part="stage-1"),
+    "in another's name": lambda me: rescue(SECOND if me == FIRST else FIRST),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("liar", [FIRST, SECOND])
+def test_lie_of_one_that_keeps_a_copy_is_a_no_and_the_other_takes_the_part_over(lie: str, liar: PeerId) -> None:
+    @virtual
+    async def story() -> None:
+        scene = Scene()
+        scene.says[liar] = lambda: Consent(rescue=LIES[lie](liar))
+        record = await scene.record()
+        assert record is not None
+        assert set(scene.asked) == {FIRST, SECOND}
+        assert record.members.replicas(LOST) == (SECOND if liar == FIRST else FIRST,)
+
+    story()
+
+
+@pytest.mark.parametrize("lie", LIES)
+@virtual
+async def test_part_of_which_the_only_ones_that_keep_a_copy_lie_ends_the_run(lie: str) -> None:
+    """They would else be asked for ever: it is no better than that nobody has a copy. But not at once: who has another
+    history, which is given up in a moment, answers for that."""
+    scene, told = Scene(), []
+
+    async def tell_over(part: PartName) -> None:
+        told.append(part)
+
+    scene.rescuing._filling.tell_over = tell_over  # type: ignore[method-assign]
+    scene.rescuing._closing.patience_s = None  # type: ignore[misc]
+    for liar in (FIRST, SECOND):
+        scene.says[liar] = lambda liar=liar: Consent(rescue=LIES[lie](liar))  # type: ignore[misc]
+    with pytest.raises(RunEnded, match=r"last replica of stage-0 is lost: a \(silent\)"):
+        await scene.record()
+    assert told == [LOST]
+    assert set(scene.asked) == {FIRST, SECOND}
+    assert asyncio.get_running_loop().time() == pytest.approx(SILENT_PART_S, rel=0.1)
+
+
+@virtual
+async def test_who_refuses_is_asked_again_until_the_replica_is_back() -> None:
+    scene, refused = Scene(), 0
+
+    def refuse() -> PeerError:
+        nonlocal refused
+        refused += 1
+        if refused == 3:
+            scene.liveness.find(A)
+        return Refused("no copy here")
+
+    scene.says = {FIRST: refuse, SECOND: lambda: Consent(rescue=None)}
+    assert await scene.record() is None
+    assert refused == 3

@@ -1,0 +1,92 @@
+"""Who was in a step's averaging, and why others were not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from swarm.consensus.roster import Member, Roster
+from swarm.ids import PeerId
+from swarm.step.turnout import GIVEN_UP, LEFT_OUT, MOST_TOLD, NO_WORK, Turnout, turnouts
+from tests.unit.step.world import COMMITTED, GENESIS, ROSTER, A, B, T, record
+
+C = PeerId("C")
+LATE = Member(peer=C, role="stage", name="c", part="stage-0", addresses=())
+
+
+def of_stage(
+    gone: dict[PeerId, str] | None = None, left_out: dict[PeerId, str] | None = None, **fields: Any
+) -> Turnout:
+    """Stage 0's, in a step whose record has these fields."""
+    closed = record(GENESIS).model_copy(update=fields)
+    found = {one.part: one for one in turnouts(closed, ROSTER, gone or {}, left_out or {})}
+    assert set(found) == {"stage-0", "ends"}
+    return found["stage-0"]  # type: ignore[index]
+
+
+def test_everybody_averaged() -> None:
+    found = of_stage()
+    assert (found.live, found.participating, found.averaged) == ((A, B), (A, B), (A, B))
+    assert found.whole
+    assert not found.why
+
+
+def test_replica_that_computed_nothing_took_part_all_the_same() -> None:
+    found = of_stage(committed=COMMITTED[:1])
+    assert (found.live, found.participating, found.averaged) == ((A, B), (A, B), (A,))
+    assert found.why == {B: NO_WORK}
+    assert found.whole
+
+
+def test_replica_that_joins_with_the_step_hears_from_when_on_it_averages() -> None:
+    found = of_stage(roster=Roster([*ROSTER.members, LATE]).members)
+    assert (found.live, found.participating, found.late) == ((A, B, C), (A, B), (C,))
+    assert found.why == {C: "joined with step 1: averages from step 2 on"}
+    assert found.whole
+
+
+def test_replica_that_is_lost_is_not_live_and_leaves_the_other_alone() -> None:
+    found = of_stage({B: "no answer"}, {B: "no answer"}, committed=COMMITTED[:1], absent=(B,))
+    assert (found.live, found.participating, found.averaged) == ((A,), (A,), (A,))
+    assert found.why == {B: "lost: no answer"}
+    assert found.alone
+    assert not found.whole
+
+
+def test_replica_that_is_there_and_left_out_is_told_why() -> None:
+    absent = {"committed": COMMITTED[:1], "absent": (B,)}
+    assert of_stage({}, {B: "rounds with it failed"}, **absent).why == {B: "left out: rounds with it failed"}
+    found = of_stage({}, {}, **absent)
+    assert found.why == {B: LEFT_OUT}
+    assert (found.live, found.participating) == ((A, B), (A,))
+    assert not found.whole
+
+
+def test_of_many_without_work_a_few_are_named_and_all_are_counted() -> None:
+    many = Roster([LATE.model_copy(update={"peer": f"P{number:03}"}) for number in range(500)])
+    late = Roster([*many.members, LATE]).members
+    closed = record(GENESIS).model_copy(update={"committed": COMMITTED[:1], "roster": late, "absent": ("P000",)})
+    [found] = turnouts(closed, many, {}, {})
+    assert (len(found.live), len(found.participating), len(found.averaged)) == (501, 499, 0)
+    assert list(found.why)[:2] == ["P000", C]
+    assert len(found.why) == MOST_TOLD
+
+
+def test_member_that_dies_after_its_round_was_in_it() -> None:
+    found = of_stage({B: "no answer"})
+    assert (found.live, found.averaged) == ((A, B), (A, B))
+    assert not found.why
+
+
+def test_step_that_is_given_up_averages_nobody() -> None:
+    found = of_stage({B: "no answer"}, committed=(), void=True, absent=(B,))
+    assert (found.live, found.participating, found.averaged) == ((A,), (), ())
+    assert found.why == {A: GIVEN_UP, B: "lost: no answer"}
+
+
+def test_ends_are_averaged_by_those_who_fed() -> None:
+    ends = turnouts(record(GENESIS), ROSTER, {}, {})[0]
+    assert (ends.part, ends.averaged, ends.alone) == ("ends", (T,), True)
+
+
+def test_founding_record_averages_nothing() -> None:
+    assert turnouts(GENESIS, ROSTER, {}, {}) == ()
