@@ -35,7 +35,7 @@ def manifest_sent(document: bytes) -> Manifest:
         return parse_manifest(json.loads(document), "the manifest that the contact sent")
     except ConfigError as error:
         remedy = "The run was made with another version of swarm: compare swarm --version here and there, and update."
-        raise Incompatible(error.key, error.value, error.allowed, remedy) from error
+        raise Incompatible(error.key, error.value, error.allowed, remedy, why=error.why) from error
 
 
 def _section(name: str, values: dict[str, Any]) -> str:

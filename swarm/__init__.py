@@ -3,4 +3,4 @@
 from typing import Final
 
 __version__ = "0.1.0"
-WIRE_VERSION: Final = 1
+WIRE_VERSION: Final = 2

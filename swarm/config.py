@@ -20,7 +20,7 @@ from swarm import WIRE_VERSION
 from swarm.averaging.config import AveragingConfig, check_averaging
 from swarm.consensus.copies import MOST_COPIES
 from swarm.consensus.records import record_bytes
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, OtherWire
 from swarm.ids import RunId
 from swarm.models.spec import ModelConfig, SplitConfig
 from swarm.network.protocols import MAX_BODY_BYTES
@@ -61,7 +61,7 @@ class RunConfig(Section):
     quorum_grace_s: Annotated[float, Field(ge=0, le=86_400)] = 600.0
     start_when: StartWhen = StartWhen()
     copies: Annotated[int, Field(ge=0, le=MOST_COPIES)] = 2
-    wire: Literal[1] = WIRE_VERSION
+    wire: Literal[2] = WIRE_VERSION
 
 
 class TokenizerConfig(Section):
@@ -111,7 +111,9 @@ def new_nonce() -> str:
 
 
 def parse_manifest(document: dict[str, Any], origin: str) -> Manifest:
-    """Validate a decoded manifest. Raises ConfigError naming key, value, what is allowed and the remedy."""
+    """Validate a decoded manifest. Raises ConfigError naming key, value, what is allowed and the remedy; OtherWire for
+    one of another wire version, whatever else it says."""
+    _check_wire(document, origin)
     try:
         manifest = Manifest.model_validate(_tuples(document))
     except ValidationError as error:
@@ -186,6 +188,14 @@ def check_manifest(manifest: Manifest) -> None:
             "of its own for its share of such a batch",
             "Use more, smaller microbatches, or start with fewer stage hosts.",
         )
+
+
+def _check_wire(document: dict[str, Any], origin: str) -> None:
+    """Before anything else in it: what another version may say is not ours to judge."""
+    run = document.get("run")
+    wire = run.get("wire") if isinstance(run, dict) else None
+    if type(wire) is int and wire > 0 and wire != WIRE_VERSION:
+        raise OtherWire(wire, origin)
 
 
 def _tuples(value: Any) -> Any:

@@ -3,6 +3,7 @@
 SwarmError
 ├── ConfigError        the user's: key, value, what is allowed, what to do
 │   └── Incompatible       what was given belongs to another manifest, tokenizer or version
+│       └── OtherWire          it was made for another wire version
 ├── PeerError          another peer's or the link's; the caller routes around or ends the run
 │   ├── Unreachable        no connection, or it broke before the answer came
 │   ├── DeadlineMissed     no answer in time
@@ -11,6 +12,7 @@ SwarmError
 │   ├── Superseded         a later term, or a newer attempt, has taken the place of what was asked about
 │   ├── Refused            a reasoned no
 │   └── Violation          it sent what no honest peer sends: oversized, wrong shape, dtype, NaN, forged
+│       └── SpeaksOtherWire    found here and not told: its frames are of another wire version
 ├── RoundFailed        an averaging round broke; nobody may apply its result
 ├── OutOfSync          replicas that must agree do not
 ├── StateError         weights or a checkpoint that fail verification
@@ -23,6 +25,8 @@ An application turns the ``ending`` of an error into an exit code, and an :class
 from __future__ import annotations
 
 from enum import Enum, StrEnum
+
+from swarm import WIRE_VERSION
 
 
 class Ending(Enum):
@@ -50,6 +54,8 @@ class Advice(StrEnum):
         "The founder starts it again, there, with the files that it was founded with. It is the same run then. At the "
         "same port the invite stays good; else there is a new one."
     )
+    WHICH_VERSION = "which version is there, and which here?"
+    SAME_VERSION = "Update the older of the two, found the run anew where it was, and ask there for the new invite."
     RESUME = "Start the run again from its newest checkpoint."
     GO_ON = "to go on, found it again from its newest checkpoint"
     PORT = "can they reach a port of this machine, opened in the firewall?"
@@ -84,6 +90,21 @@ class Incompatible(ConfigError):
     """Both sides are in order, and do not fit together: another manifest, tokenizer or version."""
 
     ending = Ending.INCOMPATIBLE
+
+
+class OtherWire(Incompatible):
+    """A run, or a file of one, of another wire version than ours; ``origin`` is what says so."""
+
+    def __init__(self, wire: int, origin: str) -> None:
+        made_by = "a newer" if wire > WIRE_VERSION else "an older"
+        super().__init__(
+            "run.wire",
+            wire,
+            f"{WIRE_VERSION}, the wire version of this swarm",
+            "Update swarm on this machine." if wire > WIRE_VERSION else "Go on with it in the swarm that made it.",
+            why=f"{origin} is of {made_by} version of swarm",
+        )
+        self.wire, self.origin = wire, origin
 
 
 class PeerError(SwarmError):
@@ -142,6 +163,10 @@ class Violation(PeerError):
     """No honest peer sends this: the stream is closed and nothing of it is kept."""
 
     code = "violation"
+
+
+class SpeaksOtherWire(Violation):
+    """Its frames are of another wire version than ours. Travels as a violation: the other side could not read more."""
 
 
 PEER_ERRORS: dict[str, type[PeerError]] = {

@@ -24,7 +24,7 @@ from swarm.network.discovery.contact import CONTACT_TIMEOUT_S, NO_CONTACT, canno
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
 from swarm.state.checkpoints.donors import DirectoryDonor, Donor, PeerDonor
-from swarm.step.observe_messages import START, Decided, StartRequest
+from swarm.step.observe_messages import START, StartRequest
 
 CALL_TIMEOUT_S = 30.0
 MAX_DONORS = 64
@@ -104,7 +104,7 @@ async def _open(scratch: Path, contacts: Contacts) -> LibP2PEndpoint:
 async def _head(endpoint: LibP2PEndpoint, contact: PeerId) -> CloseRecord:
     """The newest record, as the contact knows it; its members' addresses are known from then on."""
     try:
-        answer, _ = await endpoint.call(contact, START, StartRequest(part=None), Decided, timeout_s=CONTACT_TIMEOUT_S)
+        answer, _ = await endpoint.call(contact, START, StartRequest(part=None), timeout_s=CONTACT_TIMEOUT_S)
     except (Unreachable, DeadlineMissed) as error:
         raise cannot_reach([str(contact)]) from error
     except PeerError as error:

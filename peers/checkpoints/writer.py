@@ -20,7 +20,7 @@ from peers.manifest_file import write_manifest as write_run_manifest
 from swarm.clock import Clock
 from swarm.config import Manifest, load_manifest
 from swarm.consensus.records import CloseRecord, Decision
-from swarm.errors import ConfigError, StateError
+from swarm.errors import ConfigError, OtherWire, StateError
 from swarm.events import CheckpointFailed, CheckpointsSetAside, CheckpointWritten, EventSink
 from swarm.ids import PartName
 from swarm.state.checkpoints.disk import alone, write_whole
@@ -59,7 +59,7 @@ def run_directory_of(pattern: Path, manifest: Manifest) -> RunDirectory:
 def keep_run(directory: RunDirectory, manifest: Manifest, tokenizer: bytes) -> None:
     """Have manifest and tokenizer there, whole, which it takes to use the checkpoints. What is there already stays,
     another peer wrote the same, unless it cannot be used. Blocking: some syncs of the disk where something is missing.
-    Raises StateError when the disk refuses."""
+    Raises StateError when the disk refuses, OtherWire for the directory of a run of another wire version."""
     try:
         if not _is_tokenizer(directory.tokenizer, manifest):
             with alone(directory.tokenizer, wait=True):
@@ -78,6 +78,8 @@ def _is_tokenizer(path: Path, manifest: Manifest) -> bool:
 def _is_manifest(path: Path) -> bool:
     try:
         load_manifest(path)
+    except OtherWire:
+        raise  # it is the manifest of a run of before: nobody writes over that
     except ConfigError:
         return False
     return True

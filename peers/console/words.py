@@ -1,4 +1,4 @@
-"""How commands speak: errors as cause, check and next command; what to type next."""
+"""The words of commands: errors as cause, check and next command; what to type next; names, lists and amounts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from peers.exit_codes import EXIT_ERROR
-from swarm.errors import Advice, ConfigError, Ending, RunEnded, SwarmError
+from swarm import WIRE_VERSION
+from swarm.errors import Advice, ConfigError, Ending, OtherWire, RunEnded, SwarmError
 from swarm.ids import PartName, stage_of
 
 _PEER_ID = re.compile(r"(?<!/p2p/)\b12D3KooW[1-9A-HJ-NP-Za-km-z]{44}\b")
@@ -46,7 +47,8 @@ def report_error(error: SwarmError) -> None:
                 else f"{error.key} = {_shown(error.value)} cannot be used"
             )
             cause += f": {error.why}" if error.why else ""
-            print_error(cause, check=f"expected {error.allowed}", next_=with_commands(error.remedy, error))
+            next_ = _like_it(error) or with_commands(error.remedy, error)
+            print_error(cause, check=f"expected {error.allowed}", next_=next_)
         case Complaint():
             print_error(error.cause, check=error.check, next_=error.next)
         case RunEnded():
@@ -81,6 +83,9 @@ _COMMANDS: Mapping[Advice, str] = {
     Advice.JOIN_FOUNDER: "Join with an invite of the founder's, or of whoever else waits: swarm invite, there.",
     Advice.FOUND_AGAIN: "The founder starts it again, there, with: swarm new FILES/run.toml (FILES: what its line "
     "`files` said). It is the same run then. With the same --port the invite stays good; else it prints a new one.",
+    Advice.WHICH_VERSION: "which version of swarm is there, and which here? swarm --version",
+    Advice.SAME_VERSION: "Update the older of the two, found the run anew where it was (swarm new), and ask there for "
+    "the new invite: swarm invite",
     Advice.RESUME: "Start the run again from its newest checkpoint: swarm new --resume",
     Advice.GO_ON: "to go on: {swarm} new --resume",
     Advice.PORT: "can they reach a port of this machine? (swarm join --port N, opened in the firewall)",
@@ -97,6 +102,19 @@ def command_to_join(part: PartName | None, *, open_port: bool = False) -> str:
     stage = None if part is None else stage_of(part)
     command = "swarm join INVITE --role trainer" if stage is None else f"swarm join INVITE --stage {stage}"
     return f"{command} --port N, opened in its firewall" if open_port else command
+
+
+def _like_it(error: ConfigError) -> str:
+    """How to have a run with the settings of one of an older wire version; nothing for any other error."""
+    if not isinstance(error, OtherWire) or error.wire > WIRE_VERSION or not os.path.isfile(error.origin):
+        return ""
+    tokenizer = Path(error.origin).with_name("tokenizer.json")
+    beside = f" --tokenizer {shlex.quote(str(tokenizer))}" if tokenizer.is_file() else ""
+    copied = f"grep -v '^wire = ' {shlex.quote(error.origin)} > RUN.toml"
+    return (
+        f"go on with it in the swarm that made it, or found a new run with its settings: {copied} && "
+        f"{command_name()} new RUN.toml{beside}"
+    )
 
 
 def _after(ended: RunEnded) -> str:
@@ -220,9 +238,8 @@ def one_line(text: str) -> str:
     return joined if len(joined) <= SAMPLE_WIDTH else joined[: SAMPLE_WIDTH - 1] + "…"
 
 
-# --- complaint -------------------------------------------------------------------------------------------------------
-#
-# What a command cannot do, said so that the reader knows what to look at and what to type next.
+# --- what a command cannot do ----------------------------------------------------------------------------------------
+# Said so that the reader knows what to look at and what to type next.
 
 
 class Complaint(SwarmError):

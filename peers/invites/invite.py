@@ -150,9 +150,17 @@ def _check_wire(text: str, wire: object) -> None:
     if type(wire) is not int or wire < 1:
         raise _bad(text, "an invite with its wire version", f"its wire version is {_brief(wire)}")
     if wire != WIRE_VERSION:
-        older = "this machine" if wire > WIRE_VERSION else "the peers of that run"
         raise Incompatible("INVITE", _brief(text, quoted=False), f"a run of wire version {WIRE_VERSION}",
-                           f"That run speaks version {_brief(wire)}: update swarm on {older}.")  # fmt: skip
+                           _update(wire), why=f"it is to a run of version {_brief(wire)}")  # fmt: skip
+
+
+def _update(wire: int) -> str:
+    if wire > WIRE_VERSION:
+        return "Update swarm on this machine, then join with the same invite."
+    return (
+        "Have the run founded anew where it was, after you update swarm on the peers of that run: swarm new, and then "
+        "swarm invite for its invite."
+    )
 
 
 def _checked(text: str, fields: dict[str, Any]) -> Invite:

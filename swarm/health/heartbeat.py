@@ -13,8 +13,8 @@ from pydantic import Field, StringConstraints
 
 from swarm.errors import DeadlineMissed
 from swarm.ids import PeerId
-from swarm.network.protocols import Endpoint
-from swarm.schema import Count, Message, PeerIdField
+from swarm.network.protocols import Endpoint, Rpc
+from swarm.schema import Count, Empty, Message, PeerIdField
 
 LONGEST_TALK_S = 20.0
 """Who sends, and answers no question for that long, does not hear us."""
@@ -52,11 +52,11 @@ class Questions:
             if not done:
                 if self._heard() > heard and loop.time() - self._began < LONGEST_TALK_S:
                     return None
-                raise DeadlineMissed(f"no answer to health/1/beat in {self._patience_s:g} s", peer=self._peer)
+                raise DeadlineMissed(f"no answer to {BEAT.name} in {self._patience_s:g} s", peer=self._peer)
         return newest.result()
 
     async def _ask(self, beat: Beat) -> Standing:
-        standing, _ = await self._endpoint.call(self._peer, "health/1/beat", beat, Standing, timeout_s=self._open_s)
+        standing, _ = await self._endpoint.call(self._peer, BEAT, beat, timeout_s=self._open_s)
         return standing
 
     def _heard(self) -> int:
@@ -118,3 +118,9 @@ class Lost(Message):
     peer: PeerIdField
     reason: Annotated[str, StringConstraints(max_length=400)]
     incarnation: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+
+
+PING = Rpc("health/1/ping", Ping, Empty)
+BEAT = Rpc("health/1/beat", Beat, Standing)
+LOST = Rpc("health/1/lost", Lost, Empty)
+HEARD = Rpc("health/1/heard", Heard, Twin)

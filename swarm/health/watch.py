@@ -18,10 +18,10 @@ from types import MappingProxyType
 
 from swarm.clock import Clock
 from swarm.errors import Busy, PeerError
-from swarm.health.heartbeat import Beat, Heard, Lost, Ping, Questions, Standing, Twin
+from swarm.health.heartbeat import BEAT, HEARD, LOST, PING, Beat, Heard, Lost, Ping, Questions, Standing, Twin
 from swarm.health.verdicts import MISSES_TO_LOSE, Health
 from swarm.ids import PeerId
-from swarm.network.protocols import Answer, Endpoint, Method, Request
+from swarm.network.protocols import AnyMethod, Endpoint
 from swarm.schema import Empty
 
 WATCHED_PEERS = 3
@@ -82,13 +82,13 @@ class Watch:
         self.back: Callable[[PeerId], None] = lambda peer: None
         self.ahead: Callable[[PeerId, int], None] = lambda peer, step: None
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         return [
-            Method(name="health/1/ping", request=Ping, handle=self._on_ping),
-            Method(name="health/1/beat", request=Beat, handle=self._on_beat),
-            Method(name="health/1/lost", request=Lost, handle=self._on_lost),
-            Method(name="health/1/heard", request=Heard, handle=self._on_heard),
+            PING.handled(self._on_ping),
+            BEAT.handled(self._on_beat),
+            LOST.handled(self._on_lost),
+            HEARD.handled(self._on_heard),
         ]
 
     # --- what is believed ----------------------------------------------------------------------------------------
@@ -255,7 +255,7 @@ class Watch:
     async def _hears_twin(self, peer: PeerId) -> bool:
         body, timeout_s = Heard(incarnation=self.incarnation), TWIN_S + PING_TIMEOUT_S
         try:
-            answer, _ = await self._endpoint.call(peer, "health/1/heard", body, Twin, timeout_s=timeout_s)
+            answer, _ = await self._endpoint.call(peer, HEARD, body, timeout_s=timeout_s)
         except PeerError:
             return False
         return answer.there
@@ -271,46 +271,43 @@ class Watch:
 
     async def _tell_one(self, peer: PeerId, message: Lost) -> None:
         try:
-            await self._endpoint.call(peer, "health/1/lost", message, Empty, timeout_s=PING_TIMEOUT_S)
+            await self._endpoint.call(peer, LOST, message, timeout_s=PING_TIMEOUT_S)
         except PeerError:
             return  # it finds out by itself, or it is the next to be found lost
 
-    async def _on_ping(self, request: Request) -> Answer:
-        return Answer(Empty())
+    async def _on_ping(self, caller: PeerId, body: Ping) -> Empty:
+        return Empty()
 
-    async def _on_beat(self, request: Request) -> Answer:
-        body: Beat = request.body
-        asked = self._listening.get(request.caller)
+    async def _on_beat(self, caller: PeerId, body: Beat) -> Standing:
+        asked = self._listening.get(caller)
         if asked is not None and body.incarnation not in (0, asked.incarnation):
             asked.there.set()
         step, member = self.stand()
-        return Answer(Standing(step=step, member=member, incarnation=self.incarnation, lineage=self.lineage()))
+        return Standing(step=step, member=member, incarnation=self.incarnation, lineage=self.lineage())
 
-    async def _on_heard(self, request: Request) -> Answer:
+    async def _on_heard(self, caller: PeerId, body: Heard) -> Twin:
         """Listen for another life of the caller, of whom one question at a time is answered."""
-        body: Heard = request.body
-        if request.caller in self._listening or request.caller not in self._roster:
+        if caller in self._listening or caller not in self._roster:
             raise Busy("it is being listened for, or nobody of that name takes part")
-        asked = self._listening[request.caller] = _Listening(body.incarnation)
+        asked = self._listening[caller] = _Listening(body.incarnation)
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(TWIN_S):
                     await asked.there.wait()
         finally:
-            del self._listening[request.caller]
-        return Answer(Twin(there=asked.there.is_set()))
+            del self._listening[caller]
+        return Twin(there=asked.there.is_set())
 
-    async def _on_lost(self, request: Request) -> Answer:
-        body: Lost = request.body
-        if request.caller not in self._roster or body.peer not in self._roster:
-            return Answer(Empty())
-        if body.peer == request.caller:
-            self._take_leave(request.caller, body)
+    async def _on_lost(self, caller: PeerId, body: Lost) -> Empty:
+        if caller not in self._roster or body.peer not in self._roster:
+            return Empty()
+        if body.peer == caller:
+            self._take_leave(caller, body)
         else:
             self._rumours[PeerId(body.peer)] = body.reason
-            self._health.told(PeerId(body.peer), request.caller)
+            self._health.told(PeerId(body.peer), caller)
             self.suspect(PeerId(body.peer), body.reason)
-        return Answer(Empty())
+        return Empty()
 
     def _take_leave(self, peer: PeerId, body: Lost) -> None:
         """It says farewell. Another process with its identity, which gave up, takes nobody out of the roster."""

@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from swarm.consensus.roster import Candidate, Role, assign_stages, without_server
 from swarm.errors import Ending, PeerError, RunEnded
-from swarm.health.heartbeat import Ping
+from swarm.health.heartbeat import PING, Ping
 from swarm.health.watch import PING_TIMEOUT_S
 from swarm.ids import PeerId
 from swarm.membership.founding_record import Origin, Patience, found, gather_candidates
@@ -20,7 +20,6 @@ from swarm.models.layout import FlatLayout
 from swarm.models.split import build_part, initial_weights, split_model
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.protocols import Directory
-from swarm.schema import Empty
 from swarm.state.snapshot import Snapshot, digest, initial_snapshot
 from swarm.state.transfer import StateDonor
 from swarm.step.calls import StepCalls
@@ -180,7 +179,7 @@ class Founder:
     async def _answers(self, peer: PeerId, record: PeerRecord) -> bool:
         self._around.endpoint.learn(peer, record.addresses)
         try:
-            await self._around.endpoint.call(peer, "health/1/ping", Ping(), Empty, timeout_s=PING_TIMEOUT_S)
+            await self._around.endpoint.call(peer, PING, Ping(), timeout_s=PING_TIMEOUT_S)
         except PeerError:
             return False
         return True

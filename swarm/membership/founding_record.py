@@ -17,9 +17,8 @@ from swarm.consensus.records import NO_RECORD, CloseRecord
 from swarm.consensus.roster import Candidate, Roster, assign_stages
 from swarm.errors import DeadlineMissed, Ending, OutOfSync, PeerError, RunEnded, Unreachable
 from swarm.ids import PartName, PeerId, RunId
-from swarm.schema import Empty
 from swarm.step.calls import StepCalls
-from swarm.step.messages import Accepted, Decide, Propose
+from swarm.step.messages import DECIDE, PROPOSE, Accepted, Decide, Propose
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +170,7 @@ async def _accepted_by_all(calls: StepCalls, record: CloseRecord, patience: Pati
 
 async def _ask(calls: StepCalls, peer: PeerId, propose: Propose, timeout_s: float) -> Accepted | PeerError:
     try:
-        return await calls.ask(peer, "step/1/propose", propose, Accepted, timeout_s=timeout_s)
+        return await calls.ask(peer, PROPOSE, propose, timeout_s=timeout_s)
     except PeerError as error:
         return error
 
@@ -193,7 +192,7 @@ async def announce(calls: StepCalls, decision: Decide, roster: Roster, timeout_s
 async def _tell(calls: StepCalls, peer: PeerId, decision: Decide, timeout_s: float) -> str | None:
     """None when it was told, or could not be; what it said when it did not swap."""
     try:
-        await calls.ask(peer, "step/1/decide", decision, Empty, timeout_s=timeout_s)
+        await calls.ask(peer, DECIDE, decision, timeout_s=timeout_s)
     except (Unreachable, DeadlineMissed) as error:
         logger.warning("step %d is decided, but %s could not be told: %s", decision.step, peer, error)
     except PeerError as error:

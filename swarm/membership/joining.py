@@ -35,10 +35,10 @@ from swarm.membership.settings import MemberSettings
 from swarm.membership.status import Situation
 from swarm.membership.survey import Survey
 from swarm.optim.part import TrainedPart
-from swarm.schema import Empty
 from swarm.security.signing import verify
 from swarm.step.calls import StepCalls
 from swarm.step.member.service import Member
+from swarm.step.messages import JOIN
 from swarm.waiting import ExponentialBackoff
 
 logger = logging.getLogger(__name__)
@@ -377,7 +377,7 @@ class Joining:
         others = [peer for peer in head.members.succession(step) if peer != me]  # an earlier life of ours may be in it
         for leader in others[:MAX_LEADERS]:
             try:
-                await self._calls.ask(leader, "lead/1/join", body, Empty, timeout_s=ASK_TIMEOUT_S)
+                await self._calls.ask(leader, JOIN, body, timeout_s=ASK_TIMEOUT_S)
                 return
             except PeerError as error:
                 logger.info("not in step %d: %s", step, error)

@@ -22,9 +22,9 @@ from swarm.errors import (
 from swarm.membership.roles import Surroundings
 from swarm.membership.status import Situation
 from swarm.membership.status_types import ENDED
-from swarm.schema import Empty
 from swarm.step.calls import StepCalls
 from swarm.step.member.service import Member
+from swarm.step.messages import LEAVE
 from swarm.waiting import AdaptiveDeadline, ExponentialBackoff, first_done
 
 HANDOVER_S, LOOK_S = 15.0, 1.0
@@ -132,7 +132,7 @@ class Leaving:
         signature = self._identity.sign(departure_bytes(self._run, step, previous, me, ends=ends))
         body, leader = Departure(step=step, peer=me, ends=ends, signature=signature), self._member.leader
         try:
-            await self._calls.ask(leader, "lead/1/leave", body, Empty, timeout_s=self._deadline.seconds())
+            await self._calls.ask(leader, LEAVE, body, timeout_s=self._deadline.seconds())
             self._situation.wait_for(f"step {step} to close")
         except WrongStep as error:
             self._situation.wait_for(f"the next step: {error.reason}")

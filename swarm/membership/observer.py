@@ -27,17 +27,7 @@ from swarm.membership.observer_sources import GuidePatience, Guides
 from swarm.membership.observer_start import Start, begin
 from swarm.network.protocols import Endpoint
 from swarm.optim.part import PartState
-from swarm.schema import Empty
-from swarm.step.observe_messages import (
-    AHEAD,
-    NEXT,
-    STANDING,
-    AheadRequest,
-    Decided,
-    NextRequest,
-    RunStanding,
-    StandingRequest,
-)
+from swarm.step.observe_messages import AHEAD, NEXT, STANDING, AheadRequest, Decided, NextRequest, StandingRequest
 from swarm.waiting import doubled
 
 ALIVE_S = 5.0
@@ -219,7 +209,7 @@ class Observer:
             wait = _Wait(guide, step, most, self._patience.seconds, self._heard(guide))
             try:
                 decided, payload = await self._context.endpoint.call(
-                    guide, NEXT, body, Decided, timeout_s=wait.seconds, max_reply_bytes=most
+                    guide, NEXT, body, timeout_s=wait.seconds, max_reply_bytes=most
                 )
             except DeadlineMissed:
                 await self._check_alive(wait)
@@ -240,7 +230,7 @@ class Observer:
         while True:
             wait = _Wait(guide, step, size, patience_s, self._heard(guide))
             try:
-                _, payload = await call(guide, AHEAD, body, Empty, timeout_s=patience_s, max_reply_bytes=size)
+                _, payload = await call(guide, AHEAD, body, timeout_s=patience_s, max_reply_bytes=size)
                 break
             except DeadlineMissed:
                 await self._check_alive(wait)
@@ -257,7 +247,7 @@ class Observer:
         ever."""
         call, guide, step = self._context.endpoint.call, wait.guide, wait.step
         brought = self._heard(guide) - wait.heard
-        standing, _ = await call(guide, STANDING, StandingRequest(), RunStanding, timeout_s=ALIVE_S)
+        standing, _ = await call(guide, STANDING, StandingRequest(), timeout_s=ALIVE_S)
         closed, newest = -1 if standing.closed is None else standing.closed, self._context.newest()
         if closed >= step + KEPT_UPDATES:
             raise WrongStep(f"it closed step {closed}, and gives no update of step {step}", peer=guide)

@@ -27,7 +27,7 @@ from swarm.consensus.copies import Updates
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.errors import Busy, Refused, WrongStep
 from swarm.ids import PartName, PeerId
-from swarm.network.protocols import Answer, Method, Payload, Request
+from swarm.network.protocols import Answer, AnyMethod, Incoming, Payload
 from swarm.schema import Empty
 from swarm.state.snapshot import Snapshot
 from swarm.state.transfer import StateDonor
@@ -104,16 +104,16 @@ class ObserverDesk:
         self.lost: Callable[[], tuple[str, ...]] = tuple
         self.leaving: Callable[[], bool] = bool
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         return [
-            Method(name=STANDING, request=StandingRequest, handle=self._on_standing),
-            Method(name=HASH, request=HashRequest, handle=self._on_hash),
-            Method(name=START, request=StartRequest, handle=self._on_start),
-            Method(name=NEXT, request=NextRequest, handle=self._on_next),
-            Method(name=AHEAD, request=AheadRequest, handle=self._on_ahead),
-            Method(name=STAY, request=StayRequest, handle=self._on_stay),
-            Method(name=LEAVE, request=LeaveRequest, handle=self._on_leave),
+            STANDING.handled(self._on_standing),
+            HASH.handled(self._on_hash),
+            START.handled(self._on_start),
+            NEXT.handled_with_payload(self._on_next),
+            AHEAD.handled_with_payload(self._on_ahead),
+            STAY.handled(self._on_stay),
+            LEAVE.handled(self._on_leave),
         ]
 
     @property
@@ -182,38 +182,34 @@ class ObserverDesk:
         async with self._published:
             self._published.notify_all()
 
-    async def _on_standing(self, request: Request) -> Answer:
-        self._strangers[request.caller] = self._clock.monotonic()
-        self._strangers.move_to_end(request.caller)
+    async def _on_standing(self, caller: PeerId, body: StandingRequest) -> RunStanding:
+        self._strangers[caller] = self._clock.monotonic()
+        self._strangers.move_to_end(caller)
         while len(self._strangers) > MAX_STRANGERS:
             self._strangers.popitem(last=False)
         waiting = "" if self._decisions else self._waiting_for()[:400]
-        return Answer(
-            RunStanding(
-                founder=self._founder,
-                closed=self.closed,
-                waiting_for=waiting,
-                lost=self.lost(),
-                leaving=self.leaving(),
-            )
+        return RunStanding(
+            founder=self._founder,
+            closed=self.closed,
+            waiting_for=waiting,
+            lost=self.lost(),
+            leaving=self.leaving(),
         )
 
-    async def _on_hash(self, request: Request) -> Answer:
-        body: HashRequest = request.body
+    async def _on_hash(self, caller: PeerId, body: HashRequest) -> RecordHash:
         await self._wait_closed(body.step)
-        return Answer(RecordHash(digest=self._decided(body.step).record.hash()))
+        return RecordHash(digest=self._decided(body.step).record.hash())
 
-    async def _on_start(self, request: Request) -> Answer:
-        body: StartRequest = request.body
+    async def _on_start(self, caller: PeerId, body: StartRequest) -> Decided:
         self._expire()
         if not self._decisions:
             raise Refused("the run has not started")
         decision = self._decisions[-1]
         if body.part is not None:
-            if body.spare and self._donor.serves_others(request.caller):
+            if body.spare and self._donor.serves_others(caller):
                 raise Busy("another downloads from this peer")
-            decision = await self._observed(request.caller, PartName(body.part), body.step)
-        return Answer(Decided.of(decision))
+            decision = await self._observed(caller, PartName(body.part), body.step)
+        return Decided.of(decision)
 
     async def _observed(self, caller: PeerId, part: PartName, step: int | None) -> Decision:
         """Take an observer. It is noted before its state is pinned, so that no update after that state is lost."""
@@ -257,35 +253,32 @@ class ObserverDesk:
             raise Refused(f"{part} is not held here")
         return snapshot
 
-    async def _on_stay(self, request: Request) -> Answer:
-        body: StayRequest = request.body
+    async def _on_stay(self, caller: PeerId, body: StayRequest) -> Staying:
         part = PartName(body.part)
         self._expire()
         closed = self._updates.reached(part)
         if closed is None:
             raise Refused(f"{part} is not held here" if self._decisions else "the run has not started")
-        known = self._observers.get((request.caller, part))
-        self._note(request.caller, part, body.had if known is not None else closed)
-        self._donor.release(request.caller, part)
+        known = self._observers.get((caller, part))
+        self._note(caller, part, body.had if known is not None else closed)
+        self._donor.release(caller, part)
         self._trim(part)
-        return Answer(Staying(closed=closed))
+        return Staying(closed=closed)
 
-    async def _on_leave(self, request: Request) -> Answer:
-        body: LeaveRequest = request.body
-        key = request.caller, PartName(body.part)
+    async def _on_leave(self, caller: PeerId, body: LeaveRequest) -> Empty:
+        key = caller, PartName(body.part)
         self._donor.release(*key)
         observer = self._observers.get(key)
         if observer is not None and not observer.waiting:
             del self._observers[key]
-        return Answer(Empty())
+        return Empty()
 
-    async def _on_next(self, request: Request) -> Answer:
-        body: NextRequest = request.body
+    async def _on_next(self, caller: PeerId, body: NextRequest, incoming: Incoming) -> Answer[Decided]:
         payload: Payload = b""
         if body.part is None:
             await self._wait_closed(body.step)
         else:
-            payload = await self._update(request.caller, PartName(body.part), body.step)
+            payload = await self._update(caller, PartName(body.part), body.step)
         return Answer(Decided.of(self._decided(body.step)), payload)
 
     async def _update(self, caller: PeerId, part: PartName, step: int) -> Payload:
@@ -298,10 +291,9 @@ class ObserverDesk:
             raise WrongStep(f"the update of step {step} is not kept here any more")
         return mean.numpy().data.cast("B")
 
-    async def _on_ahead(self, request: Request) -> Answer:
-        body: AheadRequest = request.body
+    async def _on_ahead(self, caller: PeerId, body: AheadRequest, incoming: Incoming) -> Answer[Empty]:
         part = PartName(body.part)
-        with self._waits(request.caller, part, body.step):
+        with self._waits(caller, part, body.step):
             mean = await self._wait_averaged(part, body.step)
         return Answer(Empty(), b"" if mean is None else mean.numpy().data.cast("B"))
 

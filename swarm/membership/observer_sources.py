@@ -10,8 +10,7 @@ from swarm.consensus.records import CloseRecord
 from swarm.errors import OutOfSync, PeerError
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Endpoint
-from swarm.schema import Empty
-from swarm.step.observe_messages import LEAVE, STAY, LeaveRequest, Staying, StayRequest
+from swarm.step.observe_messages import LEAVE, STAY, LeaveRequest, StayRequest
 from swarm.waiting import ExponentialBackoff
 
 STAND_INS = 1
@@ -100,7 +99,7 @@ class Guides:
         assert self._name is not None  # noqa: S101 - asked before
         try:
             body = StayRequest(part=self._name, had=self._had)
-            staying, _ = await self._endpoint.call(peer, STAY, body, Staying, timeout_s=STAY_S)
+            staying, _ = await self._endpoint.call(peer, STAY, body, timeout_s=STAY_S)
         except PeerError as error:
             logger.info("%s does not stand in: %s", peer, error)
             return None
@@ -109,7 +108,7 @@ class Guides:
     async def _tell(self, peers: Sequence[PeerId]) -> None:
         assert self._name is not None  # noqa: S101 - asked before
         body = LeaveRequest(part=self._name)
-        calls = (self._endpoint.call(peer, LEAVE, body, Empty, timeout_s=LEAVE_S) for peer in peers)
+        calls = (self._endpoint.call(peer, LEAVE, body, timeout_s=LEAVE_S) for peer in peers)
         for outcome in await asyncio.gather(*calls, return_exceptions=True):
             if isinstance(outcome, BaseException) and not isinstance(outcome, PeerError):
                 raise outcome

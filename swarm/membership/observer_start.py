@@ -19,7 +19,7 @@ from swarm.errors import DeadlineMissed, PeerError, Refused, Unreachable, Violat
 from swarm.ids import PartName, PeerId, RunId
 from swarm.network.protocols import Endpoint
 from swarm.state.download import gravest
-from swarm.step.observe_messages import HASH, LEAVE, START, Decided, HashRequest, LeaveRequest, RecordHash, StartRequest
+from swarm.step.observe_messages import HASH, LEAVE, START, Decided, HashRequest, LeaveRequest, StartRequest
 
 MAX_DONORS = 4
 START_S = 30.0
@@ -124,7 +124,7 @@ def _any_answer(asking: dict[asyncio.Task[Decided], PeerId]) -> bool:
 
 async def _ask(start: Start, peer: PeerId, step: int | None) -> Decided:
     body = StartRequest(part=start.name, step=step, spare=start.spare)
-    decided, _ = await start.endpoint.call(peer, START, body, Decided, timeout_s=START_S)
+    decided, _ = await start.endpoint.call(peer, START, body, timeout_s=START_S)
     if decided.record.run != start.run:
         raise Violation("a record of another run", peer=peer)
     return decided
@@ -165,7 +165,7 @@ async def _confirm(start: Start, agreeing: Sequence[PeerId], decided: Decided) -
     if start.contact in agreeing:
         return
     try:
-        theirs, _ = await start.endpoint.call(start.contact, HASH, asked, RecordHash, timeout_s=START_S)
+        theirs, _ = await start.endpoint.call(start.contact, HASH, asked, timeout_s=START_S)
     except (Unreachable, DeadlineMissed):
         if start.known is None or not await _vouched(start, start.known, decided):
             raise
@@ -206,9 +206,7 @@ def _decided_by(start: Start, known: CloseRecord, decided: Decided) -> bool:
 
 async def _saw(start: Start, peer: PeerId, record: CloseRecord) -> bool:
     try:
-        theirs, _ = await start.endpoint.call(
-            peer, HASH, HashRequest(step=record.step), RecordHash, timeout_s=LAGGARD_S
-        )
+        theirs, _ = await start.endpoint.call(peer, HASH, HashRequest(step=record.step), timeout_s=LAGGARD_S)
     except PeerError:
         return False
     return theirs.digest == record.hash()

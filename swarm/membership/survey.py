@@ -91,9 +91,7 @@ class Survey:
 
     async def _ask(self, peer: PeerId) -> RunStanding | None:
         try:
-            standing, _ = await self._endpoint.call(
-                peer, STANDING, StandingRequest(), RunStanding, timeout_s=STANDING_TIMEOUT_S
-            )
+            standing, _ = await self._endpoint.call(peer, STANDING, StandingRequest(), timeout_s=STANDING_TIMEOUT_S)
         except PeerError:
             return None
         return standing

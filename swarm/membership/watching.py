@@ -15,7 +15,7 @@ from swarm.ids import PeerId
 from swarm.membership.observer_service import KEPT_UPDATES
 from swarm.network.protocols import Endpoint
 from swarm.step.member.service import Member
-from swarm.step.observe_messages import NEXT, STANDING, Decided, NextRequest, RunStanding, StandingRequest
+from swarm.step.observe_messages import NEXT, STANDING, NextRequest, StandingRequest
 
 logger = logging.getLogger(__name__)
 DECISION_TIMEOUT_S = 10.0
@@ -109,7 +109,7 @@ class Watching:
         step = self._member.open_step
         body = NextRequest(part=None, step=step)
         try:
-            decided, _ = await self._endpoint.call(peer, NEXT, body, Decided, timeout_s=DECISION_TIMEOUT_S)
+            decided, _ = await self._endpoint.call(peer, NEXT, body, timeout_s=DECISION_TIMEOUT_S)
         except WrongStep:
             await self._cut_if_far_behind(peer, step)
             raise
@@ -130,7 +130,7 @@ class Watching:
             await (self._member.cut(reason) if self._member.forking.fork is None else self._member.rewind(reason, None))
 
     async def _is_far(self, peer: PeerId, step: int) -> bool:
-        ask = self._endpoint.call(peer, STANDING, StandingRequest(), RunStanding, timeout_s=DECISION_TIMEOUT_S)
+        ask = self._endpoint.call(peer, STANDING, StandingRequest(), timeout_s=DECISION_TIMEOUT_S)
         try:
             standing, _ = await ask
         except PeerError:

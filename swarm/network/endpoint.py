@@ -12,7 +12,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from multiaddr import Multiaddr
 
@@ -31,13 +31,13 @@ from swarm.network.libp2p.identity import StoredIdentity
 from swarm.network.libp2p.rundir import RunDirectory
 from swarm.network.libp2p.streams import Incoming, Outgoing
 from swarm.network.libp2p.supervisor import Mending, RestartLimits, Supervisor
-from swarm.network.protocols import PUBLIC_PREFIX, LinkStatistics, Payload, ReplyT, Service
+from swarm.network.protocols import PUBLIC_PREFIX, LinkStatistics, May, Payload, ReplyT, RequestT, Rpc, Service
 from swarm.network.reach.presence import Presence, Recovery
 from swarm.network.reach.reachability import LinkKind
 from swarm.network.reach.seats import MayRelay
 from swarm.network.rpc.dispatcher import Desk, ServeLimits
 from swarm.network.rpc.link import Meter
-from swarm.schema import Message, Record
+from swarm.schema import Record
 
 PUBLIC_PROTOCOL = f"swarm/{PUBLIC_PREFIX.rstrip('/')}"
 _CLOSE_S = 0.5
@@ -238,6 +238,10 @@ class LibP2PEndpoint:
         self._presence.allow_relay(may)
         self._incoming.known = lambda peer: peer == self.peer or may(peer)
 
+    def allow_calls(self, may: May) -> None:
+        """Ask ``may(caller, method)`` from now on before a call's body is decoded."""
+        self._desk.may = may
+
     def expect(self, peers: int) -> None:
         """So many are to come that :meth:`allow_relay` does not name yet, and four streams of each have room beside
         those of strangers. Counts until it is called again."""
@@ -258,12 +262,11 @@ class LibP2PEndpoint:
         """How one peer is connected; "unknown" when it is not. Raises Unreachable."""
         return (await self.links()).get(peer, "unknown")
 
-    async def call(  # noqa: PLR0913 - the protocol's signature
+    async def call(
         self,
         target: PeerId,
-        method: str,
-        body: Message,
-        reply: type[ReplyT],
+        rpc: Rpc[RequestT, ReplyT],
+        body: RequestT,
         *,
         timeout_s: float,
         payload: Payload = b"",
@@ -271,26 +274,24 @@ class LibP2PEndpoint:
     ) -> tuple[ReplyT, memoryview]:
         """See :class:`~swarm.network.protocols.Endpoint`. A peer may call itself: same path, no daemon."""
         large = memoryview(payload).nbytes > 0 or max_reply_bytes > 0
-        protocol = self._protocol(method, large)
+        protocol = self._protocol(rpc, large)
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline):
                 stream = await self._outgoing.stream(target, protocol)
-                return await stream.call(
-                    method, body, reply, deadline=deadline, payload=payload, max_reply_bytes=max_reply_bytes
-                )
+                return await stream.call(rpc, body, deadline=deadline, payload=payload, max_reply_bytes=max_reply_bytes)
         except TimeoutError as error:
-            raise DeadlineMissed(f"no answer to {method} in {timeout_s:g} s", peer=target) from error
+            raise DeadlineMissed(f"no answer to {rpc.name} in {timeout_s:g} s", peer=target) from error
 
-    async def notify(self, target: PeerId, method: str, body: Message, *, timeout_s: float) -> None:
+    async def notify(self, target: PeerId, rpc: Rpc[RequestT, Any], body: RequestT, *, timeout_s: float) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`."""
         deadline = asyncio.get_running_loop().time() + timeout_s
         try:
             async with asyncio.timeout_at(deadline):
-                stream = await self._outgoing.stream(target, self._protocol(method, False))
-                await stream.notify(method, body, deadline=deadline)
+                stream = await self._outgoing.stream(target, self._protocol(rpc, False))
+                await stream.notify(rpc, body, deadline=deadline)
         except TimeoutError as error:
-            raise DeadlineMissed(f"{method} could not be sent in {timeout_s:g} s", peer=target) from error
+            raise DeadlineMissed(f"{rpc.name} could not be sent in {timeout_s:g} s", peer=target) from error
 
     def statistics(self) -> LinkStatistics:
         """See :class:`~swarm.network.protocols.Endpoint`. The directory's own traffic is not counted."""
@@ -344,11 +345,11 @@ class LibP2PEndpoint:
         peers = dict.fromkeys((*bootstrap, *self._outgoing.peers, *self._incoming.recent))
         return tuple(peer for peer in peers if peer != self.peer)
 
-    def _protocol(self, method: str, large: bool) -> str:
-        if method.startswith(PUBLIC_PREFIX):
+    def _protocol(self, rpc: Rpc[Any, Any], large: bool) -> str:
+        if rpc.public:
             return PUBLIC_PROTOCOL
         if self._run is None:
-            raise BugError(f"{method} was called before the endpoint entered a run")
+            raise BugError(f"{rpc.name} was called before the endpoint entered a run")
         return f"swarm/{'tensors' if large else 'control'}/1/{self._run[:32]}"
 
     async def _look_up(self, target: PeerId) -> tuple[str, ...]:

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+from swarm.errors import BugError
 from swarm.ids import PeerId
 from swarm.schema import Message, Record
 
 Payload = bytes | bytearray | memoryview
 """Raw tensor bytes, already encoded by a codec."""
 
+RequestT = TypeVar("RequestT", bound=Message)
 ReplyT = TypeVar("ReplyT", bound=Message)
 RecordT = TypeVar("RecordT", bound=Record)
 
@@ -28,55 +30,111 @@ PUBLIC_PREFIX = "manifest/1/"
 """Methods of this name are public: served and called before a run is entered, under a protocol name without its
 digest."""
 
+MAX_METHOD_NAME = 80
+
 
 @dataclass(frozen=True, slots=True)
-class Request:
-    """One incoming call, already decoded, admitted and complete.
+class Rpc(Generic[RequestT, ReplyT]):
+    """One thing a peer can be asked to do: its name on the wire, ``service/version/verb``, with what is asked and what
+    is answered. A constant beside the messages; :meth:`handled` binds it to whoever answers."""
 
-    ``caller`` is authenticated by the transport. ``payload`` is the receiver's own writable buffer.
-    ``deadline`` is on the receiver's monotonic clock: after it the caller no longer listens.
+    name: str
+    request: type[RequestT]
+    reply: type[ReplyT]
+
+    def __post_init__(self) -> None:
+        if not self.name.isascii() or len(self.name) > MAX_METHOD_NAME:
+            raise BugError(f"{self.name!r} is no name of a method: {MAX_METHOD_NAME} ASCII characters at most")
+
+    @property
+    def public(self) -> bool:
+        """Whether any peer may call it without knowing the run: by its name, see :data:`PUBLIC_PREFIX`."""
+        return self.name.startswith(PUBLIC_PREFIX)
+
+    def handled(
+        self,
+        handle: Callable[[PeerId, RequestT], Awaitable[ReplyT]],
+        *,
+        admit: Callable[[PeerId, RequestT, int], None] | None = None,
+        over: Callable[[PeerId, RequestT], None] | None = None,
+    ) -> Method[RequestT, ReplyT]:
+        """Have it answered by ``handle(caller, body)``, without raw bytes; ``admit`` and ``over`` see :class:`Method`.
+
+        ``caller`` is authenticated by the transport.
+        """
+
+        async def answer(caller: PeerId, body: RequestT, incoming: Incoming) -> Answer[ReplyT]:
+            return Answer(await handle(caller, body))
+
+        return Method(rpc=self, handle=answer, admit=admit, over=over)
+
+    def handled_with_payload(
+        self,
+        handle: Callable[[PeerId, RequestT, Incoming], Awaitable[Answer[ReplyT]]],
+        *,
+        admit: Callable[[PeerId, RequestT, int], None] | None = None,
+        over: Callable[[PeerId, RequestT], None] | None = None,
+    ) -> Method[RequestT, ReplyT]:
+        """As :meth:`handled`, by ``handle(caller, body, incoming)``, which takes raw bytes, or answers with some, or
+        has to know the caller's deadline."""
+        return Method(rpc=self, handle=handle, admit=admit, over=over)
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """What comes with a call beside its body.
+
+    ``payload`` is the receiver's own writable buffer. ``deadline`` is on the receiver's monotonic clock: after it the
+    caller no longer listens.
     """
 
-    caller: PeerId
-    body: Any
     payload: memoryview
     deadline: float
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a handler returns: a body and, for downloads, raw bytes."""
+class Answer(Generic[ReplyT]):
+    """What a handler returns that may give raw bytes: a body and, for downloads, these."""
 
-    body: Message
+    body: ReplyT
     payload: Payload = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
-    """One thing a peer can be asked to do.
+class Method(Generic[RequestT, ReplyT]):
+    """An :class:`Rpc` that is answered here: made by its :meth:`~Rpc.handled`.
 
-    ``name`` is ``service/version/verb``. ``admit(caller, body, payload_bytes)`` runs *before* any buffer for the
+    ``admit(caller, body, payload_bytes)`` runs *before* any buffer for the
     payload exists; it raises a :class:`~swarm.errors.PeerError` to refuse, and must check that ``payload_bytes`` is
     exactly what the expected shape and codec give. Without ``admit`` any payload is a violation. ``over(caller, body)``
     runs when a call that was admitted is over, however it ended, whether its payload arrived or not. ``handle`` may
     raise any PeerError, which the caller gets back as the same type; any other exception is reported as failed and
     logged.
-    A handler is cancelled at the caller's deadline. ``public`` methods, which any peer may call without knowing the
-    run, are exactly those whose name begins with :data:`PUBLIC_PREFIX`.
+    A handler is cancelled at the caller's deadline.
     """
 
-    name: str
-    request: type[Message]
-    handle: Callable[[Request], Awaitable[Answer]]
-    admit: Callable[[PeerId, Any, int], None] | None = None
-    over: Callable[[PeerId, Any], None] | None = None
-    public: bool = False
+    rpc: Rpc[RequestT, ReplyT]
+    handle: Callable[[PeerId, RequestT, Incoming], Awaitable[Answer[ReplyT]]]
+    admit: Callable[[PeerId, RequestT, int], None] | None = None
+    over: Callable[[PeerId, RequestT], None] | None = None
+
+
+AnyMethod: TypeAlias = Method[Any, Any]
+"""One of a service's methods: what it asks and answers was checked where it was bound."""
+
+May = Callable[[PeerId, str], None]
+"""Raises Refused, saying why, where a caller may not call a method (by its name). It is asked at every call, before a
+byte of the call's body is decoded: so it must be cheap."""
+
+
+def anybody_may(caller: PeerId, method: str) -> None:
+    """Let everybody call whatever is served, as far as the transport lets them: see :data:`May`."""
 
 
 class Service(Protocol):
     """Something with methods to mount on an endpoint."""
 
-    def methods(self) -> Sequence[Method]:
+    def methods(self) -> Sequence[AnyMethod]:
         """All methods of the service; names are unique on one endpoint."""
 
 
@@ -114,12 +172,11 @@ class Endpoint(Protocol):
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Remember where a peer may be dialled. Costs nothing until a call needs it."""
 
-    async def call(  # noqa: PLR0913 - one call, said in full
+    async def call(
         self,
         target: PeerId,
-        method: str,
-        body: Message,
-        reply: type[ReplyT],
+        rpc: Rpc[RequestT, ReplyT],
+        body: RequestT,
         *,
         timeout_s: float,
         payload: Payload = b"",
@@ -133,7 +190,7 @@ class Endpoint(Protocol):
         A payload is sent in chunks and must not be changed before the call returns.
         """
 
-    async def notify(self, target: PeerId, method: str, body: Message, *, timeout_s: float) -> None:
+    async def notify(self, target: PeerId, rpc: Rpc[RequestT, Any], body: RequestT, *, timeout_s: float) -> None:
         """Say without asking: returns when it is sent, at most ``timeout_s`` seconds later, and nobody says whether it
         was taken. The handler has until then, too. About half the cost of a call without payload.
 

@@ -12,7 +12,8 @@ from typing import Annotated, Literal
 from pydantic import Field, StringConstraints
 
 from swarm.ids import JourneyKey
-from swarm.schema import AfterField, Count, Finite, Message, MicrobatchField, PeerIdField
+from swarm.network.protocols import Rpc
+from swarm.schema import AfterField, Count, Empty, Finite, Message, MicrobatchField, PeerIdField
 
 StageField = Annotated[int, Field(ge=0, lt=1024)]
 Attempt = Annotated[int, Field(ge=0, lt=1 << 16)]
@@ -139,3 +140,21 @@ class Blocked(JourneyMessage):
     peer: PeerIdField
     code: Annotated[str, StringConstraints(pattern=r"^[a-z_]{1,20}$")]
     reason: Annotated[str, StringConstraints(max_length=400)]
+
+
+# What a stage's replica answers.
+FORWARD = Rpc("pipeline/1/forward", Forward, Empty)
+TARGETS = Rpc("pipeline/1/targets", Targets, Empty)
+BACKWARD = Rpc("pipeline/1/backward", Backward, Empty)
+RESEND = Rpc("pipeline/1/resend", Resend, Empty)
+ADOPT = Rpc("pipeline/1/adopt", Adopt, Empty)
+RECALL = Rpc("pipeline/1/recall", Recall, Empty)
+DROP = Rpc("pipeline/1/drop", Drop, Empty)
+ATTEND = Rpc("pipeline/1/attend", Attend, Empty)
+
+# What a trainer answers.
+OUTPUT = Rpc("trainer/1/output", Output, Empty)
+GRADIENT = Rpc("trainer/1/gradient", InputGradient, Empty)
+HOP = Rpc("trainer/1/hop", HopReport, Empty)
+BLOCKED = Rpc("trainer/1/blocked", Blocked, Empty)
+TRAINER_RECALL = Rpc("trainer/1/recall", TrainerRecall, Empty)

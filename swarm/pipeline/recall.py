@@ -16,12 +16,12 @@ from typing import Any
 from swarm.errors import BugError, Busy, PeerError, Refused, SwarmError, Violation
 from swarm.ids import MicrobatchId, PeerId
 from swarm.models.dropout import dropout_seed
-from swarm.network.protocols import Answer, Payload, Request
+from swarm.network.protocols import Answer, Incoming, Payload, RequestT, Rpc
 from swarm.pipeline.compute import Material
-from swarm.pipeline.messages import Recall, TrainerRecall, TrainerWhat, What
+from swarm.pipeline.messages import RECALL, TRAINER_RECALL, Recall, TrainerRecall, TrainerWhat, What
 from swarm.pipeline.stage.context import StageContext, StageSettings
 from swarm.pipeline.stage.microbatch_state import Passage, Passages
-from swarm.schema import Empty, Message
+from swarm.schema import Empty
 from swarm.waiting import insist
 
 MAX_RECALLS = 16
@@ -76,12 +76,11 @@ class Recalls:
 
     # --- giving --------------------------------------------------------------------------------------------------
 
-    async def answer(self, request: Request) -> Answer:
+    async def answer(self, caller: PeerId, body: Recall, incoming: Incoming) -> Answer[Empty]:
         """``pipeline/1/recall``, after admission. Raises Busy, or Refused with the reason where a chain is broken."""
-        body: Recall = request.body
         if self._open[body.what] >= MAX_RECALLS:
             raise Busy(f"{self._open[body.what]} recalls are under way")
-        left_s = request.deadline - self._context.clock.monotonic()
+        left_s = incoming.deadline - self._context.clock.monotonic()
         within_s = max(0.01, min(left_s, self._settings.send_timeout_s))
         errand = Errand(body.step, body.microbatch, tuple(map(PeerId, body.route)), within_s, body.after)
         self._open[body.what] += 1
@@ -191,22 +190,25 @@ class Recalls:
     async def _ask(self, peer: PeerId, errand: Errand, hop: int, what: TrainerWhat) -> Payload:
         size = self._wire_bytes(hop, what)
         fields: dict[str, Any] = {"step": errand.step, "microbatch": errand.microbatch, "after": errand.after}
-        body: Message
+        within_s = errand.nested.within_s
         if 0 <= hop < self._settings.stages and what != "targets":
-            method, body = "pipeline/1/recall", Recall(**fields, route=errand.route, hop=hop, what=what)
+            recall = Recall(**fields, route=errand.route, hop=hop, what=what)
+            payload = await self._insist(peer, RECALL, recall, size, within_s)
         else:
-            method, body = "trainer/1/recall", TrainerRecall(**fields, route=errand.route, what=what)
-
-        async def call() -> Payload:
-            _, payload = await self._context.endpoint.call(
-                peer, method, body, Empty, timeout_s=errand.nested.within_s, max_reply_bytes=size
-            )
-            return payload
-
-        payload = await insist(call, self._context.clock, within_s=errand.nested.within_s)
+            home = TrainerRecall(**fields, route=errand.route, what=what)
+            payload = await self._insist(peer, TRAINER_RECALL, home, size, within_s)
         if memoryview(payload).nbytes != size:
             raise Violation(f"{what} of {memoryview(payload).nbytes} bytes where {size} are expected", peer=peer)
         return payload
+
+    async def _insist(
+        self, peer: PeerId, rpc: Rpc[RequestT, Empty], body: RequestT, size: int, within_s: float
+    ) -> Payload:
+        async def call() -> Payload:
+            _, payload = await self._context.endpoint.call(peer, rpc, body, timeout_s=within_s, max_reply_bytes=size)
+            return payload
+
+        return await insist(call, self._context.clock, within_s=within_s)
 
     def _wire_bytes(self, hop: int, what: TrainerWhat) -> int:
         specs = self._settings.specs

@@ -10,11 +10,10 @@ from typing import Protocol
 from swarm.errors import PeerError, Refused, WrongStep
 from swarm.events import ContributionReplayed, ContributionReversed
 from swarm.ids import MicrobatchId, PeerId, stage_part
-from swarm.pipeline.messages import Attend
+from swarm.pipeline.messages import ATTEND, Attend
 from swarm.pipeline.recall import Errand, Missing, Recalls
 from swarm.pipeline.stage.context import StageContext, StageSettings
 from swarm.pipeline.stage.microbatch_state import Passage, Passages
-from swarm.schema import Empty
 
 AT_A_TIME = 8
 """Microbatches replayed or reversed at a time: while one is computed the tensors of others are fetched."""
@@ -154,7 +153,7 @@ class StageSettling:
         for peer in (preferred, *sorted(set(self._replicas(stage)) - {preferred})):
             try:
                 body = Attend(seconds=0.001)
-                await self._context.endpoint.call(peer, "pipeline/1/attend", body, Empty, timeout_s=LIVING_TIMEOUT_S)
+                await self._context.endpoint.call(peer, ATTEND, body, timeout_s=LIVING_TIMEOUT_S)
             except PeerError:
                 continue
             return peer

@@ -30,12 +30,23 @@ from swarm.network.discovery.records import (
     key_name,
     lifetime_problem,
 )
-from swarm.network.protocols import PUBLIC_PREFIX, LinkStatistics, Payload, RecordT, ReplyT, Request, Service
+from swarm.network.protocols import (
+    PUBLIC_PREFIX,
+    Incoming,
+    LinkStatistics,
+    May,
+    Payload,
+    RecordT,
+    ReplyT,
+    RequestT,
+    Rpc,
+    Service,
+)
 from swarm.network.rpc.bodies import decode, pack_error, pack_request, unpack, unpack_error, unpack_request
 from swarm.network.rpc.dispatcher import Admitted, Desk, ServeLimits, handle
 from swarm.network.rpc.framing import wire_bytes
 from swarm.network.rpc.link import Meter
-from swarm.schema import Message, Record
+from swarm.schema import Record
 from swarm.sim.links import Traffic
 from swarm.sim.wires import Delay, Wires
 
@@ -178,49 +189,51 @@ class SimEndpoint:
         """See :class:`~swarm.network.protocols.Endpoint`."""
         self.desk.unmount(service)
 
+    def allow_calls(self, may: May) -> None:
+        """Ask ``may(caller, method)`` from now on before a call's body is decoded."""
+        self.desk.may = may
+
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`. In memory everyone can be dialled."""
 
-    async def call(  # noqa: PLR0913 - the protocol's signature
+    async def call(
         self,
         target: PeerId,
-        method: str,
-        body: Message,
-        reply: type[ReplyT],
+        rpc: Rpc[RequestT, ReplyT],
+        body: RequestT,
         *,
         timeout_s: float,
         payload: Payload = b"",
         max_reply_bytes: int = 0,
     ) -> tuple[ReplyT, memoryview]:
         """See :class:`~swarm.network.protocols.Endpoint`."""
-        server = self._server(target, method)
+        server = self._server(target, rpc)
         deadline = self.network.clock.monotonic() + timeout_s
-        request = pack_request(method, timeout_s, max_reply_bytes, body)
+        request = b"".join(pack_request(rpc.name, timeout_s, max_reply_bytes, body))
         exchange = self._exchange(server, request, payload, deadline)
-        content, received = await self._until(exchange, server, timeout_s, method)
+        content, received = await self._until(exchange, server, timeout_s, rpc.name)
         if len(received) > max_reply_bytes:
             raise Violation(f"an answer with {len(received)} bytes, asked for {max_reply_bytes}", peer=target)
         try:
-            return decode(reply, unpack(content)), memoryview(received)
+            return decode(rpc.reply, unpack(content)), memoryview(received)
         except Violation as violation:
             raise Violation(f"malformed answer: {violation.reason}", peer=target) from violation
 
-    async def notify(self, target: PeerId, method: str, body: Message, *, timeout_s: float) -> None:
+    async def notify(self, target: PeerId, rpc: Rpc[RequestT, Any], body: RequestT, *, timeout_s: float) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`. Here the handler has ended when it returns."""
-        server = self._server(target, method)
+        server = self._server(target, rpc)
         deadline = self.network.clock.monotonic() + timeout_s
-        exchange = self._exchange(server, pack_request(method, timeout_s, 0, body), b"", deadline)
+        exchange = self._exchange(server, b"".join(pack_request(rpc.name, timeout_s, 0, body)), b"", deadline)
         with contextlib.suppress(PeerError):
-            await self._until(exchange, server, timeout_s, method)
+            await self._until(exchange, server, timeout_s, rpc.name)
 
-    def _server(self, target: PeerId, method: str) -> SimEndpoint:
+    def _server(self, target: PeerId, rpc: Rpc[Any, Any]) -> SimEndpoint:
         server = self.network.find(target)
         if not self.network.is_open(self):
             raise Unreachable("this endpoint is closed", peer=target)
-        public = method.startswith(PUBLIC_PREFIX)
-        if not public and self.run is None:
-            raise BugError(f"{method} was called before the endpoint entered a run")
-        if server is None or (not public and server.run != self.run):
+        if not rpc.public and self.run is None:
+            raise BugError(f"{rpc.name} was called before the endpoint entered a run")
+        if server is None or (not rpc.public and server.run != self.run):
             raise Unreachable("no such peer in this run", peer=target)
         return server
 
@@ -302,7 +315,7 @@ class SimEndpoint:
         wire, payload, deadline = sent
         try:
             await self._travel(caller, self, wire)
-            body, answer = await handle(admitted, Request(caller.peer, admitted.body, memoryview(payload), deadline))
+            body, answer = await handle(admitted, caller.peer, Incoming(memoryview(payload), deadline))
             await self._travel(self, caller, wire_bytes(len(body), memoryview(answer.payload).nbytes))
             return body, answer.payload
         except PeerError as error:

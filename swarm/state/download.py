@@ -20,11 +20,10 @@ from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, StateError, U
 from swarm.ids import PartName, PeerId
 from swarm.models.layout import FlatLayout
 from swarm.network.protocols import Endpoint
-from swarm.schema import Empty
 from swarm.state.donation import Bucket
 from swarm.state.sharing import Sharing
 from swarm.state.snapshot import CHUNK_BYTES, HASH_BYTES, Cut, Snapshot, hash_of, root_of
-from swarm.state.transfer import CHUNK, DESCRIBE, ChunkRequest, DescribeRequest, Description, Run
+from swarm.state.transfer import CHUNK, DESCRIBE, ChunkRequest, DescribeRequest, Run
 
 logger = logging.getLogger(__name__)
 
@@ -231,7 +230,7 @@ class Download:
         wanted, expected = self.wanted, HASH_BYTES * self._cut.chunks
         body = DescribeRequest(part=wanted.part, step=wanted.step)
         offered, hashes = await self._context.endpoint.call(
-            donor, DESCRIBE, body, Description, timeout_s=DESCRIBE_S, max_reply_bytes=expected
+            donor, DESCRIBE, body, timeout_s=DESCRIBE_S, max_reply_bytes=expected
         )
         claim = (offered.part, offered.step, offered.digest, offered.elements)
         if claim != (wanted.part, wanted.step, wanted.digest, wanted.layout.elements):
@@ -249,7 +248,7 @@ class Download:
         piece, wanted = self._cut[chunk], self.wanted
         body = ChunkRequest(part=wanted.part, step=wanted.step, chunk=chunk)
         _, payload = await self._context.endpoint.call(
-            donor, CHUNK, body, Empty, timeout_s=timeout_s, max_reply_bytes=piece.length
+            donor, CHUNK, body, timeout_s=timeout_s, max_reply_bytes=piece.length
         )
         target = self._snapshot.buffers()[piece.vector][piece.start : piece.start + piece.length]
         expected = self._hashes[HASH_BYTES * chunk : HASH_BYTES * (chunk + 1)]

@@ -17,14 +17,11 @@ from pydantic import Field
 from swarm.clock import Clock
 from swarm.errors import Busy, Refused, Violation, WrongStep
 from swarm.ids import PartName, PeerId
-from swarm.network.protocols import Answer, Method, Request
+from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc
 from swarm.schema import Count, DigestField, Empty, Message, PartField
 from swarm.state.donation import Donation, OpenAnswers
 from swarm.state.sharing import MAX_WINDOW
 from swarm.state.snapshot import Cut, Snapshot, hashes_of
-
-DESCRIBE = "state/1/describe"
-CHUNK = "state/1/chunk"
 
 Run = Callable[..., Awaitable[Any]]
 """Runs a function and its arguments off the event loop."""
@@ -54,6 +51,10 @@ class ChunkRequest(Message):
     part: PartField
     step: Count
     chunk: Count
+
+
+DESCRIBE = Rpc("state/1/describe", DescribeRequest, Description)
+CHUNK = Rpc("state/1/chunk", ChunkRequest, Empty)
 
 
 @dataclass(slots=True, eq=False)
@@ -106,12 +107,12 @@ class StateDonor:
         self._turn = asyncio.Lock()
         self._chunks = OpenAnswers(2 * MAX_WINDOW, kind=lambda asked: asked.part)
 
-    def methods(self) -> Sequence[Method]:
+    def methods(self) -> Sequence[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         chunks = self._chunks
         return (
-            Method(name=DESCRIBE, request=DescribeRequest, handle=self._describe),
-            Method(name=CHUNK, request=ChunkRequest, handle=self._chunk, admit=chunks.admit, over=chunks.over),
+            DESCRIBE.handled_with_payload(self._describe),
+            CHUNK.handled_with_payload(self._chunk, admit=chunks.admit, over=chunks.over),
         )
 
     # --- what is handed out --------------------------------------------------------------------------------------
@@ -177,9 +178,8 @@ class StateDonor:
 
     # --- answers -------------------------------------------------------------------------------------------------
 
-    async def _describe(self, request: Request) -> Answer:
-        asked: DescribeRequest = request.body
-        part, key = PartName(asked.part), (request.caller, PartName(asked.part))
+    async def _describe(self, caller: PeerId, asked: DescribeRequest, incoming: Incoming) -> Answer[Description]:
+        part, key = PartName(asked.part), (caller, PartName(asked.part))
         self._expire()
         lease = self._leases.get(key)
         if lease is None or asked.step != lease.held.snapshot.step:
@@ -224,10 +224,9 @@ class StateDonor:
     def _renew(self, lease: _Lease) -> None:
         lease.expires, lease.bytes_left = self._clock.monotonic() + self._lease_s, lease.held.cut.total_bytes
 
-    async def _chunk(self, request: Request) -> Answer:
-        asked: ChunkRequest = request.body
+    async def _chunk(self, caller: PeerId, asked: ChunkRequest, incoming: Incoming) -> Answer[Empty]:
         self._expire()
-        lease = self._leases.get((request.caller, PartName(asked.part)))
+        lease = self._leases.get((caller, PartName(asked.part)))
         if lease is None or lease.held.snapshot.step != asked.step:
             raise WrongStep(f"no lease on {asked.part} at step {asked.step}: describe it first")
         cut = lease.held.cut

@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, Protocol
 
 from swarm.errors import DeadlineMissed, PeerError, Unreachable
 from swarm.ids import PeerId
-from swarm.network.protocols import Endpoint
-from swarm.schema import Message
-
-ReplyT = TypeVar("ReplyT", bound=Message)
+from swarm.network.protocols import Endpoint, ReplyT, RequestT, Rpc
 
 
 class Liveness(Protocol):
@@ -50,9 +47,9 @@ class LiveCalls:
     def __init__(self, calls: StepCalls, liveness: Liveness) -> None:
         self._calls, self._liveness = calls, liveness
 
-    async def ask(self, peer: PeerId, method: str, body: Message, reply: type[ReplyT], *, timeout_s: float) -> ReplyT:
+    async def ask(self, peer: PeerId, rpc: Rpc[RequestT, ReplyT], body: RequestT, *, timeout_s: float) -> ReplyT:
         """One member's answer. Raises a PeerError that names it: Unreachable when it is, or is found, gone."""
-        asking = asyncio.create_task(self._calls.ask(peer, method, body, reply, timeout_s=timeout_s))
+        asking = asyncio.create_task(self._calls.ask(peer, rpc, body, timeout_s=timeout_s))
         try:
             while peer not in self._liveness.gone:
                 changed = asyncio.create_task(self._liveness.changed())
@@ -67,11 +64,11 @@ class LiveCalls:
             asking.cancel()
 
     async def gather(
-        self, peers: Sequence[PeerId], method: str, body: Message, reply: type[ReplyT], *, timeout_s: float
+        self, peers: Sequence[PeerId], rpc: Rpc[RequestT, ReplyT], body: RequestT, *, timeout_s: float
     ) -> Answers[ReplyT]:
         """Ask all, up to the first that fails: the others are not waited for then. Raises no PeerError; cancelled, it
         leaves no task behind."""
-        tasks = {peer: asyncio.create_task(self.ask(peer, method, body, reply, timeout_s=timeout_s)) for peer in peers}
+        tasks = {peer: asyncio.create_task(self.ask(peer, rpc, body, timeout_s=timeout_s)) for peer in peers}
         try:
             if tasks:
                 await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_EXCEPTION)
@@ -108,10 +105,10 @@ class StepCalls:
         """Our own identity."""
         return self._endpoint.peer
 
-    async def ask(self, peer: PeerId, method: str, body: Message, reply: type[ReplyT], *, timeout_s: float) -> ReplyT:
+    async def ask(self, peer: PeerId, rpc: Rpc[RequestT, ReplyT], body: RequestT, *, timeout_s: float) -> ReplyT:
         """One member's answer. Raises a PeerError that names it."""
         try:
-            answer, _ = await self._endpoint.call(peer, method, body, reply, timeout_s=timeout_s)
+            answer, _ = await self._endpoint.call(peer, rpc, body, timeout_s=timeout_s)
         except PeerError as error:
             raise type(error)(error.reason, peer=peer) from error
         return answer

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable
 
 from swarm.errors import PeerError
 from swarm.ids import PeerId
-from swarm.network.protocols import Answer, Method, Request
+from swarm.network.protocols import AnyMethod, Rpc
 from swarm.schema import Count, Empty, Message
 from swarm.step.calls import StepCalls
 
@@ -28,6 +28,9 @@ class Farewell(Message):
     step: Count
 
 
+FAREWELL = Rpc("parting/1/farewell", Farewell, Empty)
+
+
 class Parting:
     """The ``parting/1`` service of every member."""
 
@@ -35,9 +38,9 @@ class Parting:
         self._said: set[PeerId] = set()
         self._heard = asyncio.Condition()
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        return [Method(name="parting/1/farewell", request=Farewell, handle=self._on_farewell)]
+        return [FAREWELL.handled(self._on_farewell)]
 
     async def wait(self, members: Collection[PeerId]) -> None:
         """Return when the leader of our last step, one of its members, lets us go. Takes at most FAREWELL_S."""
@@ -52,16 +55,16 @@ class Parting:
         others = sorted(peer for peer in leaving if peer != calls.me)
         await asyncio.gather(*(_say(calls, peer, Farewell(step=step)) for peer in others))
 
-    async def _on_farewell(self, request: Request) -> Answer:
+    async def _on_farewell(self, caller: PeerId, body: Farewell) -> Empty:
         if len(self._said) < MAX_HEARD:
-            self._said.add(request.caller)
+            self._said.add(caller)
         async with self._heard:
             self._heard.notify_all()
-        return Answer(Empty())
+        return Empty()
 
 
 async def _say(calls: StepCalls, peer: PeerId, farewell: Farewell) -> None:
     try:
-        await calls.ask(peer, "parting/1/farewell", farewell, Empty, timeout_s=FAREWELL_S)
+        await calls.ask(peer, FAREWELL, farewell, timeout_s=FAREWELL_S)
     except PeerError:
         return  # it has left already, and may

@@ -10,11 +10,13 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from swarm.consensus.acceptor import Candidate, Vote
-from swarm.consensus.changes import NO_CHANGES, Changes
+from swarm.consensus.changes import NO_CHANGES, Admission, Changes, Departure
 from swarm.consensus.records import Aside, CloseRecord, Contribution, MeasuredLink
+from swarm.network.protocols import Rpc
 from swarm.schema import (
     Count,
     DigestField,
+    Empty,
     Finite,
     Message,
     MicrobatchField,
@@ -189,3 +191,23 @@ class Decide(Message):
     record: DigestField
     term: Count = 0
     acceptances: Annotated[dict[PeerIdField, SignatureField], Field(max_length=20_000)]
+
+
+# What the leader of a step answers.
+LEASE = Rpc("lead/1/lease", Lease, Leased)
+COMPLETE = Rpc("lead/1/complete", Complete, Empty)
+ASIDE = Rpc("lead/1/aside", PutAside, Empty)
+RESUME = Rpc("lead/1/resume", Resume, Resumed)
+JOIN = Rpc("lead/1/join", Admission, Empty)
+LEAVE = Rpc("lead/1/leave", Departure, Empty)
+
+# What a trainer answers its leader.
+AGAIN = Rpc("feed/1/again", Feed, Empty)
+
+# What a member answers its leader.
+PREPARE = Rpc("step/1/prepare", Prepare, Promise)
+RECONCILE = Rpc("step/1/reconcile", Reconcile, Averaged)
+APPLY = Rpc("step/1/apply", Apply, Prepared)
+PROPOSE = Rpc("step/1/propose", Propose, Accepted)
+DECIDE = Rpc("step/1/decide", Decide, Empty)
+OVER = Rpc("step/1/over", Over, Empty)

@@ -7,11 +7,8 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from swarm.consensus.records import CloseRecord, Decision
-from swarm.schema import Count, DigestField, Message, PartField, PeerIdField, SignatureField
-
-STANDING, HASH, START, NEXT, AHEAD, STAY, LEAVE = (
-    f"observe/1/{verb}" for verb in ("standing", "hash", "start", "next", "ahead", "stay", "leave")
-)
+from swarm.network.protocols import Rpc
+from swarm.schema import Count, DigestField, Empty, Message, PartField, PeerIdField, SignatureField
 
 
 class StandingRequest(Message):
@@ -101,3 +98,12 @@ class Decided(Message):
     def decision(self) -> Decision:
         """Without the update."""
         return Decision(self.record, self.acceptances, term=self.term)
+
+
+STANDING = Rpc("observe/1/standing", StandingRequest, RunStanding)
+HASH = Rpc("observe/1/hash", HashRequest, RecordHash)
+START = Rpc("observe/1/start", StartRequest, Decided)
+NEXT = Rpc("observe/1/next", NextRequest, Decided)
+AHEAD = Rpc("observe/1/ahead", AheadRequest, Empty)
+STAY = Rpc("observe/1/stay", StayRequest, Staying)
+LEAVE = Rpc("observe/1/leave", LeaveRequest, Empty)

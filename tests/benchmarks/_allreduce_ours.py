@@ -30,7 +30,7 @@ from swarm.errors import RoundFailed
 from swarm.ids import PeerId, RunId, stage_part
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
-from swarm.network.protocols import Answer, Endpoint, Method, Request, Service
+from swarm.network.protocols import Answer, AnyMethod, Endpoint, Incoming, Rpc, Service
 from tests.benchmarks._allreduce_load import ELEMENTS, SIGNED, TIMEOUT_S, Fuse, Kill, Vector, vector_of
 from tests.benchmarks._pipeline_load import threads
 from tests.benchmarks._pipeline_worker import say
@@ -45,7 +45,7 @@ class _Tapped:
     inner: Service
     tap: FusedEndpoint
 
-    def methods(self) -> Sequence[Method]:
+    def methods(self) -> Sequence[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         return [replace(method, handle=self.tap.handler(method)) for method in self.inner.methods()]
 
@@ -69,14 +69,14 @@ class FusedEndpoint:
         """See :class:`~swarm.network.protocols.Endpoint`."""
         self._inner.mount(_Tapped(service, self))
 
-    def handler(self, method: Method) -> Any:
+    def handler(self, method: AnyMethod) -> Any:
         """The method's own, with a note of each answer before it leaves."""
 
-        async def handle(request: Request) -> Answer:
-            answer = await method.handle(request)
-            if method.name == CHUNK:
+        async def handle(caller: PeerId, body: Any, incoming: Incoming) -> Answer[Any]:
+            answer = await method.handle(caller, body, incoming)
+            if method.rpc == CHUNK:
                 self.fuse.note("answered")
-            elif method.name == AGREE:
+            elif method.rpc == AGREE:
                 self._unheard -= 1
                 if not self._unheard:
                     self._heard_all.set()
@@ -84,19 +84,19 @@ class FusedEndpoint:
 
         return handle
 
-    async def call(self, target: PeerId, method: str, *args: Any, **options: Any) -> Any:
+    async def call(self, target: PeerId, rpc: Rpc[Any, Any], *args: Any, **options: Any) -> Any:
         """See :class:`~swarm.network.protocols.Endpoint`.
 
         Where the victim is to die between two signatures, they leave one by one, and not before everybody else's has
         come and been acknowledged: otherwise who was told would fail because it could not tell.
         """
-        if method == CHUNK:
+        if rpc == CHUNK:
             self.fuse.note("sent")
-        if method != AGREE or self.fuse.event != SIGNED:
-            return await self._inner.call(target, method, *args, **options)
+        if rpc != AGREE or self.fuse.event != SIGNED:
+            return await self._inner.call(target, rpc, *args, **options)
         await self._heard_all.wait()
         async with self._signing:
-            answer = await self._inner.call(target, method, *args, **options)
+            answer = await self._inner.call(target, rpc, *args, **options)
             self.fuse.note(SIGNED)
             return answer
 

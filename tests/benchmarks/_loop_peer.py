@@ -36,7 +36,7 @@ from swarm.models.split import boundary_spec, initial_weights, split_model, toke
 from swarm.monitoring.recorder import LoopLagProbe
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
-from swarm.network.protocols import Answer, Method, Payload, Request
+from swarm.network.protocols import Answer, AnyMethod, Incoming, Payload, Rpc
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.update import AdamW
@@ -58,7 +58,7 @@ KERNEL_DIM = 2048
 PROBE_S = 0.005
 """Ten times as often as a peer of a run looks, since here it is what is measured."""
 
-_SINK = "bench/1/sink"
+_SINK = Rpc("bench/1/sink", Empty, Empty)
 _TIMEOUT_S = 30.0
 
 
@@ -138,17 +138,17 @@ class Stream:
         self.other = PeerId("")
         self.sent = self.received = 0
 
-    def methods(self) -> Sequence[Method]:
+    def methods(self) -> Sequence[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        return [Method(name=_SINK, request=Empty, handle=self._take, admit=self._admit)]
+        return [_SINK.handled_with_payload(self._take, admit=self._admit)]
 
     def _admit(self, caller: PeerId, body: Empty, payload_bytes: int) -> None:
         if payload_bytes != self._work.payload_bytes:
             raise Violation(f"{payload_bytes} bytes instead of {self._work.payload_bytes}")
 
-    async def _take(self, request: Request) -> Answer:
-        self._work.input = request.payload
-        self.received += len(request.payload)
+    async def _take(self, caller: PeerId, body: Empty, incoming: Incoming) -> Answer[Empty]:
+        self._work.input = incoming.payload
+        self.received += len(incoming.payload)
         return Answer(Empty())
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -160,7 +160,7 @@ class Stream:
     async def _send(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             payload = self._work.output
-            await self._endpoint.call(self.other, _SINK, Empty(), Empty, timeout_s=_TIMEOUT_S, payload=payload)
+            await self._endpoint.call(self.other, _SINK, Empty(), timeout_s=_TIMEOUT_S, payload=payload)
             self.sent += self._work.payload_bytes
 
 

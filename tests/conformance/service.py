@@ -8,10 +8,8 @@ from typing import Any
 
 from swarm.errors import PEER_ERRORS, Busy, Violation
 from swarm.ids import PeerId
-from swarm.network.protocols import Answer, Method, Request
+from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc
 from swarm.schema import Message
-
-HANG_UPLOAD = "test/1/hang-upload"
 
 
 class Note(Message):
@@ -30,6 +28,19 @@ class Anything(Message):
     content: Any
 
 
+ECHO = Rpc("test/1/echo", Note, Note)
+UP = Rpc("test/1/up", Note, Note)
+DOWN = Rpc("test/1/down", Note, Note)
+RAISE = Rpc("test/1/raise", Note, Note)
+HANG = Rpc("test/1/hang", Note, Note)
+HANG_UPLOAD = Rpc("test/1/hang-upload", Note, Note)
+FULL = Rpc("test/1/full", Note, Note)
+BROKEN_ADMIT = Rpc("test/1/broken-admit", Note, Note)
+WRONG_ANSWER = Rpc("test/1/wrong-answer", Note, Note)
+NOTHING = Rpc("test/1/nothing", Note, Note)
+"""Nobody serves it."""
+
+
 class Bench:
     """The methods, and what they saw."""
 
@@ -41,18 +52,18 @@ class Bench:
         self.release = asyncio.Event()
         self.deadlines: list[float] = []
 
-    def methods(self) -> Sequence[Method]:
+    def methods(self) -> Sequence[AnyMethod]:
         """See Service."""
         return [
-            Method(name="test/1/echo", request=Note, handle=self._echo),
-            Method(name="test/1/up", request=Note, handle=self._up, admit=self._admit_exactly),
-            Method(name="test/1/down", request=Note, handle=self._down),
-            Method(name="test/1/raise", request=Note, handle=self._raise),
-            Method(name="test/1/hang", request=Note, handle=self._hang),
-            Method(name=HANG_UPLOAD, request=Note, handle=self._hang, admit=self._admit_exactly),
-            Method(name="test/1/full", request=Note, handle=self._echo, admit=self._full),
-            Method(name="test/1/broken-admit", request=Note, handle=self._echo, admit=self._broken_admit),
-            Method(name="test/1/wrong-answer", request=Note, handle=self._wrong_answer),
+            ECHO.handled(self._echo),
+            UP.handled_with_payload(self._up, admit=self._admit_exactly),
+            DOWN.handled_with_payload(self._down),
+            RAISE.handled(self._raise),
+            HANG.handled_with_payload(self._hang),
+            HANG_UPLOAD.handled_with_payload(self._hang, admit=self._admit_exactly),
+            FULL.handled(self._echo, admit=self._full),
+            BROKEN_ADMIT.handled(self._echo, admit=self._broken_admit),
+            WRONG_ANSWER.handled(self._wrong_answer),
         ]
 
     def _admit_exactly(self, caller: PeerId, body: Note, payload_bytes: int) -> None:
@@ -66,25 +77,26 @@ class Bench:
     def _broken_admit(self, caller: PeerId, body: Note, payload_bytes: int) -> None:
         raise ZeroDivisionError
 
-    async def _echo(self, request: Request) -> Answer:
+    async def _echo(self, caller: PeerId, body: Note) -> Note:
         self.handled += 1
-        return Answer(request.body)
+        return body
 
-    async def _up(self, request: Request) -> Answer:
+    async def _up(self, caller: PeerId, body: Note, incoming: Incoming) -> Answer[Note]:
         self.handled += 1
-        request.payload[:1] = b"!"  # the buffer is the receiver's own
-        return Answer(Note(number=len(request.payload), value=float(sum(request.payload[1:64]))))
+        payload = incoming.payload
+        payload[:1] = b"!"  # the buffer is the receiver's own
+        return Answer(Note(number=len(payload), value=float(sum(payload[1:64]))))
 
-    async def _down(self, request: Request) -> Answer:
-        return Answer(Note(text="down"), payload=bytes(range(256)) * (request.body.number // 256))
+    async def _down(self, caller: PeerId, body: Note, incoming: Incoming) -> Answer[Note]:
+        return Answer(Note(text="down"), payload=bytes(range(256)) * (body.number // 256))
 
-    async def _raise(self, request: Request) -> Answer:
-        if request.body.text == "bug":
+    async def _raise(self, caller: PeerId, body: Note) -> Note:
+        if body.text == "bug":
             raise ZeroDivisionError("a secret")
-        raise PEER_ERRORS[request.body.text]("as asked")
+        raise PEER_ERRORS[body.text]("as asked")
 
-    async def _hang(self, request: Request) -> Answer:
-        self.deadlines.append(request.deadline)
+    async def _hang(self, caller: PeerId, body: Note, incoming: Incoming) -> Answer[Note]:
+        self.deadlines.append(incoming.deadline)
         self.started.set()
         try:
             await self.release.wait()
@@ -93,5 +105,5 @@ class Bench:
             raise
         return Answer(Note(text="released"))
 
-    async def _wrong_answer(self, request: Request) -> Answer:
-        return Answer(Anything(content=request.body.text))
+    async def _wrong_answer(self, caller: PeerId, body: Note) -> Any:
+        return Anything(content=body.text)

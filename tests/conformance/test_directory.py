@@ -91,7 +91,8 @@ async def test_record_with_an_impossible_lifetime_is_refused(lifetime_s: float, 
         {"addresses": ["x" * 10_000]},
         {"name": "\n"},
         {"extra": 1},
-        {"wire": 2},
+        {"wire": 1},
+        {"wire": 3},
     ],
 )
 async def test_record_out_of_range_is_refused(changed: dict[str, object], world: World, bob: Peer) -> None:

@@ -59,17 +59,17 @@ def _watch(fate: Fate) -> None:
         emit(self, event)
         fate.tell(event.kind)
 
-    async def told_call(self: Any, target: Any, method: str, *args: Any, **more: Any) -> Any:
-        fate.tell(ASKS + method)
-        return await call(self, target, method, *args, **more)
+    async def told_call(self: Any, target: Any, rpc: Any, *args: Any, **more: Any) -> Any:
+        fate.tell(ASKS + rpc.name)
+        return await call(self, target, rpc, *args, **more)
 
-    async def told_notify(self: Any, target: Any, method: str, *args: Any, **more: Any) -> None:
-        fate.tell(ASKS + method)
-        await notify(self, target, method, *args, **more)
+    async def told_notify(self: Any, target: Any, rpc: Any, *args: Any, **more: Any) -> None:
+        fate.tell(ASKS + rpc.name)
+        await notify(self, target, rpc, *args, **more)
 
-    async def told_handle(admitted: Any, request: Any) -> Any:
-        answer = await handle(admitted, request)
-        fate.tell(ANSWERS + admitted.method.name)
+    async def told_handle(admitted: Any, *args: Any) -> Any:
+        answer = await handle(admitted, *args)
+        fate.tell(ANSWERS + admitted.method.rpc.name)
         return answer
 
     Recorder.emit = told_emit  # type: ignore[method-assign]

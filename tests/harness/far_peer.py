@@ -24,7 +24,7 @@ from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
 from swarm.network.reach.reachability import reachability
-from tests.conformance.service import Bench, Note
+from tests.conformance.service import UP, Bench, Note
 
 RUN = "1b" * 32
 ANSWER_S = 40.0
@@ -131,7 +131,7 @@ class _Child:
 
     async def do_call(self, peer: str, size: int = 0, timeout_s: float = 20.0) -> Any:
         reply, _ = await self.endpoint.call(
-            PeerId(peer), "test/1/up", Note(number=size), Note, timeout_s=timeout_s, payload=bytes(size)
+            PeerId(peer), UP, Note(number=size), timeout_s=timeout_s, payload=bytes(size)
         )
         return reply.number
 

@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 import swarm.sim.network
-from swarm.network.protocols import Request
+from swarm.network.protocols import Rpc
 from swarm.sim.loop import PEER, SimLoop
 from swarm.sim.network import SimEndpoint
 from tests.harness.faults_memory import MemoryWorld
@@ -32,17 +32,17 @@ def messages_told(world: MemoryWorld) -> Iterator[None]:
     and ``answers METHOD``, without fields."""
     call, notify, handle = SimEndpoint.call, SimEndpoint.notify, swarm.sim.network.handle
 
-    async def told_call(self: SimEndpoint, target: Any, method: str, *args: Any, **more: Any) -> Any:
-        await _tell(world, self, ASKS + method)
-        return await call(self, target, method, *args, **more)
+    async def told_call(self: SimEndpoint, target: Any, rpc: Rpc[Any, Any], *args: Any, **more: Any) -> Any:
+        await _tell(world, self, ASKS + rpc.name)
+        return await call(self, target, rpc, *args, **more)
 
-    async def told_notify(self: SimEndpoint, target: Any, method: str, *args: Any, **more: Any) -> None:
-        await _tell(world, self, ASKS + method)
-        await notify(self, target, method, *args, **more)
+    async def told_notify(self: SimEndpoint, target: Any, rpc: Rpc[Any, Any], *args: Any, **more: Any) -> None:
+        await _tell(world, self, ASKS + rpc.name)
+        await notify(self, target, rpc, *args, **more)
 
-    async def told_handle(admitted: Any, request: Request) -> Any:
-        answer = await handle(admitted, request)
-        await _tell(world, None, ANSWERS + admitted.method.name)
+    async def told_handle(admitted: Any, *args: Any) -> Any:
+        answer = await handle(admitted, *args)
+        await _tell(world, None, ANSWERS + admitted.method.rpc.name)
         return answer
 
     with contextlib.ExitStack() as patches:

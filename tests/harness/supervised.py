@@ -19,7 +19,7 @@ from swarm.network.addresses import parse_address
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
-from tests.conformance.service import Bench, Note
+from tests.conformance.service import ECHO, Bench, Note
 from tests.harness.expect import LOOK_EVERY_S, eventually
 from tests.harness.mortal_peer import RUN
 
@@ -65,7 +65,7 @@ class Peer:
 
     async def ask_at(self, peer: PeerId, timeout_s: float = 20.0) -> int:
         """As :meth:`ask`, of a peer in another process."""
-        return (await self.endpoint.call(peer, "test/1/echo", Note(number=7), Note, timeout_s=timeout_s))[0].number
+        return (await self.endpoint.call(peer, ECHO, Note(number=7), timeout_s=timeout_s))[0].number
 
     async def ask_until_answered(self, other: Peer, deadline_s: float = 30.0) -> None:
         """As somebody who depends on the other and is told that it is gone."""

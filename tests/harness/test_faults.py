@@ -36,8 +36,7 @@ from peers.chaos.invariants.check import check_run
 from peers.chaos.plan import FaultPlan, On, Strike
 from swarm.errors import DeadlineMissed, PeerError, Unreachable
 from swarm.events import Accumulated, PeerReady, RunStarted, StepClosed
-from swarm.health.heartbeat import Ping
-from swarm.schema import Empty
+from swarm.health.heartbeat import PING, Ping
 from swarm.sim.links import LinkShape
 from swarm.sim.loop import run_world
 from tests.harness.faults_disks import FullDisks, full_disk
@@ -191,7 +190,7 @@ async def pinged(swarm: LocalSwarm, one: str, other: str, timeout_s: float = 0.2
     """What a ping from one peer to another ends with."""
     endpoints = swarm.peers[one].endpoint, swarm.peers[other].endpoint
     try:
-        await endpoints[0].call(endpoints[1].peer, "health/1/ping", Ping(), Empty, timeout_s=timeout_s)
+        await endpoints[0].call(endpoints[1].peer, PING, Ping(), timeout_s=timeout_s)
     except PeerError as error:
         return type(error)
     return None

@@ -25,8 +25,9 @@ from swarm.network.discovery.contact import ManifestService, fetch_manifest
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import PUBLIC_PROTOCOL, EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
+from swarm.network.rpc.bodies import pack_request
 from swarm.network.rpc.framing import HEADER_BYTES, Kind, decode_header, encode_frame
-from tests.conformance.service import Bench, Note
+from tests.conformance.service import ECHO, HANG_UPLOAD, UP, Bench, Note
 from tests.harness.expect import eventually, wait_until
 from tests.harness.processes import children_of
 
@@ -54,7 +55,7 @@ async def opened(
 def echo(
     source: LibP2PEndpoint, target: LibP2PEndpoint, timeout_s: float = 5.0
 ) -> asyncio.Future[tuple[Note, memoryview]]:
-    return asyncio.ensure_future(source.call(target.peer, "test/1/echo", Note(number=1), Note, timeout_s=timeout_s))
+    return asyncio.ensure_future(source.call(target.peer, ECHO, Note(number=1), timeout_s=timeout_s))
 
 
 async def test_endpoint_opened_and_closed_leaves_nothing(home: Path) -> None:
@@ -187,7 +188,7 @@ async def test_newcomer_fetches_the_manifest_before_it_enters(home: Path) -> Non
         stream = await newcomer._outgoing.stream(host.peer, PUBLIC_PROTOCOL)
         deadline = asyncio.get_running_loop().time() + 5
         with pytest.raises(Refused, match="no method"):
-            await stream.call("test/1/echo", Note(), Note, deadline=deadline)
+            await stream.call(ECHO, Note(), deadline=deadline)
 
 
 async def test_manifest_with_a_wrong_tokenizer_is_a_violation(home: Path) -> None:
@@ -217,6 +218,7 @@ async def test_stream_refused_is_closed_though_its_caller_goes_on(home: Path) ->
         encode_frame(Kind.REQUEST, 1, b"\xc1"),
         encode_frame(Kind.REQUEST, 0, b"\xc0"),
         encode_frame(Kind.REQUEST, 1, b"\x91" * 3000),
+        encode_frame(Kind.REQUEST, 1, b"\x91" * 3000, head=pack_request(ECHO.name, 5, 0, Note())[0]),
     ],
 )
 async def test_stream_full_of_garbage_is_told_why_and_closed(garbage: bytes, home: Path) -> None:
@@ -240,7 +242,7 @@ async def test_stream_half_written_is_forgotten_at_its_end(home: Path) -> None:
         alice.mount(bench)
         payload = bytes(MIB)
         asking = asyncio.ensure_future(
-            bob.call(alice.peer, "test/1/hang-upload", Note(number=MIB), Note, timeout_s=60, payload=payload)
+            bob.call(alice.peer, HANG_UPLOAD, Note(number=MIB), timeout_s=60, payload=payload)
         )
         await asyncio.wait_for(bench.started.wait(), 5)
         for caller in bob._outgoing._callers.values():
@@ -257,12 +259,10 @@ async def test_large_upload_does_not_delay_small_ones(home: Path) -> None:
         bench = Bench()
         bob.mount(bench)
         big = bytes(192 * MIB)
-        large = asyncio.ensure_future(
-            alice.call(bob.peer, "test/1/up", Note(number=len(big)), Note, timeout_s=60, payload=big)
-        )
+        large = asyncio.ensure_future(alice.call(bob.peer, UP, Note(number=len(big)), timeout_s=60, payload=big))
         await eventually(lambda: bench.admitted)
         for _ in range(5):
-            small, _ = await alice.call(bob.peer, "test/1/up", Note(number=9), Note, timeout_s=20, payload=b"123456789")
+            small, _ = await alice.call(bob.peer, UP, Note(number=9), timeout_s=20, payload=b"123456789")
             assert small.number == 9
             await echo(alice, bob)
         assert not large.done()

@@ -37,12 +37,10 @@ from swarm.network.reach.reachability import (
     RESERVE,
     AskDialback,
     AskReserve,
-    Dialback,
     Finding,
     How,
     Reach,
     Reachable,
-    Reserved,
     judge,
     reachability,
 )
@@ -51,7 +49,7 @@ from swarm.network.reach.seats import RESERVED_S, RelayLimits, Seat
 from swarm.network.reach.service import dialback_places
 from swarm.security.signing import PrivateIdentity
 from swarm.sim.loop import LoopClock, run_world
-from tests.conformance.service import Bench, Note
+from tests.conformance.service import UP, Bench, Note
 from tests.harness.expect import eventually
 
 RUN = RunId("3d" * 32)
@@ -215,9 +213,7 @@ async def opened(home: Path, name: str, *known: LibP2PEndpoint, **config: Any) -
 
 
 async def send(source: LibP2PEndpoint, target: LibP2PEndpoint, size: int = MIB, timeout_s: float = 10.0) -> int:
-    reply, _ = await source.call(
-        target.peer, "test/1/up", Note(number=size), Note, timeout_s=timeout_s, payload=bytes(size)
-    )
+    reply, _ = await source.call(target.peer, UP, Note(number=size), timeout_s=timeout_s, payload=bytes(size))
     return reply.number
 
 
@@ -279,10 +275,10 @@ async def test_relay_refuses_whom_it_cannot_serve(home: Path) -> None:
         opened(home, "c", bob, alice, behind_nat=True) as carol,
     ):
         with pytest.raises(Refused, match="relays for nobody"):
-            await bob.call(alice.peer, RESERVE, AskReserve(), Reserved, timeout_s=30)
+            await bob.call(alice.peer, RESERVE, AskReserve(), timeout_s=30)
         assert (await reachability(carol, [bob.peer], SystemClock())).how == "relayed"
         with pytest.raises(Refused, match="reached through a relay itself"):
-            await bob.call(carol.peer, RESERVE, AskReserve(), Reserved, timeout_s=30)
+            await bob.call(carol.peer, RESERVE, AskReserve(), timeout_s=30)
         assert await alice.take_relay([bob.peer]) == "relays are switched off"
 
 
@@ -354,9 +350,9 @@ async def test_relay_knows_members_by_what_the_endpoint_was_told(home: Path) -> 
         for _ in range(RelayLimits().stranger_reservations):
             relay.reserve(PrivateIdentity.generate().peer)
         with pytest.raises(Busy, match="not members"):
-            await bob.call(alice.peer, RESERVE, AskReserve(), Reserved, timeout_s=30)
+            await bob.call(alice.peer, RESERVE, AskReserve(), timeout_s=30)
         alice.allow_relay(lambda peer: peer == bob.peer)
-        await bob.call(alice.peer, RESERVE, AskReserve(), Reserved, timeout_s=30)
+        await bob.call(alice.peer, RESERVE, AskReserve(), timeout_s=30)
 
 
 @pytest.mark.network
@@ -377,7 +373,7 @@ async def test_relay_that_is_about_to_leave_tells_whom_it_serves(home: Path) -> 
         await eventually(lambda: dave.relays == (bob.peer, carol.peer), deadline_s=RENEW_S / 2, what="it has another")
         assert await send(carol, dave) == MIB, "what is passed on goes on"
         with pytest.raises(Refused, match="about to leave"):
-            await bob.call(alice.peer, RESERVE, AskReserve(), Reserved, timeout_s=30)
+            await bob.call(alice.peer, RESERVE, AskReserve(), timeout_s=30)
 
 
 @pytest.mark.network
@@ -385,9 +381,7 @@ async def test_dialback_is_answered_a_few_times_a_minute(home: Path) -> None:
     async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
 
         async def ask() -> tuple[str, ...]:
-            found, _ = await bob.call(
-                alice.peer, DIALBACK, AskDialback(addresses=bob.addresses), Dialback, timeout_s=30
-            )
+            found, _ = await bob.call(alice.peer, DIALBACK, AskDialback(addresses=bob.addresses), timeout_s=30)
             return found.answered
 
         assert [await ask() for _ in range(3)] == [bob.addresses] * 3

@@ -15,7 +15,7 @@ from swarm.events import DaemonLost, DaemonRestarted
 from swarm.network.addresses import parse_address, tcp_port_of
 from swarm.network.libp2p.supervisor import RestartLimits
 from swarm.network.reach.reachability import reachability
-from tests.conformance.service import Note
+from tests.conformance.service import HANG, Note
 from tests.harness.cycles import cycle_daemon, cycle_peer
 from tests.harness.expect import eventually
 from tests.harness.mortal_peer import RUN, nursery
@@ -29,7 +29,7 @@ async def test_daemon_killed_ends_calls_in_flight_at_once_on_both_sides(home: Pa
     async with opened(home, "a") as alice, opened(home, "b", alice) as bob:
         introduce(alice, bob)
         calls = [
-            asyncio.ensure_future(one.endpoint.call(other.endpoint.peer, "test/1/hang", Note(), Note, timeout_s=60))
+            asyncio.ensure_future(one.endpoint.call(other.endpoint.peer, HANG, Note(), timeout_s=60))
             for one, other in ((alice, bob), (bob, alice))
         ]
         for peer in (alice, bob):

@@ -18,15 +18,16 @@ from swarm.consensus.roster import Member, Roster, due_term, owner
 from swarm.errors import PeerError, Refused, Unreachable
 from swarm.ids import MicrobatchId, PartName, PeerId, RunId, stage_part
 from swarm.membership.founding_record import genesis
-from swarm.network.protocols import Request
+from swarm.network.protocols import Rpc
 from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.trainer.taken import Taken
 from swarm.pipeline.wiring import Wiring
 from swarm.step.decisions import cursors, totals
 from swarm.step.leader.service import LeadDesk
 from swarm.step.member.remote_leader import RemoteLeader
-from swarm.step.messages import Averaged
+from swarm.step.messages import COMPLETE, Averaged
 from swarm.step.rules import StepRules
+from tests.harness.asked import asked
 
 STAGES = [[PeerId(f"{stage}{number}") for number in range(3)] for stage in "xy"]
 TRAINERS = [PeerId(f"t{number}") for number in range(3)]
@@ -128,13 +129,12 @@ class Books:
         """See :class:`~swarm.step.member.service.Member`."""
         return True
 
-    async def ask(self, peer: PeerId, method: str, body: Any, reply: Any, *, timeout_s: float) -> Any:
+    async def ask(self, peer: PeerId, rpc: Rpc[Any, Any], body: Any, *, timeout_s: float) -> Any:
         """See :class:`~swarm.step.calls.LiveCalls`."""
         if peer in self.gone:
             raise Unreachable("gone", peer=peer)
-        caller = PeerId(body.contribution.microbatch.trainer) if method.endswith("complete") else self._asking
-        handle = next(one.handle for one in self.desks[peer].methods() if one.name == method)
-        return (await handle(Request(caller, body, memoryview(b""), 1e9))).body
+        caller = PeerId(body.contribution.microbatch.trainer) if rpc is COMPLETE else self._asking
+        return await asked(self.desks[peer], body, caller)
 
     async def sleep(self, seconds: float) -> None:
         """See :class:`~swarm.clock.Clock`."""

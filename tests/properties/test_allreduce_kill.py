@@ -19,6 +19,7 @@ from swarm.averaging.allreduce.service import AllReduce
 from swarm.averaging.allreduce.wire import WireType
 from swarm.errors import RoundFailed
 from swarm.ids import PeerId
+from swarm.network.protocols import Rpc
 from tests.unit.averaging.world import (
     LoopClock,
     Network,
@@ -100,7 +101,7 @@ class Group:
         if self.bomb is not None and not self.bomb.fired:
             self.bomb.note(self.network, kind, who)
 
-    async def _leaves(self, caller: PeerId, target: PeerId, name: str, body: Any) -> None:
+    async def _leaves(self, caller: PeerId, target: PeerId, name: Rpc[Any, Any], body: Any) -> None:
         self._note("leaves", caller)
         await asyncio.sleep(0)
 

@@ -13,6 +13,7 @@ from swarm.averaging.allreduce.partition import cut, part_bounds
 from swarm.averaging.allreduce.plan import RoundResult
 from swarm.errors import RoundFailed
 from swarm.ids import PeerId
+from swarm.network.protocols import Rpc
 from tests.unit.averaging.world import (
     Network,
     TappedEndpoint,
@@ -133,12 +134,12 @@ class Claiming(Network):
         return endpoint
 
     def _lying(self, call: Any) -> Any:
-        async def lying(target: PeerId, method: str, body: Any, *args: Any, **options: Any) -> Any:
-            if method == CHUNK:
+        async def lying(target: PeerId, rpc: Rpc[Any, Any], body: Any, *args: Any, **options: Any) -> Any:
+            if rpc == CHUNK:
                 self._left -= 1
                 if self._left == 0:
                     body = body.model_copy(update={"weight": self._claim})
-            return await call(target, method, body, *args, **options)
+            return await call(target, rpc, body, *args, **options)
 
         return lying
 

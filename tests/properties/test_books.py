@@ -13,8 +13,7 @@ from peers.chaos.invariants.microbatches import prefix_problem
 from swarm.consensus.records import CloseRecord, Contribution
 from swarm.errors import Refused
 from swarm.ids import MicrobatchId, PeerId, stage_of
-from swarm.schema import Empty
-from swarm.step.messages import Complete
+from swarm.step.messages import COMPLETE, Complete
 from tests.properties.bookkeeping import NO, RULES, STAGES, TRAINERS, Blocked, Books, Feeder
 
 PEERS = [*STAGES[0], *STAGES[1], *TRAINERS]
@@ -128,7 +127,7 @@ class BooksMachine(RuleBasedStateMachine):
         one = known[pick % len(known)]
         body = Complete(step=self.books.open_step, term=self.books.term, contribution=one, receipts=RECEIPTS)
         with contextlib.suppress(*NO):
-            self.books.run(self.books.ask(self.books.leader, "lead/1/complete", body, Empty, timeout_s=1.0))
+            self.books.run(self.books.ask(self.books.leader, COMPLETE, body, timeout_s=1.0))
         assert ledger is not None
         assert ledger.committed() == known
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 
 from peers.chaos.plan import On
+from swarm.averaging.allreduce.messages import AGREE
+from swarm.step.messages import COMPLETE
 from tests.harness.crashes import Crash, Life, crashes, live, sweep
 from tests.harness.faults_messages import ANSWERS, ASKS
 from tests.harness.faults_sweep import Moment
 
-TELLING = ("step/1/", "averaging/1/agree", "lead/1/complete")
+TELLING = ("step/1/", AGREE.name, COMPLETE.name)
 """Messages after which somebody counts on something."""
 
 

@@ -12,6 +12,7 @@ from peers.chaos.faults import Kill
 from peers.chaos.plan import FaultPlan, On, Strike
 from swarm.events import DigestMismatch, Participation, RoundDone, StepClosed, Waiting
 from swarm.ids import PeerId
+from swarm.network.protocols import Rpc
 from swarm.security.signing import PrivateIdentity
 from swarm.sim.loop import run_world
 from swarm.step.calls import first_leaf
@@ -40,10 +41,10 @@ class CalledSwarm(LocalSwarm):
         endpoint = await super()._endpoint(home, identity)
         call, called = endpoint.call, self.called
 
-        async def noted(target: PeerId, method: str, *args: Any, **more: Any) -> Any:
-            if method.startswith("averaging/"):
+        async def noted(target: PeerId, rpc: Rpc[Any, Any], *args: Any, **more: Any) -> Any:
+            if rpc.name.startswith("averaging/"):
                 called.add((endpoint.peer, target))
-            return await call(target, method, *args, **more)
+            return await call(target, rpc, *args, **more)
 
         endpoint.call = noted  # type: ignore[method-assign]
         return endpoint

@@ -13,11 +13,11 @@ from swarm.errors import PeerError, Refused, RunEnded, Violation, WrongStep
 from swarm.events import Accumulated, Event, HopMoved, PeerLost, RunStarted, StepClosed
 from swarm.ids import MicrobatchId, PeerId
 from swarm.membership import roles
-from swarm.pipeline.messages import Forward, Output
+from swarm.network.protocols import Rpc
+from swarm.pipeline.messages import FORWARD, OUTPUT, Forward, Output
 from swarm.pipeline.stage.context import StageSettings
-from swarm.schema import Empty
 from swarm.step.calls import first_leaf
-from swarm.step.messages import Lease, Leased, Reconcile
+from swarm.step.messages import LEASE, RECONCILE, Lease, Reconcile
 from tests.harness.expect import eventually
 from tests.harness.swarm import LocalSwarm
 
@@ -88,19 +88,19 @@ async def test_members_refuse_strangers_and_liars(tmp_path: Path) -> None:
         forward = Forward(step=1, microbatch=microbatch, attempt=0, route=route, hop=1)
         to_itself = forward.model_copy(update={"route": (route[1], route[0])})
         of_a_host = forward.model_copy(update={"microbatch": MicrobatchId(liar.peer, "0" * 16, 0, 0)})
-        attempts: list[tuple[str, Any, Any, type[PeerError]]] = [
-            ("pipeline/1/forward", forward, Empty, WrongStep),
-            ("pipeline/1/forward", to_itself, Empty, Refused),
-            ("pipeline/1/forward", of_a_host, Empty, Refused),
-            ("step/1/reconcile", Reconcile(step=1, term=0, committed=(), live=(), attempts={}), Empty, WrongStep),
-            ("lead/1/lease", Lease(step=1, term=0, total=1), Leased, WrongStep),
-            ("trainer/1/output", Output(step=1, microbatch=microbatch, attempt=0), Empty, Refused),
+        attempts: list[tuple[Rpc[Any, Any], Any, type[PeerError]]] = [
+            (FORWARD, forward, WrongStep),
+            (FORWARD, to_itself, Refused),
+            (FORWARD, of_a_host, Refused),
+            (RECONCILE, Reconcile(step=1, term=0, committed=(), live=(), attempts={}), WrongStep),
+            (LEASE, Lease(step=1, term=0, total=1), WrongStep),
+            (OUTPUT, Output(step=1, microbatch=microbatch, attempt=0), Refused),
         ]
-        for method, body, reply, expected in attempts:
-            target = trainer if method.startswith("trainer") else route[1]
-            payload = b"x" if method == "pipeline/1/forward" else b""
+        for rpc, body, expected in attempts:
+            target = trainer if rpc is OUTPUT else route[1]
+            payload = b"x" if rpc is FORWARD else b""
             with pytest.raises(expected):
-                await liar.call(target, method, body, reply, timeout_s=5, payload=payload)
+                await liar.call(target, rpc, body, timeout_s=5, payload=payload)
         for task in tasks:
             task.cancel()
     for peer in swarm.peers.values():

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from swarm import WIRE_VERSION
 from swarm.config import parse_manifest
-from swarm.errors import ConfigError
+from swarm.errors import ConfigError, Ending, OtherWire
 
 
 def document(**sections: Any) -> dict[str, Any]:
@@ -91,3 +92,25 @@ def test_key_that_there_is_not_names_those_that_there_are(given: dict[str, Any],
     assert str(caught.value).startswith(f"{key} = ")
     assert "expected one of " in str(caught.value)
     assert caught.value.remedy.startswith(meant)
+
+
+@pytest.mark.parametrize(("wire", "made_by"), [(WIRE_VERSION - 1, "an older"), (WIRE_VERSION + 1, "a newer")])
+def test_manifest_of_another_wire_version_is_refused_whatever_else_it_says(wire: int, made_by: str) -> None:
+    strange = {"run": {"wire": wire, "of": "then"}, "sections": {"of": "then"}}
+    with pytest.raises(OtherWire) as caught:
+        parse_manifest(strange, "run.toml")
+    assert (caught.value.wire, caught.value.origin) == (wire, "run.toml")
+    assert caught.value.why == f"run.toml is of {made_by} version of swarm"
+    assert str(WIRE_VERSION) in caught.value.allowed
+    assert caught.value.ending is Ending.INCOMPATIBLE
+
+
+def test_manifest_whose_wire_version_is_none_is_a_mistake() -> None:
+    for wire in (0, True, "2", None):
+        with pytest.raises(ConfigError) as caught:
+            parse_manifest(document(run={"wire": wire}), "run.toml")
+        assert not isinstance(caught.value, OtherWire)
+
+
+def test_run_id_depends_on_the_wire_version() -> None:
+    assert f'"wire":{WIRE_VERSION}'.encode() in parse_manifest(document(), "a test").canonical()

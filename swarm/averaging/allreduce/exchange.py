@@ -17,7 +17,7 @@ from swarm.averaging.allreduce.wire import WireType
 from swarm.clock import Clock
 from swarm.errors import Busy, DeadlineMissed, PeerError, RoundFailed, Violation
 from swarm.ids import PeerId
-from swarm.network.protocols import Endpoint, Payload
+from swarm.network.protocols import Endpoint, Payload, RequestT, Rpc
 from swarm.schema import Empty
 from swarm.waiting import ExponentialBackoff, first_done
 
@@ -234,32 +234,37 @@ class Exchange:
         self._inbox.agree(peer, message.result)
 
     async def _ask(
-        self, peer: PeerId, method: str, message: RoundMessage, payload: Payload = b"", max_reply_bytes: int = 0
+        self,
+        peer: PeerId,
+        rpc: Rpc[RequestT, Empty],
+        message: RequestT,
+        payload: Payload = b"",
+        max_reply_bytes: int = 0,
     ) -> memoryview:
         """Ask a member until it is no longer busy. Raises RoundFailed naming it."""
         backoff = ExponentialBackoff(FIRST_PAUSE_S, LONGEST_PAUSE_S)
-        self._asking[peer] += method != STAY  # who is not answered to that owes nothing
+        self._asking[peer] += rpc is not STAY  # who is not answered to that owes nothing
         while True:
             try:
-                return await self._call(peer, method, message, payload, max_reply_bytes)
+                return await self._call(peer, rpc, message, payload, max_reply_bytes)
             except Busy:
                 self._inbox.said_busy(peer)
                 # Who asks whether we are in is in itself: a late member need not wait until we ask it again.
-                await first_done(self._means.clock.sleep(backoff.pause_s()), self._come_in(peer, method))
+                await first_done(self._means.clock.sleep(backoff.pause_s()), self._come_in(peer, rpc))
             except PeerError as error:
                 if isinstance(error, DeadlineMissed):
                     raise self._overdue() from error
                 raise self._broken(error, peer) from error
 
-    async def _come_in(self, peer: PeerId, method: str) -> None:
+    async def _come_in(self, peer: PeerId, rpc: Rpc[Any, Empty]) -> None:
         """Until a member that was not in is, once; for ever where it has more of ours than it takes."""
-        if method != ENTER or peer in self._came_in:
+        if rpc is not ENTER or peer in self._came_in:
             await asyncio.get_running_loop().create_future()
         await self._inbox.wait_in(peer)
         self._came_in.add(peer)
 
     async def _call(
-        self, peer: PeerId, method: str, message: RoundMessage, payload: Payload, max_reply_bytes: int
+        self, peer: PeerId, rpc: Rpc[RequestT, Empty], message: RequestT, payload: Payload, max_reply_bytes: int
     ) -> memoryview:
         timeout_s = self._ends_at - self._means.clock.monotonic()
         if timeout_s <= 0:
@@ -267,10 +272,10 @@ class Exchange:
         self._bytes_asked += len(payload)
         began = self._means.clock.monotonic()
         _, encoded = await self._means.endpoint.call(
-            peer, method, message, Empty, timeout_s=timeout_s, payload=payload, max_reply_bytes=max_reply_bytes
+            peer, rpc, message, timeout_s=timeout_s, payload=payload, max_reply_bytes=max_reply_bytes
         )
-        self._asking[peer] -= method != STAY
-        if method == ENTER:
+        self._asking[peer] -= rpc is not STAY
+        if rpc is ENTER:
             self._inbox.meter.answered(peer, self._means.clock.monotonic() - began)
         return encoded
 

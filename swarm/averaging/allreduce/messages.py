@@ -8,13 +8,8 @@ from pydantic import Field, StringConstraints
 
 from swarm.averaging.allreduce.plan import RoundKey, RoundPlan
 from swarm.ids import PartName
-from swarm.schema import AfterField, Count, DigestField, Message, PartField, PeerIdField
-
-ENTER = "averaging/1/enter"
-CHUNK = "averaging/1/chunk"
-STAY = "averaging/1/stay"
-AGREE = "averaging/1/agree"
-ABORT = "averaging/1/abort"
+from swarm.network.protocols import Rpc
+from swarm.schema import AfterField, Count, DigestField, Empty, Message, PartField, PeerIdField
 
 
 class RoundMessage(Message):
@@ -65,3 +60,10 @@ class Abort(RoundMessage):
 
     culprit: PeerIdField | None = None
     reason: Annotated[str, StringConstraints(max_length=500)] = Field(default="no reason given")
+
+
+ENTER = Rpc("averaging/1/enter", RoundMessage, Empty)
+STAY = Rpc("averaging/1/stay", RoundMessage, Empty)
+CHUNK = Rpc("averaging/1/chunk", ChunkRequest, Empty)
+AGREE = Rpc("averaging/1/agree", Agreement, Empty)
+ABORT = Rpc("averaging/1/abort", Abort, Empty)

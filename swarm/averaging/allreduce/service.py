@@ -29,7 +29,7 @@ from swarm.averaging.allreduce.plan import RoundKey, RoundPlan, RoundResult
 from swarm.clock import Clock
 from swarm.errors import BugError, Busy, PeerError, Refused, RoundFailed, Violation
 from swarm.ids import PeerId
-from swarm.network.protocols import Answer, Endpoint, Method, Request
+from swarm.network.protocols import Answer, AnyMethod, Endpoint, Incoming
 from swarm.schema import Empty
 
 MAX_EXPECTED = 16
@@ -76,14 +76,14 @@ class AllReduce:
         """Our own identity."""
         return self._means.endpoint.peer
 
-    def methods(self) -> Sequence[Method]:
+    def methods(self) -> Sequence[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         return (
-            Method(name=ENTER, request=RoundMessage, handle=self._let_in),
-            Method(name=STAY, request=RoundMessage, handle=self._stay),
-            Method(name=CHUNK, request=ChunkRequest, handle=self._chunk, admit=self._admit_chunk, over=self._over),
-            Method(name=AGREE, request=Agreement, handle=self._agree),
-            Method(name=ABORT, request=Abort, handle=self._abort),
+            ENTER.handled(self._let_in),
+            STAY.handled(self._stay),
+            CHUNK.handled_with_payload(self._chunk, admit=self._admit_chunk, over=self._over),
+            AGREE.handled(self._agree),
+            ABORT.handled(self._abort),
         )
 
     def expect(self, plan: RoundPlan) -> None:
@@ -210,7 +210,7 @@ class AllReduce:
 
     async def _tell_one(self, peer: PeerId, message: Abort) -> None:
         try:
-            await self._means.endpoint.call(peer, ABORT, message, Empty, timeout_s=ABORT_S)
+            await self._means.endpoint.call(peer, ABORT, message, timeout_s=ABORT_S)
         except PeerError:
             return  # it finds out by itself: the round is refused here from now on
 
@@ -237,49 +237,46 @@ class AllReduce:
                 inbox.fail(RoundFailed(error.reason, peer=caller))
             raise
 
-    async def _let_in(self, request: Request) -> Answer:
-        inbox = self._inbox_of(request.body)
-        inbox.admit_member(request.caller, request.body.plan)
-        inbox.said_in(request.caller)
-        return Answer(Empty())
+    async def _let_in(self, caller: PeerId, message: RoundMessage) -> Empty:
+        inbox = self._inbox_of(message)
+        inbox.admit_member(caller, message.plan)
+        inbox.said_in(caller)
+        return Empty()
 
-    async def _stay(self, request: Request) -> Answer:
-        message: RoundMessage = request.body
+    async def _stay(self, caller: PeerId, message: RoundMessage) -> Empty:
         ended = self._ended.get(message.key)
         if ended is None or not ended.digest:
             inbox = self._inbox_of(message)
-            inbox.admit_member(request.caller, message.plan)
+            inbox.admit_member(caller, message.plan)
             await inbox.wait_traded()
-        return Answer(Empty())
+        return Empty()
 
-    async def _chunk(self, request: Request) -> Answer:
+    async def _chunk(self, caller: PeerId, request: ChunkRequest, incoming: Incoming) -> Answer[Empty]:
         # Admitted again: the transport may not ask about an empty payload, and the round may have ended meanwhile.
-        inbox = self._inbox_of(request.body)
-        inbox.meter.arrived(request.caller, len(request.payload), self._means.clock.monotonic())
-        self._checked(inbox, request.caller, request.body, len(request.payload))
-        return Answer(Empty(), await inbox.answer(request.caller, request.body, request.payload))
+        inbox, payload = self._inbox_of(request), incoming.payload
+        inbox.meter.arrived(caller, len(payload), self._means.clock.monotonic())
+        self._checked(inbox, caller, request, len(payload))
+        return Answer(Empty(), await inbox.answer(caller, request, payload))
 
-    async def _agree(self, request: Request) -> Answer:
-        message: Agreement = request.body
+    async def _agree(self, caller: PeerId, message: Agreement) -> Empty:
         if message.key in self._ended:
             ended = self._ended[message.key]
-            if request.caller in ended.members and message.result == ended.digest:
-                return Answer(Empty())
+            if caller in ended.members and message.result == ended.digest:
+                return Empty()
         inbox = self._inbox_of(message)
-        inbox.admit_member(request.caller, message.plan)
-        inbox.agree(request.caller, message.result)
-        await inbox.wait_signed(request.caller, message.result)
-        return Answer(Empty())
+        inbox.admit_member(caller, message.plan)
+        inbox.agree(caller, message.result)
+        await inbox.wait_signed(caller, message.result)
+        return Empty()
 
-    async def _abort(self, request: Request) -> Answer:
-        message: Abort = request.body
+    async def _abort(self, caller: PeerId, message: Abort) -> Empty:
         inbox = self._find(message.key)
         if inbox is not None and inbox.failure is None:
-            inbox.admit_member(request.caller, message.plan)
-            reason, culprit = f"{request.caller} gave up: {message.reason}", message.culprit
+            inbox.admit_member(caller, message.plan)
+            reason, culprit = f"{caller} gave up: {message.reason}", message.culprit
             now = self._means.clock.monotonic()
-            inbox.fail(inbox.given_up_by(request.caller, reason, now, PeerId(culprit) if culprit else None))
-        return Answer(Empty())
+            inbox.fail(inbox.given_up_by(caller, reason, now, PeerId(culprit) if culprit else None))
+        return Empty()
 
     def _inbox_of(self, message: RoundMessage) -> Inbox:
         if message.key in self._ended:

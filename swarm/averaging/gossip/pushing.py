@@ -27,10 +27,8 @@ from swarm.averaging.strategies.groups import shuffled
 from swarm.errors import Refused, Violation, WrongStep
 from swarm.events import Mixed
 from swarm.ids import PartName, PeerId
-from swarm.network.protocols import Answer, Method, Payload, Request
+from swarm.network.protocols import Answer, AnyMethod, Incoming, Payload, Rpc
 from swarm.schema import Count, Empty, Message, PartField
-
-PUSH, YIELD = "mass/1/push", "mass/1/yield"
 
 
 class PushRequest(Message):
@@ -56,6 +54,10 @@ class YieldRequest(Message):
     number: Count
 
 
+PUSH = Rpc("mass/1/push", PushRequest, TakenAnswer)
+YIELD = Rpc("mass/1/yield", YieldRequest, Empty)
+
+
 class Pushing:
     """Mixes as :class:`~swarm.averaging.gossip.mixing.Taking` does, by pushing; and the ``mass/1`` service of it. What
     is done to the mass is done on the device thread, one thing at a time."""
@@ -68,11 +70,11 @@ class Pushing:
         self._had = torch.empty(0)
         self._heard: set[PeerId] = set()
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         return [
-            Method(name=PUSH, request=PushRequest, handle=self._on_push, admit=self._admit),
-            Method(name=YIELD, request=YieldRequest, handle=self._on_yield),
+            PUSH.handled_with_payload(self._on_push, admit=self._admit),
+            YIELD.handled(self._on_yield),
         ]
 
     async def mix(self, beside: asyncio.TaskGroup, name: PartName, part: MixedPart, replicas: Sequence[PeerId]) -> None:
@@ -109,7 +111,7 @@ class Pushing:
         context = self._context
         body = PushRequest(part=name, step=step, number=parcel.number, weight=parcel.mass.weight)
         payload: Payload = parcel.mass.sum.numpy().data.cast("B")
-        answer, _ = await context.endpoint.call(target, PUSH, body, TakenAnswer, timeout_s=CEILING_S, payload=payload)
+        answer, _ = await context.endpoint.call(target, PUSH, body, timeout_s=CEILING_S, payload=payload)
 
         def hear() -> Yield | None:
             if self._node is None or step != self._step:
@@ -119,7 +121,7 @@ class Pushing:
         given = await context.device.run(hear)
         if given is not None:
             ours = YieldRequest(part=name, step=step, number=given.number)
-            await context.endpoint.call(target, YIELD, ours, Empty, timeout_s=CEILING_S)
+            await context.endpoint.call(target, YIELD, ours, timeout_s=CEILING_S)
 
     # --- where the part is worked on -----------------------------------------------------------------------------
 
@@ -150,32 +152,30 @@ class Pushing:
         if payload_bytes != expected:
             raise Violation(f"mass of {payload_bytes} bytes instead of {expected}", peer=caller)
 
-    async def _on_push(self, request: Request) -> Answer:
-        body: PushRequest = request.body
-        _, part, replicas = self._for(request.caller, body.part, body.step)
-        vector = torch.frombuffer(request.payload, dtype=torch.float32)
+    async def _on_push(self, caller: PeerId, body: PushRequest, incoming: Incoming) -> Answer[TakenAnswer]:
+        _, part, replicas = self._for(caller, body.part, body.step)
+        vector = torch.frombuffer(incoming.payload, dtype=torch.float32)
         parcel = Parcel(body.number, Mass(vector, body.weight))
 
         def take() -> Taken:
             _check_open(part, body.step)
-            check_near(parcel.mass.value, part.version.params, self._reach, request.caller)
-            return self._begun(part.version, len(replicas)).take(request.caller, parcel)
+            check_near(parcel.mass.value, part.version.params, self._reach, caller)
+            return self._begun(part.version, len(replicas)).take(caller, parcel)
 
         taken = await self._context.device.run(take)
         return Answer(TakenAnswer(number=taken.number))
 
-    async def _on_yield(self, request: Request) -> Answer:
-        body: YieldRequest = request.body
-        _, part, _ = self._for(request.caller, body.part, body.step)
+    async def _on_yield(self, caller: PeerId, body: YieldRequest) -> Empty:
+        _, part, _ = self._for(caller, body.part, body.step)
 
         def take_in() -> None:
             _check_open(part, body.step)
             if self._node is not None and self._step == body.step:
-                self._node.yielded(request.caller, Yield(body.number))
+                self._node.yielded(caller, Yield(body.number))
 
         await self._context.device.run(take_in)
-        self._heard.add(request.caller)
-        return Answer(Empty())
+        self._heard.add(caller)
+        return Empty()
 
     def _for(self, caller: PeerId, name: str, step: int) -> Held:
         held = self._context.held()

@@ -14,10 +14,8 @@ from torch import Tensor
 
 from swarm.errors import Busy, Refused, Violation, WrongStep
 from swarm.ids import PartName, PeerId
-from swarm.network.protocols import Answer, Endpoint, Method, Request
+from swarm.network.protocols import Answer, AnyMethod, Endpoint, Incoming, Rpc
 from swarm.schema import Count, Message, PartField
-
-TAKE = "versions/1/take"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,23 +50,25 @@ class Taken(Message):
     leg: Count
 
 
+TAKE = Rpc("versions/1/take", TakeRequest, Taken)
+
+
 class VersionDesk:
     """Shows the version of the part that is ``held`` to the replicas that share it in the open step."""
 
     def __init__(self, held: Callable[[], tuple[PartName, HeldVersion, Collection[PeerId]] | None]) -> None:
         self._held = held
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        return [Method(name=TAKE, request=TakeRequest, handle=self._on_take)]
+        return [TAKE.handled_with_payload(self._on_take)]
 
-    async def _on_take(self, request: Request) -> Answer:
-        body: TakeRequest = request.body
+    async def _on_take(self, caller: PeerId, body: TakeRequest, incoming: Incoming) -> Answer[Taken]:
         held = self._held()
         if held is None or held[0] != body.part:
             raise Refused(f"{body.part} is not held here")
         name, part, replicas = held
-        if request.caller not in replicas:
+        if caller not in replicas:
             raise Refused(f"only replicas of {name} are shown its versions")
         version = part.version
         if version.step != body.step:
@@ -81,7 +81,7 @@ class VersionDesk:
 async def take(endpoint: Endpoint, peer: PeerId, request: TakeRequest, elements: int, timeout_s: float) -> Version:
     """Another replica's newest version, on CPU. Raises its PeerError, and Violation for one of the wrong size or
     age. Whether it is finite is not looked at here. Cost: 4 bytes an element, and as many in memory."""
-    taken, payload = await endpoint.call(peer, TAKE, request, Taken, timeout_s=timeout_s, max_reply_bytes=4 * elements)
+    taken, payload = await endpoint.call(peer, TAKE, request, timeout_s=timeout_s, max_reply_bytes=4 * elements)
     if len(payload) != 4 * elements:
         raise Violation(f"a version of {len(payload)} bytes instead of {4 * elements}", peer=peer)
     if taken.leg < request.least:

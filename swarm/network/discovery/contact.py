@@ -1,4 +1,8 @@
-"""The peer through which this one finds the run: the first of the invite's that answers."""
+"""Find a run through the first of the invite's contacts that answers, and fetch its manifest and tokenizer.
+
+Any peer of the run serves both, verified by digest: :func:`find_run` is the asking side, :class:`ManifestService` the
+serving one.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +24,14 @@ from swarm.errors import (
     PeerError,
     Refused,
     RunEnded,
+    SpeaksOtherWire,
     SwarmError,
     Unreachable,
     Violation,
 )
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import split_peer
-from swarm.network.protocols import PUBLIC_PREFIX, Answer, Endpoint, Method, Request
+from swarm.network.protocols import PUBLIC_PREFIX, Answer, AnyMethod, Endpoint, Incoming, Rpc
 from swarm.schema import DigestField, Message
 from swarm.step.observe_messages import STANDING, RunStanding, StandingRequest
 
@@ -56,6 +61,8 @@ async def find_run(
         try:
             document, tokenizer = await fetch_manifest(endpoint, peer, expected, timeout_s=CONTACT_TIMEOUT_S)
             return peer, parse(document), tokenizer
+        except SpeaksOtherWire as error:
+            told = told or _another_wire(addresses, error)
         except (Refused, Violation) as error:
             told = told or _another_run(addresses, expected, error)
         except Incompatible as error:
@@ -83,6 +90,15 @@ def cannot_reach(addresses: Sequence[str]) -> RunEnded:
     )
 
 
+def _another_wire(addresses: Sequence[str], error: PeerError) -> RunEnded:
+    return RunEnded(
+        f"{', '.join(addresses)} cannot be understood: {error.reason}",
+        Ending.INCOMPATIBLE,
+        check=Advice.WHICH_VERSION,
+        remedy=Advice.SAME_VERSION,
+    )
+
+
 def _another_run(addresses: Sequence[str], expected: RunId | None, error: PeerError) -> RunEnded:
     wanted = f"the invite is to run {expected[:12]}" if expected is not None else "no run was asked for"
     return RunEnded(
@@ -103,9 +119,7 @@ async def ask_standing(endpoint: Endpoint, clock: Clock, contact: PeerId) -> Run
     while True:
         left -= 1
         try:
-            standing, _ = await endpoint.call(
-                contact, STANDING, StandingRequest(), RunStanding, timeout_s=CONTACT_TIMEOUT_S
-            )
+            standing, _ = await endpoint.call(contact, STANDING, StandingRequest(), timeout_s=CONTACT_TIMEOUT_S)
             return standing
         except Unreachable:
             if broke:
@@ -119,13 +133,10 @@ async def ask_standing(endpoint: Endpoint, clock: Clock, contact: PeerId) -> Run
             await clock.sleep(STANDING_PAUSE_S)
 
 
-# --- manifest --------------------------------------------------------------------------------------------------------
-#
-# How a newcomer gets the run's manifest and tokenizer: from any peer of the run, verified by digest.
+# --- the manifest service --------------------------------------------------------------------------------------------
 # The one public service: it is reachable before a run is entered, for the run id is the manifest's digest.
 
 
-GET = f"{PUBLIC_PREFIX}get"
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_TOKENIZER_BYTES = 32 << 20
 
@@ -143,6 +154,9 @@ class ManifestSizes(Message):
     tokenizer_bytes: Annotated[int, Field(ge=0, le=MAX_TOKENIZER_BYTES)]
 
 
+GET = Rpc(f"{PUBLIC_PREFIX}get", GetManifest, ManifestSizes)
+
+
 class ManifestService:
     """Serves one run's manifest to whoever asks."""
 
@@ -154,12 +168,12 @@ class ManifestService:
         self._sizes = ManifestSizes(manifest_bytes=len(manifest), tokenizer_bytes=len(tokenizer))
         self._payload = manifest + tokenizer
 
-    def methods(self) -> Sequence[Method]:
+    def methods(self) -> Sequence[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        return [Method(name=GET, request=GetManifest, handle=self._get, public=True)]
+        return [GET.handled_with_payload(self._get)]
 
-    async def _get(self, request: Request) -> Answer:
-        if request.body.run not in (None, self._run):
+    async def _get(self, caller: PeerId, body: GetManifest, incoming: Incoming) -> Answer[ManifestSizes]:
+        if body.run not in (None, self._run):
             raise Refused(f"this is a peer of run {self._run[:16]}…")
         return Answer(self._sizes, self._payload)
 
@@ -174,7 +188,7 @@ async def fetch_manifest(
     """
     limit = MAX_MANIFEST_BYTES + MAX_TOKENIZER_BYTES
     sizes, payload = await endpoint.call(
-        peer, GET, GetManifest(run=expected_run_id), ManifestSizes, timeout_s=timeout_s, max_reply_bytes=limit
+        peer, GET, GetManifest(run=expected_run_id), timeout_s=timeout_s, max_reply_bytes=limit
     )
     if len(payload) != sizes.manifest_bytes + sizes.tokenizer_bytes:
         raise Violation("a manifest of another size than announced", peer=peer)

@@ -55,7 +55,7 @@ class PeerRecord(Record):
     step: Count
     region: RegionField = ""
     outgoing: bool = False
-    wire: Literal[1] = WIRE_VERSION
+    wire: Literal[2] = WIRE_VERSION
 
 
 def key_name(run: RunId, kind: type[Record]) -> str:

@@ -16,7 +16,7 @@ from swarm.errors import PeerError
 from swarm.ids import PeerId
 from swarm.network.addresses import is_loopback, is_relayed, most_useful, split_peer
 from swarm.network.protocols import Endpoint
-from swarm.network.reach.reachability import RESERVE, AskReserve, Reserved
+from swarm.network.reach.reachability import RESERVE, AskReserve
 from swarm.network.reach.seats import RESERVED_S
 
 WANTED = 2
@@ -126,7 +126,7 @@ class RelayLease:
     async def _reserve(self, relay: PeerId) -> tuple[Multiaddr, ...]:
         """Our addresses through this relay; none when it does not relay for us."""
         try:
-            given, _ = await self._endpoint.call(relay, RESERVE, AskReserve(), Reserved, timeout_s=_ASK_S)
+            given, _ = await self._endpoint.call(relay, RESERVE, AskReserve(), timeout_s=_ASK_S)
         except PeerError as error:
             self.problem = str(error)
             return ()

@@ -22,12 +22,8 @@ from swarm.errors import PeerError
 from swarm.ids import PeerId
 from swarm.network.addresses import ip_of, is_loopback, is_relayed, split_peer, tcp_port_of
 from swarm.network.discovery.records import AddressText
-from swarm.network.protocols import Endpoint
+from swarm.network.protocols import Endpoint, Rpc
 from swarm.schema import Message
-
-DIALBACK = "reach/1/dialback"
-RESERVE = "reach/1/reserve"
-WITHDRAWN = "reach/1/withdrawn"
 
 How = Literal["direct", "relayed", "local", "outgoing", "unknown"]
 LinkKind = Literal["direct", "relayed", "unknown"]
@@ -71,6 +67,11 @@ class Reserved(Message):
 
 class Withdrawn(Message):
     """I relay for you no longer than until I leave, which is soon: find another relay."""
+
+
+DIALBACK = Rpc("reach/1/dialback", AskDialback, Dialback)
+RESERVE = Rpc("reach/1/reserve", AskReserve, Reserved)
+WITHDRAWN = Rpc("reach/1/withdrawn", Withdrawn, Withdrawn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +187,7 @@ def _with_relays(endpoint: Reachable, reach: Reach, problem: str) -> Reach:
 
 async def _ask(endpoint: Endpoint, peer: PeerId, own: Sequence[str]) -> Finding:
     try:
-        found, _ = await endpoint.call(peer, DIALBACK, AskDialback(addresses=tuple(own)), Dialback, timeout_s=_ASK_S)
+        found, _ = await endpoint.call(peer, DIALBACK, AskDialback(addresses=tuple(own)), timeout_s=_ASK_S)
     except PeerError as error:
         return Finding(peer, error=str(error))
     return Finding(peer, found.observed, believed(endpoint.peer, own, found))

@@ -21,7 +21,7 @@ from swarm.errors import Busy, Refused
 from swarm.ids import PeerId
 from swarm.network.addresses import ip_of, is_relayed, split_peer, tcp_port_of
 from swarm.network.libp2p.attach import AttachedP2P
-from swarm.network.protocols import Answer, Method, Request
+from swarm.network.protocols import AnyMethod
 from swarm.network.reach.reachability import (
     DIALBACK,
     RESERVE,
@@ -83,45 +83,45 @@ class ReachService:
         self._asking: set[PeerId] = set()
         self._turns = Turns()
 
-    def methods(self) -> Sequence[Method]:
+    def methods(self) -> Sequence[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         return [
-            Method(name=DIALBACK, request=AskDialback, handle=self._dialback),
-            Method(name=RESERVE, request=AskReserve, handle=self._reserve),
-            Method(name=WITHDRAWN, request=Withdrawn, handle=self._withdraw),
+            DIALBACK.handled(self._dialback),
+            RESERVE.handled(self._reserve),
+            WITHDRAWN.handled(self._withdraw),
         ]
 
-    async def _dialback(self, request: Request) -> Answer:
+    async def _dialback(self, caller: PeerId, body: AskDialback) -> Dialback:
         """At most 4 connections for one caller and 8 callers at a time, 0.8 s each; three times a minute."""
-        if request.caller in self._asking or len(self._asking) >= _MAX_CALLERS:
+        if caller in self._asking or len(self._asking) >= _MAX_CALLERS:
             raise Busy("other peers are being dialled back")
-        if not self._turns.take(request.caller, self._clock.monotonic()):
+        if not self._turns.take(caller, self._clock.monotonic()):
             raise Busy("this peer was dialled back a moment ago")
-        self._asking.add(request.caller)
+        self._asking.add(caller)
         try:
-            observed = await self._observed(request.caller)
+            observed = await self._observed(caller)
             ours = {ip for text in self._own() if (ip := ip_of(Multiaddr(text))) is not None}
-            places = dialback_places(request.caller, request.body.addresses, observed, ours)
+            places = dialback_places(caller, body.addresses, observed, ours)
             found = await asyncio.gather(*(_greets(ip, port) for ip, port, _ in places))
         finally:
-            self._asking.discard(request.caller)
+            self._asking.discard(caller)
         answered = tuple(text for (_, _, text), good in zip(places, found, strict=True) if good)
-        return Answer(Dialback(observed=tuple(sorted(map(str, observed)))[:8], answered=answered))
+        return Dialback(observed=tuple(sorted(map(str, observed)))[:8], answered=answered)
 
-    async def _reserve(self, request: Request) -> Answer:
+    async def _reserve(self, caller: PeerId, body: AskReserve) -> Reserved:
         own = [text for text in self._own() if not is_relayed(Multiaddr(text))]
         if self._relay is None:
             raise Refused("this peer relays for nobody")
         if len(own) < len(self._own()):
             raise Refused("this peer is reached through a relay itself")
-        if not await self._observed(request.caller):
+        if not await self._observed(caller):
             raise Refused("a relay needs a direct connection with whom it relays for")
-        self._relay.reserve(request.caller)
-        return Answer(Reserved(seconds=RESERVED_S, addresses=tuple(own)))
+        self._relay.reserve(caller)
+        return Reserved(seconds=RESERVED_S, addresses=tuple(own))
 
-    async def _withdraw(self, request: Request) -> Answer:
-        self._withdrawn(request.caller)
-        return Answer(Withdrawn())
+    async def _withdraw(self, caller: PeerId, body: Withdrawn) -> Withdrawn:
+        self._withdrawn(caller)
+        return Withdrawn()
 
     async def _observed(self, caller: PeerId) -> set[_Ip]:
         """Where the caller's direct connections come from."""

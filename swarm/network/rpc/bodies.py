@@ -1,5 +1,13 @@
 """Message bodies: pydantic models to msgpack and back, with every way a hostile body could hurt closed.
 
+A request is a head of fixed form, then the body. Who may not call is told so by the head alone: the body stays as it
+came until somebody wants it.
+
+```
+ name's length  remaining seconds  most bytes of answer  name    body
+ 1              8 (a double)       8                     1-80    the rest; big endian
+```
+
 Size is checked before decoding; extension types do not exist here; map keys are strings; nesting is bounded twice, by
 the C decoder's own stack (an error, not a crash) and by :data:`MAX_DEPTH` before the schema sees anything, and so is
 the number of elements, by :data:`MAX_ELEMENTS`.
@@ -7,13 +15,14 @@ the number of elements, by :data:`MAX_ELEMENTS`.
 
 from __future__ import annotations
 
+import struct
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import msgpack
 from pydantic import ValidationError
 
 from swarm.errors import PEER_ERRORS, PeerError, Violation
-from swarm.network.protocols import MAX_BODY_BYTES
+from swarm.network.protocols import MAX_BODY_BYTES, MAX_METHOD_NAME
 from swarm.schema import Message
 
 MAX_DEPTH = 16
@@ -25,18 +34,20 @@ nothing would hold the loop up for a second."""
 
 MAX_REASON = 400
 MAX_TIMEOUT_S = 24 * 3600.0
-MAX_METHOD_NAME = 80
+
+_HEAD = struct.Struct(">BdQ")
+MAX_HEAD_BYTES = _HEAD.size + MAX_METHOD_NAME
 
 MessageT = TypeVar("MessageT", bound=Message)
 
 
 class Envelope(NamedTuple):
-    """What a request frame carries: whom it is for, how long the caller still listens, and the undecoded rest."""
+    """What a request frame carries: whom it is for, how long the caller still listens, and the body as it came."""
 
     method: str
     remaining_s: float
     max_reply_bytes: int
-    body: Any
+    body: bytes | memoryview
 
 
 def pack(value: Any) -> bytes:
@@ -80,24 +91,23 @@ def decode(model: type[MessageT], plain: Any) -> MessageT:
         raise Violation(f"{model.__name__}.{where}: {first['type']}") from error
 
 
-def pack_request(method: str, remaining_s: float, max_reply_bytes: int, body: Message) -> bytes:
-    """The body of a request frame."""
-    return pack((method, float(remaining_s), max_reply_bytes, body.to_wire()))
+def pack_request(method: str, remaining_s: float, max_reply_bytes: int, body: Message) -> tuple[bytes, bytes]:
+    """What a request frame holds, one after the other: head and body."""
+    return _HEAD.pack(len(method), remaining_s, max_reply_bytes) + method.encode("ascii"), pack(body.to_wire())
 
 
-def unpack_request(data: bytes | bytearray | memoryview) -> Envelope:
-    """Decode a request frame's body, all but the method's own message. Raises Violation."""
-    value = unpack(data)
-    if not isinstance(value, tuple) or len(value) != 4:
+def unpack_request(data: bytes | memoryview) -> Envelope:
+    """Read a request's head; nothing of its body is looked at. Raises Violation."""
+    if len(data) < _HEAD.size:
         raise Violation("malformed request")
-    envelope = Envelope(*value)
-    if not isinstance(envelope.method, str) or len(envelope.method) > MAX_METHOD_NAME:
+    length, remaining_s, max_reply_bytes = _HEAD.unpack_from(data)
+    begins = _HEAD.size + length
+    name = bytes(data[_HEAD.size : begins])
+    if not 0 < length <= MAX_METHOD_NAME or len(name) < length or not name.isascii():
         raise Violation("malformed method name")
-    if not isinstance(envelope.remaining_s, float) or not 0 < envelope.remaining_s <= MAX_TIMEOUT_S:
+    if not 0 < remaining_s <= MAX_TIMEOUT_S:  # which no NaN is either
         raise Violation("a deadline that is not within a day")
-    if type(envelope.max_reply_bytes) is not int or envelope.max_reply_bytes < 0:
-        raise Violation("malformed reply limit")
-    return envelope
+    return Envelope(name.decode("ascii"), remaining_s, max_reply_bytes, data[begins:])
 
 
 def pack_error(error: PeerError) -> bytes:

@@ -7,17 +7,14 @@ import contextlib
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any
 
 from swarm.errors import PeerError, Unreachable, Violation
 from swarm.ids import PeerId
-from swarm.network.protocols import Payload
+from swarm.network.protocols import Payload, ReplyT, RequestT, Rpc
 from swarm.network.rpc.bodies import decode, pack_request, unpack, unpack_error
 from swarm.network.rpc.framing import Header, Kind, cut, room
 from swarm.network.rpc.link import Link, Meter
-from swarm.schema import Message
-
-ReplyT = TypeVar("ReplyT", bound=Message)
 
 
 @dataclass(slots=True, eq=False)
@@ -71,9 +68,8 @@ class CallerStream:
 
     async def call(
         self,
-        method: str,
-        body: Message,
-        reply: type[ReplyT],
+        rpc: Rpc[RequestT, ReplyT],
+        body: RequestT,
         *,
         deadline: float,
         payload: Payload = b"",
@@ -89,9 +85,9 @@ class CallerStream:
         pending = self._pending[call] = _Pending(max_reply_bytes, loop.create_future())
         try:
             remaining_s = max(deadline - loop.time(), 1e-3)
-            await self._send(call, pending, pack_request(method, remaining_s, max_reply_bytes, body), payload)
+            await self._send(call, pending, pack_request(rpc.name, remaining_s, max_reply_bytes, body), payload)
             await pending.answered
-            return self._decode(pending, reply), pending.payload
+            return self._decode(pending, rpc.reply), pending.payload
         finally:
             del self._pending[call]
             if pending.open:
@@ -101,16 +97,18 @@ class CallerStream:
             # caller's frames, payloads among them, until the collector comes by.
             del pending, payload
 
-    async def notify(self, method: str, body: Message, *, deadline: float) -> None:
+    async def notify(self, rpc: Rpc[RequestT, Any], body: RequestT, *, deadline: float) -> None:
         """A request that gets no answer; returns when it is written. Raises Unreachable when the stream is broken."""
         self._last = call = next(self._ids)
         remaining_s = max(deadline - asyncio.get_running_loop().time(), 1e-3)
-        await self._link.send(Kind.NOTICE, call, pack_request(method, remaining_s, 0, body))
+        head, packed = pack_request(rpc.name, remaining_s, 0, body)
+        await self._link.send(Kind.NOTICE, call, packed, head=head)
 
-    async def _send(self, call: int, pending: _Pending, request: bytes, payload: Payload) -> None:
+    async def _send(self, call: int, pending: _Pending, request: tuple[bytes, bytes], payload: Payload) -> None:
         """Request and payload, until it is all sent or the other side has refused it."""
         try:
-            await self._link.send(Kind.REQUEST, call, request, memoryview(payload).nbytes)
+            head, body = request
+            await self._link.send(Kind.REQUEST, call, body, memoryview(payload).nbytes, head=head)
             pending.requested = True
             for chunk in cut(payload):
                 if pending.answered.done():
@@ -170,7 +168,7 @@ class CallerStream:
 
     def on_violation(self, violation: Violation) -> None:
         """A malformed frame: whose answer it was cannot be known, so every pending call fails with it."""
-        self._link.close(Violation(violation.reason, peer=self._peer))
+        self._link.close(type(violation)(violation.reason, peer=self._peer))
 
     def on_lost(self, reason: PeerError) -> None:
         """The stream is over: every pending call fails now."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from swarm.errors import BugError, Busy, PeerError, Refused, Violation
 from swarm.ids import PeerId
-from swarm.network.protocols import PUBLIC_PREFIX, Answer, Method, Request, Service
-from swarm.network.rpc.bodies import Envelope, decode, pack
+from swarm.network.protocols import Answer, AnyMethod, Incoming, May, Service, anybody_may
+from swarm.network.rpc.bodies import Envelope, decode, pack, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class _Usage:
 class Admitted:
     """A request that may go on: its method, its decoded body, how long the caller listens, what it accepts."""
 
-    method: Method
+    method: AnyMethod
     body: Any
     remaining_s: float
     max_reply_bytes: int
@@ -44,45 +44,48 @@ class Admitted:
 
 
 class Desk:
-    """Every mounted method, and what each peer has open."""
+    """Every mounted method, who may call it, and what each peer has open. ``may`` can be set at any time."""
 
-    def __init__(self, limits: ServeLimits) -> None:
-        self._limits = limits
-        self._methods: dict[str, Method] = {}
+    def __init__(self, limits: ServeLimits, may: May = anybody_may) -> None:
+        self._limits, self.may = limits, may
+        self._methods: dict[str, AnyMethod] = {}
         self._usage: dict[PeerId, _Usage] = {}
 
     def mount(self, service: Service) -> None:
-        """Serve all methods of a service. Raises BugError for a taken name or a public method outside
-        ``manifest/1``."""
-        methods = service.methods()
-        for method in methods:
-            if method.name in self._methods:
-                raise BugError(f"method {method.name} is mounted twice")
-            if method.public != method.name.startswith(PUBLIC_PREFIX):
-                raise BugError(f"{method.name}: public methods, and no others, are named {PUBLIC_PREFIX}…")
-        self._methods.update({method.name: method for method in methods})
+        """Serve all methods of a service. Raises BugError for a taken name."""
+        methods = {}
+        for method in service.methods():
+            name = method.rpc.name
+            if name in self._methods or name in methods:
+                raise BugError(f"method {name} is mounted twice")
+            methods[name] = method
+        self._methods.update(methods)
 
     def unmount(self, service: Service) -> None:
         """Serve its methods no more; what was admitted is still answered."""
         for method in service.methods():
-            self._methods.pop(method.name, None)
+            self._methods.pop(method.rpc.name, None)
 
     def admit(self, caller: PeerId, envelope: Envelope, payload_bytes: int, *, public: bool) -> Admitted:
         """Decide on a request before anything is allocated for its payload; a yes is booked until :meth:`release`.
 
-        Raises Refused for an unknown method (or a private one on the public protocol), Busy when the peer has too much
-        open, Violation for a malformed body or a payload nobody asked for, what the method's own ``admit`` raises, as
-        a PeerError.
+        Raises, in this order: Refused for an unknown method (or a private one on the public protocol), what ``may``
+        raises, Busy when the peer has too much open; and once its body is decoded Violation for a malformed one or a
+        payload nobody asked for, what the method's own ``admit`` raises, as a PeerError.
         """
         method = self._methods.get(envelope.method)
-        if method is None or (public and not method.public):
+        if method is None or (public and not method.rpc.public):
             raise Refused(f"no method {envelope.method[:60]!r} here")
-        body = decode(method.request, envelope.body)
+        try:
+            self.may(caller, envelope.method)
+        except Exception as error:  # the border of a call, as in handle()
+            raise as_peer_error(error, envelope.method) from error
         usage = self._usage.get(caller) or _Usage()
         if usage.calls >= self._limits.calls_per_peer:
             raise Busy(f"{usage.calls} calls of this peer are open")
         if usage.payload_bytes and usage.payload_bytes + payload_bytes > self._limits.payload_bytes_per_peer:
             raise Busy(f"{usage.payload_bytes} bytes of this peer are held")
+        body = decode(method.rpc.request, unpack(envelope.body))
         _ask_method(method, caller, body, payload_bytes)
         self._usage[caller] = usage
         usage.calls += 1
@@ -100,26 +103,26 @@ class Desk:
             admitted.method.over(caller, admitted.body)
 
 
-def _ask_method(method: Method, caller: PeerId, body: Any, payload_bytes: int) -> None:
+def _ask_method(method: AnyMethod, caller: PeerId, body: Any, payload_bytes: int) -> None:
     if method.admit is None:
         if payload_bytes:
-            raise Violation(f"{method.name} takes no payload")
+            raise Violation(f"{method.rpc.name} takes no payload")
         return
     try:
         method.admit(caller, body, payload_bytes)
     except Exception as error:  # the border of a call, as in handle()
-        raise as_peer_error(error, method.name) from error
+        raise as_peer_error(error, method.rpc.name) from error
 
 
-async def handle(admitted: Admitted, request: Request) -> tuple[bytes, Answer]:
+async def handle(admitted: Admitted, caller: PeerId, incoming: Incoming) -> tuple[bytes, Answer[Any]]:
     """Run a handler; its answer's packed body, and the answer. Raises PeerError whatever goes wrong."""
     try:
-        answer = await admitted.method.handle(request)
+        answer = await admitted.method.handle(caller, admitted.body, incoming)
         if memoryview(answer.payload).nbytes > admitted.max_reply_bytes:
             raise BugError(f"an answer longer than the {admitted.max_reply_bytes} bytes the caller accepts")
         return pack(answer.body.to_wire()), answer
     except Exception as error:  # the border of a call: nothing a handler does may end the stream or the node
-        raise as_peer_error(error, admitted.method.name) from error
+        raise as_peer_error(error, admitted.method.rpc.name) from error
 
 
 def as_peer_error(error: Exception, method: str) -> PeerError:

@@ -9,8 +9,8 @@ from the socket straight to where they stay.
  2      1       1    4        4        8         = 20 bytes, big endian
 ```
 
-``content`` is the length of what follows the header; ``payload`` announces, in requests and replies only, how many
-bytes of chunks will come for the same call.
+``content`` is the length of what follows the header, in requests and notices a head and a body (``bodies.py``);
+``payload`` announces, in requests and replies only, how many bytes of chunks will come for the same call.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from swarm import WIRE_VERSION
-from swarm.errors import Violation
+from swarm.errors import SpeaksOtherWire, Violation
 from swarm.network.protocols import MAX_BODY_BYTES, Payload
+from swarm.network.rpc.bodies import MAX_HEAD_BYTES
 
 MAGIC = b"sw"
 CHUNK_BYTES = 256 << 10
 """How a payload is cut. Two calls that share a stream alternate by chunks, so this bounds how long one waits."""
 
+MAX_CONTENT_BYTES = MAX_HEAD_BYTES + MAX_BODY_BYTES
 MAX_PAYLOAD_BYTES = 4 << 30
 MAX_ERROR_BYTES = 4 << 10
 MAX_PUBLIC_BYTES = 4 << 10
-"""Content of a frame to a public method: anybody may send it, and it is unpacked before anything is known of it."""
+"""Content of a frame to a public method: anybody may send it, and nobody knows whom."""
 
 _HEADER = struct.Struct(">2sBBIIQ")
 HEADER_BYTES = _HEADER.size
@@ -56,12 +58,12 @@ class Kind(IntEnum):
 _KINDS = {int(kind): kind for kind in Kind}
 
 _CONTENT_LIMIT = {
-    Kind.REQUEST: MAX_BODY_BYTES,
+    Kind.REQUEST: MAX_CONTENT_BYTES,
     Kind.CHUNK: CHUNK_BYTES,
     Kind.REPLY: MAX_BODY_BYTES,
     Kind.ERROR: MAX_ERROR_BYTES,
     Kind.CANCEL: 0,
-    Kind.NOTICE: MAX_BODY_BYTES,
+    Kind.NOTICE: MAX_CONTENT_BYTES,
 }
 
 
@@ -92,17 +94,19 @@ def encode_header(kind: Kind, call: int, content_bytes: int, payload_bytes: int 
     return _HEADER.pack(MAGIC, WIRE_VERSION, kind, call, content_bytes, payload_bytes)
 
 
-def encode_frame(kind: Kind, call: int, content: bytes = b"", payload_bytes: int = 0) -> bytes:
-    """A whole frame other than a chunk."""
-    return encode_header(kind, call, len(content), payload_bytes) + content
+def encode_frame(kind: Kind, call: int, content: bytes = b"", payload_bytes: int = 0, *, head: bytes = b"") -> bytes:
+    """A whole frame other than a chunk. Its content is ``head``, which requests have, and ``content``."""
+    return b"".join((encode_header(kind, call, len(head) + len(content), payload_bytes), head, content))
 
 
-def decode_header(data: bytes | bytearray | memoryview, most_content: int = MAX_BODY_BYTES) -> Header:
+def decode_header(data: bytes | bytearray | memoryview, most_content: int = MAX_CONTENT_BYTES) -> Header:
     """Read a header's bytes. Raises Violation for anything our own encoder would not have written, and for more than
-    ``most_content`` bytes that are no chunk."""
+    ``most_content`` bytes that are no chunk; SpeaksOtherWire where it is of another wire version."""
     magic, version, kind_code, call, content_bytes, payload_bytes = _HEADER.unpack(data)
-    if magic != MAGIC or version != WIRE_VERSION:
-        raise Violation("not a frame of this wire version")
+    if magic != MAGIC:
+        raise Violation("not a frame")
+    if version != WIRE_VERSION:
+        raise SpeaksOtherWire(f"it speaks wire version {version}, and not {WIRE_VERSION}")
     kind = _KINDS.get(kind_code)
     if kind is None:
         raise Violation(f"unknown frame kind {kind_code}")
@@ -140,7 +144,7 @@ class FrameDecoder:
 
     __slots__ = ("_begun", "_end", "_filled", "_header", "_most", "_scratch", "_sink", "_store", "_target")
 
-    def __init__(self, sink: FrameSink, most_content: int = MAX_BODY_BYTES) -> None:
+    def __init__(self, sink: FrameSink, most_content: int = MAX_CONTENT_BYTES) -> None:
         """``most_content`` as for :func:`decode_header`."""
         self._sink, self._most = sink, most_content
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))

@@ -13,8 +13,16 @@ from typing import Any, Protocol, cast
 
 from swarm.errors import PeerError, Unreachable, Violation
 from swarm.ids import PeerId
-from swarm.network.protocols import MAX_BODY_BYTES, LinkStatistics
-from swarm.network.rpc.framing import DISCARD, FrameDecoder, FrameSink, Kind, encode_frame, encode_header
+from swarm.network.protocols import LinkStatistics
+from swarm.network.rpc.framing import (
+    DISCARD,
+    MAX_CONTENT_BYTES,
+    FrameDecoder,
+    FrameSink,
+    Kind,
+    encode_frame,
+    encode_header,
+)
 from swarm.waiting import StallDetector
 
 HIGH_WATER_BYTES = 512 << 10
@@ -80,7 +88,7 @@ class Link(asyncio.BufferedProtocol):
     frame has been arriving for FRAME_S, or when the other side takes nothing for UNREAD_S of what waits for it.
     """
 
-    def __init__(self, peer: PeerId, meter: Meter, owner: StreamOwner, most_content: int = MAX_BODY_BYTES) -> None:
+    def __init__(self, peer: PeerId, meter: Meter, owner: StreamOwner, most_content: int = MAX_CONTENT_BYTES) -> None:
         """Frames that come may hold ``most_content`` bytes, chunks apart."""
         self.peer = peer
         self.lost: PeerError | None = None
@@ -119,12 +127,14 @@ class Link(asyncio.BufferedProtocol):
         if not transport.is_closing():
             transport.resume_reading()
 
-    async def send(self, kind: Kind, call: int, content: bytes = b"", payload_bytes: int = 0) -> None:
+    async def send(
+        self, kind: Kind, call: int, content: bytes = b"", payload_bytes: int = 0, *, head: bytes = b""
+    ) -> None:
         """Write one frame when it is this sender's turn and the stream takes more. Raises Unreachable, also for a peer
         that has not read for UNREAD_S."""
         async with self._turn:
             await self._writable.wait()
-            self.send_nowait(kind, call, content, payload_bytes)
+            self.send_nowait(kind, call, content, payload_bytes, head=head)
 
     async def send_chunk(self, call: int, chunk: memoryview) -> None:
         """Write one chunk in turn; the bytes are not copied and must stay as they are. Raises Unreachable, also for a
@@ -135,10 +145,12 @@ class Link(asyncio.BufferedProtocol):
             self._write(encode_header(Kind.CHUNK, call, len(chunk)))
             self._write(chunk)
 
-    def send_nowait(self, kind: Kind, call: int, content: bytes = b"", payload_bytes: int = 0) -> None:
+    def send_nowait(
+        self, kind: Kind, call: int, content: bytes = b"", payload_bytes: int = 0, *, head: bytes = b""
+    ) -> None:
         """Write one small frame ahead of every waiting sender. Raises Unreachable, also for a peer that never reads."""
         self._check_open()
-        frame = encode_frame(kind, call, content, payload_bytes)
+        frame = encode_frame(kind, call, content, payload_bytes, head=head)
         if self._transport.get_write_buffer_size() + len(frame) > MAX_UNSENT_BYTES:
             self._unread()
             self._check_open()

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from swarm.clock import Clock
 from swarm.errors import DeadlineMissed, PeerError, Unreachable, Violation
 from swarm.ids import PeerId
-from swarm.network.protocols import MAX_BODY_BYTES, Request
+from swarm.network.protocols import Incoming
 from swarm.network.rpc.bodies import pack_error, unpack_request
 from swarm.network.rpc.dispatcher import Admitted, Desk, handle
-from swarm.network.rpc.framing import MAX_PUBLIC_BYTES, Header, Kind, cut, room
+from swarm.network.rpc.framing import MAX_CONTENT_BYTES, MAX_PUBLIC_BYTES, Header, Kind, cut, room
 from swarm.network.rpc.link import Link, Meter
 
 logger = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class ServerStream:
     _link: Link = field(init=False)
 
     def __post_init__(self) -> None:
-        self._link = Link(self.peer, self.meter, self, MAX_PUBLIC_BYTES if self.public else MAX_BODY_BYTES)
+        self._link = Link(self.peer, self.meter, self, MAX_PUBLIC_BYTES if self.public else MAX_CONTENT_BYTES)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer calls until the stream is gone and its handlers have ended. Cancelled, it closes the stream."""
@@ -168,7 +168,7 @@ class ServerStream:
         if open_call.expiry is not None:
             open_call.expiry.cancel()
         task = asyncio.get_running_loop().create_task(
-            self._answer(call, open_call), name=open_call.admitted.method.name
+            self._answer(call, open_call), name=open_call.admitted.method.rpc.name
         )
         # Not in a finally of the task: one that is cancelled before its first step never enters its own body.
         task.add_done_callback(lambda _: self._forget(call))
@@ -206,10 +206,10 @@ class ServerStream:
     async def _answer(self, call: int, open_call: _Call) -> None:
         admitted = open_call.admitted
         deadline = self.clock.monotonic() + open_call.deadline - asyncio.get_running_loop().time()
-        request = Request(self.peer, admitted.body, open_call.payload, deadline)
+        incoming = Incoming(open_call.payload, deadline)
         try:
             async with asyncio.timeout_at(open_call.deadline):
-                body, answer = await handle(admitted, request)
+                body, answer = await handle(admitted, self.peer, incoming)
                 if open_call.silent:
                     return
                 await self._link.send(Kind.REPLY, call, body, memoryview(answer.payload).nbytes)

@@ -7,15 +7,20 @@ from typing import Any
 
 from swarm.errors import PeerError, Refused
 from swarm.ids import JourneyKey, PeerId
-from swarm.network.protocols import Payload
+from swarm.network.protocols import Payload, RequestT, Rpc
 from swarm.pipeline.messages import (
+    BACKWARD,
+    BLOCKED,
+    FORWARD,
+    GRADIENT,
+    HOP,
+    OUTPUT,
     Backward,
     Blocked,
     Direction,
     Forward,
     HopReport,
     InputGradient,
-    JourneyMessage,
     Output,
 )
 from swarm.pipeline.stage.context import StageContext, StageSettings
@@ -41,10 +46,10 @@ class Handover:
         fields: dict[str, Any] = key._asdict()
         try:
             if self._settings.last:
-                await self._home(key, "trainer/1/output", Output(**fields), output)
+                await self._home(key, OUTPUT, Output(**fields), output)
                 passage.output = None
             else:
-                await self._send(route[hop], "pipeline/1/forward", Forward(**fields, route=route, hop=hop), output)
+                await self._send(route[hop], FORWARD, Forward(**fields, route=route, hop=hop), output)
         except PeerError as error:
             await self.report_blocked(key, route, hop, "forward", error)
 
@@ -55,35 +60,33 @@ class Handover:
         if gradient is None:
             return
         if self._settings.first:
-            await self._home(key, "trainer/1/gradient", InputGradient(**fields), gradient)
+            await self._home(key, GRADIENT, InputGradient(**fields), gradient)
             return
         try:
             upstream = Backward(**fields, route=route, hop=hop)
-            await self._hand_back(route[hop], "pipeline/1/backward", upstream, gradient)
+            await self._hand_back(route[hop], BACKWARD, upstream, gradient)
         except PeerError as error:
             await self.report_blocked(key, route, hop, "backward", error)
 
-    async def _home(self, key: JourneyKey, method: str, body: JourneyMessage, payload: Payload) -> None:
+    async def _home(self, key: JourneyKey, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload) -> None:
         """To the trainer, whom nobody needs to tell that it cannot be reached: its deadlines deal with it."""
         try:
-            await self._hand_back(key.microbatch.trainer, method, body, payload)
+            await self._hand_back(key.microbatch.trainer, rpc, body, payload)
         except Refused as refused:
             logger.debug("trainer %s no longer waits for this microbatch: %s", key.microbatch.trainer, refused)
         except PeerError as error:
-            logger.info("trainer %s does not take %s: %s", key.microbatch.trainer, method, error)
+            logger.info("trainer %s does not take %s: %s", key.microbatch.trainer, rpc.name, error)
 
-    async def _hand_back(self, target: PeerId, method: str, body: JourneyMessage, payload: Payload) -> None:
+    async def _hand_back(self, target: PeerId, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload) -> None:
         """Only this peer can take it, so a busy one is asked again."""
         await insist(
-            lambda: self._send(target, method, body, payload),
+            lambda: self._send(target, rpc, body, payload),
             self._context.clock,
             within_s=self._settings.send_timeout_s,
         )
 
-    async def _send(self, target: PeerId, method: str, body: JourneyMessage, payload: Payload = b"") -> None:
-        await self._context.endpoint.call(
-            target, method, body, Empty, timeout_s=self._settings.send_timeout_s, payload=payload
-        )
+    async def _send(self, target: PeerId, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload) -> None:
+        await self._context.endpoint.call(target, rpc, body, timeout_s=self._settings.send_timeout_s, payload=payload)
 
     async def report_forward(self, passage: Passage, took: tuple[float, float] | None) -> None:
         """A hop on the way out is done. ``took`` is (queued, computed) in seconds, None when this was told before."""
@@ -112,7 +115,7 @@ class Handover:
         )
         try:
             await self._context.endpoint.notify(
-                key.microbatch.trainer, "trainer/1/hop", report, timeout_s=self._settings.send_timeout_s
+                key.microbatch.trainer, HOP, report, timeout_s=self._settings.send_timeout_s
             )
         except PeerError as error:
             self._cannot_tell(key.microbatch.trainer, key.step, error)
@@ -130,16 +133,13 @@ class Handover:
             code=error.code,
             reason=error.reason[:400],
         )
-        await self._tell(key.microbatch.trainer, "trainer/1/blocked", blocked)
-
-    async def _tell(self, trainer: PeerId, method: str, body: JourneyMessage) -> None:
-        """Notify the trainer; if it cannot be told, its own deadline and the health watch deal with it."""
+        trainer = key.microbatch.trainer
         try:
-            await self._send(trainer, method, body)
+            await self._send(trainer, BLOCKED, blocked, b"")
         except Refused as refused:
             logger.debug("trainer %s no longer waits for this microbatch: %s", trainer, refused)
-        except PeerError as error:
-            self._cannot_tell(trainer, body.step, error)
+        except PeerError as error:  # its own deadline and the health watch deal with it
+            self._cannot_tell(trainer, key.step, error)
 
     def _cannot_tell(self, trainer: PeerId, step: int, error: PeerError) -> None:
         """Said once a step of each trainer: one that is gone is told nothing of any of its microbatches."""

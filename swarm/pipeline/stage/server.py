@@ -13,9 +13,26 @@ from typing import Any
 
 from swarm.errors import Busy, Refused, WrongStep
 from swarm.events import RetentionDropped
-from swarm.ids import stage_part
-from swarm.network.protocols import Answer, Method, Request
-from swarm.pipeline.messages import Adopt, Attend, Backward, Drop, Forward, Recall, Resend, Targets
+from swarm.ids import PeerId, stage_part
+from swarm.network.protocols import Answer, AnyMethod, Incoming
+from swarm.pipeline.messages import (
+    ADOPT,
+    ATTEND,
+    BACKWARD,
+    DROP,
+    FORWARD,
+    RECALL,
+    RESEND,
+    TARGETS,
+    Adopt,
+    Attend,
+    Backward,
+    Drop,
+    Forward,
+    Recall,
+    Resend,
+    Targets,
+)
 from swarm.pipeline.recall import Recalls
 from swarm.pipeline.settle import Assigned, StageSettling, settle
 from swarm.pipeline.stage.admission import Admission
@@ -27,7 +44,8 @@ from swarm.pipeline.stage.worker import Worker
 from swarm.schema import Empty
 
 logger = logging.getLogger(__name__)
-DONE = Answer(Empty())
+DONE = Empty()
+TAKEN = Answer(DONE)
 
 
 class StageServer:
@@ -83,24 +101,23 @@ class StageServer:
 
     # --- the service ---------------------------------------------------------------------------------------------
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         admission = self._admission
         return [
-            Method(name="pipeline/1/forward", request=Forward, handle=self._on_forward, admit=admission.forward),
-            Method(name="pipeline/1/targets", request=Targets, handle=self._on_targets, admit=admission.targets),
-            Method(name="pipeline/1/backward", request=Backward, handle=self._on_backward, admit=admission.backward),
-            Method(name="pipeline/1/resend", request=Resend, handle=self._on_resend),
-            Method(name="pipeline/1/adopt", request=Adopt, handle=self._on_adopt),
-            Method(name="pipeline/1/recall", request=Recall, handle=self._on_recall),
-            Method(name="pipeline/1/drop", request=Drop, handle=self._on_drop),
-            Method(name="pipeline/1/attend", request=Attend, handle=self._on_attend),
+            FORWARD.handled_with_payload(self._on_forward, admit=admission.forward),
+            TARGETS.handled_with_payload(self._on_targets, admit=admission.targets),
+            BACKWARD.handled_with_payload(self._on_backward, admit=admission.backward),
+            RESEND.handled(self._on_resend),
+            ADOPT.handled(self._on_adopt),
+            RECALL.handled_with_payload(self._on_recall),
+            DROP.handled(self._on_drop),
+            ATTEND.handled(self._on_attend),
         ]
 
     # The payload of an admitted message takes its time: what admission found may have changed meanwhile.
 
-    async def _on_forward(self, request: Request) -> Answer:
-        body: Forward = request.body
+    async def _on_forward(self, caller: PeerId, body: Forward, incoming: Incoming) -> Answer[Empty]:
         self._admission.journey(body, body.route)
         passage = self._passages.find(body.step, body.microbatch)
         if passage is None:
@@ -109,12 +126,12 @@ class StageServer:
             return self._once_more(passage, body)
         if passage.forward_attempt != body.attempt:
             raise Refused("this forward is not awaited any more")
-        passage.input, passage.begun = request.payload, True
+        passage.input, passage.begun = incoming.payload, True
         self._passages.retention.hold(passage)
         self._worker.want_forward(passage)
-        return DONE
+        return TAKEN
 
-    def _once_more(self, passage: Passage, body: Forward) -> Answer:
+    def _once_more(self, passage: Passage, body: Forward) -> Answer[Empty]:
         """The microbatch is here already, by an earlier attempt. What was told and handed on before its trainer asked
         again may be lost."""
         newer = body.attempt > passage.key.attempt
@@ -124,42 +141,39 @@ class StageServer:
             self._send(self._takeover.send_again(passage, self._settings.send_timeout_s))
         elif newer and passage.accumulated:
             self._send(self._takeover.tell_again(passage, self._settings.send_timeout_s))
-        return DONE
+        return TAKEN
 
-    async def _on_targets(self, request: Request) -> Answer:
-        body: Targets = request.body
+    async def _on_targets(self, caller: PeerId, body: Targets, incoming: Incoming) -> Answer[Empty]:
         self._admission.journey(body, body.route)
         passage = self._passages.note(body, body.route)
         if passage.accumulated or passage.targets is not None:
-            return DONE  # a trainer that comes back to a replica brings them again
-        passage.targets = request.payload
+            return TAKEN  # a trainer that comes back to a replica brings them again
+        passage.targets = incoming.payload
         self._passages.retention.hold(passage)
         if passage.begun:
             self._worker.want_forward(passage)
-        return DONE
+        return TAKEN
 
-    async def _on_backward(self, request: Request) -> Answer:
-        body: Backward = request.body
+    async def _on_backward(self, caller: PeerId, body: Backward, incoming: Incoming) -> Answer[Empty]:
         self._admission.journey(body, body.route)
         known = self._passages.find(body.step, body.microbatch)
         asked_anew = known is not None and body.attempt > known.key.attempt
         passage = self._passages.note(body, body.route)
         if passage.accumulated:
-            if asked_anew and request.caller == body.microbatch.trainer:  # which has, or believes in, nothing of it
+            if asked_anew and caller == body.microbatch.trainer:  # which has, or believes in, nothing of it
                 self._send(self._takeover.tell_again(passage, self._settings.send_timeout_s))
-            return DONE
+            return TAKEN
         if passage.gradient is None:
-            passage.gradient, passage.gradient_sender = request.payload, request.caller
+            passage.gradient, passage.gradient_sender = incoming.payload, caller
             self._passages.retention.hold(passage)
         if passage.graph is not None or (passage.input is not None and not passage.begun):
             self._worker.want_back(passage)
         elif not passage.begun and not passage.adopting:
             self._send(self._takeover.adopt_unasked(passage, self._settings.send_timeout_s))
-        return DONE  # else what is under way here finds the gradient when it has come so far
+        return TAKEN  # else what is under way here finds the gradient when it has come so far
 
-    async def _on_resend(self, request: Request) -> Answer:
-        body: Resend = request.body
-        self._admission.resend(request.caller, body)
+    async def _on_resend(self, caller: PeerId, body: Resend) -> Empty:
+        self._admission.resend(caller, body)
         passage = self._passages.find(body.step, body.microbatch)
         if passage is None or body.attempt <= passage.key.attempt:
             raise Refused(f"attempt {body.attempt} was sent already")
@@ -169,21 +183,19 @@ class StageServer:
             self._send(self._takeover.send_again(passage, self._settings.send_timeout_s))
         return DONE
 
-    async def _on_adopt(self, request: Request) -> Answer:
-        body: Adopt = request.body
-        self._admission.adopt(request.caller, body)
+    async def _on_adopt(self, caller: PeerId, body: Adopt) -> Empty:
+        self._admission.adopt(caller, body)
         passage = self._passages.note(body, body.route)
         self._send(self._takeover.adopt(passage, body.within_s))
         return DONE
 
-    async def _on_recall(self, request: Request) -> Answer:
-        self._admission.recall(request.caller, request.body)
-        return await self._recalls.answer(request)
+    async def _on_recall(self, caller: PeerId, body: Recall, incoming: Incoming) -> Answer[Empty]:
+        self._admission.recall(caller, body)
+        return await self._recalls.answer(caller, body, incoming)
 
-    async def _on_drop(self, request: Request) -> Answer:
-        body: Drop = request.body
+    async def _on_drop(self, caller: PeerId, body: Drop) -> Empty:
         passage = self._passages.find(body.step, body.microbatch)
-        if request.caller != body.microbatch.trainer:
+        if caller != body.microbatch.trainer:
             raise Refused("only its trainer drops a microbatch")
         if passage is None or passage.key.after != body.after or passage.key.attempt > body.attempt:
             return DONE  # it is not the one that is meant
@@ -192,8 +204,7 @@ class StageServer:
         self._passages.drop(passage)
         return DONE
 
-    async def _on_attend(self, request: Request) -> Answer:
-        body: Attend = request.body
+    async def _on_attend(self, caller: PeerId, body: Attend) -> Empty:
         await self._context.clock.sleep(body.seconds)
         return DONE
 

@@ -10,10 +10,10 @@ from swarm.compression.dense import INT32
 from swarm.errors import BugError, Busy, PeerError, Refused, SwarmError, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
 from swarm.models.dropout import dropout_seed
-from swarm.network.protocols import Answer, Payload, Request
+from swarm.network.protocols import Answer, Incoming, Payload
 from swarm.pipeline.batch import BatchSource
 from swarm.pipeline.compute import EndsCompute, EndsMaterial
-from swarm.pipeline.messages import Recall, TrainerRecall, What
+from swarm.pipeline.messages import RECALL, Recall, TrainerRecall, What
 from swarm.pipeline.recall import MAX_RECALLS, NESTED_SHARE
 from swarm.pipeline.retention import Retained, Retention
 from swarm.pipeline.trainer.context import JourneyContext
@@ -89,13 +89,12 @@ class TrainerEnds:
 
     # --- giving again --------------------------------------------------------------------------------------------
 
-    async def answer(self, request: Request) -> Answer:
+    async def answer(self, caller: PeerId, body: TrainerRecall, incoming: Incoming) -> Answer[Empty]:
         """``trainer/1/recall``. Raises Busy, WrongStep, or Refused with the reason why it cannot be given."""
-        body: TrainerRecall = request.body
-        self._check_caller(request.caller, body)
+        self._check_caller(caller, body)
         if self._recalls >= 2 * MAX_RECALLS:
             raise Busy(f"{self._recalls} recalls are under way")
-        left_s = request.deadline - self._context.clock.monotonic()
+        left_s = incoming.deadline - self._context.clock.monotonic()
         self._recalls += 1
         try:
             self._check_fed(body.step, body.microbatch)
@@ -173,7 +172,7 @@ class TrainerEnds:
 
         async def call() -> Payload:
             _, payload = await self._context.endpoint.call(
-                need.route[at], "pipeline/1/recall", body, Empty, timeout_s=within_s, max_reply_bytes=size
+                need.route[at], RECALL, body, timeout_s=within_s, max_reply_bytes=size
             )
             return payload
 

@@ -10,8 +10,7 @@ from swarm.clock import Clock
 from swarm.errors import DeadlineMissed, PeerError, Unreachable
 from swarm.ids import PeerId
 from swarm.network.protocols import Endpoint
-from swarm.pipeline.messages import Attend
-from swarm.schema import Empty
+from swarm.pipeline.messages import ATTEND, Attend
 
 QUESTION_S = 20.0
 ANSWER_S = 30.0
@@ -55,7 +54,7 @@ class Attendance:
         body = Attend(seconds=QUESTION_S)
         while True:
             try:
-                await self._endpoint.call(peer, "pipeline/1/attend", body, Empty, timeout_s=ANSWER_S)
+                await self._endpoint.call(peer, ATTEND, body, timeout_s=ANSWER_S)
             except DeadlineMissed:
                 continue
             except Unreachable as error:

@@ -7,18 +7,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import statistics
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from swarm.errors import PeerError, Refused, StateError, Violation, WrongStep
 from swarm.events import JourneyCompleted, JourneySetAside, JourneyStarted
 from swarm.ids import MicrobatchId, PeerId
-from swarm.network.protocols import Answer, Method, Request
+from swarm.network.protocols import Answer, AnyMethod, Incoming
 from swarm.pipeline.batch import BatchSource
-from swarm.pipeline.messages import Blocked, HopReport, InputGradient, JourneyMessage, Output, TrainerRecall
+from swarm.pipeline.messages import (
+    BLOCKED,
+    GRADIENT,
+    HOP,
+    OUTPUT,
+    TRAINER_RECALL,
+    Blocked,
+    HopReport,
+    InputGradient,
+    JourneyMessage,
+    Output,
+)
 from swarm.pipeline.retention import RETENTION_BYTES
 from swarm.pipeline.settle import Assigned, settle
 from swarm.pipeline.trainer.blame import OwnFailure, Poisoned
@@ -27,12 +37,13 @@ from swarm.pipeline.trainer.ends import TrainerEnds
 from swarm.pipeline.trainer.journey import FinishedJourney, Journey
 from swarm.pipeline.trainer.liveness import Attendance, begin_in
 from swarm.pipeline.trainer.repair import Escort, choose_route
-from swarm.pipeline.trainer.taken import Kept, Taken
+from swarm.pipeline.trainer.taken import Kept, Taken, journeys_in_flight
 from swarm.schema import Empty
 from swarm.waiting import first_done
 
 logger = logging.getLogger(__name__)
-DONE = Answer(Empty())
+DONE = Empty()
+TAKEN = Answer(DONE)
 OWN_FAILURES = 3
 """So many microbatches one after the other fail here before it is not put down to them: to set one after the other
 aside would take the shard's whole epoch out of the training."""
@@ -41,7 +52,7 @@ LOOK_S = 0.5
 
 
 class StepLeader(Protocol):
-    """The step's leader as a trainer sees it; implemented by ``optimization``. It retries by itself: a PeerError from
+    """The step's leader as a trainer sees it; implemented by ``swarm.step``. It retries by itself: a PeerError from
     ``complete`` or ``set_aside`` means that the microbatch does not count."""
 
     async def lease(self, step: int, wanted: int) -> int:
@@ -88,16 +99,14 @@ class Trainer:
         self._round_trips: deque[float] = deque(maxlen=32)
         self._compute_s: dict[int, deque[float]] = {stage: deque(maxlen=32) for stage in self._replicas}
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         return [
-            Method(name="trainer/1/output", request=Output, handle=self._on_output, admit=self._admit_tensor),
-            Method(
-                name="trainer/1/gradient", request=InputGradient, handle=self._on_gradient, admit=self._admit_tensor
-            ),
-            Method(name="trainer/1/hop", request=HopReport, handle=self._on_report),
-            Method(name="trainer/1/blocked", request=Blocked, handle=self._on_blocked),
-            Method(name="trainer/1/recall", request=TrainerRecall, handle=self._ends.answer),
+            OUTPUT.handled_with_payload(self._on_output, admit=self._admit_tensor),
+            GRADIENT.handled_with_payload(self._on_gradient, admit=self._admit_tensor),
+            HOP.handled(self._on_report),
+            BLOCKED.handled(self._on_blocked),
+            TRAINER_RECALL.handled_with_payload(self._ends.answer),
         ]
 
     # --- steps ---------------------------------------------------------------------------------------------------
@@ -342,52 +351,18 @@ class Trainer:
             raise Refused("no such microbatch is under way here")
         return journey
 
-    async def _on_output(self, request: Request) -> Answer:
-        self._find(request.body).deliver_output(request.caller, request.body.attempt, request.payload)
+    async def _on_output(self, caller: PeerId, body: Output, incoming: Incoming) -> Answer[Empty]:
+        self._find(body).deliver_output(caller, body.attempt, incoming.payload)
+        return TAKEN
+
+    async def _on_gradient(self, caller: PeerId, body: InputGradient, incoming: Incoming) -> Answer[Empty]:
+        self._find(body).deliver_gradient(caller, body.attempt, incoming.payload)
+        return TAKEN
+
+    async def _on_report(self, caller: PeerId, body: HopReport) -> Empty:
+        self._find(body).deliver_report(caller, body)
         return DONE
 
-    async def _on_gradient(self, request: Request) -> Answer:
-        self._find(request.body).deliver_gradient(request.caller, request.body.attempt, request.payload)
+    async def _on_blocked(self, caller: PeerId, body: Blocked) -> Empty:
+        self._find(body).deliver_blocked(caller, body)
         return DONE
-
-    async def _on_report(self, request: Request) -> Answer:
-        self._find(request.body).deliver_report(request.caller, request.body)
-        return DONE
-
-    async def _on_blocked(self, request: Request) -> Answer:
-        self._find(request.body).deliver_blocked(request.caller, request.body)
-        return DONE
-
-
-# --- flight ----------------------------------------------------------------------------------------------------------
-#
-# How many journeys a trainer keeps in flight: enough to keep the slowest stage busy, no more.
-
-
-MIN_IN_FLIGHT = 2
-MAX_IN_FLIGHT = 32
-WAITING = 3.0
-"""Journeys that wait at a busy replica, on average, for each that it computes. Journeys do not arrive evenly: with none
-to spare every third of a replica's seconds is idle. On 3 stages of 4 simulated replicas (`goodput` without churn) two
-made 0.90 of what they can do, three 0.91; a step's filling, emptying and closing leave 0.95."""
-
-
-def journeys_in_flight(
-    round_trip_s: float | None, stage_s: Mapping[int, float], replicas: Mapping[int, int], trainers: int
-) -> tuple[int, str]:
-    """Little's law: a stage of r replicas that computes t seconds on a microbatch serves r/t per second; shared by all
-    trainers, this trainer's part of the slowest stage's rate times its round trip is what must be under way; and
-    WAITING times what is being computed waits, so that replicas need not.
-
-    ``stage_s`` is a stage's forward and backward together; ``round_trip_s`` is the median time of a whole journey
-    *without* queueing, None while unknown.
-    Returns (journeys, reason), between MIN_IN_FLIGHT and MAX_IN_FLIGHT.
-    """
-    if round_trip_s is None or not stage_s:
-        return MIN_IN_FLIGHT * 2, "nothing measured yet"
-    slowest = max(stage_s, key=lambda stage: stage_s[stage] / replicas[stage])
-    rate = replicas[slowest] / max(stage_s[slowest], 1e-6) / max(trainers, 1)
-    waiting_s = WAITING * sum(stage_s.values())
-    wanted = math.ceil((round_trip_s + waiting_s) * rate) + 1
-    bounded = min(MAX_IN_FLIGHT, max(MIN_IN_FLIGHT, wanted))
-    return bounded, f"stage {slowest} serves {rate:.1f} microbatches/s for a round trip of {round_trip_s:.3f} s"

@@ -12,9 +12,8 @@ from typing import Generic, Protocol, TypeVar
 from swarm.errors import Refused, Violation, WrongStep
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Endpoint
-from swarm.schema import Empty
 from swarm.state.checkpoints.files import MAX_RECORD_BYTES, RECORD, HeldStep, held, part_path, step_directory, steps
-from swarm.state.checkpoints.shelf import LIST, READ, RECORD_OF, ListRequest, Offered, ReadRequest, RecordRequest
+from swarm.state.checkpoints.shelf import LIST, READ, RECORD_OF, ListRequest, ReadRequest, RecordRequest
 
 
 class Donor(Protocol):
@@ -56,22 +55,21 @@ class PeerDonor:
 
     async def offers(self) -> list[Offer[Donor]]:
         """See :class:`Donor`."""
-        answer, _ = await self._endpoint.call(self._peer, LIST, ListRequest(), Offered, timeout_s=self._timeout_s)
+        answer, _ = await self._endpoint.call(self._peer, LIST, ListRequest(), timeout_s=self._timeout_s)
         return [_offer(self, one.step, one.parts, one.there) for one in answer.steps]
 
     async def record(self, step: int) -> bytes:
         """See :class:`Donor`."""
         _, payload = await self._endpoint.call(
-            self._peer, RECORD_OF, RecordRequest(step=step), Empty,
-            timeout_s=self._timeout_s, max_reply_bytes=MAX_RECORD_BYTES,
-        )  # fmt: skip
+            self._peer, RECORD_OF, RecordRequest(step=step), timeout_s=self._timeout_s, max_reply_bytes=MAX_RECORD_BYTES
+        )
         return bytes(payload)
 
     async def read(self, wanted: WantedFile, offset: int, length: int) -> memoryview:
         """See :class:`Donor`."""
         body = ReadRequest(step=wanted.step, part=wanted.part, digest=wanted.digest, offset=offset, length=length)
         _, payload = await self._endpoint.call(
-            self._peer, READ, body, Empty, timeout_s=self._timeout_s, max_reply_bytes=length
+            self._peer, READ, body, timeout_s=self._timeout_s, max_reply_bytes=length
         )
         if len(payload) != length:
             raise Violation(f"{len(payload)} bytes instead of {length}", peer=self._peer)

@@ -15,13 +15,12 @@ from typing import Annotated, TypeVar
 from pydantic import Field
 
 from swarm.errors import Refused, StateError, WrongStep
-from swarm.ids import PartName
-from swarm.network.protocols import Answer, Method, Request
+from swarm.ids import PartName, PeerId
+from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc
 from swarm.schema import Count, DigestField, Empty, Message, PartField
 from swarm.state.checkpoints.files import MAX_RECORD_BYTES, RECORD, held, part_path, read_header, step_directory, steps
 from swarm.state.donation import OpenAnswers
 
-LIST, RECORD_OF, READ = (f"checkpoint/1/{verb}" for verb in ("list", "record", "read"))
 PIECE_BYTES = 4 << 20
 MAX_STEPS = 32
 """The newest steps that are told of: more are of no use to who wants the newest."""
@@ -69,6 +68,11 @@ class ReadRequest(Message):
     length: Annotated[int, Field(ge=1, le=PIECE_BYTES)]
 
 
+LIST = Rpc("checkpoint/1/list", ListRequest, Offered)
+RECORD_OF = Rpc("checkpoint/1/record", RecordRequest, Empty)
+READ = Rpc("checkpoint/1/read", ReadRequest, Empty)
+
+
 class CheckpointShelf:
     """Serves the checkpoints below a root. At most MAX_READS requests touch the disk at once, others wait for it. One
     caller has at most MAX_PIECES and MAX_TOLD answers on their way, and a few when all have ALL_PIECES and ALL_TOLD: a
@@ -79,25 +83,23 @@ class CheckpointShelf:
         self._disk = asyncio.Semaphore(MAX_READS)
         self._pieces, self._told = OpenAnswers(MAX_PIECES, ALL_PIECES), OpenAnswers(MAX_TOLD, ALL_TOLD)
 
-    def methods(self) -> Sequence[Method]:
+    def methods(self) -> Sequence[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         pieces, told = self._pieces, self._told
         return (
-            Method(name=LIST, request=ListRequest, handle=self._list, admit=told.admit, over=told.over),
-            Method(name=RECORD_OF, request=RecordRequest, handle=self._record, admit=told.admit, over=told.over),
-            Method(name=READ, request=ReadRequest, handle=self._read, admit=pieces.admit, over=pieces.over),
+            LIST.handled(self._list, admit=told.admit, over=told.over),
+            RECORD_OF.handled_with_payload(self._record, admit=told.admit, over=told.over),
+            READ.handled_with_payload(self._read, admit=pieces.admit, over=pieces.over),
         )
 
-    async def _list(self, request: Request) -> Answer:
-        return Answer(Offered(steps=await self._on_disk(self._offered)))
+    async def _list(self, caller: PeerId, body: ListRequest) -> Offered:
+        return Offered(steps=await self._on_disk(self._offered))
 
-    async def _record(self, request: Request) -> Answer:
-        body: RecordRequest = request.body
+    async def _record(self, caller: PeerId, body: RecordRequest, incoming: Incoming) -> Answer[Empty]:
         path = step_directory(self._root, body.step) / RECORD
         return Answer(Empty(), await self._on_disk(lambda: _whole(path)))
 
-    async def _read(self, request: Request) -> Answer:
-        body: ReadRequest = request.body
+    async def _read(self, caller: PeerId, body: ReadRequest, incoming: Incoming) -> Answer[Empty]:
         return Answer(Empty(), await self._on_disk(lambda: self._piece(body)))
 
     async def _on_disk(self, work: Callable[[], T]) -> T:

@@ -13,12 +13,11 @@ from swarm.consensus.roster import Roster, lost_parts, needed, part_lost, unserv
 from swarm.errors import PeerError, Superseded, WrongStep
 from swarm.events import WorkWithdrawn
 from swarm.ids import PartName, PeerId
-from swarm.schema import Empty
 from swarm.step.blocked import awaited_answer, awaited_holders, awaited_majority, awaited_numbers, awaited_others
 from swarm.step.calls import LiveCalls
 from swarm.step.context import Closing
 from swarm.step.leader.exclusion import LOOK_S, STALLED_S, Fitness, Standstill
-from swarm.step.messages import Feed, Over, Prepare, Promise
+from swarm.step.messages import AGAIN, OVER, PREPARE, Feed, Over, Prepare
 from swarm.step.turnout import MOST_TOLD, REASON_CHARS
 from swarm.waiting import ExponentialBackoff, first_done
 
@@ -157,7 +156,7 @@ class Filling:
     async def _votes(self, peer: PeerId) -> bool:
         body = Prepare(step=self._step, term=self._term)
         try:
-            promise = await self._closing.calls.ask(peer, "step/1/prepare", body, Promise, timeout_s=RETURNED_S)
+            promise = await self._closing.calls.ask(peer, PREPARE, body, timeout_s=RETURNED_S)
         except (Superseded, WrongStep):
             raise
         except PeerError as error:
@@ -219,7 +218,7 @@ class Filling:
 
     async def _agrees(self, peer: PeerId, body: Over) -> bool:
         try:
-            await self.calls.ask(peer, "step/1/over", body, Empty, timeout_s=OVER_TIMEOUT_S)
+            await self.calls.ask(peer, OVER, body, timeout_s=OVER_TIMEOUT_S)
         except PeerError as error:
             logger.info("step %d, %s does not see that %s is lost: %s", self._step, peer, body.part, error)
             return False
@@ -270,9 +269,9 @@ class Filling:
         """Whether this trainer follows our term, and has heard."""
         timeout_s, prepare = self._closing.timeout_s(), Prepare(step=self._step, term=self._term)
         try:
-            await self.calls.ask(peer, "step/1/prepare", prepare, Promise, timeout_s=timeout_s)
+            await self.calls.ask(peer, PREPARE, prepare, timeout_s=timeout_s)
             feed = Feed(step=self._step, term=self._term)
-            await self.calls.ask(peer, "feed/1/again", feed, Empty, timeout_s=timeout_s)
+            await self.calls.ask(peer, AGAIN, feed, timeout_s=timeout_s)
         except (Superseded, WrongStep):
             raise
         except PeerError as error:

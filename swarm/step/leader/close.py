@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from swarm.consensus.acceptor import Promised, Vote, majority, must_propose
 from swarm.consensus.branches import best
@@ -22,8 +22,8 @@ from swarm.consensus.roster import Roster
 from swarm.errors import OutOfSync, PeerError, Refused, Superseded, Violation, WrongStep
 from swarm.events import AttemptFailed, Committed, DigestMismatch, TermBegan, WorkExcluded
 from swarm.ids import PartName, PeerId
+from swarm.network.protocols import ReplyT, RequestT, Rpc
 from swarm.optim.update import clip_factor
-from swarm.schema import Empty, Message
 from swarm.step.blocked import awaited_agreement, awaited_majority, awaited_round
 from swarm.step.calls import LiveCalls
 from swarm.step.context import Closing
@@ -32,11 +32,22 @@ from swarm.step.leader.answers import AnswerRules, Blame
 from swarm.step.leader.batch import RETURNED_S, Filling, PartsLost
 from swarm.step.leader.exclusion import Fitness
 from swarm.step.leader.rescue import Rescuing, absent
-from swarm.step.messages import Accepted, Apply, Averaged, Decide, Prepare, Prepared, Promise, Propose, Reconcile
+from swarm.step.messages import (
+    APPLY,
+    DECIDE,
+    PREPARE,
+    PROPOSE,
+    RECONCILE,
+    Apply,
+    Averaged,
+    Decide,
+    Prepare,
+    Propose,
+    Reconcile,
+)
 from swarm.waiting import ExponentialBackoff, first_done
 
 logger = logging.getLogger(__name__)
-ReplyT = TypeVar("ReplyT", bound=Message)
 
 
 class _Retry(Exception):
@@ -115,7 +126,7 @@ class Leading:
         self.closing.events.emit(TermBegan(step=self.step, term=self.term, leader=self.closing.calls.me, reason=reason))
         body = Prepare(step=self.step, term=self.term)
         electors = self._electors()
-        given = await self._from_many(self._roster.peers, electors, "step/1/prepare", body, Promise)
+        given = await self._from_many(self._roster.peers, electors, PREPARE, body)
         accepted = must_propose([Promised(given[peer].vote, given[peer].free) for peer in electors if peer in given])
         return accepted or best(answer.candidate for answer in given.values() if answer.candidate is not None)
 
@@ -156,21 +167,21 @@ class Leading:
         except (Refused, Violation) as error:
             raise Superseded(f"what was asked in this term cannot be granted: {error}") from error
 
-    async def _try(self, peer: PeerId, method: str, body: Message, reply: type[ReplyT]) -> ReplyT | None:
+    async def _try(self, peer: PeerId, rpc: Rpc[RequestT, ReplyT], body: RequestT) -> ReplyT | None:
         """One member's answer, None when it gives none. Raises Superseded and WrongStep."""
         timeout_s = self.closing.timeout_s()
         try:
             if peer in self.closing.liveness.gone:
                 short_s = min(timeout_s, RETURNED_S)
-                answer = await self.closing.calls.ask(peer, method, body, reply, timeout_s=short_s)
+                answer = await self.closing.calls.ask(peer, rpc, body, timeout_s=short_s)
             else:
-                answer = await self._calls.ask(peer, method, body, reply, timeout_s=timeout_s)
+                answer = await self._calls.ask(peer, rpc, body, timeout_s=timeout_s)
             self._believes.check(peer, body, answer)
             return answer
         except (Superseded, WrongStep):
             raise
         except PeerError as error:
-            logger.info("step %d, %s: %s", self.step, method, error)
+            logger.info("step %d, %s: %s", self.step, rpc.name, error)
             self._refusals[peer] = error
             return None
 
@@ -195,14 +206,14 @@ class Leading:
             plainly=tuple(sorted(self._blame.plainly)),
             left_out=self._filling.left_out,
         )
-        averaged = await self._all(live, "step/1/reconcile", reconcile, Averaged)
+        averaged = await self._all(live, RECONCILE, reconcile)
         await self._judge(averaged)
         rules, alive = self.closing.rules, Roster(self._roster[peer] for peer in live)
         try:
             norm = global_norm(alive, averaged)
             clip = clip_factor(norm, rules.clip_norm)
             apply = Apply(step=self.step, term=self.term, lr=rules.lr(self.step), clip=clip)
-            prepared = await self._all(live, "step/1/apply", apply, Prepared)
+            prepared = await self._all(live, APPLY, apply)
             digests = agreed("the updated weights", alive, {peer: answer.digest for peer, answer in prepared.items()})
         except Disagreement as found:
             self._leave_out(found)
@@ -259,12 +270,10 @@ class Leading:
             return
         self._fitness.lacks(peer, answer.failure)
 
-    async def _all(
-        self, peers: Sequence[PeerId], method: str, body: Message, reply: type[ReplyT]
-    ) -> dict[PeerId, ReplyT]:
+    async def _all(self, peers: Sequence[PeerId], rpc: Rpc[RequestT, ReplyT], body: RequestT) -> dict[PeerId, ReplyT]:
         """Everybody's answer. Raises _Retry when one fails or is found gone, having found out who is gone; Superseded
         and WrongStep as they come."""
-        answers = await self._calls.gather(peers, method, body, reply, timeout_s=self.closing.timeout_s())
+        answers = await self._calls.gather(peers, rpc, body, timeout_s=self.closing.timeout_s())
         for error in answers.failed.values():
             if isinstance(error, (Superseded, WrongStep)):
                 raise error
@@ -320,13 +329,13 @@ class Leading:
         """Have the record accepted by a majority of the voters: then it is decided. The others get to know it too."""
         record = proposal.record
         electors = self._electors()
-        answers = await self._from_many(self._roster.peers, electors, "step/1/propose", proposal, Accepted)
+        answers = await self._from_many(self._roster.peers, electors, PROPOSE, proposal)
         signatures: dict[str, bytes] = {peer: answer.signature for peer, answer in answers.items()}
         self._decide = Decide(step=record.step, record=record.hash(), term=self.term, acceptances=signatures)
         self.decided = record
 
     async def _from_many(
-        self, peers: Sequence[PeerId], electors: Sequence[PeerId], method: str, body: Message, reply: type[ReplyT]
+        self, peers: Sequence[PeerId], electors: Sequence[PeerId], rpc: Rpc[RequestT, ReplyT], body: RequestT
     ) -> dict[PeerId, ReplyT]:
         """The answers of those who are there, among them a majority of the electors: until it is one, who has not
         answered is asked again. When too few are there, those that are gone are asked as well: started anew, they may
@@ -339,7 +348,7 @@ class Leading:
             few = sum(peer in given or peer not in gone for peer in electors) < needed
             asked = [p for p in peers if p not in given and (p not in gone or (few and p in electors))]
             self._refusals.clear()
-            answers = await asyncio.gather(*(self._try(peer, method, body, reply) for peer in asked))
+            answers = await asyncio.gather(*(self._try(peer, rpc, body) for peer in asked))
             given |= {peer: answer for peer, answer in zip(asked, answers, strict=True) if answer is not None}
             count = sum(peer in given for peer in electors)
             if count >= needed:
@@ -369,13 +378,13 @@ class Leading:
         there = [peer for peer in self._roster.peers if peer != me and peer not in self.closing.liveness.gone]
         await asyncio.gather(*(self._tell(peer, decide) for peer in there))
         try:
-            await self.closing.calls.ask(me, "step/1/decide", decide, Empty, timeout_s=timeout_s)
+            await self.closing.calls.ask(me, DECIDE, decide, timeout_s=timeout_s)
         except PeerError as error:
             logger.warning("step %d is decided, and not closed here yet: %s", self.step, error)
 
     async def _tell(self, peer: PeerId, decide: Decide) -> None:
         try:
-            await self._calls.ask(peer, "step/1/decide", decide, Empty, timeout_s=self.closing.timeout_s())
+            await self._calls.ask(peer, DECIDE, decide, timeout_s=self.closing.timeout_s())
         except PeerError as error:
             logger.warning("step %d is decided, but was not told: %s", self.step, error)
         else:

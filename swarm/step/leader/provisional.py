@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Collection, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from swarm.consensus.acceptor import Vote, has_majority
 from swarm.consensus.branches import Fork
@@ -15,19 +15,18 @@ from swarm.consensus.roster import lost_parts, own_term
 from swarm.errors import OutOfSync, PeerError, Refused, Superseded, WrongStep
 from swarm.events import LineageConfirmed
 from swarm.ids import PeerId
-from swarm.schema import Message
+from swarm.network.protocols import ReplyT, RequestT, Rpc
 from swarm.step.context import Closing
 from swarm.step.leader.close import Leading
 from swarm.step.member.service import Member
 from swarm.step.messages import Propose
-from swarm.step.observe_messages import NEXT, START, Decided, NextRequest, StartRequest
+from swarm.step.observe_messages import NEXT, START, NextRequest, StartRequest
 from swarm.waiting import ExponentialBackoff, first_done
 
 LOOK_S = 1.0
 """How often those who are back are asked again what became of the step after the fork point."""
 ASK_S = 2.0
 
-ReplyT = TypeVar("ReplyT", bound=Message)
 logger = logging.getLogger(__name__)
 
 
@@ -68,9 +67,9 @@ class Confirming(Leading):
         await self._have_accepted(Propose(record=vote.record, changes=vote.changes, term=self.term))
         return vote.record
 
-    async def _try(self, peer: PeerId, method: str, body: Message, reply: type[ReplyT]) -> ReplyT | None:
+    async def _try(self, peer: PeerId, rpc: Rpc[RequestT, ReplyT], body: RequestT) -> ReplyT | None:
         try:
-            return await super()._try(peer, method, body, reply)
+            return await super()._try(peer, rpc, body)
         except WrongStep:
             if peer in self.lineage:
                 return None
@@ -180,7 +179,7 @@ class Reunion:
         """What a majority has decided in the step after the fork point, as far as this peer can prove it."""
         body = NextRequest(part=None, step=fork.step)
         try:
-            said = await self._closing.calls.ask(peer, NEXT, body, Decided, timeout_s=ASK_S)
+            said = await self._closing.calls.ask(peer, NEXT, body, timeout_s=ASK_S)
             decision = said.decision()
             fork.history().check(decision.record)
             check_confirmed(decision.record, fork.point.members, decision.acceptances, fork.verify, decision.term)
@@ -217,7 +216,7 @@ class Reunion:
     async def _is_with_us(self, peer: PeerId) -> bool:
         """Whether who has closed that step already follows our lineage: whoever closed another has left us out."""
         try:
-            newest = await self._closing.calls.ask(peer, START, StartRequest(part=None), Decided, timeout_s=ASK_S)
+            newest = await self._closing.calls.ask(peer, START, StartRequest(part=None), timeout_s=ASK_S)
         except PeerError as error:
             logger.info("%s does not say what it follows: %s", peer, error)
             return True  # it is asked again

@@ -21,7 +21,7 @@ from swarm.step.decisions import given_up
 from swarm.step.leader.batch import Filling
 from swarm.step.member.rescue import CONSENT, Consent, ConsentRequest, choose
 from swarm.step.messages import Propose
-from swarm.step.observe_messages import STANDING, RunStanding, StandingRequest
+from swarm.step.observe_messages import STANDING, StandingRequest
 from swarm.waiting import first_done
 
 AGAIN_S = 1.0
@@ -100,7 +100,7 @@ class Rescuing:
     async def _ask(self, peer: PeerId, part: str) -> Consent | PeerError:
         body = ConsentRequest(step=self._step, term=self._term, part=part)
         try:
-            said = await self._filling.calls.ask(peer, CONSENT, body, Consent, timeout_s=self._closing.timeout_s())
+            said = await self._filling.calls.ask(peer, CONSENT, body, timeout_s=self._closing.timeout_s())
             if said.rescue is not None:
                 self._closing.desk.check_rescue(peer, part, said.rescue)
             return said
@@ -186,7 +186,7 @@ def absent(calls: StepCalls, asked: Iterable[PeerId]) -> Iterator[set[PeerId]]:
 async def is_there(calls: StepCalls, peer: PeerId, timeout_s: float) -> bool:
     """Whether a peer answers the simplest question in time. Raises no PeerError."""
     try:
-        await calls.ask(peer, STANDING, StandingRequest(), RunStanding, timeout_s=timeout_s)
+        await calls.ask(peer, STANDING, StandingRequest(), timeout_s=timeout_s)
     except PeerError:
         return False
     return True

@@ -15,10 +15,23 @@ from swarm.consensus.records import NO_RECORD, Aside, Contribution
 from swarm.consensus.roster import Roster, owner
 from swarm.errors import Busy, Refused, Superseded, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
-from swarm.network.protocols import Answer, Method, Request
+from swarm.network.protocols import AnyMethod
 from swarm.schema import Empty
 from swarm.security.signing import receipt_bytes
-from swarm.step.messages import Complete, Lease, Leased, PutAside, Resume, Resumed
+from swarm.step.messages import (
+    ASIDE,
+    COMPLETE,
+    JOIN,
+    LEASE,
+    LEAVE,
+    RESUME,
+    Complete,
+    Lease,
+    Leased,
+    PutAside,
+    Resume,
+    Resumed,
+)
 from swarm.step.rules import StepRules
 
 
@@ -58,15 +71,15 @@ class LeadDesk:
         self._lost: frozenset[PeerId] = frozenset()
         self._settled = False
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         return [
-            Method(name="lead/1/lease", request=Lease, handle=self._on_lease),
-            Method(name="lead/1/complete", request=Complete, handle=self._on_complete),
-            Method(name="lead/1/aside", request=PutAside, handle=self._on_aside),
-            Method(name="lead/1/resume", request=Resume, handle=self._on_resume),
-            Method(name="lead/1/join", request=Admission, handle=self._on_join),
-            Method(name="lead/1/leave", request=Departure, handle=self._on_leave),
+            LEASE.handled(self._on_lease),
+            COMPLETE.handled(self._on_complete),
+            ASIDE.handled(self._on_aside),
+            RESUME.handled(self._on_resume),
+            JOIN.handled(self._on_join),
+            LEAVE.handled(self._on_leave),
         ]
 
     def open_step(
@@ -234,52 +247,48 @@ class LeadDesk:
     def _moment(self) -> Moment:
         return Moment(self._step, self._roster, self._previous)
 
-    async def _on_lease(self, request: Request) -> Answer:
-        body: Lease = request.body
-        ledger = await self._book(request.caller, body.step, body.term)
-        self._check_resumed(request.caller)
+    async def _on_lease(self, caller: PeerId, body: Lease) -> Leased:
+        ledger = await self._book(caller, body.step, body.term)
+        self._check_resumed(caller)
         if self._awaited:
             raise Busy(f"{len(self._awaited)} trainers have yet to say what they have begun")
-        total, reason = ledger.lease(body.step, request.caller, body.total)
-        return Answer(Leased(total=total, reason=reason))
+        total, reason = ledger.lease(body.step, caller, body.total)
+        return Leased(total=total, reason=reason)
 
-    async def _on_complete(self, request: Request) -> Answer:
-        body: Complete = request.body
-        await self._wait_for_trainer(request.caller, body.step)
-        self._check(request.caller, body)
+    async def _on_complete(self, caller: PeerId, body: Complete) -> Empty:
+        await self._wait_for_trainer(caller, body.step)
+        self._check(caller, body)
         if self._ledger is not None and body.term == self._term:
-            self._check_resumed(request.caller)
-            self._ledger.complete(body.step, request.caller, body.contribution)
+            self._check_resumed(caller)
+            self._ledger.complete(body.step, caller, body.contribution)
             self._changed.set()
         elif owner(self._roster, self._step, body.term + 1) == self._me:
             self._witnessed[body.contribution.microbatch] = body.contribution
         else:
             raise self._not_leading()
-        return Answer(Empty())
+        return Empty()
 
-    async def _on_aside(self, request: Request) -> Answer:
-        body: PutAside = request.body
-        ledger = await self._book(request.caller, body.step, body.term)
-        self._check_resumed(request.caller)
-        if ledger.put_aside(body.step, request.caller, body.aside):
+    async def _on_aside(self, caller: PeerId, body: PutAside) -> Empty:
+        ledger = await self._book(caller, body.step, body.term)
+        self._check_resumed(caller)
+        if ledger.put_aside(body.step, caller, body.aside):
             self._given_back.set()
-        return Answer(Empty())
+        return Empty()
 
-    async def _on_resume(self, request: Request) -> Answer:
-        body: Resume = request.body
-        ledger = await self._book(request.caller, body.step, body.term)
-        if request.caller not in ledger.trainers:
+    async def _on_resume(self, caller: PeerId, body: Resume) -> Resumed:
+        ledger = await self._book(caller, body.step, body.term)
+        if caller not in ledger.trainers:
             raise Busy("this trainer was taken for gone; its leader has yet to count on it again")
         if len(body.started) > 2 * self._rules.target + len(body.aside):
             raise Violation(f"{len(body.started)} microbatches begun in a step of {self._rules.target}")
-        if any(microbatch.trainer != request.caller for microbatch in body.started):
+        if any(microbatch.trainer != caller for microbatch in body.started):
             raise Refused("a trainer reports its own microbatches only")
         if len(set(body.started)) != len(body.started):
             raise Violation("a microbatch that was begun twice")
-        kept = ledger.resume(body.step, request.caller, body.started, body.aside)
-        self._awaited.discard(request.caller)
+        kept = ledger.resume(body.step, caller, body.started, body.aside)
+        self._awaited.discard(caller)
         self._changed.set()
-        return Answer(Resumed(kept=kept))
+        return Resumed(kept=kept)
 
     async def _book(self, caller: PeerId, step: int, term: int) -> Ledger:
         """Our ledger, for a trainer of the roster. Raises Superseded when another leads, or the trainer knows another
@@ -312,34 +321,32 @@ class LeadDesk:
             if not self._verify(PeerId(replica), signed, receipt):
                 raise Violation(f"the receipt of stage {stage} is forged", peer=caller)
 
-    async def _on_join(self, request: Request) -> Answer:
-        body: Admission = request.body
-        if body.member.peer != request.caller:
+    async def _on_join(self, caller: PeerId, body: Admission) -> Empty:
+        if body.member.peer != caller:
             raise Refused("a peer asks for itself only")
         await self._wait_to_change(body.step)
         self._change_rules.check_admission(dataclasses.replace(self._moment, lost=self._lost), body)
-        others = len(self._joins.keys() - {request.caller})
+        others = len(self._joins.keys() - {caller})
         if len(self._roster) + others >= self._rules.max_members:
             raise Refused(f"the run is full: a step's record has room for {self._rules.max_members} members")
         if others >= MAX_CHANGES:
             raise Busy(f"{MAX_CHANGES} peers join in this step already")
-        self._joins[request.caller] = body
-        return Answer(Empty())
+        self._joins[caller] = body
+        return Empty()
 
-    async def _on_leave(self, request: Request) -> Answer:
-        body: Departure = request.body
-        if body.peer != request.caller:
+    async def _on_leave(self, caller: PeerId, body: Departure) -> Empty:
+        if body.peer != caller:
             raise Refused("a peer asks for itself only")
         await self._wait_to_change(body.step)
         self._change_rules.check_departure(self._moment, body)
-        others = [peer for peer in self._leaves if peer != request.caller]
-        if (reason := self._change_rules.spared(self._roster, others, request.caller)) is None:
-            self._leaves[request.caller] = body
-            return Answer(Empty())
-        self._unspared[request.caller] = body
+        others = [peer for peer in self._leaves if peer != caller]
+        if (reason := self._change_rules.spared(self._roster, others, caller)) is None:
+            self._leaves[caller] = body
+            return Empty()
+        self._unspared[caller] = body
         if self._end() is None:
             raise Refused(self._why_not_yet(reason))
-        return Answer(Empty())
+        return Empty()
 
     def _why_not_yet(self, reason: str) -> str:
         """Why one that cannot be spared, for that reason, must wait for more than the step."""

@@ -12,11 +12,11 @@ from swarm.consensus.records import Aside, Contribution
 from swarm.consensus.roster import owner
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
-from swarm.network.protocols import Answer, Method, Request
+from swarm.network.protocols import AnyMethod
 from swarm.schema import Empty
 from swarm.step.calls import LiveCalls
 from swarm.step.member.service import Member
-from swarm.step.messages import Complete, Feed, Lease, Leased, PutAside, Resume, Resumed
+from swarm.step.messages import AGAIN, ASIDE, COMPLETE, LEASE, RESUME, Complete, Feed, Lease, PutAside, Resume
 from swarm.waiting import ExponentialBackoff, first_done
 
 logger = logging.getLogger(__name__)
@@ -53,9 +53,9 @@ class RemoteLeader:
         self._resuming = asyncio.Lock()
         self._again = asyncio.Event()
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        return [Method(name="feed/1/again", request=Feed, handle=self._on_again)]
+        return [AGAIN.handled(self._on_again)]
 
     def rewound(self) -> None:
         """A lineage was given up: its steps come again, and nothing is leased or told in them yet."""
@@ -75,7 +75,7 @@ class RemoteLeader:
         async def ask(leader: PeerId, term: int) -> int:
             held = self._leased
             body = Lease(step=step, term=term, total=held + wanted)
-            answer = await self._calls.ask(leader, "lead/1/lease", body, Leased, timeout_s=self._timeout_s())
+            answer = await self._calls.ask(leader, LEASE, body, timeout_s=self._timeout_s())
             if self._term != term or self._leased != held:
                 raise Superseded("another leader was told meanwhile what was begun", peer=leader)
             if not held <= answer.total <= held + wanted:
@@ -105,7 +105,7 @@ class RemoteLeader:
             body = Complete(step=step, term=term, contribution=contribution, receipts=receipts)
             witness = asyncio.create_task(self._bear_witness(body))
             try:
-                await self._calls.ask(leader, "lead/1/complete", body, Empty, timeout_s=self._timeout_s())
+                await self._calls.ask(leader, COMPLETE, body, timeout_s=self._timeout_s())
                 await witness
             finally:
                 witness.cancel()
@@ -117,7 +117,7 @@ class RemoteLeader:
         if witness == owner(self._member.roster, body.step, body.term):
             return
         try:
-            await self._calls.ask(witness, "lead/1/complete", body, Empty, timeout_s=self._timeout_s())
+            await self._calls.ask(witness, COMPLETE, body, timeout_s=self._timeout_s())
         except PeerError as error:  # one that is gone bears no witness
             logger.debug("step %d, %s does not know of %s: %s", body.step, witness, body.contribution.microbatch, error)
 
@@ -130,7 +130,7 @@ class RemoteLeader:
             if microbatch not in self._aside:
                 raise Refused("the leader has no room for it any more", peer=leader)
             body = PutAside(step=step, term=term, aside=aside)
-            await self._calls.ask(leader, "lead/1/aside", body, Empty, timeout_s=self._timeout_s())
+            await self._calls.ask(leader, ASIDE, body, timeout_s=self._timeout_s())
 
         await self._until_told(step, tell, NOT_COUNTED)
         self._again.set()  # the leader has room for another of ours, and the batch waits for it
@@ -185,7 +185,7 @@ class RemoteLeader:
             leader, started = self._member.leader, tuple(self.begun.started(step))
             aside = tuple(self._aside[m] for m in started if m in self._aside)
             body = Resume(step=step, term=term, started=started, aside=aside)
-            answer = await self._calls.ask(leader, "lead/1/resume", body, Resumed, timeout_s=self._timeout_s())
+            answer = await self._calls.ask(leader, RESUME, body, timeout_s=self._timeout_s())
             kept = frozenset(started[: answer.kept])
             self.begun.keep(step, len(kept))
             self._leased, self._term = len(kept), -1  # whoever was asked before this has nothing to say any more
@@ -193,12 +193,11 @@ class RemoteLeader:
             self._aside = {m: aside for m, aside in self._aside.items() if m in kept}
             for contribution, receipts in list(self._reports.values()):
                 report = Complete(step=step, term=term, contribution=contribution, receipts=receipts)
-                await self._calls.ask(leader, "lead/1/complete", report, Empty, timeout_s=self._timeout_s())
+                await self._calls.ask(leader, COMPLETE, report, timeout_s=self._timeout_s())
             self._term = term
             self._again.set()
 
-    async def _on_again(self, request: Request) -> Answer:
-        body: Feed = request.body
+    async def _on_again(self, caller: PeerId, body: Feed) -> Empty:
         if body.step == self._step:
             self._again.set()
-        return Answer(Empty())
+        return Empty()

@@ -19,11 +19,9 @@ from swarm.consensus.history import History
 from swarm.consensus.roster import Roster, lost_parts
 from swarm.errors import Busy, Refused
 from swarm.ids import PartName, PeerId, RunId, stage_of
-from swarm.network.protocols import Answer, Method, Request
+from swarm.network.protocols import AnyMethod, Rpc
 from swarm.schema import Count, Message, PartField
 from swarm.step.member.service import Member
-
-CONSENT = "rescue/1/consent"
 
 
 class ConsentRequest(Message):
@@ -38,6 +36,9 @@ class Consent(Message):
     """The copy is there. ``rescue`` is None for a peer that cannot leave what it does, and gives the copy to others."""
 
     rescue: Rescue | None
+
+
+CONSENT = Rpc("rescue/1/consent", ConsentRequest, Consent)
 
 
 # --- who holds a copy ------------------------------------------------------------------------------------------------
@@ -57,13 +58,12 @@ class RescueDesk:
     takes: Callable[[PartName, int], bool]
     gone: Callable[[], Collection[PeerId]]
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        return [Method(name=CONSENT, request=ConsentRequest, handle=self._on_consent)]
+        return [CONSENT.handled(self._on_consent)]
 
-    async def _on_consent(self, request: Request) -> Answer:
-        body: ConsentRequest = request.body
-        await self.member.from_leader(request.caller, body.step, body.term)
+    async def _on_consent(self, caller: PeerId, body: ConsentRequest) -> Consent:
+        await self.member.from_leader(caller, body.step, body.term)
         roster, part = self.member.roster, PartName(body.part)
         if part not in lost_parts(roster, self.gone()):
             raise Busy(f"a replica of {part} is there, as far as is known here")
@@ -71,7 +71,7 @@ class RescueDesk:
             if self.takes(part, body.step - 1):
                 raise Busy(f"the copy of {part} here is just taking the update of step {body.step - 1}")
             raise Refused(f"there is no copy of {part} after step {body.step - 1} here")
-        return Answer(Consent(rescue=self._rescue(roster, part, body.step)))
+        return Consent(rescue=self._rescue(roster, part, body.step))
 
     def _rescue(self, roster: Roster, part: PartName, step: int) -> Rescue | None:
         own = roster[self.me]

@@ -19,8 +19,9 @@ from swarm.consensus.records import CloseRecord, Decision, acceptance_bytes
 from swarm.consensus.roster import Roster, owner
 from swarm.errors import Busy, Ending, Refused, RunEnded, WrongStep
 from swarm.ids import PartName, PeerId
-from swarm.network.protocols import Answer, Method, Request
+from swarm.network.protocols import AnyMethod
 from swarm.schema import Empty
+from swarm.step import messages
 from swarm.step.context import MemberContext
 from swarm.step.member.acceptance import AcceptanceRules
 from swarm.step.member.branch import Forking
@@ -182,27 +183,25 @@ class Member:
 
     # --- the answers ---------------------------------------------------------------------------------------------
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         return [
-            Method(name="step/1/prepare", request=Prepare, handle=self._on_prepare),
-            Method(name="step/1/reconcile", request=Reconcile, handle=self._on_reconcile),
-            Method(name="step/1/apply", request=Apply, handle=self._on_apply),
-            Method(name="step/1/propose", request=Propose, handle=self._on_propose),
-            Method(name="step/1/decide", request=Decide, handle=self._on_decide),
-            Method(name="step/1/over", request=Over, handle=self._on_over),
+            messages.PREPARE.handled(self._on_prepare),
+            messages.RECONCILE.handled(self._on_reconcile),
+            messages.APPLY.handled(self._on_apply),
+            messages.PROPOSE.handled(self._on_propose),
+            messages.DECIDE.handled(self._on_decide),
+            messages.OVER.handled(self._on_over),
         ]
 
-    async def _on_prepare(self, request: Request) -> Answer:
-        body: Prepare = request.body
-        if (promise := self.forking.promise(request.caller, body.step, body.term)) is not None:
-            return Answer(promise)
-        ballot = (await self.from_leader(request.caller, body.step, body.term)).ballot
-        return Answer(Promise(vote=ballot.vote, free=ballot.free, votes_only=not self._named))
+    async def _on_prepare(self, caller: PeerId, body: Prepare) -> Promise:
+        if (promise := self.forking.promise(caller, body.step, body.term)) is not None:
+            return promise
+        ballot = (await self.from_leader(caller, body.step, body.term)).ballot
+        return Promise(vote=ballot.vote, free=ballot.free, votes_only=not self._named)
 
-    async def _on_reconcile(self, request: Request) -> Answer:
-        body: Reconcile = request.body
-        state = await self.from_leader(request.caller, body.step, body.term, votes_only=False)
+    async def _on_reconcile(self, caller: PeerId, body: Reconcile) -> messages.Averaged:
+        state = await self.from_leader(caller, body.step, body.term, votes_only=False)
         context, name = self._context, self._part_name()
         async with self._still(state):
             if body != state.reconciled:
@@ -212,15 +211,14 @@ class Member:
                 if not body.provisional:
                     state.ballot.begun_free(body.term)
                 await state.begin(body, name, lambda: self._attempt(state, body, name))
-        return Answer((await state.wait_mean()).answer)
+        return (await state.wait_mean()).answer
 
     async def _attempt(self, state: OpenStep, body: Reconcile, name: PartName | None) -> Mean:
         held = None if self.part is None or name is None else (name, self.part)
         return await self._context.attempt.run(body, self._roster, held, state.enter_round)
 
-    async def _on_apply(self, request: Request) -> Answer:
-        body: Apply = request.body
-        state = await self.from_leader(request.caller, body.step, body.term, votes_only=False)
+    async def _on_apply(self, caller: PeerId, body: Apply) -> Prepared:
+        state = await self.from_leader(caller, body.step, body.term, votes_only=False)
         self._context.rules.check_scalars(body.step, body.lr, body.clip)
         async with self._still(state):
             mean = state.mean
@@ -231,44 +229,41 @@ class Member:
                 state.applied = None
                 state.digest = await self._context.attempt.prepare(self.part, mean, body)
             state.applied = body
-        return Answer(Prepared(digest=state.digest or ""))
+        return Prepared(digest=state.digest or "")
 
-    async def _on_propose(self, request: Request) -> Answer:
-        body: Propose = request.body
+    async def _on_propose(self, caller: PeerId, body: Propose) -> Accepted:
         record, context = body.record, self._context
-        if self.forking.accept(request.caller, body):
-            return Answer(Accepted(signature=context.sign(acceptance_bytes(record, body.term))))
-        founding, state = self._accepts.may_found(request.caller, record, context.founder), self._open
+        if self.forking.accept(caller, body):
+            return Accepted(signature=context.sign(acceptance_bytes(record, body.term)))
+        founding, state = self._accepts.may_found(caller, record, context.founder), self._open
         if not founding:
-            state = await self.from_leader(request.caller, record.step, body.term)
+            state = await self.from_leader(caller, record.step, body.term)
         async with self._still(state):
             vote, changes = state.ballot.vote, body.changes
             if vote is not None and vote.record.hash() == record.hash():
                 changes = vote.changes  # which were found to explain its roster
             elif founding:
                 self._accepts.check_founding(record)
-                await context.install(record, request.caller)
+                await context.install(record, caller)
             elif record.void:
                 self._accepts.check_given_up(self._roster, body, context.gone())
             else:
                 self.forking.check(body, self._roster)
                 self._accepts.check_proposal(self._roster, self._part_name(), state, body)
             await state.accept(Vote(term=body.term, record=record, changes=changes), context.me)
-        return Answer(Accepted(signature=context.sign(acceptance_bytes(record, body.term))))
+        return Accepted(signature=context.sign(acceptance_bytes(record, body.term)))
 
-    async def _on_over(self, request: Request) -> Answer:
-        body: Over = request.body
-        async with self._still(await self.from_leader(request.caller, body.step, body.term)):
+    async def _on_over(self, caller: PeerId, body: Over) -> Empty:
+        async with self._still(await self.from_leader(caller, body.step, body.term)):
             self._news.failure = self._accepts.over(self._roster, PartName(body.part), self._context.gone())
         await self._news.tell()
-        return Answer(Empty())
+        return Empty()
 
-    async def _on_decide(self, request: Request) -> Answer:
-        body: Decide = request.body
+    async def _on_decide(self, caller: PeerId, body: Decide) -> Empty:
         if body.step < self.open_step:
             if (other := self.forking.decided(body)) is not None:
                 await self.rewind("another record was accepted by a majority", other)
-            return Answer(Empty())
+            return Empty()
         if body.step != self.open_step and self.open_step > 0:
             await self._wait_step(body.step)
         state = self._open
@@ -279,7 +274,7 @@ class Member:
                 decision = Decision(state.accepted(body.record).record, body.acceptances, None, body.term)
                 state.closing = asyncio.create_task(self._close_step(self._proven(decision)))
         await asyncio.shield(state.closing)
-        return Answer(Empty())
+        return Empty()
 
     def _proven(self, decision: Decision) -> Decision:
         self._accepts.check_decided(self._roster, decision)

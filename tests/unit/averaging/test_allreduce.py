@@ -17,7 +17,6 @@ from swarm.averaging.allreduce.plan import RoundKey, RoundPlan, RoundResult
 from swarm.averaging.allreduce.service import MAX_EXPECTED, AllReduce
 from swarm.errors import BugError, Busy, Refused
 from swarm.ids import PeerId
-from swarm.schema import Empty
 from tests.unit.averaging.world import (
     LoopClock,
     Network,
@@ -152,12 +151,10 @@ def test_expected_round_that_does_not_start_is_forgotten_and_refuses_who_waits()
         services = await serve_members(network := Network(), plan.members)
         services[P1].expect(plan)
         request = ChunkRequest.of(plan, index=plan.chunks_of(P1)[0].index, weight=1)
-        held = asyncio.ensure_future(
-            network.endpoints[P0].call(P1, CHUNK, request, Empty, timeout_s=60, payload=bytes(16))
-        )
+        held = asyncio.ensure_future(network.endpoints[P0].call(P1, CHUNK, request, timeout_s=60, payload=bytes(16)))
         await asyncio.sleep(11)
         with pytest.raises(Busy):
-            await network.endpoints[P0].call(P1, CHUNK, request, Empty, timeout_s=60, payload=bytes(16))
+            await network.endpoints[P0].call(P1, CHUNK, request, timeout_s=60, payload=bytes(16))
         with pytest.raises(Refused):
             await held
 
@@ -171,9 +168,9 @@ def test_expected_rounds_are_bounded_the_oldest_goes_first() -> None:
         for plan in plans:
             services[P1].expect(plan)
         call = network.endpoints[P0].call
-        await call(P1, ENTER, RoundMessage.of(plans[1]), Empty, timeout_s=60)
+        await call(P1, ENTER, RoundMessage.of(plans[1]), timeout_s=60)
         with pytest.raises(Busy):
-            await call(P1, ENTER, RoundMessage.of(plans[0]), Empty, timeout_s=60)
+            await call(P1, ENTER, RoundMessage.of(plans[0]), timeout_s=60)
 
     in_virtual_time(scene())
 
@@ -189,7 +186,7 @@ def test_reduce_with_a_chunk_sent_twice_counts_it_once() -> None:
         payload = sums[P0][chunk.start : chunk.stop].numpy().tobytes()
 
         async def send(what: bytes) -> bytes:
-            call = network.endpoints[P0].call(P1, CHUNK, request, Empty, timeout_s=60, payload=what, max_reply_bytes=16)
+            call = network.endpoints[P0].call(P1, CHUNK, request, timeout_s=60, payload=what, max_reply_bytes=16)
             return bytes((await call)[1])
 
         first = asyncio.ensure_future(send(payload))

@@ -17,20 +17,29 @@ from swarm.averaging.schedules import SCHEDULES, ScheduleName
 from swarm.averaging.strategies.exact import Plain
 from swarm.errors import Busy, Refused, RoundFailed, Violation
 from swarm.ids import PeerId
-from swarm.network.protocols import Answer
+from swarm.network.protocols import Answer, Incoming, Rpc
 from swarm.schema import Empty
-from tests.unit.averaging.world import Network, in_virtual_time, make_plan, names, play, serve_members, whole_numbers
+from tests.unit.averaging.world import (
+    Handler,
+    Network,
+    in_virtual_time,
+    make_plan,
+    names,
+    play,
+    serve_members,
+    whole_numbers,
+)
 
 P0, P1, P2 = names(3)
 PLAN = make_plan([1, 1, 1], 36)
 CALLS = {ENTER: 6, CHUNK: 18, AGREE: 6}
 
 
-def kill_at(network: Network, victim: PeerId, method: str, number: int) -> Callable[..., Awaitable[None]]:
+def kill_at(network: Network, victim: PeerId, method: Rpc[Any, Any], number: int) -> Callable[..., Awaitable[None]]:
     """Kills the victim just before the call of that number is delivered."""
     seen = 0
 
-    async def hook(caller: PeerId, target: PeerId, name: str, body: Any) -> None:
+    async def hook(caller: PeerId, target: PeerId, name: Rpc[Any, Any], body: Any) -> None:
         nonlocal seen
         seen += name == method
         if name == method and seen == number:
@@ -47,7 +56,9 @@ def all_failed(outcomes: dict[PeerId, Any], *alive: PeerId) -> dict[PeerId, Roun
 
 @pytest.mark.parametrize("victim", [P0, P1, P2])
 @pytest.mark.parametrize(("method", "number"), [(m, n + 1) for m, count in CALLS.items() for n in range(count)])
-def test_member_dead_at_any_call_fails_the_round_for_all_others(victim: PeerId, method: str, number: int) -> None:
+def test_member_dead_at_any_call_fails_the_round_for_all_others(
+    victim: PeerId, method: Rpc[Any, Any], number: int
+) -> None:
     network = Network(seed=number)
     network.hook = kill_at(network, victim, method, number)
     outcomes = in_virtual_time(play(network, PLAN, whole_numbers(PLAN)))
@@ -89,7 +100,7 @@ def test_member_that_never_enters_fails_the_round_at_the_deadline() -> None:
 def test_member_that_hangs_is_named_at_the_deadline() -> None:
     network = Network()
 
-    async def hang(caller: PeerId, target: PeerId, name: str, body: Any) -> None:
+    async def hang(caller: PeerId, target: PeerId, name: Rpc[Any, Any], body: Any) -> None:
         if P2 in (caller, target) and name == CHUNK:
             await asyncio.sleep(1e6)
 
@@ -172,7 +183,7 @@ def test_member_that_gives_up_at_once_is_told_and_frames_nobody() -> None:
             await asyncio.sleep(0.005)
             said = Abort.of(plan, reason="it was p1", culprit=P1)
             for peer in (P0, P1, P2):
-                await network.endpoints[liar].call(peer, ABORT, said, Empty, timeout_s=1)
+                await network.endpoints[liar].call(peer, ABORT, said, timeout_s=1)
 
         return (await asyncio.gather(*jobs, lie(), return_exceptions=True))[:3]
 
@@ -207,7 +218,7 @@ def test_member_that_sends_what_is_no_sum_breaks_the_round_here_at_once() -> Non
         await asyncio.sleep(1)
         request = ChunkRequest.of(PLAN, index=PLAN.chunks_of(P0)[0].index, weight=2)
         with pytest.raises(Violation):
-            await network.endpoints[P1].call(P0, CHUNK, request, Empty, timeout_s=5, payload=bytes(16))
+            await network.endpoints[P1].call(P0, CHUNK, request, timeout_s=5, payload=bytes(16))
         outcomes = await asyncio.gather(*jobs, return_exceptions=True)
         assert asyncio.get_running_loop().time() < 2, "it waited for its deadline"
         return outcomes[0], outcomes[1]
@@ -232,10 +243,10 @@ def test_reducer_that_tells_each_member_something_else_is_found_out() -> None:
         endpoint = network.endpoints[P2]
         honest = endpoint.handler(CHUNK)
 
-        async def forked(request: Any) -> Answer:
-            answer = await honest(request)
+        async def forked(caller: PeerId, body: Any, incoming: Incoming) -> Answer[Any]:
+            answer = await honest(caller, body, incoming)
             forged = bytearray(answer.payload)
-            forged[0] ^= request.caller == P0
+            forged[0] ^= caller == P0
             return Answer(Empty(), forged)
 
         endpoint.replace_handler(CHUNK, forked)
@@ -251,11 +262,11 @@ async def with_wrong_bits(network: Network, plan: RoundPlan, *wrong: PeerId) -> 
     """All members' outcomes where some take in other bits than they were sent."""
     services, sums = await serve_members(network, plan.members), whole_numbers(plan)
 
-    def forging(honest: Callable[[Any], Awaitable[Answer]]) -> Callable[[Any], Awaitable[Answer]]:
-        async def forge(request: Any) -> Answer:
-            answer = await honest(request)
+    def forging(honest: Handler) -> Handler:
+        async def forge(caller: PeerId, body: Any, incoming: Incoming) -> Answer[Any]:
+            answer = await honest(caller, body, incoming)
             forged = bytearray(answer.payload)
-            forged[0] ^= request.caller in wrong
+            forged[0] ^= caller in wrong
             return Answer(Empty(), forged)
 
         return forge
@@ -289,7 +300,7 @@ def test_reducer_that_answers_too_little_or_not_finite_is_named() -> None:
             services = await serve_members(network, plan.members)
             endpoint = network.endpoints[P1]
 
-            async def forge(request: Any) -> Answer:
+            async def forge(caller: PeerId, body: Any, incoming: Incoming) -> Answer[Any]:
                 return Answer(Empty(), forged)
 
             endpoint.replace_handler(CHUNK, forge)
@@ -324,7 +335,7 @@ def test_chunk_that_is_not_right_is_refused_before_allocation(
     async def scene() -> None:
         services = await serve_members(Network(), PLAN.members)
         services[P1].expect(PLAN)
-        method = next(method for method in services[P1].methods() if method.name == CHUNK)
+        method = next(method for method in services[P1].methods() if method.rpc == CHUNK)
         request = ChunkRequest.of(PLAN, index=CHUNK_OF_P1, weight=1).model_copy(update=changes)
         assert method.admit is not None
         with pytest.raises(error):
@@ -338,7 +349,7 @@ def test_observer_that_sends_a_sum_is_refused() -> None:
         plan = make_plan([1, 1, 0], 36)
         services = await serve_members(Network(), plan.members)
         services[P1].expect(plan)
-        method = next(method for method in services[P1].methods() if method.name == CHUNK)
+        method = next(method for method in services[P1].methods() if method.rpc == CHUNK)
         request = ChunkRequest.of(plan, index=plan.chunks_of(P1)[0].index, weight=0)
         assert method.admit is not None
         method.admit(P2, request, 0)
@@ -357,7 +368,7 @@ def test_sender_beyond_its_window_is_told_busy() -> None:
         held = []
         for chunk in plan.chunks_of(P1)[: plan.window + 1]:
             request = ChunkRequest.of(plan, index=chunk.index, weight=1)
-            call = network.endpoints[P0].call(P1, CHUNK, request, Empty, timeout_s=5, payload=bytes(16))
+            call = network.endpoints[P0].call(P1, CHUNK, request, timeout_s=5, payload=bytes(16))
             held.append(asyncio.ensure_future(call))
             await asyncio.sleep(0.1)
         outcomes = await asyncio.gather(*held, return_exceptions=True)
@@ -372,7 +383,7 @@ def test_sum_that_is_on_its_way_counts_a_repeat_is_busy_and_a_broken_call_gives_
         network = Network()
         services = await serve_members(network, plan.members)
         services[P1].expect(plan)
-        method = next(method for method in services[P1].methods() if method.name == CHUNK)
+        method = next(method for method in services[P1].methods() if method.rpc == CHUNK)
         assert method.admit is not None
         assert method.over is not None
         first, *more, beyond = (
@@ -400,7 +411,7 @@ def test_sum_whose_call_broke_after_it_arrived_is_kept_and_may_be_asked_for_agai
 
         async def ask(payload: bytes) -> bytes:
             call = network.endpoints[P0].call
-            _, mean = await call(P1, CHUNK, request, Empty, timeout_s=5, payload=payload, max_reply_bytes=16)
+            _, mean = await call(P1, CHUNK, request, timeout_s=5, payload=payload, max_reply_bytes=16)
             return bytes(mean)
 
         broken = asyncio.ensure_future(ask(bytes(16)))
@@ -426,10 +437,10 @@ def test_late_message_of_a_dead_round_is_refused() -> None:
         call = network.endpoints[P1].call
         request = ChunkRequest.of(plan, index=plan.chunks_of(P0)[0].index, weight=1)
         with pytest.raises(Refused):
-            await call(P0, CHUNK, request, Empty, timeout_s=5, payload=bytes(16))
+            await call(P0, CHUNK, request, timeout_s=5, payload=bytes(16))
         with pytest.raises(Refused):
-            await call(P0, AGREE, Agreement.of(plan, result="0" * 64), Empty, timeout_s=5)
-        await call(P0, ABORT, Abort.of(plan), Empty, timeout_s=5)
+            await call(P0, AGREE, Agreement.of(plan, result="0" * 64), timeout_s=5)
+        await call(P0, ABORT, Abort.of(plan), timeout_s=5)
 
     in_virtual_time(scene())
 
@@ -441,9 +452,9 @@ def test_agreement_repeated_after_the_round_is_acknowledged_another_is_refused()
         jobs = (services[peer].reduce(plan, torch.ones(8)) for peer in plan.members)
         result, _ = await asyncio.gather(*jobs)
         call = network.endpoints[P1].call
-        await call(P0, AGREE, Agreement.of(plan, result=result.digest), Empty, timeout_s=5)
+        await call(P0, AGREE, Agreement.of(plan, result=result.digest), timeout_s=5)
         with pytest.raises(Refused):
-            await call(P0, AGREE, Agreement.of(plan, result="0" * 64), Empty, timeout_s=5)
+            await call(P0, AGREE, Agreement.of(plan, result="0" * 64), timeout_s=5)
 
     in_virtual_time(scene())
 
@@ -454,7 +465,7 @@ def test_abort_from_a_stranger_changes_nothing() -> None:
         services = await serve_members(network, (P0, P1, P2))
         services[P0].expect(plan)
         with pytest.raises(Violation):
-            await network.endpoints[P2].call(P0, ABORT, Abort.of(plan), Empty, timeout_s=5)
+            await network.endpoints[P2].call(P0, ABORT, Abort.of(plan), timeout_s=5)
         results = await asyncio.gather(*(services[peer].reduce(plan, torch.ones(8)) for peer in plan.members))
         assert len({result.digest for result in results}) == 1
 
@@ -466,7 +477,7 @@ def test_abort_before_the_round_starts_here_fails_it_when_it_does() -> None:
         network, plan = Network(), make_plan([1, 1], 8)
         services = await serve_members(network, (P0, P1))
         services[P0].expect(plan)
-        await network.endpoints[P1].call(P0, ABORT, Abort.of(plan, reason="no disk"), Empty, timeout_s=5)
+        await network.endpoints[P1].call(P0, ABORT, Abort.of(plan, reason="no disk"), timeout_s=5)
         with pytest.raises(RoundFailed, match="no disk"):
             await services[P0].reduce(plan, torch.ones(8))
         assert asyncio.get_running_loop().time() < 1
@@ -514,14 +525,14 @@ def test_member_dead_after_it_took_all_signatures_and_gave_none_is_known_at_once
         services = await serve_members(network, PLAN.members)
         honest, takers, taken = network.endpoints[P2].handler(AGREE), {P0, P1}, asyncio.Event()
 
-        async def take(request: Any) -> Answer:
-            answer = await honest(request)
-            takers.discard(request.caller)
+        async def take(caller: PeerId, body: Any, incoming: Incoming) -> Answer[Any]:
+            answer = await honest(caller, body, incoming)
+            takers.discard(caller)
             if not takers:
                 taken.set()
             return answer
 
-        async def die_before_signing(caller: PeerId, target: PeerId, name: str, body: Any) -> None:
+        async def die_before_signing(caller: PeerId, target: PeerId, name: Rpc[Any, Any], body: Any) -> None:
             if caller == P2 and name == AGREE:
                 await taken.wait()
                 await asyncio.sleep(1)
@@ -550,11 +561,11 @@ def test_reducer_that_answers_one_with_other_bits_breaks_all_plain_rounds_but_it
         services = await serve_members(network, plan.members)
         honest = network.endpoints[liar].handler(CHUNK)
 
-        async def forked(request: Any) -> Answer:
-            answer = await honest(request)
+        async def forked(caller: PeerId, body: Any, incoming: Incoming) -> Answer[Any]:
+            answer = await honest(caller, body, incoming)
             forged = bytearray(answer.payload)
             if forged:
-                forged[0] ^= request.caller == victim
+                forged[0] ^= caller == victim
             return Answer(Empty(), forged)
 
         network.endpoints[liar].replace_handler(CHUNK, forked)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from swarm.averaging.strategies import STRATEGIES
 from swarm.compression.blockwise import BLOCK
 from swarm.errors import BugError, RoundFailed
 from swarm.ids import PeerId, stage_part
-from swarm.network.protocols import Answer
+from swarm.network.protocols import Answer, Incoming
 from swarm.schema import Empty
 from tests.unit.averaging.test_round import Listed
 from tests.unit.averaging.world import (
@@ -106,7 +107,7 @@ def test_reducer_that_answers_a_hostile_scale_is_named(scale: float) -> None:
         network, plan = Network(), int8_plan([1, 1], 2 * BLOCK)
         services = await serve_members(network, plan.members)
 
-        async def forge(request: object) -> Answer:
+        async def forge(caller: PeerId, body: Any, incoming: Incoming) -> Answer[Any]:
             return Answer(Empty(), np.array([scale], "<f4").tobytes() + bytes(BLOCK))
 
         network.endpoints[P1].replace_handler(CHUNK, forge)

@@ -17,6 +17,7 @@ from swarm.averaging.allreduce.plan import RoundPlan, RoundResult
 from swarm.averaging.schedules.routes import Routes
 from swarm.errors import Busy, RoundFailed
 from swarm.ids import PeerId
+from swarm.network.protocols import Rpc
 from tests.unit.averaging.world import (
     Network,
     in_virtual_time,
@@ -51,7 +52,7 @@ def outputs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]
 def test_round_in_which_some_were_busy_leaves_nothing_behind(outputs: list[weakref.ref[Any]]) -> None:
     network, refused = Network(), 0
 
-    async def busy_at_first(caller: PeerId, target: PeerId, method: str, body: Any) -> None:
+    async def busy_at_first(caller: PeerId, target: PeerId, method: Rpc[Any, Any], body: Any) -> None:
         nonlocal refused
         if method == ENTER and network.calls[ENTER] < 4:
             refused += 1
@@ -68,7 +69,7 @@ def test_round_in_which_some_were_busy_leaves_nothing_behind(outputs: list[weakr
 def test_round_that_failed_leaves_nothing_behind(outputs: list[weakref.ref[Any]]) -> None:
     network = Network()
 
-    async def die(caller: PeerId, target: PeerId, method: str, body: Any) -> None:
+    async def die(caller: PeerId, target: PeerId, method: Rpc[Any, Any], body: Any) -> None:
         if method == CHUNK and network.calls[CHUNK] == 5:
             network.kill(P2)
             await asyncio.sleep(0)

@@ -16,7 +16,7 @@ from swarm.averaging.strategies import STRATEGIES
 from swarm.errors import PeerError
 from swarm.events import Event, Mixed
 from swarm.ids import PartName, PeerId, RunId, stage_part
-from swarm.network.protocols import Answer, Method, Request
+from swarm.network.protocols import Answer, AnyMethod, Incoming
 from swarm.sim.loop import LoopClock, run_world
 from swarm.sim.network import SimEndpoint, SimNetwork
 from swarm.sim.wires import Delay
@@ -87,15 +87,15 @@ class World:
     def _held(self, part: FakePart) -> tuple[PartName, FakePart, Sequence[PeerId]]:
         return PART, part, self.replicas
 
-    def replace(self, number: int, answer: Callable[[], Answer]) -> None:
+    def replace(self, number: int, answer: Callable[[], Answer[Taken]]) -> None:
         """This peer answers as it likes."""
 
-        async def handle(request: Request) -> Answer:
+        async def handle(caller: PeerId, body: TakeRequest, incoming: Incoming) -> Answer[Taken]:
             return answer()
 
         class Liar:
-            def methods(self) -> list[Method]:
-                return [Method(name=TAKE, request=TakeRequest, handle=handle)]
+            def methods(self) -> list[AnyMethod]:
+                return [TAKE.handled_with_payload(handle)]
 
         self.endpoints[number] = self.network.endpoint(PeerId(f"peer{number}x"))
         self.replicas[number] = self.endpoints[number].peer

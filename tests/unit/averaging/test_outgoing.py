@@ -13,6 +13,7 @@ from swarm.averaging.allreduce.messages import AGREE, CHUNK, ENTER, Agreement
 from swarm.averaging.allreduce.plan import RoundResult
 from swarm.errors import BugError, RoundFailed
 from swarm.ids import PeerId
+from swarm.network.protocols import Rpc
 from tests.unit.averaging.world import Network, in_virtual_time, make_plan, names, play, right_mean, whole_numbers
 
 P0, P1, P2, P3, P4 = names(5)
@@ -29,11 +30,11 @@ class Watched(Network):
         self.called: set[tuple[PeerId, PeerId]] = set()
         self.hook = self._look
 
-    async def _look(self, caller: PeerId, target: PeerId, method: str, body: Any) -> None:
+    async def _look(self, caller: PeerId, target: PeerId, method: Rpc[Any, Any], body: Any) -> None:
         self.called.add((caller, target))
         await self.then(caller, target, method, body)
 
-    async def then(self, caller: PeerId, target: PeerId, method: str, body: Any) -> None:
+    async def then(self, caller: PeerId, target: PeerId, method: Rpc[Any, Any], body: Any) -> None:
         """What the test does at a call."""
 
 
@@ -51,9 +52,9 @@ def test_everybody_has_the_mean_and_nobody_called_those_who_only_call(seed: int)
     ("victim", "method"),
     [(peer, method) for peer in (P0, P3, P4) for method in (ENTER, CHUNK, AGREE)] + [(P1, ENTER), (P1, AGREE)],
 )
-def test_member_that_dies_fails_the_round_for_all_others(victim: PeerId, method: str) -> None:
+def test_member_that_dies_fails_the_round_for_all_others(victim: PeerId, method: Rpc[Any, Any]) -> None:
     class Deadly(Watched):
-        async def then(self, caller: PeerId, target: PeerId, name: str, body: Any) -> None:
+        async def then(self, caller: PeerId, target: PeerId, name: Rpc[Any, Any], body: Any) -> None:
             if name == method and caller == victim and not self.dead(victim):
                 self.kill(victim)
                 await asyncio.sleep(0)
@@ -68,7 +69,7 @@ def test_member_that_dies_fails_the_round_for_all_others(victim: PeerId, method:
 
 def test_one_that_only_calls_and_holds_another_result_voids_the_round_for_the_others_like_it() -> None:
     class Lying(Watched):
-        async def then(self, caller: PeerId, target: PeerId, name: str, body: Any) -> None:
+        async def then(self, caller: PeerId, target: PeerId, name: Rpc[Any, Any], body: Any) -> None:
             if name == AGREE and caller == P3:
                 assert isinstance(body, Agreement)
                 object.__setattr__(body, "result", "0" * 64)
@@ -82,7 +83,7 @@ def test_one_that_is_cancelled_tells_those_it_calls() -> None:
     bodies = []
 
     class Cancelling(Watched):
-        async def then(self, caller: PeerId, target: PeerId, name: str, body: Any) -> None:
+        async def then(self, caller: PeerId, target: PeerId, name: Rpc[Any, Any], body: Any) -> None:
             if name == CHUNK and caller == P3:
                 bodies.append(body)
                 raise RoundFailed("it gives up")

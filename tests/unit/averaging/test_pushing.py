@@ -8,11 +8,12 @@ import pytest
 import torch
 
 from swarm.averaging.gossip.mixing import Held, MixingContext
-from swarm.averaging.gossip.pushing import PUSH, YIELD, Pushing, PushRequest, PushSum, TakenAnswer
+from swarm.averaging.gossip.pushing import PUSH, YIELD, Pushing, PushRequest, PushSum
 from swarm.averaging.gossip.versions import Version
 from swarm.errors import DeadlineMissed, PeerError
 from swarm.events import Event, Mixed
 from swarm.ids import PeerId, RunId, stage_part
+from swarm.network.protocols import Rpc
 from swarm.sim.loop import LoopClock, run_world
 from swarm.sim.network import SimEndpoint, SimNetwork
 
@@ -45,15 +46,15 @@ class Deaf:
     """An endpoint to which the answer to each of the given calls never comes."""
 
     def __init__(self, inner: SimEndpoint) -> None:
-        self.inner, self.lost = inner, list[str]()
+        self.inner, self.lost = inner, list[Rpc[Any, Any]]()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    async def call(self, target: PeerId, method: str, *args: Any, **options: Any) -> Any:
-        answer = await self.inner.call(target, method, *args, **options)
-        if method in self.lost:
-            self.lost.remove(method)
+    async def call(self, target: PeerId, rpc: Rpc[Any, Any], *args: Any, **options: Any) -> Any:
+        answer = await self.inner.call(target, rpc, *args, **options)
+        if rpc in self.lost:
+            self.lost.remove(rpc)
             raise DeadlineMissed("the answer was lost", peer=target)
         return answer
 
@@ -182,9 +183,7 @@ def refusal(payload: torch.Tensor, part: str = PART, step: int = STEP, weight: f
         body = PushRequest(part=part, step=step, number=1, weight=weight)
         sender = world.deaf[world.peers[1]].inner
         with pytest.raises(PeerError) as raised:
-            await sender.call(
-                world.peers[0], PUSH, body, TakenAnswer, timeout_s=5.0, payload=payload.numpy().data.cast("B")
-            )
+            await sender.call(world.peers[0], PUSH, body, timeout_s=5.0, payload=payload.numpy().data.cast("B"))
         found.append(raised.value)
         await world.leg(world.peers[0])
         assert world.values[0] == 1.0

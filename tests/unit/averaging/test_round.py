@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from swarm.averaging.strategies.swapping import ButterflyGroups, Grid
 from swarm.errors import BugError, RoundFailed
 from swarm.events import Event, RoundDone, RoundVoid
 from swarm.ids import PeerId, stage_part
+from swarm.network.protocols import Rpc
 from tests.unit.averaging.world import Network, in_virtual_time, names, serve_members
 
 P0, P1 = names(2)
@@ -216,7 +218,7 @@ def test_member_that_hangs_in_the_first_of_two_rounds_is_the_only_one_blamed(see
         network = Network(seed=seed)
         services = await serve_members(network, names(4))
 
-        async def hang(caller: PeerId, target: PeerId, name: str, body: object) -> None:
+        async def hang(caller: PeerId, target: PeerId, name: Rpc[Any, Any], body: object) -> None:
             if caller == hung and name == CHUNK:
                 await asyncio.sleep(1e6)
 

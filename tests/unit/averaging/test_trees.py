@@ -14,7 +14,7 @@ from swarm.averaging.schedules import SCHEDULES, ScheduleName
 from swarm.averaging.schedules.costs import Vector, load
 from swarm.errors import BugError, RoundFailed, Violation
 from swarm.ids import PeerId
-from swarm.network.protocols import Answer, Request
+from swarm.network.protocols import Answer, Incoming, Rpc
 from tests.unit.averaging.world import (
     Network,
     in_virtual_time,
@@ -96,7 +96,7 @@ def test_members_without_a_share_ask_and_are_never_asked_for_a_sum(schedule: Sch
     plan = planned(schedule, [1, 0, 2, 3, 4], shares=dict(zip(members, shares, strict=True)))
     network, asked = Network(), set()
 
-    async def note(caller: PeerId, target: PeerId, name: str, body: Any) -> None:
+    async def note(caller: PeerId, target: PeerId, name: Rpc[Any, Any], body: Any) -> None:
         if name == CHUNK:
             asked.add(target)
 
@@ -134,7 +134,7 @@ def test_member_dead_at_a_chunk_fails_the_round_for_all_others_at_once(
 ) -> None:
     plan, network, seen = planned(schedule, [1, 1, 1, 1], 48), Network(seed=number), 0
 
-    async def kill(caller: PeerId, target: PeerId, name: str, body: Any) -> None:
+    async def kill(caller: PeerId, target: PeerId, name: Rpc[Any, Any], body: Any) -> None:
         nonlocal seen
         seen += name == CHUNK
         if name == CHUNK and seen == number:
@@ -159,7 +159,7 @@ def test_member_that_hangs_until_the_deadline_is_blamed_and_nobody_that_waits_fo
     plan = planned(schedule, [1] * 6, 480, timeout_s=10.0)
     network, stuck, fired = Network(), plan.members[3], 0
 
-    async def hang(caller: PeerId, target: PeerId, name: str, body: Any) -> None:
+    async def hang(caller: PeerId, target: PeerId, name: Rpc[Any, Any], body: Any) -> None:
         nonlocal fired
         if caller == stuck and name == CHUNK:
             fired += 1
@@ -179,7 +179,7 @@ def test_silent_death_of_who_only_sends_is_known_at_once(schedule: ScheduleName)
     plan = planned(schedule, [1, 1, 1, 1], 48, shares={P0: 1, P1: 1, P2: 1})
     network, seen = Network(), 0
 
-    async def hang_then_die(caller: PeerId, target: PeerId, name: str, body: Any) -> None:
+    async def hang_then_die(caller: PeerId, target: PeerId, name: Rpc[Any, Any], body: Any) -> None:
         nonlocal seen
         if caller == P3 and name == CHUNK:
             seen += 1
@@ -208,15 +208,15 @@ def test_result_changed_on_its_way_down_is_found_before_anybody_returns(schedule
         for liar in plan.members:
             honest = network.endpoints[liar].handler(CHUNK)
 
-            async def forge(request: Request, honest: Any = honest) -> Answer:
+            async def forge(caller: PeerId, body: Any, incoming: Incoming, honest: Any = honest) -> Answer[Any]:
                 nonlocal forged
-                answer: Answer = await honest(request)
+                answer: Answer[Any] = await honest(caller, body, incoming)
                 if len(answer.payload) and not forged:
                     forged += 1
                     return Answer(answer.body, bytes(len(answer.payload)))
-                if request.body.level and not forged:
+                if body.level and not forged:
                     forged += 1
-                    request.payload[:] = bytes(len(request.payload))
+                    incoming.payload[:] = bytes(len(incoming.payload))
                 return answer
 
             network.endpoints[liar].replace_handler(CHUNK, forge)
@@ -260,7 +260,7 @@ def test_sum_of_a_wrong_subtree_is_refused_before_allocation(
         plan = planned(schedule, [2, 3, 4, 8])
         services = await serve_members(Network(), plan.members)
         services[P1].expect(plan)
-        method = next(method for method in services[P1].methods() if method.name == CHUNK)
+        method = next(method for method in services[P1].methods() if method.rpc == CHUNK)
         assert method.admit is not None
         if schedule == "butterfly":
             method.admit(P0, ChunkRequest.of(plan, index=0, weight=2, level=1), 16)

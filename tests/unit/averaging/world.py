@@ -21,8 +21,16 @@ from swarm.averaging.allreduce.plan import RoundKey, RoundPlan, RoundResult
 from swarm.averaging.allreduce.service import AllReduce
 from swarm.errors import RoundFailed
 from swarm.ids import PeerId, RunId, stage_part
-from swarm.network.protocols import Answer, LinkStatistics, Payload, ReplyT, Request, Service
-from swarm.schema import Message
+from swarm.network.protocols import (
+    Answer,
+    Incoming,
+    LinkStatistics,
+    Payload,
+    ReplyT,
+    RequestT,
+    Rpc,
+    Service,
+)
 from swarm.sim.loop import LoopClock as LoopClock
 from swarm.sim.network import SimEndpoint, SimNetwork
 
@@ -82,14 +90,14 @@ async def inline(fn: Callable[..., Any], /, *args: Any) -> Any:
 class Network:
     """Who is there, how long messages take, and what happens to them.
 
-    ``hook(caller, target, method, body)`` runs before a call leaves and may wait, raise, or kill.
+    ``hook(caller, target, rpc, body)`` runs before a call leaves and may wait, raise, or kill.
     """
 
     seed: int = 0
     slowest_s: float = 0.01
     hook: Hook | None = None
     endpoints: dict[PeerId, TappedEndpoint] = field(default_factory=dict)
-    calls: Counter[str] = field(default_factory=Counter)
+    calls: Counter[Rpc[Any, Any]] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
         rng = random.Random(self.seed)
@@ -119,6 +127,9 @@ class Network:
         await self._deaths[peer].wait()
 
 
+Handler = Callable[[PeerId, Any, Incoming], Awaitable[Answer[Any]]]
+
+
 class TappedEndpoint:
     """An endpoint whose calls the test counts and can interfere with."""
 
@@ -146,32 +157,31 @@ class TappedEndpoint:
     async def close(self) -> None:
         await self._inner.close()
 
-    def replace_handler(self, method: str, handle: Callable[[Request], Awaitable[Answer]]) -> None:
+    def replace_handler(self, rpc: Rpc[Any, Any], handle: Handler) -> None:
         """Make this peer answer a method otherwise."""
         methods = self._inner.desk._methods
-        methods[method] = dataclasses.replace(methods[method], handle=handle)
+        methods[rpc.name] = dataclasses.replace(methods[rpc.name], handle=handle)
 
-    def handler(self, method: str) -> Callable[[Request], Awaitable[Answer]]:
-        return self._inner.desk._methods[method].handle
+    def handler(self, rpc: Rpc[Any, Any]) -> Handler:
+        return self._inner.desk._methods[rpc.name].handle
 
     async def call(
         self,
         target: PeerId,
-        method: str,
-        body: Message,
-        reply: type[ReplyT],
+        rpc: Rpc[RequestT, ReplyT],
+        body: RequestT,
         *,
         timeout_s: float,
         payload: Payload = b"",
         max_reply_bytes: int = 0,
     ) -> tuple[ReplyT, memoryview]:
         network = self._network
-        network.calls[method] += 1
+        network.calls[rpc] += 1
         if network.hook is not None:
-            await network.hook(self.peer, target, method, body)
+            await network.hook(self.peer, target, rpc, body)
         self.payload_sent += len(payload)
         answer, encoded = await self._inner.call(
-            target, method, body, reply, timeout_s=timeout_s, payload=payload, max_reply_bytes=max_reply_bytes
+            target, rpc, body, timeout_s=timeout_s, payload=payload, max_reply_bytes=max_reply_bytes
         )
         network.endpoints[target].payload_sent += len(encoded)
         return answer, encoded

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from swarm.errors import Refused
-from swarm.health.heartbeat import LONGEST_TALK_S, Beat, Lost, Ping, Standing
+from swarm.health.heartbeat import BEAT, LONGEST_TALK_S, LOST, PING, Beat, Lost, Ping, Standing
 from swarm.health.verdicts import MISSES_TO_LOSE, SHORTEST_LOSS_S, STRANGER_BEATS
 from swarm.health.watch import CHECK_S, PING_EVERY_S, PING_TIMEOUT_S, PROBE_EVERY_S, Watch, watched
 from swarm.ids import PeerId, RunId
-from swarm.network.protocols import Answer, Method, Request
+from swarm.network.protocols import AnyMethod, Rpc
 from swarm.schema import Empty
 from swarm.sim.network import SimEndpoint, SimNetwork
 from tests.unit.averaging.world import LoopClock, in_virtual_time
@@ -38,28 +38,28 @@ class Neighbour:
         self.told: list[Lost] = []
         endpoint.mount(self)
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         return [
-            Method(name="health/1/beat", request=Beat, handle=self._beat),
-            Method(name="health/1/lost", request=Lost, handle=self._lost),
+            BEAT.handled(self._beat),
+            LOST.handled(self._lost),
         ]
 
-    async def _beat(self, request: Request) -> Answer:
+    async def _beat(self, caller: PeerId, body: Beat) -> Standing:
         self.pings += 1
         if self.silent:
             await asyncio.get_running_loop().create_future()
         if self.late_s:
             await asyncio.sleep(self.late_s)
-        return Answer(self.standing)
+        return self.standing
 
-    async def _lost(self, request: Request) -> Answer:
-        self.told.append(request.body)
-        return Answer(Empty())
+    async def _lost(self, caller: PeerId, body: Lost) -> Empty:
+        self.told.append(body)
+        return Empty()
 
     async def tell(self, lost: PeerId, reason: str = "silent", *, life: int = 0) -> None:
         message = Lost(peer=lost, reason=reason, incarnation=life)
-        await self.endpoint.call(ME, "health/1/lost", message, Empty, timeout_s=5)
+        await self.endpoint.call(ME, LOST, message, timeout_s=5)
 
 
 class Ring:
@@ -344,9 +344,9 @@ def test_watch_says_where_it_stands_itself() -> None:
     async def story(ring: Ring) -> None:
         ring.watch.stand = lambda: (7, False)
         endpoint = ring.neighbours[FAR[0]].endpoint
-        standing, _ = await endpoint.call(ME, "health/1/beat", Beat(), Standing, timeout_s=5)
+        standing, _ = await endpoint.call(ME, BEAT, Beat(), timeout_s=5)
         assert standing == Standing(step=7, member=False, incarnation=3)
-        await endpoint.call(ME, "health/1/ping", Ping(), Empty, timeout_s=5)
+        await endpoint.call(ME, PING, Ping(), timeout_s=5)
 
     play(story)
 
@@ -632,7 +632,7 @@ def test_watch_saying_goodbye_to_a_dead_peer_does_not_fail() -> None:
         for peer, neighbour in ring.neighbours.items():
             assert [(m.peer, len(m.reason)) for m in neighbour.told] == ([] if peer == NEAR[0] else [(ME, 400)])
         with pytest.raises(Refused):
-            await ring.neighbours[FAR[0]].endpoint.call(ME, "health/1/nothing", Ping(), Empty, timeout_s=5)
+            await ring.neighbours[FAR[0]].endpoint.call(ME, Rpc("health/1/nothing", Ping, Empty), Ping(), timeout_s=5)
 
     play(story)
 

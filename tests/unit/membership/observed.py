@@ -4,6 +4,7 @@ about."""
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from swarm.membership.observer import Observer, ObserverContext
 from swarm.membership.observer_service import ObserverDesk
 from swarm.models.spec import ModelConfig, SplitConfig
 from swarm.models.split import initial_weights, split_model
-from swarm.network.protocols import Answer, Method, Request
+from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.update import AdamW
@@ -149,7 +150,7 @@ class Bench:
         self.run, self.clock = run, HandClock()
         self.network = SimNetwork(self.clock)
         self.replicas = tuple(replicas)
-        self.twists: dict[str, Callable[[Message, Answer], Answer]] = {}
+        self.twists: Twists = {}
         self.donors = {peer: StateDonor(self.clock, max_downloads=downloads, run=inline) for peer in replicas}
         self.desks = {
             peer: ObserverDesk(CONTACT, donor, self._snapshot(peer), lambda: "peers", self.clock)
@@ -159,7 +160,7 @@ class Bench:
         self.desks[CONTACT] = ObserverDesk(CONTACT, StateDonor(self.clock), _holds_nothing, lambda: "", self.clock)
         self.told: list[int] = []
         self.endpoints: dict[PeerId, SimEndpoint] = {}
-        self.asked: list[tuple[PeerId, str]] = []
+        self.asked: list[tuple[PeerId, Rpc[Any, Any]]] = []
 
     @property
     def desk(self) -> ObserverDesk:
@@ -252,7 +253,7 @@ class Bench:
 
         return snapshot
 
-    def _note(self, peer: PeerId, method: str) -> None:
+    def _note(self, peer: PeerId, method: Rpc[Any, Any]) -> None:
         self.asked.append((peer, method))
 
 
@@ -265,26 +266,29 @@ async def _holds_nothing(part: PartName) -> None:
     return None
 
 
+Twists = dict[Rpc[Any, Any], Callable[[Message, Answer[Any]], Answer[Any]]]
+
+
 class _Twisted:
     """A service whose answers may be changed on their way out; a twist may raise a PeerError instead."""
 
     def __init__(
-        self, service: Any, twists: dict[str, Callable[[Message, Answer], Answer]], note: Callable[[str], None]
+        self,
+        service: Any,
+        twists: Twists,
+        note: Callable[[Rpc[Any, Any]], None],
     ) -> None:
         self._service, self._twists, self._note = service, twists, note
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[AnyMethod]:
         """All methods, twisted."""
-        return [
-            Method(name=method.name, request=method.request, handle=self._handler(method), admit=method.admit)
-            for method in self._service.methods()
-        ]
+        return [dataclasses.replace(method, handle=self._handler(method)) for method in self._service.methods()]
 
-    def _handler(self, method: Method) -> Callable[[Request], Any]:
-        async def handle(request: Request) -> Answer:
-            self._note(method.name)
-            answer = await method.handle(request)
-            twist = self._twists.get(method.name)
-            return answer if twist is None else twist(request.body, answer)
+    def _handler(self, method: AnyMethod) -> Any:
+        async def handle(caller: PeerId, body: Message, incoming: Incoming) -> Answer[Any]:
+            self._note(method.rpc)
+            answer = await method.handle(caller, body, incoming)
+            twist = self._twists.get(method.rpc)
+            return answer if twist is None else twist(body, answer)
 
         return handle

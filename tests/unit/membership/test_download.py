@@ -73,7 +73,7 @@ async def test_download_tells_who_gave_how_much_and_installs_once(scene: Scene) 
 
 
 async def test_download_tells_of_a_liar_and_of_its_end(scene: Scene) -> None:
-    async def lie(body: Any, answer: Answer) -> Answer:
+    async def lie(body: Any, answer: Answer[Any]) -> Answer[Any]:
         return Answer(answer.body, bytes(len(answer.payload)))
 
     scene.world.slow(dict.fromkeys("abc", 0.1))
@@ -89,7 +89,7 @@ async def test_download_tells_of_a_liar_and_of_its_end(scene: Scene) -> None:
 async def test_download_at_the_start_of_a_run_waits_for_a_busy_donor(scene: Scene) -> None:
     busy = [Busy("enough")] * 5
 
-    async def refuse(body: Any, answer: Answer) -> Answer:
+    async def refuse(body: Any, answer: Answer[Any]) -> Answer[Any]:
         if busy:
             raise busy.pop()
         return answer

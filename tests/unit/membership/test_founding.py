@@ -14,11 +14,11 @@ from swarm.errors import OutOfSync, Refused, RunEnded
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId
 from swarm.membership.founding_record import Origin, enough, found, founding_record, gather_candidates, genesis
 from swarm.membership.founding_record import Patience as Waits
-from swarm.network.protocols import Answer, Method, Request
+from swarm.network.protocols import AnyMethod
 from swarm.schema import Empty
 from swarm.sim.network import SimNetwork
 from swarm.step.calls import StepCalls
-from swarm.step.messages import Accepted, Decide, Propose
+from swarm.step.messages import DECIDE, PROPOSE, Accepted, Decide, Propose
 from tests.unit.state.states import StillClock
 from tests.unit.step.world import RUN, sign
 
@@ -122,21 +122,21 @@ class Newcomer:
         self.on_decide: Callable[[Decide], None] = lambda decision: None
         self.decided: list[Decide] = []
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         return [
-            Method(name="step/1/propose", request=Propose, handle=self._propose),
-            Method(name="step/1/decide", request=Decide, handle=self._decide),
+            PROPOSE.handled(self._propose),
+            DECIDE.handled(self._decide),
         ]
 
-    async def _propose(self, request: Request) -> Answer:
-        self.on_propose(request.body.record)
-        return Answer(Accepted(signature=sign(self.peer, acceptance_bytes(request.body.record))))
+    async def _propose(self, caller: PeerId, body: Propose) -> Accepted:
+        self.on_propose(body.record)
+        return Accepted(signature=sign(self.peer, acceptance_bytes(body.record)))
 
-    async def _decide(self, request: Request) -> Answer:
-        self.on_decide(request.body)
-        self.decided.append(request.body)
-        return Answer(Empty())
+    async def _decide(self, caller: PeerId, body: Decide) -> Empty:
+        self.on_decide(body)
+        self.decided.append(body)
+        return Empty()
 
 
 async def meet() -> tuple[StepCalls, dict[str, Newcomer]]:

@@ -337,7 +337,7 @@ async def test_observer_that_holds_nothing_goes_on_with_anybody() -> None:
 
 
 async def stay(bench: Bench, me: PeerId, part: str = STAGE) -> Staying:
-    answer, _ = await bench.endpoints[me].call(DONOR, STAY, StayRequest(part=part, had=0), Staying, timeout_s=5.0)
+    answer, _ = await bench.endpoints[me].call(DONOR, STAY, StayRequest(part=part, had=0), timeout_s=5.0)
     return answer
 
 
@@ -363,7 +363,7 @@ async def test_desk_asked_for_a_step_that_it_will_close_waits_and_for_others_say
 
     async def start(step: int) -> int:
         body = StartRequest(part=STAGE, step=step)
-        decided, _ = await bench.endpoints[JOINER].call(DONOR, START, body, Decided, timeout_s=5.0)
+        decided, _ = await bench.endpoints[JOINER].call(DONOR, START, body, timeout_s=5.0)
         return decided.record.step
 
     for far in (0, 9):

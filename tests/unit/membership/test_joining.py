@@ -19,6 +19,7 @@ from swarm.membership import joining
 from swarm.membership.joining import LISTEN_EVERY_S, MAX_FAILURES, Joining
 from swarm.membership.observer import ObserverContext
 from swarm.membership.status import Situation
+from swarm.network.protocols import Rpc
 from swarm.step.observe_messages import RunStanding
 from tests.harness.swarm import EventList
 from tests.unit.membership.observed import CONTACT, DONOR, JOINER, OTHER, ROSTER, Run, listed, signed
@@ -138,14 +139,14 @@ class World:
         """Who was asked for a part, in order."""
         return [donor for donors, name in self.asked if name is not None for donor in donors]
 
-    async def ask(self, peer: PeerId, method: str, body: Admission, reply: Any, *, timeout_s: float) -> None:
+    async def ask(self, peer: PeerId, rpc: Rpc[Any, Any], body: Admission, *, timeout_s: float) -> None:
         """Stands in for the step calls."""
         self.admissions.append((peer, body))
 
     def _observer(self, context: ObserverContext, donors: Sequence[PeerId], name: str | None) -> Scripted:
         return Scripted(self, donors, name)
 
-    async def _standing(self, peer: PeerId, method: str, *body: Any, timeout_s: float) -> tuple[RunStanding, bytes]:
+    async def _standing(self, peer: PeerId, *question: Any, timeout_s: float) -> tuple[RunStanding, bytes]:
         leaving = peer in self.leaving_peers
         return RunStanding(founder=peer, closed=0, waiting_for="", lost=self.lost, leaving=leaving), b""
 
@@ -482,7 +483,7 @@ async def test_joiner_that_is_refused_asks_again_with_the_next_step(monkeypatch:
     world = World(monkeypatch)
     answers: list[Exception] = [Refused("the run is full")]
 
-    async def ask(peer: PeerId, method: str, body: Admission, reply: Any, *, timeout_s: float) -> None:
+    async def ask(peer: PeerId, rpc: Rpc[Any, Any], body: Admission, *, timeout_s: float) -> None:
         world.admissions.append((peer, body))
         if answers:
             raise answers.pop()

@@ -27,7 +27,8 @@ from swarm.events import Draining, Waiting
 from swarm.ids import PeerId
 from swarm.membership.leaving import HANDOVER_S, Leaving
 from swarm.membership.status import Situation
-from swarm.step.messages import Propose
+from swarm.network.protocols import Rpc
+from swarm.step.messages import LEAVE, Propose
 from swarm.waiting import AdaptiveDeadline
 from tests.harness.expect import eventually
 from tests.harness.swarm import EventList
@@ -61,8 +62,8 @@ class Calls:
         self.asked: list[tuple[PeerId, Departure]] = []
         self.answers: list[PeerError] = []
 
-    async def ask(self, peer: PeerId, method: str, body: Departure, reply: Any, *, timeout_s: float) -> None:
-        assert method == "lead/1/leave"
+    async def ask(self, peer: PeerId, rpc: Rpc[Any, Any], body: Departure, *, timeout_s: float) -> None:
+        assert rpc is LEAVE
         assert 0 < timeout_s < 1000
         self.asked.append((peer, body))
         if self.answers:

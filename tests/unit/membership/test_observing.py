@@ -11,7 +11,7 @@ from swarm.consensus.roster import Roster
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, WrongStep
 from swarm.ids import ENDS, PeerId, stage_part
 from swarm.membership.observer_service import KEPT_UPDATES, LEASE_S, MAX_OBSERVERS, RECENT_S
-from swarm.schema import Empty, Message
+from swarm.network.protocols import ReplyT, RequestT, Rpc
 from swarm.state.transfer import CHUNK, ChunkRequest
 from swarm.step.observe_messages import (
     AHEAD,
@@ -25,7 +25,6 @@ from swarm.step.observe_messages import (
     HashRequest,
     NextRequest,
     RecordHash,
-    RunStanding,
     StandingRequest,
     StartRequest,
     Staying,
@@ -42,18 +41,14 @@ async def bench_at(steps: int, **settings: int) -> Bench:
     return bench
 
 
-async def ask(
-    bench: Bench, method: str, body: Message, reply: type[Message], me: PeerId = JOINER
-) -> tuple[Message, int]:
-    answer, payload = await bench.endpoints[me].call(
-        DONOR, method, body, reply, timeout_s=30.0, max_reply_bytes=1 << 24
-    )
+async def ask(bench: Bench, rpc: Rpc[RequestT, ReplyT], body: RequestT, me: PeerId = JOINER) -> tuple[ReplyT, int]:
+    answer, payload = await bench.endpoints[me].call(DONOR, rpc, body, timeout_s=30.0, max_reply_bytes=1 << 24)
     return answer, len(payload)
 
 
 async def start(bench: Bench, me: PeerId = JOINER) -> int:
     """Begin to observe; the step of the state that is kept for us."""
-    decided, _ = await ask(bench, START, START_STAGE, Decided, me)
+    decided, _ = await ask(bench, START, START_STAGE, me)
     assert isinstance(decided, Decided)
     return decided.record.step
 
@@ -75,7 +70,7 @@ async def test_desk_knows_whether_it_helps_somebody_who_is_no_member() -> None:
     bench = await bench_at(1)
     desk = bench.desks[DONOR]
     assert not desk.helps_beside(ROSTER.peers)
-    await ask(bench, STANDING, StandingRequest(), RunStanding)
+    await ask(bench, STANDING, StandingRequest())
     assert desk.helps_beside(ROSTER.peers), "who asks how the run stands is about to come"
     await bench.clock.advance(RECENT_S + 1)
     assert not desk.helps_beside(ROSTER.peers)
@@ -86,7 +81,7 @@ async def test_desk_knows_whether_it_helps_somebody_who_is_no_member() -> None:
     assert desk.helps_beside(ROSTER.peers)
     await bench.clock.advance(2)
     assert not desk.helps_beside(ROSTER.peers), "it has asked for nothing more, and may be dead"
-    following = asyncio.create_task(ask(bench, NEXT, NextRequest(part=STAGE, step=2), Decided))
+    following = asyncio.create_task(ask(bench, NEXT, NextRequest(part=STAGE, step=2)))
     await bench.clock.advance(RECENT_S + 1)
     assert desk.helps_beside(ROSTER.peers)
     await bench.close()
@@ -114,7 +109,7 @@ async def test_slow_observer_makes_the_donor_keep_no_more_than_a_few_updates() -
         await bench.close()
     assert len(bench.kept) == KEPT_UPDATES
     with pytest.raises(WrongStep, match="not kept here any more"):
-        await ask(bench, NEXT, NextRequest(part=STAGE, step=1), Decided)
+        await ask(bench, NEXT, NextRequest(part=STAGE, step=1))
 
 
 async def test_observer_that_falls_silent_is_forgotten_with_all_that_was_kept_for_it() -> None:
@@ -126,7 +121,7 @@ async def test_observer_that_falls_silent_is_forgotten_with_all_that_was_kept_fo
     await bench.close()
     assert (bench.kept, bench.states) == ([], 0)
     with pytest.raises(Refused, match="start first"):
-        await ask(bench, NEXT, NextRequest(part=STAGE, step=3), Decided)
+        await ask(bench, NEXT, NextRequest(part=STAGE, step=3))
 
 
 async def test_observer_that_waits_for_a_long_step_is_not_forgotten() -> None:
@@ -134,12 +129,12 @@ async def test_observer_that_waits_for_a_long_step_is_not_forgotten() -> None:
     bench = await bench_at(1)
     await start(bench)
     for _ in range(6):
-        asking = asyncio.create_task(ask(bench, NEXT, NextRequest(part=STAGE, step=2), Decided))
+        asking = asyncio.create_task(ask(bench, NEXT, NextRequest(part=STAGE, step=2)))
         await turns()
         await bench.clock.advance(31.0)
         with pytest.raises(DeadlineMissed):
             await asking
-    asking = asyncio.create_task(ask(bench, NEXT, NextRequest(part=STAGE, step=2), Decided))
+    asking = asyncio.create_task(ask(bench, NEXT, NextRequest(part=STAGE, step=2)))
     await turns()
     await bench.close()
     assert (await asking)[1] == 4 * bench.run.part.layout.elements
@@ -150,12 +145,12 @@ async def test_observer_that_downloads_for_long_finds_the_updates_since_then() -
     step = await start(bench)
     for chunk in (0, 1, 2, 0):  # a chunk every 50 s, a step as well
         body = ChunkRequest(part=STAGE, step=step, chunk=chunk)
-        assert (await ask(bench, CHUNK, body, Message))[1] == 4 * bench.run.part.layout.elements
+        assert (await ask(bench, CHUNK, body))[1] == 4 * bench.run.part.layout.elements
         await bench.clock.advance(LEASE_S - 10)
         await bench.close()
     assert bench.kept == [2, 3, 4, 5]
     for step in bench.kept:
-        assert (await ask(bench, NEXT, NextRequest(part=STAGE, step=step), Decided))[1] > 0
+        assert (await ask(bench, NEXT, NextRequest(part=STAGE, step=step)))[1] > 0
 
 
 async def test_state_is_dropped_as_soon_as_the_observer_asks_for_what_comes_after_it() -> None:
@@ -163,7 +158,7 @@ async def test_state_is_dropped_as_soon_as_the_observer_asks_for_what_comes_afte
     await bench.installed(bench.observer())
     assert bench.states == 1
     await bench.close()
-    await ask(bench, NEXT, NextRequest(part=STAGE, step=2), Decided)
+    await ask(bench, NEXT, NextRequest(part=STAGE, step=2))
     assert bench.states == 0
 
 
@@ -177,7 +172,7 @@ async def test_more_observers_than_there_are_places_are_told_to_come_later() -> 
     with pytest.raises(Busy, match=f"{MAX_OBSERVERS} peers are joining"):
         await start(bench, peers[-1])
     assert await start(bench, peers[0]) == 1, "who has a place keeps it"
-    assert (await ask(bench, START, StartRequest(part=None), Decided, peers[-1]))[1] == 0, "decisions cost nothing"
+    assert (await ask(bench, START, StartRequest(part=None), peers[-1]))[1] == 0, "decisions cost nothing"
     await bench.clock.advance(LEASE_S + 1)
     assert await start(bench, peers[-1]) == 1
 
@@ -192,9 +187,9 @@ async def test_observer_that_gets_no_state_takes_no_place() -> None:
         await start(bench, second)
     for part in (stage_part(1), ENDS):
         with pytest.raises(Refused, match="not held here"):
-            await ask(bench, START, StartRequest(part=part), Decided, second)
+            await ask(bench, START, StartRequest(part=part), second)
     with pytest.raises(Refused, match="start first"):
-        await ask(bench, NEXT, NextRequest(part=STAGE, step=2), Decided, second)
+        await ask(bench, NEXT, NextRequest(part=STAGE, step=2), second)
     await bench.clock.advance(LEASE_S + 1)
     await bench.close()
     assert bench.kept == []
@@ -207,7 +202,7 @@ async def test_observers_that_wait_or_die_hold_nobody_up() -> None:
     for peer in peers:
         await bench.on_network(peer)
         await start(bench, peer)
-        waiting.append(asyncio.create_task(ask(bench, NEXT, NextRequest(part=STAGE, step=1), Decided, peer)))
+        waiting.append(asyncio.create_task(ask(bench, NEXT, NextRequest(part=STAGE, step=1), peer)))
     await turns()
     bench.network.kill(peers[0])
     bench.network.cut(DONOR, peers[1])  # it will never get its answer
@@ -228,18 +223,18 @@ async def test_desk_waits_for_the_next_step_only_and_knows_the_newest() -> None:
     await bench.on_network(JOINER)
     with pytest.raises(Refused, match="not started"):
         await start(bench)
-    standing, _ = await ask(bench, STANDING, StandingRequest(), RunStanding)
+    standing, _ = await ask(bench, STANDING, StandingRequest())
     assert (standing.closed, standing.waiting_for) == (None, "peers")  # type: ignore[attr-defined]
     assert not standing.leaving  # type: ignore[attr-defined]
-    waiting = asyncio.create_task(ask(bench, HASH, HashRequest(step=0), RecordHash))
+    waiting = asyncio.create_task(ask(bench, HASH, HashRequest(step=0)))
     for step in (1, 5):
         with pytest.raises(WrongStep, match="far from closed"):
-            await ask(bench, HASH, HashRequest(step=step), RecordHash)
+            await ask(bench, HASH, HashRequest(step=step))
     for decision in bench.run.decisions:
         await bench.publish(decision)
     assert (await waiting)[0].digest == bench.run.decisions[0].record.hash()  # type: ignore[attr-defined]
     bench.desk.leaving = lambda: True
-    standing, _ = await ask(bench, STANDING, StandingRequest(), RunStanding)
+    standing, _ = await ask(bench, STANDING, StandingRequest())
     assert (standing.closed, standing.waiting_for, standing.leaving) == (2, "", True)  # type: ignore[attr-defined]
 
 
@@ -252,10 +247,10 @@ async def test_desk_keeps_nothing_of_steps_that_did_not_count() -> None:
     counts = signed(before.record.model_copy(update={"term": 5}), mean=before.mean)
     await bench.publish(counts)
     assert bench.kept == [3]
-    told, _ = await ask(bench, HASH, HashRequest(step=3), RecordHash)
+    told, _ = await ask(bench, HASH, HashRequest(step=3))
     assert told == RecordHash(digest=counts.record.hash())
     with pytest.raises(WrongStep, match="not kept"):
-        await ask(bench, HASH, HashRequest(step=2), RecordHash)
+        await ask(bench, HASH, HashRequest(step=2))
 
 
 # --- members that copy a part, and copies of it --------------------------------------------------------------------
@@ -270,11 +265,11 @@ async def test_desk_lets_those_who_join_go_before_a_copy() -> None:
     spare = StartRequest(part=STAGE, spare=True)
     await start(bench)
     with pytest.raises(Busy, match="another downloads"):
-        await ask(bench, START, spare, Decided, COPIER)
+        await ask(bench, START, spare, COPIER)
     await bench.close()
-    await ask(bench, NEXT, NextRequest(part=STAGE, step=2), Decided)  # it asks for what comes after: it has the state
+    await ask(bench, NEXT, NextRequest(part=STAGE, step=2))  # it asks for what comes after: it has the state
     for _ in range(2):  # its own download is no other's
-        await ask(bench, START, spare, Decided, COPIER)
+        await ask(bench, START, spare, COPIER)
 
 
 async def test_desk_does_not_take_a_member_that_copies_a_part_for_one_of_its_replicas() -> None:
@@ -286,7 +281,7 @@ async def test_desk_does_not_take_a_member_that_copies_a_part_for_one_of_its_rep
         await bench.close()
     assert bench.kept == [3, 4, 5], "it still downloads, and has had none of them"
     for step in (3, 4, 5):
-        assert (await ask(bench, NEXT, NextRequest(part=STAGE, step=step), Decided, COPIER))[1] > 0
+        assert (await ask(bench, NEXT, NextRequest(part=STAGE, step=step), COPIER))[1] > 0
     assert bench.kept == [5]
 
 
@@ -295,7 +290,7 @@ async def test_desk_serves_the_copy_of_another_part_once_it_has_the_update_and_u
     await bench.on_network(COPIER)
 
     async def stay() -> int:
-        answer, _ = await ask(bench, STAY, StayRequest(part=COPIED, had=0), Staying, COPIER)
+        answer, _ = await ask(bench, STAY, StayRequest(part=COPIED, had=0), COPIER)
         assert isinstance(answer, Staying)
         return answer.closed
 
@@ -303,13 +298,13 @@ async def test_desk_serves_the_copy_of_another_part_once_it_has_the_update_and_u
         await stay()
     await bench.desk.copied(COPIED, bench.run.decisions[-1])
     assert await stay() == 1
-    asking = asyncio.create_task(ask(bench, NEXT, NextRequest(part=COPIED, step=2), Decided, COPIER))
+    asking = asyncio.create_task(ask(bench, NEXT, NextRequest(part=COPIED, step=2), COPIER))
     decision = await bench.close()
     await turns()
     assert not asking.done(), "the step is closed, but the copy's update is not here yet"
     await bench.desk.copied(COPIED, decision)
     assert (await asking)[1] == 4 * bench.run.part.layout.elements
-    asking = asyncio.create_task(ask(bench, NEXT, NextRequest(part=COPIED, step=3), Decided, COPIER))
+    asking = asyncio.create_task(ask(bench, NEXT, NextRequest(part=COPIED, step=3), COPIER))
     await bench.close()
     await bench.desk.dropped(COPIED)
     with pytest.raises(Refused, match="not held here any more"):
@@ -320,7 +315,7 @@ async def test_update_can_be_had_before_its_step_is_decided_and_as_long_as_it_is
     bench = await bench_at(1)
 
     async def ahead(step: int, me: PeerId = JOINER) -> int:
-        return (await ask(bench, AHEAD, AheadRequest(part=STAGE, step=step), Empty, me))[1]
+        return (await ask(bench, AHEAD, AheadRequest(part=STAGE, step=step), me))[1]
 
     with pytest.raises(Refused, match="not an observer"):
         await ahead(2)
@@ -347,7 +342,7 @@ async def test_update_can_be_had_before_its_step_is_decided_and_as_long_as_it_is
 async def test_update_of_a_step_that_is_given_up_is_none() -> None:
     bench = await bench_at(1)
     await start(bench)
-    asking = asyncio.create_task(ask(bench, AHEAD, AheadRequest(part=STAGE, step=2), Empty))
+    asking = asyncio.create_task(ask(bench, AHEAD, AheadRequest(part=STAGE, step=2)))
     await turns()
     record = bench.run.head.model_copy(update={"step": 2, "previous": bench.run.head.hash(), "void": True})
     await bench.publish(signed(record))

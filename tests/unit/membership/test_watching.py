@@ -10,11 +10,11 @@ import pytest
 from swarm.consensus.records import Decision
 from swarm.errors import Ending, Refused, RunEnded, WrongStep
 from swarm.events import PeerBack, PeerLost
-from swarm.health.heartbeat import Beat, Standing
+from swarm.health.heartbeat import BEAT, Beat, Standing
 from swarm.health.watch import Watch
 from swarm.ids import PeerId
 from swarm.membership.watching import Watching
-from swarm.network.protocols import Answer, Method, Request
+from swarm.network.protocols import AnyMethod
 from swarm.sim.network import SimNetwork
 from swarm.step.messages import Propose
 from swarm.step.observe_messages import NEXT, STANDING, Decided, NextRequest, RunStanding, StandingRequest
@@ -44,25 +44,25 @@ class Other:
         self.asked: list[int] = []
         self.answer: Any = Refused("I do not say")
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         return [
-            Method(name="health/1/beat", request=Beat, handle=self._beat),
-            Method(name=NEXT, request=NextRequest, handle=self._next),
-            Method(name=STANDING, request=StandingRequest, handle=self._standing),
+            BEAT.handled(self._beat),
+            NEXT.handled(self._next),
+            STANDING.handled(self._standing),
         ]
 
-    async def _beat(self, request: Request) -> Answer:
-        return Answer(Standing(step=self.step, member=True, incarnation=self.incarnation))
+    async def _beat(self, caller: PeerId, body: Beat) -> Standing:
+        return Standing(step=self.step, member=True, incarnation=self.incarnation)
 
-    async def _standing(self, request: Request) -> Answer:
-        return Answer(RunStanding(founder=T, closed=self.step - 1, waiting_for=""))
+    async def _standing(self, caller: PeerId, body: StandingRequest) -> RunStanding:
+        return RunStanding(founder=T, closed=self.step - 1, waiting_for="")
 
-    async def _next(self, request: Request) -> Answer:
-        self.asked.append(request.body.step)
+    async def _next(self, caller: PeerId, body: NextRequest) -> Decided:
+        self.asked.append(body.step)
         if isinstance(self.answer, Exception):
             raise self.answer
-        return Answer(Decided.of(self.answer))
+        return Decided.of(self.answer)
 
 
 class Home:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import msgpack
@@ -9,10 +10,11 @@ import pytest
 
 from swarm.errors import PEER_ERRORS, PeerError, Violation
 from swarm.ids import MicrobatchId, PeerId
-from swarm.network.protocols import MAX_BODY_BYTES
+from swarm.network.protocols import MAX_BODY_BYTES, MAX_METHOD_NAME
 from swarm.network.rpc.bodies import (
     MAX_DEPTH,
     MAX_ELEMENTS,
+    MAX_HEAD_BYTES,
     decode,
     pack,
     pack_error,
@@ -21,6 +23,7 @@ from swarm.network.rpc.bodies import (
     unpack_error,
     unpack_request,
 )
+from swarm.network.rpc.framing import HEADER_BYTES, MAX_CONTENT_BYTES, Kind, decode_header, encode_frame
 from swarm.schema import Message
 
 
@@ -29,6 +32,12 @@ class Holder(Message):
 
     ids: tuple[MicrobatchId, ...] = ()
     table: dict[str, float] = {}
+
+
+class Blob(Message):
+    """As large as it is made."""
+
+    blob: bytes
 
 
 def nested(depth: int) -> Any:
@@ -92,30 +101,56 @@ def test_body_with_a_hostile_key_is_told_without_what_a_terminal_obeys() -> None
     assert caught.value.reason == "Holder.table.x?[31m?y: float_type"
 
 
+def head(name: bytes = b"a/1/b", remaining_s: float = 1.0, most: int = 0, *, length: int | None = None) -> bytes:
+    return struct.pack(">BdQ", len(name) if length is None else length, remaining_s, most) + name
+
+
 @pytest.mark.parametrize(
-    "envelope",
+    "data",
     [
-        1,
-        (),
-        ("m", 1.0, 0),
-        (1, 1.0, 0, {}),
-        ("m" * 81, 1.0, 0, {}),
-        ("m", 1, 0, {}),
-        ("m", 0.0, 0, {}),
-        ("m", float("nan"), 0, {}),
-        ("m", float("inf"), 0, {}),
-        ("m", 1.0, -1, {}),
-        ("m", 1.0, True, {}),
+        b"",
+        b"\xc0",
+        head()[:16],
+        head(b""),
+        head(b"a/1/b", length=6),
+        head(b"m" * (MAX_METHOD_NAME + 1)),
+        head(b"m" * 255),
+        head(b"a/1/\xff"),
+        head("a/1/ü".encode()),
+        head(remaining_s=0.0),
+        head(remaining_s=-1.0),
+        head(remaining_s=1e9),
+        head(remaining_s=float("nan")),
+        head(remaining_s=float("inf")),
     ],
 )
-def test_request_with_a_wrong_envelope_is_a_violation(envelope: object) -> None:
+def test_request_with_a_wrong_head_is_a_violation(data: bytes) -> None:
     with pytest.raises(Violation):
-        unpack_request(pack(envelope))
+        unpack_request(data)
+    with pytest.raises(Violation):
+        unpack_request(memoryview(data))
 
 
 def test_request_comes_back() -> None:
-    envelope = unpack_request(pack_request("a/1/b", 2, 3, Holder()))
-    assert envelope == ("a/1/b", 2.0, 3, {"ids": (), "table": {}})
+    packed = pack_request("a/1/b", 2, 3, Holder())
+    assert len(packed[0]) <= MAX_HEAD_BYTES
+    envelope = unpack_request(b"".join(packed))
+    assert envelope == ("a/1/b", 2.0, 3, packed[1])
+    assert decode(Holder, unpack(envelope.body)) == Holder()
+
+
+def test_request_whose_body_is_malformed_is_opened_all_the_same() -> None:
+    data = head(b"m" * MAX_METHOD_NAME, most=2**64 - 1) + b"\xc1"
+    assert len(data) == MAX_HEAD_BYTES + 1
+    assert unpack_request(memoryview(data)) == ("m" * MAX_METHOD_NAME, 1.0, 2**64 - 1, b"\xc1")
+
+
+def test_request_with_the_largest_body_fits_its_frame() -> None:
+    name = "m" * MAX_METHOD_NAME
+    start, body = pack_request(name, 1.0, 0, Blob(blob=bytes(MAX_BODY_BYTES - 11)))
+    frame = encode_frame(Kind.REQUEST, 1, body, head=start)
+    header = decode_header(frame[:HEADER_BYTES])
+    assert header.content_bytes == MAX_CONTENT_BYTES
 
 
 @pytest.mark.parametrize("code", sorted(PEER_ERRORS))

@@ -10,7 +10,7 @@ from data_shards.tokenize import train_tokenizer
 from peers.manifest_file import manifest_sent
 from swarm.clock import SystemClock
 from swarm.config import Manifest
-from swarm.errors import Ending, Incompatible, Refused, RunEnded
+from swarm.errors import Advice, Ending, Incompatible, Refused, RunEnded, SpeaksOtherWire
 from swarm.ids import PeerId, RunId
 from swarm.network.addresses import parse_address
 from swarm.network.discovery.contact import ManifestService, find_run
@@ -72,7 +72,12 @@ async def test_find_run_tokenizer_of_another_digest_is_incompatible() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "key"),
-    [({"run__wire": 2}, "run.wire"), ({"model__layers": 1}, "split.stages"), ({"model__moe": 8}, "model.moe")],
+    [
+        ({"run__wire": 1}, "run.wire"),
+        ({"run__wire": 3}, "run.wire"),
+        ({"model__layers": 1}, "split.stages"),
+        ({"model__moe": 8}, "model.moe"),
+    ],
 )
 async def test_find_run_manifest_of_another_version_is_incompatible(changes: dict[str, Any], key: str) -> None:
     with pytest.raises(Incompatible, match="another version") as caught:
@@ -103,7 +108,7 @@ class Refuser(ManifestService):
     def methods(self) -> Any:
         (method,) = super().methods()
 
-        async def refuse(request: Any) -> Any:
+        async def refuse(*asked: Any) -> Any:
             type(self).asked += 1
             raise Refused("this is a peer of another run")
 
@@ -128,3 +133,19 @@ async def test_find_run_asks_each_peer_once_and_goes_on_to_the_next() -> None:
         for endpoint in endpoints:
             await endpoint.close()
     assert caught.value.ending is Ending.INCOMPATIBLE
+
+
+async def test_find_run_at_a_peer_that_speaks_another_wire_version_says_so_and_what_to_do() -> None:
+    peer = PrivateIdentity(b"\1" * 32).peer
+
+    class Older:
+        """What our side makes of a peer whose frames are of another version."""
+
+        async def call(self, target: PeerId, *question: Any, **options: Any) -> Any:
+            raise SpeaksOtherWire("it speaks wire version 1, and not 2", peer=target)
+
+    older: Any = Older()
+    with pytest.raises(RunEnded, match="speaks wire version 1") as caught:
+        await find_run(older, [parse_address(f"/ip4/127.0.0.1/tcp/9/p2p/{peer}")], None, manifest_sent)
+    assert caught.value.ending is Ending.INCOMPATIBLE
+    assert (caught.value.check, caught.value.remedy) == (Advice.WHICH_VERSION, Advice.SAME_VERSION)

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from swarm import WIRE_VERSION
 from swarm.errors import Violation
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.network.rpc.framing import (
     CHUNK_BYTES,
     HEADER_BYTES,
+    MAX_CONTENT_BYTES,
     MAX_PAYLOAD_BYTES,
     MAX_PUBLIC_BYTES,
     FrameDecoder,
@@ -81,16 +83,16 @@ def test_decoder_fed_in_any_pieces_tells_the_same_frames(
     "header",
     [
         b"xx" + encode_header(Kind.CANCEL, 1, 0)[2:],
-        b"sw\x02" + encode_header(Kind.CANCEL, 1, 0)[3:],
+        b"sw\x01" + encode_header(Kind.CANCEL, 1, 0)[3:],
         encode_header(Kind.CANCEL, 1, 0)[:3] + b"\x09" + encode_header(Kind.CANCEL, 1, 0)[4:],
         encode_header(Kind.CANCEL, 1, 1),
         encode_header(Kind.CHUNK, 1, 0),
         encode_header(Kind.CHUNK, 1, CHUNK_BYTES + 1),
         encode_header(Kind.CHUNK, 1, 1, 1),
-        encode_header(Kind.REQUEST, 1, MAX_BODY_BYTES + 1),
+        encode_header(Kind.REQUEST, 1, MAX_CONTENT_BYTES + 1),
         encode_header(Kind.REPLY, 1, 0, MAX_PAYLOAD_BYTES + 1),
         encode_header(Kind.ERROR, 1, 5000),
-        struct.pack(">2sBBIIQ", b"sw", 1, Kind.REPLY, 1, 2**32 - 1, 2**64 - 1),
+        struct.pack(">2sBBIIQ", b"sw", WIRE_VERSION, Kind.REPLY, 1, 2**32 - 1, 2**64 - 1),
     ],
 )
 def test_header_nobody_writes_is_a_violation_before_any_content(header: bytes) -> None:

@@ -11,12 +11,14 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from swarm import WIRE_VERSION
 from swarm.clock import SystemClock
-from swarm.errors import Busy
+from swarm.errors import Busy, SpeaksOtherWire
 from swarm.ids import PeerId
-from swarm.network.protocols import Answer, Method, Request
+from swarm.network.protocols import AnyMethod, Rpc
 from swarm.network.rpc.client import CallerStream
 from swarm.network.rpc.dispatcher import Desk, ServeLimits
+from swarm.network.rpc.framing import Kind, encode_frame
 from swarm.network.rpc.link import Meter
 from swarm.network.rpc.server import ServerStream
 from swarm.schema import Empty, Message
@@ -28,17 +30,20 @@ class Ask(Message):
     """A question without content."""
 
 
+FULL = Rpc("test/1/full", Ask, Empty)
+
+
 class Full:
     """A service that takes no payload now."""
 
-    def methods(self) -> Sequence[Method]:
+    def methods(self) -> Sequence[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        return [Method(name="test/1/full", request=Ask, handle=self._full, admit=self._refuse)]
+        return [FULL.handled(self._full, admit=self._refuse)]
 
     def _refuse(self, caller: PeerId, body: Message, size: int) -> None:
         raise Busy("not now")
 
-    async def _full(self, request: Request) -> Answer:
+    async def _full(self, caller: PeerId, body: Ask) -> Empty:
         raise AssertionError("what is refused is never handled")
 
 
@@ -56,13 +61,30 @@ async def test_payload_of_a_refused_call_is_let_go_without_the_collector() -> No
     gc.disable()
     try:
         with pytest.raises(Busy):
-            await stream.call("test/1/full", Ask(), Empty, deadline=deadline, payload=memoryview(payload))
+            await stream.call(FULL, Ask(), deadline=deadline, payload=memoryview(payload))
         del payload
         assert alive() is None
     finally:
         gc.enable()
         stream.close()
         await serving
+
+
+async def test_call_to_a_peer_of_another_wire_version_fails_at_once_and_says_which() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.setblocking(False)
+    loop = asyncio.get_running_loop()
+    with theirs:
+        stream = await CallerStream.over(SERVER, Meter(), *await asyncio.open_connection(sock=ours))
+        asking = asyncio.create_task(stream.call(FULL, Ask(), deadline=loop.time() + 30))
+        assert await loop.sock_recv(theirs, 1 << 10)
+        frame = bytearray(encode_frame(Kind.ERROR, 0, b"of which we can read nothing"))
+        frame[2] = WIRE_VERSION - 1
+        theirs.send(frame)
+        reason = f"wire version {WIRE_VERSION - 1}, and not {WIRE_VERSION}"
+        with pytest.raises(SpeaksOtherWire, match=reason) as caught:
+            await asking
+        assert (caught.value.peer, caught.value.code) == (SERVER, "violation")
 
 
 def test_bytes_of_very_many_peers_are_counted_and_not_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:

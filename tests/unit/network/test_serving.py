@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import socket
 from collections.abc import AsyncIterator, Sequence
 
+import msgpack
 import pytest
 
 from swarm.clock import SystemClock
-from swarm.errors import Busy
+from swarm.errors import Busy, Refused
 from swarm.ids import PeerId
-from swarm.network.protocols import Answer, Method, Request
-from swarm.network.rpc.bodies import Envelope, pack_request
+from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc, anybody_may
+from swarm.network.rpc.bodies import Envelope, pack, pack_request
 from swarm.network.rpc.dispatcher import Desk, ServeLimits
-from swarm.network.rpc.framing import MAX_PUBLIC_BYTES, Kind, encode_frame, encode_header
+from swarm.network.rpc.framing import HEADER_BYTES, MAX_PUBLIC_BYTES, Kind, decode_header, encode_frame, encode_header
 from swarm.network.rpc.link import Meter
 from swarm.network.rpc.server import ServerStream
 from swarm.schema import Empty, Message
@@ -30,17 +32,21 @@ class Ask(Message):
     """A question without content."""
 
 
+GIVE = Rpc("test/1/give", Ask, Empty)
+SLOW = Rpc("test/1/slow", Ask, Empty)
+
+
 class Generous:
     """A service whose one method answers with many bytes."""
 
     def __init__(self, size: int) -> None:
         self._size, self.over = size, 0
 
-    def methods(self) -> Sequence[Method]:
+    def methods(self) -> Sequence[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        return [Method(name="test/1/give", request=Ask, handle=self._give, over=self._over)]
+        return [GIVE.handled_with_payload(self._give, over=self._over)]
 
-    async def _give(self, request: Request) -> Answer:
+    async def _give(self, caller: PeerId, body: Ask, incoming: Incoming) -> Answer[Empty]:
         return Answer(Empty(), bytes(self._size))
 
     def _over(self, caller: PeerId, body: Message) -> None:
@@ -53,11 +59,11 @@ class Slow:
     def __init__(self) -> None:
         self.begun = 0
 
-    def methods(self) -> Sequence[Method]:
+    def methods(self) -> Sequence[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        return [Method(name="test/1/slow", request=Ask, handle=self._slow, admit=lambda caller, body, size: None)]
+        return [SLOW.handled(self._slow, admit=lambda caller, body, size: None)]
 
-    async def _slow(self, request: Request) -> Answer:
+    async def _slow(self, caller: PeerId, body: Ask) -> Empty:
         self.begun += 1
         return await asyncio.get_running_loop().create_future()
 
@@ -77,8 +83,8 @@ async def serving(desk: Desk, *, public: bool = False) -> AsyncIterator[socket.s
 def request(
     call: int, what: str = "slow", *, remaining_s: float = 30.0, payload_bytes: int = 0, max_reply_bytes: int = 0
 ) -> bytes:
-    body = pack_request(f"test/1/{what}", remaining_s, max_reply_bytes, Ask())
-    return encode_frame(Kind.REQUEST, call, body, payload_bytes)
+    head, body = pack_request(f"test/1/{what}", remaining_s, max_reply_bytes, Ask())
+    return encode_frame(Kind.REQUEST, call, body, payload_bytes, head=head)
 
 
 async def told(caller: socket.socket) -> bytes:
@@ -91,12 +97,24 @@ async def told(caller: socket.socket) -> bytes:
     return received
 
 
+async def answered(caller: socket.socket) -> tuple[Kind, int, object]:
+    """The next frame, with its content."""
+    caller.setblocking(False)
+    loop, received = asyncio.get_running_loop(), b""
+    async with asyncio.timeout(10):
+        while len(received) < HEADER_BYTES:
+            received += await loop.sock_recv(caller, HEADER_BYTES - len(received))
+        header = decode_header(received)
+        content = await loop.sock_recv(caller, header.content_bytes)
+    return header.kind, header.call, msgpack.Unpacker(io.BytesIO(content), use_list=False).unpack()
+
+
 def places(desk: Desk) -> int:
     """How many more calls of the caller the desk would take."""
     taken = 0
     with contextlib.suppress(Busy):
         while True:
-            desk.admit(CALLER, Envelope("test/1/slow", 30.0, 0, {}), 0, public=False)
+            desk.admit(CALLER, Envelope(SLOW.name, 30.0, 0, pack({})), 0, public=False)
             taken += 1
     return taken
 
@@ -148,3 +166,45 @@ async def test_serving_stranger_who_announces_a_long_body_is_told_no_before_he_s
     async with serving(Desk(ServeLimits()), public=True) as caller:
         caller.send(encode_header(Kind.REQUEST, 1, MAX_PUBLIC_BYTES + 1))
         assert b"exceeds the limit" in await told(caller)
+
+
+async def test_serving_caller_whom_the_gate_refuses_has_no_byte_of_his_body_decoded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def may(caller: PeerId, method: str) -> None:
+        raise Refused(f"{method} is not for {caller}")
+
+    def no_decoder(*args: object, **options: object) -> None:
+        raise AssertionError("it was decoded")
+
+    desk, service = Desk(ServeLimits(), may), Slow()
+    desk.mount(service)
+    head, malformed = pack_request(SLOW.name, 30.0, 0, Ask())[0], b"\xc1"
+    async with serving(desk) as caller:
+        with monkeypatch.context() as patch:
+            patch.setattr("swarm.network.rpc.bodies.msgpack.unpackb", no_decoder)
+            caller.send(encode_frame(Kind.REQUEST, 1, malformed, head=head))
+            assert await answered(caller) == (Kind.ERROR, 1, ("refused", "test/1/slow is not for caller"))
+            caller.send(encode_frame(Kind.REQUEST, 2, malformed, 2, head=head))
+            caller.send(encode_frame(Kind.CHUNK, 2, b"ab"))
+            assert (await answered(caller))[:2] == (Kind.ERROR, 2)
+        desk.may = anybody_may
+        caller.send(request(3))
+        await eventually(lambda: service.begun, what="the call that is let in")
+        caller.send(encode_frame(Kind.REQUEST, 4, malformed, head=head))
+        assert b"malformed body" in await told(caller)
+
+
+async def test_serving_caller_with_too_many_calls_is_busy_before_his_body_is_decoded() -> None:
+    desk = Desk(ServeLimits(calls_per_peer=1))
+    desk.mount(Slow())
+    assert places(desk) == 1
+    with pytest.raises(Busy):
+        desk.admit(CALLER, Envelope(SLOW.name, 30.0, 0, b"\xc1"), 0, public=False)
+
+
+async def test_serving_public_stream_knows_no_method_by_another_name() -> None:
+    desk = Desk(ServeLimits())
+    desk.mount(Slow())
+    with pytest.raises(Refused, match="no method"):
+        desk.admit(CALLER, Envelope(SLOW.name, 30.0, 0, b"\xc1"), 0, public=True)

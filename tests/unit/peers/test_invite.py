@@ -72,7 +72,7 @@ def test_invite_pasted_with_line_breaks_and_padding_is_read() -> None:
         (_packed(b"\xff\xfe{}"), "not JSON"),
         (_packed(b"[" * 2900), "not JSON"),
         (_packed([1]), "a list, not a set of fields"),
-        (_packed({"wire": 1}), "no 'at', no 'name', no 'run'"),
+        (_packed({"wire": WIRE_VERSION}), "no 'at', no 'name', no 'run'"),
         (_with(port=1), "a strange 'port'"),
         (_with(run="9F" * 32), "its run is '9F9F"),
         (_with(run=7), "its run is 7"),
@@ -101,6 +101,7 @@ def test_invite_that_is_none_says_why(text: str, told: str) -> None:
     ("text", "who"),
     [
         (_with(wire=WIRE_VERSION + 1, more="fields"), "this machine"),
+        (_with(wire=WIRE_VERSION - 1, more="fields"), "the peers of that run"),
         ("swarm2:whatever", "this machine"),
     ],
 )
@@ -108,7 +109,7 @@ def test_invite_of_another_version_says_who_must_update(text: str, who: str) -> 
     with pytest.raises(Incompatible) as caught:
         parse_invite(text)
     assert exit_code_of(caught.value) == EXIT_INCOMPATIBLE
-    assert f"update swarm on {who}" in caught.value.remedy
+    assert f"update swarm on {who}" in caught.value.remedy.lower()
 
 
 @given(st.one_of(st.text(), st.text().map(PREFIX.__add__), st.binary().map(_packed)))

@@ -188,12 +188,17 @@ def test_join_bad_input_is_refused_before_anything_is_made(
     assert not (tmp_path / "home").exists()
 
 
+@pytest.mark.parametrize(("wire", "next_"), [(1, "swarm invite"), (3, "Update swarm on this machine")])
 def test_join_invite_of_another_version_is_incompatible(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], started: list[PeerSettings]
+    wire: int, next_: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], started: list[PeerSettings]
 ) -> None:
-    later = Invite(run=RUN, name="mine", at=(ADDRESS,), wire=2).text()
-    assert run(["join", later, "--home", str(tmp_path)]) == EXIT_INCOMPATIBLE
-    assert "update swarm" in capsys.readouterr().err
+    other = Invite(run=RUN, name="mine", at=(ADDRESS,), wire=wire).text()
+    assert run(["join", other, "--home", str(tmp_path)]) == EXIT_INCOMPATIBLE
+    cause, check, said = capsys.readouterr().err.splitlines()
+    assert f"it is to a run of version {wire}" in cause
+    assert check == "  check: expected a run of wire version 2"
+    assert said.startswith("  next:")
+    assert next_ in said
     assert started == []
 
 

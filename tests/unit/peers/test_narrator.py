@@ -58,7 +58,7 @@ from tests.unit.peers.kept_run import kept_run
 PEER = PeerId("12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW")
 SHORT = "12D3Ko…uAx6zW"
 ADDRESS = f"/ip4/192.0.2.7/tcp/31337/p2p/{PEER}"
-FOUND = RunFound(run=RunId("ab" * 32), name="tiny", stages=2, steps=9, wire=1, source=PEER)
+FOUND = RunFound(run=RunId("ab" * 32), name="tiny", stages=2, steps=9, wire=2, source=PEER)
 STARTED = PeerStarted(role="stage", name="s0", pid=1, addresses=(ADDRESS,), seconds=0.5)
 
 
@@ -95,7 +95,7 @@ def _step(step: int) -> StepClosed:
 @pytest.mark.parametrize(
     ("event", "line"),
     [
-        (FOUND, f"run           tiny, abababababab: 2 stages, 9 steps, wire version 1; from {SHORT}"),
+        (FOUND, f"run           tiny, abababababab: 2 stages, 9 steps, wire version 2; from {SHORT}"),
         (STARTED, f"listening     {ADDRESS}"),
         (Reachability(how="direct", detail="by 2 peers", addresses=()), "reachability  direct: by 2 peers"),
         (Waiting(what="1 of 2 trainers are here"), "waiting       1 of 2 trainers are here"),

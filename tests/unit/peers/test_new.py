@@ -103,7 +103,7 @@ def test_make_run_another_tokenizer_than_the_file_names_is_incompatible(tmp_path
         ("[model]\nheads = 3\n", "model.heads"),
         ("[split]\nstages = 9\n", "split.stages"),
         ("[run]\nstart_when = { stage_hosts = 1 }\n", "run.start_when.stage_hosts"),
-        ("[run]\nwire = 2\n", "run.wire"),
+        ("[run]\nwire = true\n", "run.wire"),
         ('[run]\nnonce = "1"\n', "run.nonce"),
         ("run = 3\n", "run"),
         (f'[tokenizer]\ndigest = "{"1" * 64}"\n', "--tokenizer"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from swarm.errors import Busy, PeerError, Refused
-from swarm.pipeline.messages import Adopt, Backward
+from swarm.pipeline.messages import RECALL, Adopt, Backward
 from tests.harness.expect import eventually
 from tests.unit.pipeline.test_server import DOWN, ME, Scene
 from tests.unit.pipeline.world import ACTIVATION_BYTES, TRAINER, microbatch, tensor, turns, working
@@ -30,7 +30,7 @@ async def flooded(scene: Scene, count: int, *, wait: bool) -> int:
 async def opened() -> Scene:
     scene = Scene(max_under_way=PLACES, retention_bytes=2 * ACTIVATION_BYTES)
     await scene.open()
-    scene.up.errors["pipeline/1/recall"] = Refused("no such microbatch")
+    scene.up.errors[RECALL] = Refused("no such microbatch")
     return scene
 
 
@@ -46,7 +46,7 @@ async def test_what_was_invented_one_after_the_other_is_forgotten() -> None:
 
 async def test_what_was_invented_at_once_takes_no_more_than_the_places() -> None:
     scene = await opened()
-    scene.up.errors["pipeline/1/recall"] = Busy("later")
+    scene.up.errors[RECALL] = Busy("later")
     async with working(scene.replica):
         assert await flooded(scene, 50, wait=False) == PLACES
         await turns()
@@ -83,7 +83,7 @@ async def test_what_its_trainer_asked_for_is_kept_for_the_next_attempt() -> None
         await turns(2)
         bring = scene.arrive("backward", Backward(**scene.fields(0)), tensor(4.0), DOWN)
         await bring()
-        await scene.trainer.call(ME, "adopt", adopt)
+        await scene.trainer.call(ME, adopt)
         await eventually(lambda: scene.trainer.of("blocked"))
         await turns()
         assert scene.server._passages.retention.bytes == ACTIVATION_BYTES
@@ -101,7 +101,7 @@ async def test_what_was_forgotten_is_fetched_when_its_trainer_asks_for_it() -> N
         assert len(scene.server._passages) == 0
         with pytest.raises(PeerError):
             await scene.backward(0, by=TRAINER)
-        await scene.trainer.call(ME, "adopt", Adopt(**scene.fields(0, attempt=1, within_s=5.0)))
+        await scene.trainer.call(ME, Adopt(**scene.fields(0, attempt=1, within_s=5.0)))
         assert scene.server._passages.find(1, microbatch(0)) is not None
         await eventually(lambda: scene.down.of("recall"))
         assert [recall.what for recall in scene.down.of("recall")] == ["gradient"]

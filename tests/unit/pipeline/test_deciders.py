@@ -12,7 +12,7 @@ from swarm.health.watch import watched
 from swarm.ids import PeerId
 from swarm.pipeline.compute import NormGate
 from swarm.pipeline.stage.worker import WorkQueue
-from swarm.pipeline.trainer.trainer import MAX_IN_FLIGHT, MIN_IN_FLIGHT, WAITING, journeys_in_flight
+from swarm.pipeline.trainer.taken import MAX_IN_FLIGHT, MIN_IN_FLIGHT, WAITING, journeys_in_flight
 from swarm.pipeline.wiring import Wiring
 
 A, B, C = PeerId("a"), PeerId("b"), PeerId("c")

@@ -11,10 +11,9 @@ from swarm.clock import SystemClock
 from swarm.errors import BugError, Busy, Ending, PeerError, Refused, RunEnded, Violation, WrongStep
 from swarm.events import HopMoved, JourneyCompleted, JourneyStarted
 from swarm.ids import PeerId
-from swarm.pipeline.messages import Blocked, HopReport, InputGradient, Output, TrainerRecall
+from swarm.pipeline.messages import TARGETS, TRAINER_RECALL, Blocked, HopReport, InputGradient, Output, TrainerRecall
 from swarm.pipeline.stage.context import Places
 from swarm.pipeline.trainer.journey import FinishedJourney
-from swarm.schema import Empty
 from swarm.security.signing import receipt_bytes
 from swarm.sim.network import SimNetwork
 from swarm.step.calls import first_leaf
@@ -90,11 +89,11 @@ async def test_trainer_takes_nothing_late_of_a_lineage_that_was_given_up_and_giv
     assert a.of("forward")[0].after == COUNTS
     key = {"step": 1, "microbatch": microbatch(0), "attempt": 0}
     with pytest.raises(Refused, match="no such microbatch"):
-        await b.call(TRAINER, "output", Output(**key, after=GIVEN_UP), tensor(3.0))
+        await b.call(TRAINER, Output(**key, after=GIVEN_UP), tensor(3.0))
     wanted = TrainerRecall(step=1, microbatch=microbatch(0), route=(A0, B0), what="output", after=GIVEN_UP)
     with pytest.raises(WrongStep, match="follows another record"):
-        await a.endpoint.call(TRAINER, "trainer/1/recall", wanted, Empty, timeout_s=5, max_reply_bytes=32)
-    await b.call(TRAINER, "output", Output(**key, after=COUNTS), tensor(2.0))
+        await a.endpoint.call(TRAINER, TRAINER_RECALL, wanted, timeout_s=5, max_reply_bytes=32)
+    await b.call(TRAINER, Output(**key, after=COUNTS), tensor(2.0))
     feeding.cancel()
     await asyncio.gather(feeding, return_exceptions=True)
 
@@ -216,7 +215,7 @@ class Walk:
         if verb == "blocked":
             fields |= {"hop": 1, "direction": "forward", "peer": B0, "code": "violation", "reason": "a value is NaN"}
         payload = (x if isinstance(x, bytes) else tensor(x)) if verb in ("output", "gradient") else b""
-        await self.boxes[by].call(TRAINER, verb, kinds[verb](**(fields | changes)), payload)
+        await self.boxes[by].call(TRAINER, kinds[verb](**(fields | changes)), payload)
 
     async def walk_home(self) -> None:
         await self.send(B0, "output")
@@ -321,10 +320,10 @@ async def test_trainer_given_a_gradient_that_is_no_number_sets_the_microbatch_as
 
 async def test_trainer_with_hosted_ends_brings_its_targets_again_to_a_busy_replica() -> None:
     async with Walk(hosted=True) as walk:
-        walk.boxes[B0].errors["pipeline/1/targets"] = Busy("full")
+        walk.boxes[B0].errors[TARGETS] = Busy("full")
         await walk.started()
         await turns()
-        del walk.boxes[B0].errors["pipeline/1/targets"]
+        del walk.boxes[B0].errors[TARGETS]
         await eventually(lambda: walk.boxes[B0].of("targets"))
         await walk.send(A0, "hop")
         await walk.send(B0, "hop", loss_sum=2.5, tokens=2)

@@ -12,8 +12,7 @@ from swarm.errors import Busy, PeerError, Refused, WrongStep
 from swarm.events import Accumulated
 from swarm.ids import PeerId
 from swarm.pipeline import recall
-from swarm.pipeline.messages import Adopt, Drop, Recall, TrainerRecall
-from swarm.schema import Empty
+from swarm.pipeline.messages import RECALL, TRAINER_RECALL, Adopt, Drop, Recall, TrainerRecall
 from swarm.security.signing import receipt_bytes
 from tests.harness.expect import eventually
 from tests.unit.pipeline.crew import Crew
@@ -44,14 +43,12 @@ async def ask(scene: Scene, by: PeerId, **changes: Any) -> float:
     fields: dict[str, Any] = {"step": 1, "microbatch": microbatch(0), "route": ROUTE, "hop": 1, "what": "output"}
     body = Recall(**(fields | changes))
     endpoint = scene.boxes[by].endpoint
-    _, payload = await endpoint.call(
-        ME, "pipeline/1/recall", body, Empty, timeout_s=5, max_reply_bytes=ACTIVATION_BYTES
-    )
+    _, payload = await endpoint.call(ME, RECALL, body, timeout_s=5, max_reply_bytes=ACTIVATION_BYTES)
     return value(payload)
 
 
 async def adopt(scene: Scene, *, by: PeerId = TRAINER, attempt: int = 1, **changes: Any) -> None:
-    await scene.boxes[by].call(ME, "adopt", Adopt(**scene.fields(attempt=attempt, within_s=5.0, **changes)))
+    await scene.boxes[by].call(ME, Adopt(**scene.fields(attempt=attempt, within_s=5.0, **changes)))
 
 
 async def test_recall_gives_what_was_sent_before_and_after_the_contribution(scene: Scene) -> None:
@@ -191,7 +188,7 @@ async def test_only_its_trainer_has_a_microbatch_adopted_or_dropped(scene: Scene
         await adopt(scene, by=by)
     body = Drop(step=1, microbatch=microbatch(0), attempt=9, hop=1)
     with pytest.raises(Refused, match="only its trainer"):
-        await scene.boxes[by].call(ME, "drop", body)
+        await scene.boxes[by].call(ME, body)
 
 
 async def test_a_dropped_microbatch_gives_its_place_back_and_one_that_was_added_stays() -> None:
@@ -200,11 +197,11 @@ async def test_a_dropped_microbatch_gives_its_place_back_and_one_that_was_added_
     drop = [Drop(step=1, microbatch=microbatch(position), attempt=3, hop=1) for position in range(2)]
     async with working(scene.replica):
         await scene.there(0)
-        await scene.trainer.call(ME, "drop", drop[0])
+        await scene.trainer.call(ME, drop[0])
         await scene.there(1)
         await scene.backward(1)
         await eventually(lambda: scene.part.held)
-        await scene.trainer.call(ME, "drop", drop[1])
+        await scene.trainer.call(ME, drop[1])
         assert set(scene.part.held) == {microbatch(1)}
         assert await ask(scene, DOWN, microbatch=microbatch(1)) == 2.0
 
@@ -220,9 +217,8 @@ async def test_trainer_gives_again_only_to_its_own_stages() -> None:
             fields: dict[str, Any] = {"step": 1, "microbatch": microbatch(0), "route": (first, last), "what": what}
             _, payload = await crew.replicas[by].endpoint.call(
                 TRAINER,
-                "trainer/1/recall",
+                TRAINER_RECALL,
                 TrainerRecall(**(fields | changes)),
-                Empty,
                 timeout_s=5,
                 max_reply_bytes=ACTIVATION_BYTES,
             )

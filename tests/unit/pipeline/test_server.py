@@ -15,8 +15,8 @@ from swarm.clock import SystemClock
 from swarm.errors import BugError, Busy, PeerError, Refused, Violation, WrongStep
 from swarm.events import Accumulated
 from swarm.ids import PeerId
-from swarm.network.protocols import Request
-from swarm.pipeline.messages import Backward, Drop, Forward, Resend, Targets
+from swarm.network.protocols import Incoming
+from swarm.pipeline.messages import BACKWARD, FORWARD, Backward, Drop, Forward, Resend, Targets
 from swarm.pipeline.stage.microbatch_state import STAY_CEILING_S, STAY_FLOOR_S
 from swarm.security.signing import receipt_bytes
 from swarm.sim.network import SimNetwork
@@ -66,19 +66,19 @@ class Scene:
 
     async def forward(self, position: int = 0, *, by: PeerId = UP, x: float | bytes = 1.0, **changes: Any) -> None:
         payload = x if isinstance(x, bytes) else tensor(x)
-        await self.boxes[by].call(ME, "forward", Forward(**self.fields(position, **changes)), payload)
+        await self.boxes[by].call(ME, Forward(**self.fields(position, **changes)), payload)
 
     async def backward(self, position: int = 0, *, by: PeerId = DOWN, x: float | bytes = 1.0, **changes: Any) -> None:
         payload = x if isinstance(x, bytes) else tensor(x)
-        await self.boxes[by].call(ME, "backward", Backward(**self.fields(position, **changes)), payload)
+        await self.boxes[by].call(ME, Backward(**self.fields(position, **changes)), payload)
 
     async def resend(self, position: int = 0, *, by: PeerId = TRAINER, **changes: Any) -> None:
-        await self.boxes[by].call(ME, "resend", Resend(**self.fields(position, hop=self.stage + 1, **changes)))
+        await self.boxes[by].call(ME, Resend(**self.fields(position, hop=self.stage + 1, **changes)))
 
     async def targets(self, position: int = 0, *, by: PeerId = TRAINER, **changes: Any) -> None:
         fields = self.fields(position, **changes)
         del fields["hop"]
-        await self.boxes[by].call(ME, "targets", Targets(**fields), token_ids())
+        await self.boxes[by].call(ME, Targets(**fields), token_ids())
 
     async def there(self, position: int = 0, **changes: Any) -> None:
         """A forward, computed and handed on."""
@@ -92,10 +92,10 @@ class Scene:
 
     def arrive(self, kind: str, body: Any, payload: bytes, caller: PeerId) -> Callable[[], Any]:
         """Admit a message now; the returned function lets its payload arrive later."""
-        method = next(m for m in self.server.methods() if m.name == f"pipeline/1/{kind}")
+        method = next(m for m in self.server.methods() if m.rpc.name == f"pipeline/1/{kind}")
         assert method.admit is not None
         method.admit(caller, body, len(payload))
-        return lambda: method.handle(Request(caller, body, memoryview(bytearray(payload)), 1e9))
+        return lambda: method.handle(caller, body, Incoming(memoryview(bytearray(payload)), 1e9))
 
 
 @pytest.fixture
@@ -415,7 +415,7 @@ async def test_server_refuses_to_send_again(scene: Scene, changes: tuple[dict[st
 
 
 async def test_server_tells_the_trainer_which_attempt_its_neighbour_refused(scene: Scene) -> None:
-    scene.down.errors["pipeline/1/forward"] = Busy("full")
+    scene.down.errors[FORWARD] = Busy("full")
     await scene.forward()
     blocked = await scene.blocked()
     assert (blocked.code, blocked.hop, blocked.peer, blocked.attempt) == ("busy", 2, DOWN, 0)
@@ -432,10 +432,10 @@ async def test_server_whose_upstream_is_gone_tells_the_trainer(scene: Scene) -> 
 async def test_server_whose_trainer_is_gone_goes_on_working(scene: Scene) -> None:
     scene.network.kill(TRAINER)
     await scene.there(0)
-    scene.down.errors["pipeline/1/forward"] = Busy("full")
+    scene.down.errors[FORWARD] = Busy("full")
     await scene.forward(1)
     await turns()
-    del scene.down.errors["pipeline/1/forward"]
+    del scene.down.errors[FORWARD]
     await scene.there(2)
 
 
@@ -696,7 +696,7 @@ async def test_replica_that_rewound_takes_nothing_late_of_the_step_of_the_same_n
         await arrives()
     await scene.there(step=13, x=10.0, attempt=1, after=COUNTS)
     dropped = Drop(step=13, microbatch=microbatch(0), attempt=9, hop=1, after=GIVEN_UP)
-    await scene.trainer.call(ME, "drop", dropped)
+    await scene.trainer.call(ME, dropped)
     await scene.backward(step=13, x=1.0, attempt=1, after=COUNTS)
     await eventually(lambda: scene.up.of("backward") and len(scene.trainer.of("hop")) == 2)
     assert scene.down.payloads("forward") == [20.0]
@@ -740,7 +740,7 @@ async def test_replica_that_rewinds_does_not_go_on_sending(scene: Scene) -> None
     scene.replica.clock.sleep = sleep  # type: ignore[method-assign]
     scene.replica.open_step(13, after=GIVEN_UP)
     await scene.there(step=13, after=GIVEN_UP)
-    scene.up.errors["pipeline/1/backward"] = Busy("full")
+    scene.up.errors[BACKWARD] = Busy("full")
     await scene.backward(step=13, after=GIVEN_UP)
     await eventually(lambda: len(scene.trainer.of("hop")) == 2)
     await turns()

@@ -6,8 +6,7 @@ import pytest
 
 from swarm.errors import PeerError, Refused, WrongStep
 from swarm.ids import MicrobatchId, PeerId
-from swarm.pipeline.messages import TrainerRecall
-from swarm.schema import Empty
+from swarm.pipeline.messages import TRAINER_RECALL, TrainerRecall
 from swarm.sim.network import SimEndpoint, SimNetwork
 from tests.unit.pipeline.crew import Crew
 from tests.unit.pipeline.world import (
@@ -67,9 +66,7 @@ class Shard:
         await self._call(1, body)
 
     async def _call(self, stage: int, body: TrainerRecall) -> None:
-        await self._stages[stage].call(
-            TRAINER, "trainer/1/recall", body, Empty, timeout_s=5, max_reply_bytes=ACTIVATION_BYTES
-        )
+        await self._stages[stage].call(TRAINER, TRAINER_RECALL, body, timeout_s=5, max_reply_bytes=ACTIVATION_BYTES)
 
 
 @pytest.mark.parametrize("hosted", [True, False], ids=["hosted", "private"])
@@ -115,7 +112,7 @@ async def test_what_was_fed_is_given_until_its_step_closes() -> None:
 
     async def read() -> None:
         endpoint = crew.replicas[FIRST].endpoint
-        await endpoint.call(TRAINER, "trainer/1/recall", body, Empty, timeout_s=5, max_reply_bytes=ACTIVATION_BYTES)
+        await endpoint.call(TRAINER, TRAINER_RECALL, body, timeout_s=5, max_reply_bytes=ACTIVATION_BYTES)
 
     async with working(*crew.replicas.values()):
         await FakeLeader(1).fed_by(crew.side.trainer)

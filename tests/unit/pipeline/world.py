@@ -17,22 +17,22 @@ from swarm.errors import BugError
 from swarm.events import Event
 from swarm.ids import MicrobatchId, PeerId, RunId
 from swarm.models.spec import TensorSpec
-from swarm.network.protocols import Answer, Method, Payload, Request
+from swarm.network.protocols import Answer, AnyMethod, Incoming, Payload, Rpc
 from swarm.pipeline.compute import BoundarySpecs, EndsCompute, StageCompute
 from swarm.pipeline.messages import (
-    Adopt,
-    Attend,
-    Backward,
-    Blocked,
-    Drop,
-    Forward,
-    HopReport,
-    InputGradient,
-    Output,
-    Recall,
-    Resend,
-    Targets,
-    TrainerRecall,
+    ADOPT,
+    ATTEND,
+    BACKWARD,
+    BLOCKED,
+    DROP,
+    FORWARD,
+    GRADIENT,
+    HOP,
+    OUTPUT,
+    RECALL,
+    RESEND,
+    TARGETS,
+    TRAINER_RECALL,
 )
 from swarm.pipeline.stage.context import Places, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
@@ -50,21 +50,22 @@ RUN = RunId("ab" * 32)
 TRAINER, THIEF = PeerId("tr"), PeerId("thief")
 ACTIVATION, TOKENS = TensorSpec((1, 2, 4), "float32"), TensorSpec((1, 2), "int64")
 ACTIVATION_BYTES, TOKEN_BYTES = 32, 8
-KINDS: dict[str, Any] = {
-    "pipeline/1/forward": Forward,
-    "pipeline/1/targets": Targets,
-    "pipeline/1/backward": Backward,
-    "pipeline/1/resend": Resend,
-    "pipeline/1/adopt": Adopt,
-    "pipeline/1/drop": Drop,
-    "pipeline/1/recall": Recall,
-    "pipeline/1/attend": Attend,
-    "trainer/1/recall": TrainerRecall,
-    "trainer/1/output": Output,
-    "trainer/1/gradient": InputGradient,
-    "trainer/1/hop": HopReport,
-    "trainer/1/blocked": Blocked,
-}
+RPCS: tuple[Rpc[Any, Any], ...] = (
+    FORWARD,
+    TARGETS,
+    BACKWARD,
+    RESEND,
+    ADOPT,
+    DROP,
+    RECALL,
+    ATTEND,
+    TRAINER_RECALL,
+    OUTPUT,
+    GRADIENT,
+    HOP,
+    BLOCKED,
+)
+BY_KIND = {rpc.request: rpc for rpc in RPCS}
 
 
 def specs(*, hosted: bool = False) -> BoundarySpecs:
@@ -208,26 +209,23 @@ def spoil(error: BaseException) -> Callable[[], None]:
 class Mailbox:
     """Takes every message and keeps it; or answers with an error that the test chose for the method."""
 
-    def __init__(self, endpoint: SimEndpoint, methods: Sequence[str] = tuple(KINDS)) -> None:
+    def __init__(self, endpoint: SimEndpoint, methods: Sequence[Rpc[Any, Any]] = RPCS) -> None:
         self.endpoint, self._methods = endpoint, methods
         self.mail: list[tuple[str, Any, bytes]] = []
-        self.errors: dict[str, Exception] = {}
+        self.errors: dict[Rpc[Any, Any], Exception] = {}
         endpoint.mount(self)
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        return [
-            Method(name=name, request=KINDS[name], handle=self._handler(name), admit=lambda *about: None)
-            for name in self._methods
-        ]
+        return [rpc.handled_with_payload(self._handler(rpc), admit=lambda *about: None) for rpc in self._methods]
 
-    def _handler(self, name: str) -> Any:
-        async def handle(request: Request) -> Answer:
-            if name in self.errors:
-                raise self.errors[name]
-            if name == "pipeline/1/attend":
+    def _handler(self, rpc: Rpc[Any, Any]) -> Any:
+        async def handle(caller: PeerId, body: Any, incoming: Incoming) -> Answer[Empty]:
+            if rpc in self.errors:
+                raise self.errors[rpc]
+            if rpc is ATTEND:
                 await asyncio.Event().wait()
-            self.mail.append((name.rpartition("/")[2], request.body, bytes(request.payload)))
+            self.mail.append((rpc.name.rpartition("/")[2], body, bytes(incoming.payload)))
             return Answer(Empty())
 
         return handle
@@ -240,10 +238,9 @@ class Mailbox:
         """First elements of the tensors of one kind."""
         return [value(payload) for name, _, payload in self.mail if name == verb]
 
-    async def call(self, target: PeerId, verb: str, body: Any, payload: Payload = b"") -> None:
+    async def call(self, target: PeerId, body: Any, payload: Payload = b"") -> None:
         """Send something to a replica or a trainer."""
-        service = "trainer" if verb in ("output", "gradient", "hop", "blocked") else "pipeline"
-        await self.endpoint.call(target, f"{service}/1/{verb}", body, Empty, timeout_s=5, payload=payload)
+        await self.endpoint.call(target, BY_KIND[type(body)], body, timeout_s=5, payload=payload)
 
 
 @dataclass

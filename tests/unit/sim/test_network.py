@@ -8,12 +8,15 @@ import pytest
 
 from swarm.errors import DeadlineMissed, PeerError, Unreachable
 from swarm.ids import PeerId, RunId
-from swarm.network.protocols import Answer, Method, Request
+from swarm.network.protocols import AnyMethod, Rpc
 from swarm.schema import Empty
 from swarm.sim.loop import LoopClock, SimLoop, as_peer, run_world
 from swarm.sim.network import SimEndpoint, SimNetwork
 
 RUN = RunId("a" * 64)
+
+
+LONG = Rpc("sleep/1/long", Empty, Empty)
 
 
 class Sleeper:
@@ -22,14 +25,14 @@ class Sleeper:
     def __init__(self) -> None:
         self.began, self.ended = 0, 0
 
-    def methods(self) -> list[Method]:
-        return [Method(name="sleep/1/long", request=Empty, handle=self._on_sleep)]
+    def methods(self) -> list[AnyMethod]:
+        return [LONG.handled(self._on_sleep)]
 
-    async def _on_sleep(self, request: Request) -> Answer:
+    async def _on_sleep(self, caller: PeerId, body: Empty) -> Empty:
         self.began += 1
         try:
             await asyncio.sleep(10.0)
-            return Answer(Empty())
+            return Empty()
         finally:
             self.ended += 1
 
@@ -49,7 +52,7 @@ async def peer(network: SimNetwork, name: str, service: Sleeper | None = None, *
 
 async def sleep(caller: SimEndpoint, target: str, timeout_s: float = 60.0) -> Empty:
     """Ask for ten seconds."""
-    return (await caller.call(PeerId(target), "sleep/1/long", Empty(), Empty, timeout_s=timeout_s))[0]
+    return (await caller.call(PeerId(target), LONG, Empty(), timeout_s=timeout_s))[0]
 
 
 def loop() -> SimLoop:

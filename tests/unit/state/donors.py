@@ -9,7 +9,7 @@ from typing import Any
 
 from swarm.ids import PeerId, RunId
 from swarm.models.layout import FlatLayout
-from swarm.network.protocols import Answer, Method, Request
+from swarm.network.protocols import Answer, AnyMethod, Incoming
 from swarm.sim.network import SimNetwork
 from swarm.state.donation import Bucket, Donation
 from swarm.state.download import Download, DownloadContext, Wanted
@@ -20,7 +20,7 @@ from tests.unit.state.states import inline, snapshot
 
 ME = PeerId("me")
 RUN = RunId("ab" * 32)
-Twist = Callable[[Any, Answer], Awaitable[Answer]]
+Twist = Callable[[Any, Answer[Any]], Awaitable[Answer[Any]]]
 """(request's body, true answer) -> what is answered; raising a PeerError is answered too."""
 
 
@@ -107,19 +107,19 @@ class _Service:
     def __init__(self, donors: Donors, name: PeerId, donor: StateDonor) -> None:
         self._donors, self._name, self._donor = donors, name, donor
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
         return [replace(method, handle=self._handler(method)) for method in self._donor.methods()]
 
-    def _handler(self, method: Method) -> Callable[[Request], Awaitable[Answer]]:
-        async def handle(request: Request) -> Answer:
-            if method.name == CHUNK:
-                assert isinstance(request.body, ChunkRequest)
-                self._donors.served[self._name].append(request.body.chunk)
+    def _handler(self, method: AnyMethod) -> Any:
+        async def handle(caller: PeerId, body: Any, incoming: Incoming) -> Answer[Any]:
+            if method.rpc == CHUNK:
+                assert isinstance(body, ChunkRequest)
+                self._donors.served[self._name].append(body.chunk)
                 self._donors.after(self._donors.asked)
-            answer = await method.handle(request)
-            twist = self._donors.twists.get((self._name, method.name))
-            return answer if twist is None else await twist(request.body, answer)
+            answer = await method.handle(caller, body, incoming)
+            twist = self._donors.twists.get((self._name, method.rpc))
+            return answer if twist is None else await twist(body, answer)
 
         return handle
 

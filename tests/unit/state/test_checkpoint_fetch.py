@@ -15,7 +15,6 @@ from swarm.clock import SystemClock
 from swarm.errors import Busy, PeerError, Refused, StateError, Unreachable, Violation, WrongStep
 from swarm.ids import PartName, PeerId, RunId, stage_part
 from swarm.models.layout import FlatLayout
-from swarm.schema import Empty
 from swarm.sim.network import SimEndpoint, SimNetwork
 from swarm.state.checkpoints import fetch as checkpoint_fetch
 from swarm.state.checkpoints import shelf as checkpoint_shelf
@@ -202,9 +201,9 @@ async def test_shelf_s_messages_cannot_name_a_path(tmp_path: Path) -> None:
     reader, _ = await served(tmp_path)
     body = ReadRequest.model_construct(step=1, part="../../etc/passwd", digest="0" * 64, offset=0, length=10)
     with pytest.raises(Violation):
-        await reader.call(PeerId("donor"), READ, body, Empty, timeout_s=5)
+        await reader.call(PeerId("donor"), READ, body, timeout_s=5)
     with pytest.raises(Violation):
-        await reader.call(PeerId("donor"), RECORD_OF, RecordRequest.model_construct(step=-1), Empty, timeout_s=5)
+        await reader.call(PeerId("donor"), RECORD_OF, RecordRequest.model_construct(step=-1), timeout_s=5)
 
 
 # --- one file --------------------------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ async def test_download_whose_donor_stalls_leaves_it_out_and_is_hardly_late(at: 
     world.slow(dict.fromkeys("abc", 0.1))
     stalled: list[int] = []
 
-    async def stall(body: Any, answer: Answer) -> Answer:
+    async def stall(body: Any, answer: Answer[Any]) -> Answer[Any]:
         if world.asked >= at:
             stalled.append(at)
             await asyncio.Event().wait()
@@ -177,7 +177,7 @@ async def test_download_whose_only_donor_stalls_waits_by_what_was_measured_and_c
     world.slow({"a": 0.1})
     fine = [True]
 
-    async def stall(body: Any, answer: Answer) -> Answer:
+    async def stall(body: Any, answer: Answer[Any]) -> Answer[Any]:
         if fine and world.asked > 15:
             await asyncio.Event().wait()
         return answer
@@ -212,7 +212,7 @@ async def test_download_over_a_very_thin_link_is_never_given_more_than_it_can_br
     world = Donors(big_state(16 * 8), "a")
     free = [0.0]
 
-    async def serial(body: Any, answer: Answer) -> Answer:
+    async def serial(body: Any, answer: Answer[Any]) -> Answer[Any]:
         free[0] = max(free[0], world.clock.now) + 50.0
         await world.clock.sleep(free[0] - world.clock.now)
         return answer
@@ -232,7 +232,7 @@ async def test_download_with_one_false_chunk_names_the_liar_and_fetches_it_elsew
     lies: list[PeerId] = []
 
     def lie_of(name: PeerId) -> Any:
-        async def lie(body: Any, answer: Answer) -> Answer:
+        async def lie(body: Any, answer: Answer[Any]) -> Answer[Any]:
             if body.chunk != chunk or (lies and lies != [name]):
                 return answer
             lies.append(name)
@@ -256,7 +256,7 @@ async def test_download_with_one_false_chunk_names_the_liar_and_fetches_it_elsew
 async def test_download_of_a_chunk_of_another_length_drops_its_donor(change: Any) -> None:
     world = Donors(big_state())
 
-    async def wrong(body: Any, answer: Answer) -> Answer:
+    async def wrong(body: Any, answer: Answer[Any]) -> Answer[Any]:
         return Answer(answer.body, change(answer.payload))
 
     world.twists[A, CHUNK] = wrong
@@ -266,30 +266,30 @@ async def test_download_of_a_chunk_of_another_length_drops_its_donor(change: Any
     assert A in world.dropped
 
 
-async def false_hashes(body: Any, answer: Answer) -> Answer:
+async def false_hashes(body: Any, answer: Answer[Any]) -> Answer[Any]:
     hashes = bytearray(answer.payload)
     hashes[40] ^= 1
     return Answer(answer.body, hashes)
 
 
-async def missing_hash(body: Any, answer: Answer) -> Answer:
+async def missing_hash(body: Any, answer: Answer[Any]) -> Answer[Any]:
     return Answer(answer.body, bytes(answer.payload)[:-32])
 
 
-async def no_hashes(body: Any, answer: Answer) -> Answer:
+async def no_hashes(body: Any, answer: Answer[Any]) -> Answer[Any]:
     return Answer(answer.body)
 
 
-async def many_hashes(body: Any, answer: Answer) -> Answer:
+async def many_hashes(body: Any, answer: Answer[Any]) -> Answer[Any]:
     return Answer(answer.body, bytes(answer.payload) * 1000)
 
 
-async def huge_claim(body: Any, answer: Answer) -> Answer:
+async def huge_claim(body: Any, answer: Answer[Any]) -> Answer[Any]:
     assert isinstance(answer.body, Description)
     return Answer(answer.body.model_copy(update={"elements": 2**50}), bytes(answer.payload))
 
 
-async def other_digest(body: Any, answer: Answer) -> Answer:
+async def other_digest(body: Any, answer: Answer[Any]) -> Answer[Any]:
     assert isinstance(answer.body, Description)
     return Answer(answer.body.model_copy(update={"digest": "0" * 64}), bytes(answer.payload))
 
@@ -332,7 +332,7 @@ async def test_download_from_a_donor_whose_memory_is_damaged_after_it_made_its_h
 
 
 def refusing(error: PeerError) -> Any:
-    async def refuse(body: Any, answer: Answer) -> Answer:
+    async def refuse(body: Any, answer: Answer[Any]) -> Answer[Any]:
         raise error
 
     return refuse

@@ -9,14 +9,14 @@ import pytest
 
 from swarm.errors import Busy, Refused, Violation, WrongStep
 from swarm.ids import PeerId, stage_part
-from swarm.network.protocols import Answer, Request
-from swarm.schema import Empty
+from swarm.network.protocols import Answer, Rpc
 from swarm.sim.network import SimEndpoint
 from swarm.state import snapshot as chunks
 from swarm.state.donation import BURST_BYTES, Donation
 from swarm.state.sharing import MAX_WINDOW
 from swarm.state.snapshot import CHUNK_BYTES, Snapshot, digest, hashes_of, root_of
 from swarm.state.transfer import CHUNK, DESCRIBE, ChunkRequest, DescribeRequest, Description, StateDonor
+from tests.harness.asked import NOTHING_BESIDE
 from tests.unit.membership.observed import turns
 from tests.unit.state.donors import RUN, Donors, in_time
 from tests.unit.state.states import LAYOUT, StillClock, inline, snapshot
@@ -33,9 +33,9 @@ def donor_of(*snapshots: Snapshot, **settings: Any) -> tuple[StateDonor, StillCl
     return donor, clock
 
 
-async def ask(donor: StateDonor, method: str, body: Any, me: PeerId = ME) -> Answer:
-    served = {method.name: method for method in donor.methods()}[method]
-    return await served.handle(Request(me, served.request.model_validate(body.to_wire()), memoryview(b""), 1.0))
+async def ask(donor: StateDonor, rpc: Rpc[Any, Any], body: Any, me: PeerId = ME) -> Answer[Any]:
+    served = {method.rpc: method for method in donor.methods()}[rpc]
+    return await served.handle(me, rpc.request.model_validate(body.to_wire()), NOTHING_BESIDE)
 
 
 async def describe(donor: StateDonor, step: int | None = None, me: PeerId = ME) -> Description:
@@ -232,13 +232,13 @@ async def test_donor_has_who_asks_for_too_much_of_a_part_at_once_wait_and_serves
     for endpoint in (greedy, modest):
         await endpoint.enter(RUN)
         describing = DescribeRequest(part="stage-0", step=0)
-        await endpoint.call(name, DESCRIBE, describing, Description, timeout_s=10.0, max_reply_bytes=1024)
+        await endpoint.call(name, DESCRIBE, describing, timeout_s=10.0, max_reply_bytes=1024)
     donors.donors[name].step_closed()
     donors.donors[name]._donation.give(BURST_BYTES, 0.0)  # from here on chunks wait for their turn
 
     def asking(endpoint: SimEndpoint) -> asyncio.Task[Any]:
         body = ChunkRequest(part="stage-0", step=0, chunk=0)
-        call = endpoint.call(name, CHUNK, body, Empty, timeout_s=1000.0, max_reply_bytes=CHUNK_BYTES)
+        call = endpoint.call(name, CHUNK, body, timeout_s=1000.0, max_reply_bytes=CHUNK_BYTES)
         return asyncio.create_task(call)
 
     many = [asking(greedy) for _ in range(2 * MAX_WINDOW)]

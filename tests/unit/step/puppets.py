@@ -13,7 +13,7 @@ from swarm.consensus.roster import Roster
 from swarm.errors import WrongStep
 from swarm.events import Event
 from swarm.ids import PeerId
-from swarm.network.protocols import Answer, Method, Request
+from swarm.network.protocols import AnyMethod, Rpc
 from swarm.schema import Empty
 from swarm.sim.network import SimEndpoint, SimNetwork
 from swarm.step.calls import StepCalls
@@ -21,35 +21,33 @@ from swarm.step.context import Closing
 from swarm.step.leader.close import Leading
 from swarm.step.leader.service import LeadDesk
 from swarm.step.messages import (
+    AGAIN,
+    APPLY,
+    ASIDE,
+    COMPLETE,
+    DECIDE,
+    LEASE,
+    OVER,
+    PREPARE,
+    PROPOSE,
+    RECONCILE,
+    RESUME,
     Accepted,
-    Apply,
     Averaged,
     Complete,
-    Decide,
-    Feed,
     Lease,
     Leased,
-    Over,
-    Prepare,
     Prepared,
     Promise,
-    Propose,
-    PutAside,
     Reconcile,
-    Resume,
     Resumed,
 )
-from swarm.step.observe_messages import NEXT, START, NextRequest, StartRequest
+from swarm.step.observe_messages import NEXT, START
+from tests.harness.asked import asked
 from tests.unit.averaging.world import LoopClock, in_virtual_time
 from tests.unit.step.world import COMMITTED, CURSOR, GENESIS, ROSTER, RULES, RUN, FakeLiveness, sign, verify
 
-RECONCILE, APPLY, PROPOSE, DECIDE = QUESTIONS = (
-    "step/1/reconcile",
-    "step/1/apply",
-    "step/1/propose",
-    "step/1/decide",
-)
-PREPARE, AGAIN = "step/1/prepare", "feed/1/again"
+QUESTIONS: tuple[Rpc[Any, Any], ...] = (RECONCILE, APPLY, PROPOSE, DECIDE)
 LEADER, SUCCESSOR = ROSTER.succession(1)[:2]
 
 
@@ -73,8 +71,8 @@ class Puppet:
 
     def __init__(self, peer: PeerId, roster: Roster, *, desk: bool = True) -> None:
         self.peer, self.desk = peer, desk
-        self.bodies: list[tuple[str, Any]] = []
-        self.instead: dict[str, Callable[[Any], Any]] = {}
+        self.bodies: list[tuple[Rpc[Any, Any], Any]] = []
+        self.instead: dict[Rpc[Any, Any], Callable[[Any], Any]] = {}
         part = str(roster[peer].part) if roster[peer].part else ""
         self.gradient = {"stage-0": "a" * 64, "ends": "b" * 64}.get(part, "")
         self.weights = {"stage-0": "c" * 64, "ends": "d" * 64}.get(part, "")
@@ -82,43 +80,43 @@ class Puppet:
         self.sq_norm = 3.0
 
     @property
-    def asked(self) -> list[str]:
-        return [name for name, _ in self.bodies]
+    def asked(self) -> list[Rpc[Any, Any]]:
+        return [rpc for rpc, _ in self.bodies]
 
-    def told(self, method: str) -> list[Any]:
-        return [body for name, body in self.bodies if name == method]
+    def told(self, method: Rpc[Any, Any]) -> list[Any]:
+        return [body for rpc, body in self.bodies if rpc == method]
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        kinds: list[tuple[str, Any, Callable[[Any], Any]]] = [
-            (PREPARE, Prepare, lambda body: Promise(vote=None, free=0)),
-            (RECONCILE, Reconcile, self._averaged),
-            (APPLY, Apply, lambda body: Prepared(digest=self.weights)),
-            (PROPOSE, Propose, lambda b: Accepted(signature=sign(self.peer, acceptance_bytes(b.record, b.term)))),
-            (DECIDE, Decide, lambda body: Empty()),
-            ("step/1/over", Over, lambda body: Empty()),
-            (AGAIN, Feed, lambda body: Empty()),
-            (NEXT, NextRequest, _wrong_step),
-            (START, StartRequest, _wrong_step),
+        kinds: list[tuple[Rpc[Any, Any], Callable[[Any], Any]]] = [
+            (PREPARE, lambda body: Promise(vote=None, free=0)),
+            (RECONCILE, self._averaged),
+            (APPLY, lambda body: Prepared(digest=self.weights)),
+            (PROPOSE, lambda b: Accepted(signature=sign(self.peer, acceptance_bytes(b.record, b.term)))),
+            (DECIDE, lambda body: Empty()),
+            (OVER, lambda body: Empty()),
+            (AGAIN, lambda body: Empty()),
+            (NEXT, _wrong_step),
+            (START, _wrong_step),
         ]
-        leading: list[tuple[str, Any, Callable[[Any], Any]]] = [
-            ("lead/1/lease", Lease, lambda body: Leased(total=body.total, reason="")),
-            ("lead/1/complete", Complete, lambda body: Empty()),
-            ("lead/1/aside", PutAside, lambda body: Empty()),
-            ("lead/1/resume", Resume, lambda body: Resumed(kept=len(body.started))),
+        leading: list[tuple[Rpc[Any, Any], Callable[[Any], Any]]] = [
+            (LEASE, lambda body: Leased(total=body.total, reason="")),
+            (COMPLETE, lambda body: Empty()),
+            (ASIDE, lambda body: Empty()),
+            (RESUME, lambda body: Resumed(kept=len(body.started))),
         ]
         kinds += leading if self.desk else []
-        return [Method(name=name, request=kind, handle=self._handler(name, usual)) for name, kind, usual in kinds]
+        return [rpc.handled(self._handler(rpc, usual)) for rpc, usual in kinds]
 
     def _averaged(self, body: Reconcile) -> Averaged:
         return Averaged(digest=self.gradient, sq_norm=self.sq_norm, cursor=self.cursor)
 
-    def _handler(self, name: str, usual: Callable[[Any], Any]) -> Any:
-        async def handle(request: Request) -> Answer:
-            self.bodies.append((name, request.body))
-            answer = self.instead.get(name, usual)(request.body)
+    def _handler(self, rpc: Rpc[Any, Any], usual: Callable[[Any], Any]) -> Any:
+        async def handle(caller: PeerId, body: Any) -> Any:
+            self.bodies.append((rpc, body))
+            answer = self.instead.get(rpc, usual)(body)
             answer = await answer if asyncio.iscoroutine(answer) else answer
-            return Answer(usual(request.body) if answer is None else answer)
+            return usual(body) if answer is None else answer
 
         return handle
 
@@ -186,8 +184,7 @@ class Stage:
 
     async def ask_desk(self, body: Any, caller: PeerId) -> Any:
         """What our desk answers to a trainer."""
-        method = next(m for m in self.desk.methods() if m.request is type(body))
-        return (await method.handle(Request(caller, body, memoryview(b""), 1e9))).body
+        return await asked(self.desk, body, caller)
 
     async def feed(self, contributions: Sequence[Contribution] = COMMITTED, *, term: int = 0) -> None:
         """Trainers lease and complete these."""

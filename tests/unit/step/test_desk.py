@@ -1,4 +1,4 @@
-"""What a step's leader takes from a trainer, and what not."""
+"""What a step's leader takes from a trainer, and what not.from tests.harness.asked import asked"""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from swarm.consensus.records import Contribution
 from swarm.consensus.roster import Member, Roster
 from swarm.errors import Refused, Superseded, Violation, WrongStep
 from swarm.ids import ENDS, MicrobatchId, PeerId, RunId, stage_part
-from swarm.network.protocols import Request
 from swarm.optim.schedules import OptimizerConfig
 from swarm.security.signing import PrivateIdentity, receipt_bytes, verify
 from swarm.step.leader.service import LeadDesk
 from swarm.step.messages import Complete, Lease
 from swarm.step.rules import StepRules
+from tests.harness.asked import asked
 
 RUN = RunId("ab" * 32)
 HOSTS = [PrivateIdentity(bytes([i]) * 32) for i in range(3)]
@@ -59,8 +59,7 @@ def complete(*, signers: list[PrivateIdentity] | None = None, term: int = 0, **f
 
 
 async def tell(opened: LeadDesk, body: Any, caller: PeerId = TRAINER.peer) -> Any:
-    method = next(m for m in opened.methods() if m.request is type(body))
-    return (await method.handle(Request(caller, body, memoryview(b""), 1e9))).body
+    return await asked(opened, body, caller)
 
 
 async def lead() -> LeadDesk:

@@ -16,13 +16,13 @@ from swarm.consensus.roster import Roster
 from swarm.errors import Busy, PeerError, Refused, Superseded, Violation, WrongStep
 from swarm.ids import PartName, PeerId
 from swarm.membership.observer_service import ObserverDesk
-from swarm.network.protocols import Request
 from swarm.sim.network import SimNetwork
 from swarm.state.transfer import StateDonor
 from swarm.step.calls import StepCalls
 from swarm.step.leader import service as lead
 from swarm.step.leader.rescue import absent
 from swarm.step.leader.service import LeadDesk
+from tests.harness.asked import asked
 from tests.harness.expect import eventually
 from tests.unit.consensus import test_changes
 from tests.unit.consensus.test_changes import BEFORE, ROSTER, STEP, admission, departure, member
@@ -45,9 +45,8 @@ def desk(me: PeerId = LEADER, *, step: int = STEP, **rules: Any) -> LeadDesk:
 
 
 async def tell(opened: LeadDesk, body: Admission | Departure, caller: str | None = None) -> None:
-    method = next(m for m in opened.methods() if m.request is type(body))
     asks = caller or (body.member.peer if isinstance(body, Admission) else body.peer)
-    await method.handle(Request(PeerId(asks), body, memoryview(b""), 1e9))
+    await asked(opened, body, PeerId(asks))
 
 
 async def test_leader_puts_those_who_asked_into_the_roster_and_out_of_it() -> None:

@@ -11,9 +11,9 @@ from swarm.consensus.records import Aside, Contribution
 from swarm.consensus.roster import Member, Roster, owner
 from swarm.errors import Busy, PeerError, Refused, Superseded, Violation
 from swarm.ids import MicrobatchId, PeerId
-from swarm.network.protocols import Request
 from swarm.step.leader.service import LeadDesk
 from swarm.step.messages import Complete, Lease, PutAside, Resume
+from tests.harness.asked import asked
 from tests.unit.step.world import RULES, A, B, T
 
 U = PeerId("U")
@@ -44,8 +44,7 @@ class Desk:
         self.desk.begin_term(term, gone)
 
     async def ask(self, body: Any, caller: PeerId = T) -> Any:
-        method = next(m for m in self.desk.methods() if m.request is type(body))
-        return (await method.handle(Request(caller, body, memoryview(b""), 1e9))).body
+        return await asked(self.desk, body, caller)
 
     async def lease(self, trainer: PeerId, total: int, term: int = 0) -> int:
         return (await self.ask(Lease(step=1, term=term, total=total), trainer)).total

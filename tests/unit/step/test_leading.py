@@ -13,6 +13,7 @@ from swarm.consensus.roster import Member, Roster
 from swarm.errors import Refused
 from swarm.events import AttemptFailed, Committed, DigestMismatch
 from swarm.ids import PeerId
+from swarm.network.protocols import Rpc
 from swarm.step.decisions import MOST_TIES, TIED_S
 from swarm.step.messages import Averaged
 from tests.unit.step.leading import OTHER, THREE, stage
@@ -145,7 +146,7 @@ async def test_tie_that_repeats_is_tried_now_and_then_and_ends_when_who_is_there
 @pytest.mark.parametrize("value", ["e" * 64, ""])
 @virtual
 async def test_replica_that_differs_from_the_others_is_reported_and_left_out(
-    what: str, method: str, value: str
+    what: str, method: Rpc[Any, Any], value: str
 ) -> None:
     here = await stage(roster=THREE)
     setattr(here.puppets[B], what, value)

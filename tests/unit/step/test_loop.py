@@ -16,12 +16,13 @@ from swarm.consensus.changes import Departure, departure_bytes
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.errors import Busy, DeadlineMissed, Ending, PeerError, Refused, RunEnded, Superseded, Unreachable
 from swarm.ids import PeerId
-from swarm.network.protocols import Request
+from swarm.network.protocols import Rpc
 from swarm.optim.update import clip_factor
 from swarm.step.calls import StepCalls
 from swarm.step.exit_barrier import Farewell, Parting
 from swarm.step.loop import StepLoop
-from swarm.step.messages import Propose, Resume
+from swarm.step.messages import PROPOSE, RECONCILE, Propose, Resume
+from tests.harness.asked import asked
 from tests.harness.expect import eventually
 from tests.unit.step.puppets import AGAIN, DECIDE, LEADER, PREPARE, SUCCESSOR, Stage, no, virtual
 from tests.unit.step.world import (
@@ -103,8 +104,7 @@ class Home:
         await self.bench.member.observe(Decision(self.newest, acceptances(self.newest)))
 
     async def farewell(self, leader: PeerId) -> None:
-        (method,) = self.parting.methods()
-        await method.handle(Request(leader, Farewell(step=RULES.steps), memoryview(b""), 1e9))
+        await asked(self.parting, Farewell(step=RULES.steps), leader)
 
 
 class _Both(StepCalls):
@@ -114,10 +114,10 @@ class _Both(StepCalls):
         super().__init__(home.stage.endpoints[home.me])
         self._home = home
 
-    async def ask(self, peer: PeerId, method: str, body: Any, reply: Any, *, timeout_s: float) -> Any:
-        if peer != self.me or not method.startswith("step/1/"):
-            return await super().ask(peer, method, body, reply, timeout_s=timeout_s)
-        self._home.stage.puppets[self.me].bodies.append((method, body))
+    async def ask(self, peer: PeerId, rpc: Rpc[Any, Any], body: Any, *, timeout_s: float) -> Any:
+        if peer != self.me or not rpc.name.startswith("step/1/"):
+            return await super().ask(peer, rpc, body, timeout_s=timeout_s)
+        self._home.stage.puppets[self.me].bodies.append((rpc, body))
         try:
             return await self._home.bench.ask(body, caller=self.me)
         except PeerError as error:
@@ -154,7 +154,7 @@ async def test_loop_feeds_every_step_once_and_ends_after_the_last() -> None:
     await home.farewell(ROSTER.succession(RULES.steps)[0])
     await running
     assert feed.steps == [1, 2, 3]
-    assert not home.stage.asked("step/1/reconcile")
+    assert not home.stage.asked(RECONCILE)
 
 
 @virtual
@@ -273,7 +273,7 @@ async def test_loop_of_the_leader_closes_the_step_when_its_batch_is_complete() -
     fit(home)
     running = asyncio.create_task(home.loop().run())
     await asyncio.sleep(1.0)
-    assert not home.stage.asked("step/1/reconcile")
+    assert not home.stage.asked(RECONCILE)
     await home.stage.feed()
     await eventually(lambda: home.bench.member.open_step == 2)
     assert home.stage.asked(DECIDE) == set(ROSTER.peers)
@@ -323,7 +323,7 @@ async def test_loop_that_could_tell_nobody_what_it_has_decided_tells_it_again() 
     await eventually(lambda: all(len(home.stage.puppets[peer].told(DECIDE)) > 3 for peer in others))
     assert home.bench.member.open_step == 1, "it holds no vote for the record, and learns of it from the others"
     (said, *_) = home.stage.puppets[T].told(DECIDE)
-    closed = home.stage.puppets[T].told("step/1/propose")[-1].record
+    closed = home.stage.puppets[T].told(PROPOSE)[-1].record
     await home.bench.member.learn(Decision(closed, said.acceptances))
     assert home.bench.member.open_step == 2
     await stop(running)
@@ -370,7 +370,7 @@ async def test_loop_that_is_third_in_line_leads_when_both_before_it_are_gone_and
 async def test_loop_that_duels_leads_in_a_term_of_its_own_each_time() -> None:
     home = await Home(LEADER).set()
     fit(home)
-    home.stage.puppets[T].instead["step/1/reconcile"] = no(Superseded("term 1 has begun"), times=1)
+    home.stage.puppets[T].instead[RECONCILE] = no(Superseded("term 1 has begun"), times=1)
     running = asyncio.create_task(home.loop().run())
     await home.stage.feed()
     await eventually(lambda: home.bench.member.term == 3)
@@ -432,7 +432,7 @@ async def test_loop_reaches_a_term_far_beyond_its_own_that_one_member_knows() ->
         if body.term < far:
             raise Superseded(f"term {far} has begun, this is of term {body.term}")
 
-    for question in (PREPARE, "step/1/reconcile"):
+    for question in (PREPARE, RECONCILE):
         home.stage.puppets[T].instead[question] = ahead
     running = asyncio.create_task(home.loop().run())
     await home.stage.feed()

@@ -11,12 +11,13 @@ import pytest
 from swarm.consensus.ledger import Ledger
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
-from swarm.network.protocols import Request
+from swarm.network.protocols import Rpc
 from swarm.pipeline.trainer.taken import Taken
 from swarm.schema import Empty
 from swarm.step.calls import LiveCalls, StepCalls
 from swarm.step.member.remote_leader import RemoteLeader
-from swarm.step.messages import Feed, Leased, Propose, Resumed
+from swarm.step.messages import ASIDE, COMPLETE, LEASE, RESUME, Feed, Leased, Propose, Resumed
+from tests.harness.asked import asked
 from tests.harness.expect import eventually
 from tests.unit.averaging.world import LoopClock
 from tests.unit.step.puppets import LEADER, SUCCESSOR, Stage, no, silence, virtual
@@ -33,7 +34,6 @@ from tests.unit.step.world import (
     record,
 )
 
-LEASE, COMPLETE, ASIDE, RESUME = "lead/1/lease", "lead/1/complete", "lead/1/aside", "lead/1/resume"
 RECEIPTS = (bytes(64),)
 THIRD = ROSTER.succession(1)[2]
 
@@ -78,13 +78,12 @@ class Desk:
             await self.bench.ask(body)
 
     async def again(self, step: int = 1) -> None:
-        (method,) = self.leader.methods()
-        await method.handle(Request(LEADER, Feed(step=step, term=0), memoryview(b""), 1e9))
+        await asked(self.leader, Feed(step=step, term=0), LEADER)
 
-    def told(self, peer: PeerId, method: str) -> list[Any]:
+    def told(self, peer: PeerId, method: Rpc[Any, Any]) -> list[Any]:
         return self.stage.puppets[peer].told(method)
 
-    def instead(self, peer: PeerId, method: str, answer: Any) -> None:
+    def instead(self, peer: PeerId, method: Rpc[Any, Any], answer: Any) -> None:
         self.stage.puppets[peer].instead[method] = answer
 
 
@@ -481,8 +480,7 @@ async def test_trainer_that_is_cancelled_while_it_asks_leaves_nothing_behind() -
     completing.cancel()
     with pytest.raises(asyncio.CancelledError):
         await completing
-    (method,) = here.leader.methods()
-    assert (await method.handle(Request(LEADER, Feed(step=1, term=0), memoryview(b""), 1e9))).body == Empty()
+    assert await asked(here.leader, Feed(step=1, term=0), LEADER) == Empty()
 
 
 @virtual

@@ -17,6 +17,7 @@ from swarm.consensus.roster import Member, Roster
 from swarm.errors import PeerError, Refused, RunEnded
 from swarm.ids import PartName, PeerId
 from swarm.membership.founding_record import genesis
+from swarm.network.protocols import Rpc
 from swarm.step.leader.rescue import SILENT_PART_S, Rescuing
 from swarm.step.leader.service import LeadDesk
 from swarm.step.member.rescue import Consent, ConsentRequest
@@ -66,7 +67,7 @@ class Scene:
     async def _open(self, step: int) -> None:
         return None
 
-    async def ask(self, peer: PeerId, method: str, body: ConsentRequest, answer: type[Consent], **_: Any) -> Consent:
+    async def ask(self, peer: PeerId, rpc: Rpc[Any, Any], body: ConsentRequest, **_: Any) -> Consent:
         self.asked.append(peer)
         said = self.says.get(peer, lambda: Consent(rescue=rescue(peer)))()
         if isinstance(said, PeerError):

@@ -17,6 +17,7 @@ from swarm.consensus.roster import Member, Roster
 from swarm.errors import Busy, WrongStep
 from swarm.events import LineageConfirmed
 from swarm.ids import PeerId
+from swarm.network.protocols import Rpc
 from swarm.schema import Empty
 from swarm.step.exit_barrier import Parting
 from swarm.step.leader.provisional import LOOK_S, Reunion
@@ -66,7 +67,7 @@ class Reunited:
             self.answers(peer, PREPARE, lambda body: Promise(vote=None, free=0, candidate=self.fork.offer()))
         return self
 
-    def answers(self, peer: PeerId, method: str, answer: Callable[[Any], Any]) -> None:
+    def answers(self, peer: PeerId, method: Rpc[Any, Any], answer: Callable[[Any], Any]) -> None:
         self.stage.puppets[peer].instead[method] = answer
 
     async def look(self, seconds: float = 0.5) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -13,7 +15,8 @@ from swarm.health.watch import Watch
 from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.membership.observer_service import ObserverDesk
 from swarm.membership.watching import Watching
-from swarm.network.protocols import Answer, Method, Request, Service
+from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc, Service
+from swarm.schema import Message
 from swarm.sim.network import SimNetwork
 from swarm.state.transfer import StateDonor
 from swarm.step.calls import LiveCalls, StepCalls
@@ -22,6 +25,7 @@ from swarm.step.exit_barrier import Parting
 from swarm.step.leader.service import LeadDesk
 from swarm.step.loop import StepLoop
 from swarm.step.member.remote_leader import RemoteLeader
+from swarm.step.messages import PREPARE
 from tests.harness.expect import eventually
 from tests.unit.averaging.world import LoopClock
 from tests.unit.step.puppets import Sink, virtual
@@ -34,21 +38,18 @@ LEADER = ROSTER.succession(1)[0]
 class Tapped:
     """A service whose requests are counted, over all peers, before they are answered."""
 
-    def __init__(self, inner: Service, count: Callable[[str], None]) -> None:
+    def __init__(self, inner: Service, count: Callable[[Rpc[Any, Any]], None]) -> None:
         self._inner, self._count = inner, count
 
-    def methods(self) -> list[Method]:
+    def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        return [
-            Method(name=m.name, request=m.request, handle=self._handler(m), admit=m.admit)
-            for m in self._inner.methods()
-        ]
+        return [dataclasses.replace(m, handle=self._handler(m)) for m in self._inner.methods()]
 
-    def _handler(self, method: Method) -> Callable[[Request], object]:
-        async def handle(request: Request) -> Answer:
-            self._count(method.name)
+    def _handler(self, method: AnyMethod) -> Any:
+        async def handle(caller: PeerId, body: Message, incoming: Incoming) -> Answer[Any]:
+            self._count(method.rpc)
             await asyncio.sleep(0)
-            return await method.handle(request)
+            return await method.handle(caller, body, incoming)
 
         return handle
 
@@ -155,7 +156,7 @@ class Troupe:
         self._at, self._happens = at, happens
         self.peers = {peer: Peer(peer, self) for peer in ROSTER.peers}
 
-    def count(self, method: str) -> None:
+    def count(self, method: Rpc[Any, Any]) -> None:
         if len(self.asked) == self._at and self._happens is not None:
             self._happens(self)
         self.asked.append(method)
@@ -206,7 +207,7 @@ async def test_run_without_trouble_needs_no_other_leader() -> None:
     await troupe.close()
     troupe.check(ROSTER.peers)
     assert {kept.term for kept in troupe.chain(A)} == {0}
-    assert "step/1/prepare" not in troupe.asked
+    assert PREPARE not in troupe.asked
 
 
 QUESTIONS_ASKED = 48

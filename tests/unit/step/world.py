@@ -1,4 +1,5 @@
-"""Members of a step with parts, averaging and signatures that a test can see through and break."""
+"""Members of a step with parts, from tests.harness.asked import asked
+averaging and signatures that a test can see through and break."""
 
 from __future__ import annotations
 
@@ -19,7 +20,6 @@ from swarm.consensus.roster import Roster, owner
 from swarm.errors import BugError
 from swarm.ids import MicrobatchId, PartName, PeerId, RunId
 from swarm.membership.founding_record import genesis
-from swarm.network.protocols import Request
 from swarm.optim.schedules import OptimizerConfig
 from swarm.schema import Message
 from swarm.step.context import MemberContext
@@ -28,6 +28,7 @@ from swarm.step.member.open_step import Attempt, Round
 from swarm.step.member.service import Member
 from swarm.step.messages import Apply, Decide, Prepare, Propose, Reconcile
 from swarm.step.rules import StepRules
+from tests.harness.asked import asked
 
 RUN = RunId("ab" * 32)
 A, B, T = PeerId("A"), PeerId("B"), PeerId("T")
@@ -261,11 +262,9 @@ class Bench:
 
     async def ask(self, body: Message, *, caller: PeerId | None = None) -> Any:
         """What the member answers; by default the right leader asks."""
-        method = next(m for m in self.member.methods() if m.request is type(body))
         step = body.record.step if isinstance(body, Propose) else body.step  # type: ignore[attr-defined]
         leader = T if step == 0 else owner(ROSTER, step, getattr(body, "term", 0))
-        answer = await method.handle(Request(caller or leader, body, memoryview(b""), 1e9))
-        return answer.body
+        return await asked(self.member, body, caller or leader)
 
     def replenish(self) -> None:
         """The next step's microbatches (the same again) are computed."""
