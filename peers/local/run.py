@@ -1,4 +1,6 @@
-"""The peers of one local run, from the first process to the last closed step."""
+"""Run the peers of one local run, from the first process to the last closed step, and name who is to blame if it
+breaks.
+"""
 
 from __future__ import annotations
 
@@ -147,11 +149,15 @@ class LocalRun:
             return
         if not early and not (self._casualties or self._bad_last_word()):
             return
-        self._casualties += self._listen()
+        listened = self._listen()
+        self._casualties += listened
+        early += [exit_ for exit_ in listened if exit_.code == 0 and not self._closed]
         words = {exit_.name: last_words(self.directory.home(exit_.name) / "peer.log") for exit_ in self._casualties}
         found = blame(self._casualties, self.view.stopped, self.view.lost_peers, words)
-        if found is None and early:
-            found = Blame(early[0].name, "left before the last step was closed")
+        leaver = min((exit_.name for exit_ in early), key=self._last_word_s, default=None)
+        # Whoever ends with an error because another has left says so after that one's last word.
+        if leaver is not None and (found is None or self._last_word_s(leaver) < self._last_word_s(found.name)):
+            found = Blame(leaver, "left before the last step was closed")
         if found is not None:
             raise RunBroken(f"{found.name} {found.reason}", found.name)
 
@@ -165,6 +171,11 @@ class LocalRun:
     def _bad_last_word(self) -> bool:
         return any(last.exit_code for last in self.view.stopped.values())
 
+    def _last_word_s(self, name: str) -> float:
+        """Return when a peer said that it stops, by its clock; of one that said nothing, before all others."""
+        last = self.view.stopped.get(name)
+        return -math.inf if last is None else last.wall
+
     def _listen(self) -> list[PeerExit]:
         exits: list[PeerExit] = []
         deadline = self.clock.monotonic() + BLAME_S
@@ -174,9 +185,8 @@ class LocalRun:
         return exits
 
 
-# --- failure ---------------------------------------------------------------------------------------------------------
-#
-# Which peer is to blame when a local run breaks: the first to go, not the ones that ended because of it.
+# --- blame for a local run that breaks -------------------------------------------------------------------------------
+# It goes to the first peer to go, not to those that ended because of it.
 
 
 _TAIL_BYTES = 8192
