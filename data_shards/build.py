@@ -1,4 +1,4 @@
-"""Documents to a shard on disk: whole or not at all."""
+"""Deal documents into disjoint shards and a held-out set, and write a shard to disk: whole or not at all."""
 
 from __future__ import annotations
 
@@ -112,9 +112,7 @@ def _sync(directory: Path) -> None:
         os.close(descriptor)
 
 
-# --- split -----------------------------------------------------------------------------------------------------------
-#
-# Documents into disjoint shards and a held-out set.
+# --- dealing documents out -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, repr=False)

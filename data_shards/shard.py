@@ -1,4 +1,14 @@
-"""A verified shard, opened for reading."""
+"""A verified shard, opened for reading: its manifest, and its tokens cut into rows.
+
+A shard is one file of tokens, how it was made, and the digest that names it (:class:`ShardManifest`). :class:`Shard`
+opens one.
+
+Rows of ``context`` + 1 tokens start every ``context`` tokens: the last token of one row is the first of the next, so
+that every token but the very first is a target exactly once per epoch. What this costs: rows cross document borders, so
+a model sees the tail of one document as context of the next (the end-of-text token tells it), a row's first tokens are
+predicted with little context, and fewer than ``context`` tokens at the end of the shard are never read. No token is
+padding.
+"""
 
 from __future__ import annotations
 
@@ -96,9 +106,7 @@ def _stamp(found: os.stat_result) -> tuple[int, ...]:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
-# --- manifest --------------------------------------------------------------------------------------------------------
-#
-# What a shard is: one file of tokens, how it was made, and the digest that names it.
+# --- manifest: what a shard is ---------------------------------------------------------------------------------------
 
 
 MANIFEST_FILE = "shard.json"
@@ -188,13 +196,7 @@ def broken(path: Path, cause: str) -> StateError:
     return StateError(f"shard {path}: {cause}. {REBUILD}")
 
 
-# --- packing ---------------------------------------------------------------------------------------------------------
-#
-# Documents laid end to end and cut into rows of ``context`` + 1 tokens.
-# Rows start every ``context`` tokens: the last token of one row is the first of the next, so that every token but the
-# very first is a target exactly once per epoch. What this costs: rows cross document borders, so a model sees the tail
-# of one document as context of the next (the end-of-text token tells it), a row's first tokens are predicted with
-# little context, and fewer than ``context`` tokens at the end of the shard are never read. No token is padding.
+# --- packing: a stream of tokens cut into rows of ``context`` + 1 ----------------------------------------------------
 
 
 def row_count(tokens: int, context: int) -> int:

@@ -1,9 +1,12 @@
-"""The exact, resumable position in a shard, and the order of its rows in each epoch.
+"""Read a shard as the stream of microbatches that a trainer feeds, from an exact, resumable position.
 
-The order is a seeded permutation that is *computed*, not stored: a four-round balanced Feistel network over the row
-numbers, keyed by (shard digest, epoch), with cycle walking down to the number of rows (Black and Rogaway, "Ciphers
-with arbitrary finite domains", 2002). Any row of any epoch costs a few hashes and no memory, and the order does not
-depend on the version of any library: a cursor written today means the same rows in ten years.
+The order of the rows in each epoch is a seeded permutation that is *computed*, not stored: a four-round balanced
+Feistel network over the row numbers, keyed by (shard digest, epoch), with cycle walking down to the number of rows
+(Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). Any row of any epoch costs a few hashes and no
+memory, and the order does not depend on the version of any library: a cursor written today means the same rows in ten
+years.
+
+This is the only file of the package that imports torch.
 """
 
 from __future__ import annotations
@@ -90,9 +93,7 @@ def _feistel(value: int, half_bits: int, key: bytes) -> int:
     return (left << half_bits) | right
 
 
-# --- source ----------------------------------------------------------------------------------------------------------
-#
-# A shard as the stream of microbatches that a trainer feeds: the only file here that knows torch.
+# --- the shard as a batch source -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

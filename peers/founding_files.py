@@ -161,9 +161,7 @@ def _origin(foundation: Foundation) -> str:
     return str(foundation.file) if foundation.file else f"the preset {foundation.preset}, or leave out the flag"
 
 
-# --- foundation ------------------------------------------------------------------------------------------------------
-#
-# What a user gives to found a run with.
+# --- what a user gives to found a run with ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The rules of waiting, each in one place: for whichever comes first, for news, until a deadline, again and again.
 
-Pure but for :func:`first_done` and :class:`News`: times are arguments, in seconds of any steady clock.
+Pure but for :func:`first_done`, :class:`News` and :func:`insist`: times are arguments, in seconds of any steady clock.
 """
 
 from __future__ import annotations
@@ -137,9 +137,7 @@ class StallDetector(Generic[T]):
         self.moved = now
 
 
-# --- insistence ------------------------------------------------------------------------------------------------------
-#
-# Sending to a peer that is the only one to take it, until it is not busy any more.
+# --- sending again while the receiver is busy ------------------------------------------------------------------------
 
 
 async def insist(send: Callable[[], Awaitable[T]], clock: Clock, *, within_s: float) -> T:

@@ -1,7 +1,8 @@
 """The close record of a checkpoint's step with what proves it: who accepted it, and the record that named who may.
 
 It lies in the ``detail`` of ``record.json``. What it proves: more than half of those whom the record before named have
-accepted this one. Whether that chain is the run's own is another matter, which the peers of the run know.
+accepted this one. Whether that chain is the run's own is another matter, which the peers of the run know. :func:`stray`
+names the checkpoints that are not of a history.
 """
 
 from __future__ import annotations
@@ -101,9 +102,7 @@ def _text(detail: dict[str, Any]) -> bytes:
     return json.dumps(detail).encode()
 
 
-# --- ckpt lineage ----------------------------------------------------------------------------------------------------
-#
-# Which checkpoints are of the history that counts. Pure.
+# --- which checkpoints are of the history that counts (pure) ---------------------------------------------------------
 
 
 def stray(there: Iterable[HeldStep], newest: CloseRecord) -> list[int]:

@@ -1,4 +1,7 @@
-"""``swarm ckpt pull``: fetch what a directory lacks of the newest checkpoint that can be had whole."""
+"""``swarm ckpt pull``: fetch what a directory lacks of the newest checkpoint that can be had whole.
+
+Read :func:`pull` first; :func:`pull_from` makes its sources of what a person names.
+"""
 
 from __future__ import annotations
 
@@ -281,9 +284,7 @@ def _nothing_whole(gaps: Sequence[Gap], directory: RunDirectory, *, unproven: bo
     return Complaint(cause, check=check, next_=gathering(directory.root), exit_code=EXIT_UNREACHABLE)
 
 
-# --- ckpt fetching ---------------------------------------------------------------------------------------------------
-#
-# From what a person calls a source to a pull: a blocking story for the command line.
+# --- from what a person calls a source to a pull: blocking, for the command line -------------------------------------
 
 
 TELL_EVERY = 10

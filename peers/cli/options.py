@@ -1,7 +1,7 @@
-"""Commands that start fast: their options are parsed without pydantic.
+"""Options of commands that start fast: parsed without pydantic, and those that several commands share.
 
-Newer versions of typer load it to turn text into text and an absent flag into False, which takes longer than all else
-that ``swarm status`` does together.
+Newer versions of typer load pydantic to turn text into text and an absent flag into False, which takes longer than all
+else that ``swarm status`` does together.
 """
 
 from __future__ import annotations
@@ -62,9 +62,7 @@ def _as_typed(context: object, value: object) -> object:
     return value
 
 
-# --- options ---------------------------------------------------------------------------------------------------------
-#
-# What the commands that look at this machine's peers share: their options.
+# --- options that the commands for this machine's peers share --------------------------------------------------------
 
 
 Home = Annotated[

@@ -1,4 +1,4 @@
-"""``swarm drain``."""
+"""The commands about peers that run on this machine: ``swarm drain``, ``id``, ``invite``, ``peers`` and ``status``."""
 
 from __future__ import annotations
 
@@ -74,9 +74,7 @@ def _reported(trouble: Complaint) -> int:
     return trouble.exit_code
 
 
-# --- identity --------------------------------------------------------------------------------------------------------
-#
-# ``swarm id``.
+# --- swarm id --------------------------------------------------------------------------------------------------------
 
 
 SCHEMA = 1
@@ -123,9 +121,7 @@ def _lines(found: PlaceIdentity) -> str:
     return f"peer   {found.peer}\nname   {found.name}\nplace  {found.place}\nkey    {found.key}"
 
 
-# --- invite ----------------------------------------------------------------------------------------------------------
-#
-# ``swarm invite``.
+# --- swarm invite ----------------------------------------------------------------------------------------------------
 
 
 def invite(peer: Peer = None, home: Home = None) -> None:
@@ -154,9 +150,7 @@ def invite(peer: Peer = None, home: Home = None) -> None:
         )
 
 
-# --- peers -----------------------------------------------------------------------------------------------------------
-#
-# ``swarm peers``.
+# --- swarm peers -----------------------------------------------------------------------------------------------------
 
 
 def peers(peer: Peer = None, home: Home = None, as_json: AsJson = False) -> None:
@@ -195,9 +189,7 @@ def peers(peer: Peer = None, home: Home = None, as_json: AsJson = False) -> None
     print(json.dumps(document))
 
 
-# --- status ----------------------------------------------------------------------------------------------------------
-#
-# ``swarm status``.
+# --- swarm status ----------------------------------------------------------------------------------------------------
 
 
 def status(

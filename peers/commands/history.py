@@ -1,4 +1,7 @@
-"""What ``swarm history`` shows of each close record, as facts and as lines. Pure; imports no torch."""
+"""``swarm history``: read a history once, collect its rows and, if asked for, check each record. Imports no torch.
+
+A :class:`Row` is what is shown of one close record, as facts and as lines; making one is pure.
+"""
 
 from __future__ import annotations
 
@@ -152,9 +155,7 @@ def _named(peers: Iterable[PeerId], roster: Roster) -> tuple[Named, ...]:
     return tuple(sorted(found, key=lambda one: (one.name, one.peer)))
 
 
-# --- history ---------------------------------------------------------------------------------------------------------
-#
-# ``swarm history``: a history read once, its rows collected and, if asked for, each record checked.
+# --- reading and showing a whole history -----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

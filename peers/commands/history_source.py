@@ -1,4 +1,4 @@
-"""Whose history a command means, and the file it lies in."""
+"""Find the history file that a command means, and the peers that a place knew in a run."""
 
 from __future__ import annotations
 
@@ -129,9 +129,7 @@ def _looked_in(root: Path, places: Sequence[PlaceInfo]) -> str:
 
 
 # --- acquaintances ---------------------------------------------------------------------------------------------------
-#
-# Whom a place knew in a run: the others in the newest record of its sessions, to ask when an invite's contacts are
-# gone.
+# The others in the newest record of a place's sessions, to ask when an invite's contacts are gone.
 
 
 def sessions_of(place: Path, run: str) -> list[Path]:

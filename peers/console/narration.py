@@ -1,4 +1,4 @@
-"""How a peer's events reach the person or program that started it: in words, as JSON, or only in its file."""
+"""Bring a peer's events to the person or program that started it: in words, as JSON, or only in its file."""
 
 from __future__ import annotations
 
@@ -70,9 +70,8 @@ class Narration:
         self._sink.emit(Invited(invite=invite.text()))
 
 
-# --- event lines -----------------------------------------------------------------------------------------------------
-#
-# A peer's events as lines of JSON on stdout, for whoever started it from a program: ``swarm join --json``.
+# --- events as lines of JSON -----------------------------------------------------------------------------------------
+# On stdout, for a program that started the peer: ``swarm join --json``.
 
 
 class EventLines:
@@ -94,9 +93,8 @@ class EventLines:
             self._voice.close()
 
 
-# --- log lines -------------------------------------------------------------------------------------------------------
-#
-# What this program logs, on the screen of the person who started a peer: in the columns of everything else there.
+# --- what this program logs ------------------------------------------------------------------------------------------
+# On the screen of the person who started a peer, in the columns of everything else there.
 
 
 _OURS = ("peers", "swarm", "data_shards")

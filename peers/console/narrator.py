@@ -1,4 +1,7 @@
-"""What a peer in the foreground tells the person who started it: the same events as everybody else reads, as lines."""
+"""Tell the person who started a peer in the foreground what it does: the events that everybody else reads, as lines.
+
+:class:`Narrator` picks the events; :class:`Waits` keeps words about waiting from being repeated.
+"""
 
 from __future__ import annotations
 
@@ -37,9 +40,8 @@ from swarm.events import (
 from swarm.ids import PartName
 from swarm.state.checkpoints.files import held
 
-# --- waits -----------------------------------------------------------------------------------------------------------
-#
-# Which words about waiting a person is told: the same ones, as with each step, not again and again. Pure.
+# --- words about waiting (pure) --------------------------------------------------------------------------------------
+# The same ones, as with each step, are not said again and again.
 
 
 AGAIN_S = 60.0

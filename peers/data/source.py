@@ -1,6 +1,6 @@
-"""A trainer's data: a built shard, plain text, or the text that comes with Python; and what of it can be trained on.
+"""A trainer's data: a built shard, plain text, or the text that comes with Python; and ``swarm data``, shards by hand.
 
-:func:`check_data` says before anybody is called whether the data can be used at all, :func:`shard_for` makes of it,
+:func:`check_data` says before anybody is called whether the data can be used at all; :func:`shard_for` makes of it,
 once the run's tokenizer is known, the shard that the trainer reads.
 """
 
@@ -186,9 +186,7 @@ def _check_enough(shard: ShardManifest, manifest: Manifest, name: str) -> None:
         )
 
 
-# --- shards ----------------------------------------------------------------------------------------------------------
-#
-# ``swarm data``: shards made, checked and listed by hand.
+# --- shards made, checked and listed by hand: ``swarm data`` ---------------------------------------------------------
 
 
 SCHEMA = 1

@@ -1,4 +1,4 @@
-"""Text to train on: Python's own documentation, or the user's files."""
+"""Text to train on: Python's own documentation, or the user's files; and the sample that a tokenizer is trained on."""
 
 from __future__ import annotations
 
@@ -162,9 +162,7 @@ def _paragraphs(text: str) -> Iterator[str]:
         yield "\n\n".join(document)
 
 
-# --- text files ------------------------------------------------------------------------------------------------------
-#
-# Which files a path to text stands for, and the documents in them.
+# --- which files a path to text stands for, and the documents in them ------------------------------------------------
 
 
 TEXT_ENDINGS = frozenset({".txt", ".text", ".md", ".markdown", ".rst", ".adoc", ".org", ".tex"})
@@ -235,9 +233,7 @@ def _below(root: Path, key: str) -> Iterator[Path]:
                 yield file
 
 
-# --- tokenizer sample ------------------------------------------------------------------------------------------------
-#
-# Which part of the text a run's tokenizer is trained on.
+# --- the part of the text that a run's tokenizer is trained on -------------------------------------------------------
 
 
 SAMPLE_CHARACTERS = 8_000_000

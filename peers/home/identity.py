@@ -1,4 +1,4 @@
-"""The identity of a place, for people: who a peer will be before it starts."""
+"""The identity of a place, for people: who a peer will be before it starts, and the name that its peer id gives it."""
 
 from __future__ import annotations
 
@@ -82,9 +82,8 @@ def _none_yet(home: Path, wanted: str) -> Complaint:
                      next_=f"{command_name()} id --place {wanted} --create, or start a peer there")  # fmt: skip
 
 
-# --- names -----------------------------------------------------------------------------------------------------------
-#
-# Names that people can say to each other for peers that have none: always the same for the same peer id.
+# --- friendly names --------------------------------------------------------------------------------------------------
+# Names that people can say to each other, for peers that have none: always the same for the same peer id.
 
 
 _ADJECTIVES = """

@@ -1,6 +1,7 @@
-"""What a run looks like while it goes on, folded from its peers' events: for the progress table and the report.
+"""Show a local run while it goes on: its state folded from its peers' events, and the progress table a person sees.
 
-The folds are those of :mod:`swarm.monitoring`; here are only the things that a local run's starter asks by name.
+The folds are those of :mod:`swarm.monitoring`; :class:`RunView` has only what a local run's starter asks by name. The
+report uses it, too.
 """
 
 from __future__ import annotations
@@ -131,9 +132,7 @@ class RunView:
             self._pending.append(note)
 
 
-# --- progress --------------------------------------------------------------------------------------------------------
-#
-# The progress of a local run as a person sees it: colours on a terminal, plain lines anywhere else.
+# --- the progress table: colours on a terminal, plain lines anywhere else --------------------------------------------
 
 
 SETTLE_S = 0.5

@@ -1,6 +1,4 @@
-"""Run the peers of one local run, from the first process to the last closed step, and name who is to blame if it
-breaks.
-"""
+"""Run the peers of one local run, from the first process to the last closed step; name who is to blame if it breaks."""
 
 from __future__ import annotations
 

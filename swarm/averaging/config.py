@@ -1,4 +1,4 @@
-"""The manifest's ``[averaging]``."""
+"""The manifest's ``[averaging]``: its keys, and the combinations of them that are refused."""
 
 from __future__ import annotations
 
@@ -71,9 +71,7 @@ class AveragingConfig(Section):
         return "everyone" if self.mode == "local" and self.strategy not in BY_PLACE else self.strategy
 
 
-# --- checks ----------------------------------------------------------------------------------------------------------
-#
-# What cannot be in the manifest's ``[averaging]`` together. Pure.
+# --- checks between keys (pure) --------------------------------------------------------------------------------------
 
 
 def check_averaging(averaging: AveragingConfig, *, reproducible: bool) -> None:

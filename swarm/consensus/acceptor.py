@@ -31,8 +31,8 @@ class Vote(Message):
 
 
 class Candidate(Message):
-    """A record that some closed by themselves (``optimization.lineage``), and for how many microbatches since; with the
-    signatures of those who did, and their term."""
+    """A record that some closed by themselves (``swarm.consensus.branches``), and for how many microbatches since; with
+    the signatures of those who did, and their term."""
 
     vote: Vote
     samples: Count

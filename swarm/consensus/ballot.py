@@ -1,4 +1,12 @@
-"""One member's vote in one step, with its disk: what it promises and accepts lies there before anybody is told."""
+"""One member's vote in one step, and the file that keeps it.
+
+What a member promises and accepts lies on its disk, beside its key, before anybody is told, so that a peer that is
+started again neither votes twice nor takes its vote away. :class:`Ballot` is the vote, :class:`VoteFile` the disk.
+
+The file is bound to the directory in which it was written: a copy of it elsewhere, with a copy of the key, is no vote,
+for the original may still be used. Do not put an old state of the directory itself back and start a peer there while
+the step goes on in which it was taken; the record that the vote follows makes any older one worthless.
+"""
 
 from __future__ import annotations
 
@@ -131,12 +139,6 @@ class Ballot:
 
 
 # --- vote file -------------------------------------------------------------------------------------------------------
-#
-# A member's vote in the open step as it lies on its disk, beside its key, so that a peer that is started again neither
-# votes twice nor takes its vote away.
-# The file is bound to the directory in which it was written: a copy of it elsewhere, with a copy of the key, is no
-# vote, for the original may still be used. Who puts an old state of the directory itself back must not start a peer
-# there while the step goes on in which it was taken; the record that the vote follows makes any older one worthless.
 
 
 logger = logging.getLogger(__name__)

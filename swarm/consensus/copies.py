@@ -1,4 +1,7 @@
-"""Who keeps a copy of a part that it does not train, so that a part whose replicas all die is still somewhere. Pure."""
+"""Assign copies of each part to peers that do not train it, so that a part whose replicas all die is not lost. Pure.
+
+:class:`Updates` keeps what those that follow a part still need.
+"""
 
 from __future__ import annotations
 
@@ -74,9 +77,7 @@ def _draw(peer: str, part: str) -> bytes:
     return hashlib.sha256(f"{peer}|{part}".encode()).digest()
 
 
-# --- updates ---------------------------------------------------------------------------------------------------------
-#
-# The updates that are kept for those who follow a part, and how far each of them has come (pure).
+# --- updates that are kept for the followers of a part, and how far each of them has come ----------------------------
 
 
 KEPT_UPDATES = 8

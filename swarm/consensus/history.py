@@ -1,4 +1,10 @@
-"""The chain of close records: what this peer knows was decided, and by whom."""
+"""The chain of close records: what this peer knows was decided, by whom, and the file it is kept in.
+
+The file, ``history.jsonl`` in a peer's home, has one line a record: the record's own fields and, under ``decision``,
+the term in which it was decided with the signatures of those who accepted it, so that others can verify the chain
+later. A line counts from its line end on: whatever ends the process or the machine, what can be read is a prefix of the
+chain.
+"""
 
 from __future__ import annotations
 
@@ -219,11 +225,6 @@ def _ends_whole(path: Path) -> bool:
 
 
 # --- history file ----------------------------------------------------------------------------------------------------
-#
-# The file of a history: one line a record, as ``history.jsonl`` in a peer's home.
-# A line is the record's own fields and, under ``decision``, the term in which it was decided with the signatures of
-# those who accepted it, so that others can verify the chain later. It counts from its line end on: whatever ends the
-# process or the machine, what can be read is a prefix of the chain.
 
 
 MAX_LINE_BYTES = 64 << 20

@@ -65,8 +65,8 @@ class CloseRecord(Message):
     """What counts in a step, its scalars, and what comes out. One with which a run begins (``founding``) has no
     microbatches: step 0 is the genesis, with the digests of the initial weights; a run that is resumed begins with the
     step of its checkpoint. One that is ``void`` has none either: the step was given up, because all that hold a part
-    were lost; weights and cursors stay, and the roster says who holds the part now (``optimization.rescue``). With one
-    that is ``ended`` the run is over before its last step: all members had asked for that.
+    were lost; weights and cursors stay, and the roster says who holds the part now (``swarm.step.member.rescue``). With
+    one that is ``ended`` the run is over before its last step: all members had asked for that.
 
     ``roster`` takes part in the *next* step. ``digests`` are of parameters and optimizer state after this step.
     ``cursors`` say where every shard continues. ``term`` is the one in which it was proposed first. ``absent`` are the
@@ -74,7 +74,7 @@ class CloseRecord(Message):
     nobody can check: nothing but the choice of the next step's schedules depends on it. Size: see :func:`record_bytes`.
 
     ``lineage`` is 0 for what a majority decided. Without one it is the step of the first record that those who were
-    there closed by themselves (``optimization.lineage``), until one that carries its ``confirmation``.
+    there closed by themselves (``swarm.consensus.branches``), until one that carries its ``confirmation``.
     """
 
     run: DigestField

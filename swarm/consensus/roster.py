@@ -1,4 +1,7 @@
-"""Who takes part, as agreed in the last close record. Pure."""
+"""The roster agreed in the last close record: who takes part, with what; who can serve; who leads. Pure.
+
+Read :class:`Roster` first.
+"""
 
 from __future__ import annotations
 
@@ -238,9 +241,8 @@ def part_lost(roster: Roster, part: PartName, gone: Mapping[PeerId, str]) -> Run
 
 
 # --- serving ---------------------------------------------------------------------------------------------------------
-#
 # Where one replica of a part reduces for the others and calls none of them: what becomes of a part in which nobody can
-# be called. Pure.
+# be called.
 
 
 def unserved(roster: Roster, out: Container[str]) -> dict[PeerId, str]:
@@ -290,12 +292,10 @@ def _first(part: str, how: HowToJoin) -> str:
     return f"one that can must join ({how(PartName(part), open_port=True)})"
 
 
-# --- succession ------------------------------------------------------------------------------------------------------
-#
-# Who leads a step, term after term. Pure.
-# A step's peers take turns in an order that everybody computes from the roster: term 0 belongs to the first, term 1 to
-# the second, and after the last the first is next again. Nobody is elected: who finds all before it gone takes its
-# turn, and what keeps two leaders from deciding two things is the majority that accepts a record (``acceptor``).
+# --- succession: who leads a step, term after term -------------------------------------------------------------------
+# Peers take turns in an order that all compute from the roster, the first again after the last. Nobody is elected: who
+# finds all before it gone takes its turn; what keeps two leaders from deciding two things is the majority that accepts
+# a record (:mod:`swarm.consensus.acceptor`).
 
 
 def owner(roster: Roster, step: int, term: int) -> PeerId:

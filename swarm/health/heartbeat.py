@@ -1,7 +1,8 @@
-"""Whether one peer is there, asked until it answers. A late answer is an answer, and whatever it sends a sign of life.
+"""Ask one peer whether it is there, until it answers: the questions, and the bodies of ``health/1``.
 
-On a link that is long, narrow and full a question waits behind the tensors of the same connection. Whoever forgot each
-question as its time ran out would call a peer lost that answers every one of them.
+A late answer is an answer, and whatever the peer sends is a sign of life. On a link that is long, narrow and full a
+question waits behind the tensors of the same connection: code that forgot each question as its time ran out would call
+a peer lost that answers every one of them.
 """
 
 from __future__ import annotations
@@ -75,9 +76,7 @@ class Questions:
         self._open.clear()
 
 
-# --- beats -----------------------------------------------------------------------------------------------------------
-#
-# What peers ask each other, and tell, to know who is there: the bodies of ``health/1``.
+# --- the bodies of health/1: what peers ask and tell each other to know who is there ---------------------------------
 
 
 class Ping(Message):

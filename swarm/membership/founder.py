@@ -1,4 +1,7 @@
-"""What the founder of a run does before it is a member like any other: state, roster, founding record."""
+"""Found a run: state, roster and founding record, before the founder is a member like any other.
+
+:class:`WaitingRoom` decides which of those that announce themselves are asked whether they are there.
+"""
 
 from __future__ import annotations
 
@@ -185,9 +188,7 @@ class Founder:
         return True
 
 
-# --- waiting room ----------------------------------------------------------------------------------------------------
-#
-# Who of those that announce themselves is asked whether it is there. Pure.
+# --- waiting room (pure) ---------------------------------------------------------------------------------------------
 # Anybody may write records into the directory, thousands of them, with any address and any claim about age. So what
 # counts is what was found out here: who answered first comes first, who did not answer is left alone for a while, and
 # however many there are, few are called at a time.

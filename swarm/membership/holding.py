@@ -1,5 +1,7 @@
-"""What this peer holds of the model, and what it does with it: nothing until a record or a download says, and something
-else from the step on at whose close it takes a lost part over.
+"""The part of the model that this peer holds, and its role with it.
+
+It holds nothing until a record or a download says what, and another part from the step on at whose close it takes a
+lost one over. :class:`Apart` runs its mixing while replicas train apart.
 """
 
 from __future__ import annotations
@@ -117,9 +119,7 @@ class Holding:
         return self._role.service.cursor_after(step, committed) if isinstance(self._role, TrainerRole) else None
 
 
-# --- apart -----------------------------------------------------------------------------------------------------------
-#
-# A peer's mixing while its replicas train apart, as the manifest says it goes.
+# --- mixing while replicas train apart, as the manifest says it goes -------------------------------------------------
 
 
 class _Counting:

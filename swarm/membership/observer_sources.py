@@ -1,4 +1,4 @@
-"""Who helps an observer: the replica that leads it from step to step, and one that could take its place."""
+"""Choose who helps an observer: the replica that leads it from step to step, and one that could take its place."""
 
 from __future__ import annotations
 
@@ -114,9 +114,7 @@ class Guides:
                 raise outcome
 
 
-# --- guide patience --------------------------------------------------------------------------------------------------
-#
-# How long one guide is waited for, and when another should be asked (pure).
+# --- how long one guide is waited for, and when another should be asked (pure) ---------------------------------------
 
 
 PATIENCE_S = 10.0

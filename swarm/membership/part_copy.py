@@ -275,9 +275,7 @@ def _skip(state: PartState, step: int) -> None:
         state.give_up()
 
 
-# --- recent records --------------------------------------------------------------------------------------------------
-#
-# The newest records that were decided at this peer, for whoever follows them.
+# --- the newest records decided at this peer, for those that follow them ---------------------------------------------
 
 
 class RecentRecords:

@@ -1,4 +1,8 @@
-"""Whether those that are there could decide the open step: a member that is cut off with a few others says so."""
+"""Tell people whether those that are there could decide the open step, and which parts nobody holds.
+
+A member that is cut off with a few others says so (:class:`Quorum`); where no peer that is there holds a part, each
+member says who must come (:class:`Vacancy`).
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ class Quorum:
     """One member's view, judged anew whenever somebody is gone or back.
 
     What it says is for people and logs: a step is decided by who answers, not by who is believed to be there. Without a
-    majority for ``grace_s`` those that are there go on provisionally, 0: never (see ``optimization.provisional``).
+    majority for ``grace_s`` those that are there go on provisionally, 0: never (see ``swarm.step.leader.provisional``).
     """
 
     def __init__(self, watch: Watch, member: Member, situation: Situation, clock: Clock, grace_s: float) -> None:
@@ -70,15 +74,13 @@ class Quorum:
             self._situation.wait_for("")
 
 
-# --- vacancy ---------------------------------------------------------------------------------------------------------
-#
-# Whether every part of the model is held by somebody who is there: where none is, each member says who must come.
+# --- parts that nobody who is there holds ----------------------------------------------------------------------------
 
 
 class Vacancy:
     """One member's view, judged anew whenever somebody is gone or back, and with every decision.
 
-    Only for people: the step's leader decides what is done about it (``optimization.rescuing``), and says so itself,
+    Only for people: the step's leader decides what is done about it (``swarm.step.leader.rescue``), and says so itself,
     for it has asked whether copies are there.
     """
 

@@ -1,4 +1,4 @@
-"""A member's averaging rounds, as the manifest says they go."""
+"""Run a member's averaging rounds as the manifest says they go, with the links that the close record names."""
 
 from __future__ import annotations
 
@@ -75,7 +75,6 @@ class Rounds:
 
 
 # --- links -----------------------------------------------------------------------------------------------------------
-#
 # What a close record says of the links between the replicas of a part, as their averaging sees it. Pure.
 
 

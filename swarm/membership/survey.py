@@ -1,4 +1,7 @@
-"""The peer through which this one came: what it says of the run until this one takes part, and what its loss means."""
+"""Ask about a run before taking part in it: the contact through which this peer came, and the members one by one.
+
+:class:`FirstContact` also says what the loss of the contact means; :class:`Survey` helps a peer choose its place.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +57,7 @@ class FirstContact:
         )
 
 
-# --- survey ----------------------------------------------------------------------------------------------------------
-#
-# What the members of a run say about it, one by one, to a peer that has yet to choose its place.
+# --- survey of the members -------------------------------------------------------------------------------------------
 
 
 STANDING_TIMEOUT_S = 5.0

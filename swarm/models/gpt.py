@@ -1,7 +1,11 @@
-"""The model, in the pieces that peers hold: stages, ends, and for evaluation the whole of it.
+"""The transformer, in the pieces that peers hold: stages, private ends, and the whole model for evaluation.
 
-Shapes: B microbatch, T sequence, D model width, V vocabulary. Parameter names are those of the whole model in every
-piece, so the pieces' states together are the whole model's state.
+A stage is a run of blocks (causal attention with rotary positions, then SwiGLU, each behind an RMSNorm); the ends are
+embedding, final norm and head. Read :class:`Stage` and :class:`Ends` first; the layers follow them.
+
+Shapes: B microbatch, T sequence, D model width, V vocabulary; in a block H heads, K key/value heads, E head width, F
+feed-forward width. Parameter names are those of the whole model in every piece, so the pieces' states together are the
+whole model's state.
 """
 
 from __future__ import annotations
@@ -136,10 +140,7 @@ def _choose(scores: Tensor, generator: torch.Generator, temperature: float, top_
     return torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)
 
 
-# --- block -----------------------------------------------------------------------------------------------------------
-#
-# One transformer block: causal attention with rotary positions, then SwiGLU, each behind an RMSNorm.
-# Shapes: B microbatch, T sequence, D model width, H heads, K key/value heads, E head width, F feed-forward width.
+# --- one transformer block -------------------------------------------------------------------------------------------
 
 
 _AFTER_ATTENTION, _AFTER_FEED_FORWARD = 0, 1

@@ -1,4 +1,7 @@
-"""Cutting a model into parts, and building one part."""
+"""Cut a model into parts, build one part, and compute its initial weights.
+
+Each initial tensor is a function of (seed, name) alone, so every cut of the model has the same weights.
+"""
 
 from __future__ import annotations
 
@@ -87,9 +90,7 @@ def _layers_per_stage(model: ModelConfig, split: SplitConfig) -> tuple[int, ...]
     return counts
 
 
-# --- init ------------------------------------------------------------------------------------------------------------
-#
-# Initial weights: each tensor a function of (seed, name) alone, so the same for every cut of the model.
+# --- initial weights -------------------------------------------------------------------------------------------------
 # Drawn by numpy's ziggurat (table look-ups and multiplications), not by torch, whose normal sampler uses a different
 # algorithm where AVX2 is present. Peers still download them rather than trust that.
 

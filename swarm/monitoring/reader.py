@@ -1,4 +1,4 @@
-"""Events back from disk, while their writer goes on."""
+"""Read events back from disk while their writer goes on: one file, or those of several peers followed at once."""
 
 from __future__ import annotations
 
@@ -105,9 +105,7 @@ def _adapters() -> dict[str, TypeAdapter[Event]]:
     return {kind: TypeAdapter(known) for kind, known in Event.kinds().items()}
 
 
-# --- tail ------------------------------------------------------------------------------------------------------------
-#
-# Several peers' event files followed at once, as they grow.
+# --- following several peers' files as they grow ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Events onto disk: one JSON object per line, appended and never rewritten."""
+"""Write events to disk, one JSON object per line, appended and never rewritten; measure the event loop's lag."""
 
 from __future__ import annotations
 
@@ -111,9 +111,8 @@ def _ends_torn(file: int) -> bool:
     return size > 0 and os.pread(file, 1, size - 1) != b"\n"
 
 
-# --- lag -------------------------------------------------------------------------------------------------------------
-#
-# How late the event loop is: the first thing to look at when everything is slow.
+# --- event loop lag --------------------------------------------------------------------------------------------------
+# How late the loop is: the first thing to look at when everything is slow.
 
 
 TICK_S = 0.05

@@ -1,6 +1,7 @@
-"""What a run's events say, each question a fold: give it every peer's events one by one, in any order, ask any time.
+"""Fold a run's events into answers: steps, traffic, digests, population, and where its microbatches went.
 
-Adding an event costs the same however long the run is; asking costs what its docstring says.
+Each question is one :class:`View`: give it every peer's events one by one, in any order, and ask at any time. Adding an
+event costs the same however long the run is; asking costs what its docstring says.
 """
 
 from __future__ import annotations
@@ -257,9 +258,8 @@ def _told(row: PeerRow, event: Life) -> PeerRow:
     return row
 
 
-# --- microbatches ----------------------------------------------------------------------------------------------------
-#
-# Where a run's microbatches went: the account that must balance, whatever failed.
+# --- the account of microbatches -------------------------------------------------------------------------------------
+# It must balance, whatever failed.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

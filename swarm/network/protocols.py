@@ -1,4 +1,4 @@
-"""The seam between algorithms and the network: what ``pipeline``, ``averaging``, ``optimization`` and ``state`` see.
+"""The seam between algorithms and the network: what ``pipeline``, ``averaging``, ``step`` and ``state`` see.
 
 Two implementations exist, held to one conformance suite: ``swarm.network.endpoint`` (libp2p) and
 ``swarm.sim.network`` (in memory). Nothing above this file knows which one it talks to.

@@ -1,7 +1,11 @@
-"""One part of the model on this peer: its weights, its optimizer state, and the step that is open.
+"""One part of the model on this peer: its weights and optimizer state, and for a part that is trained the open step.
 
-Everything here is synchronous and belongs on the device thread. The flat master vectors are never written to after
-they were made (:class:`~swarm.optim.part.PartState`), so graphs made before a swap stay right.
+:class:`PartState` is all that a copy of a part is: it has no module and no accumulator, for nothing computes with it.
+:class:`TrainedPart` adds both. Everything here is synchronous and belongs on the device thread.
+
+The flat vectors are never written to after they were made: a step makes new ones, the shadow, and
+:meth:`PartState.swap` puts them in place. So graphs made before a swap stay right, and a snapshot on CPU costs nothing
+and stays what it is for as long as someone holds it.
 """
 
 from __future__ import annotations
@@ -23,12 +27,7 @@ from swarm.optim.adamw import AdamWState, StepNumbers
 from swarm.optim.update import Update
 from swarm.state.snapshot import Snapshot, digest
 
-# --- part state ------------------------------------------------------------------------------------------------------
-#
-# The state of one part of the model after one step: weights and both moments, and how an update changes them.
-# This is all that a copy of a part is: nothing computes with it, so it has no module and no accumulator. The flat
-# vectors are never written to after they were made: a step makes new ones, the shadow, and :meth:`PartState.swap` puts
-# them in place. So a snapshot on CPU costs nothing and stays what it is for as long as someone holds it.
+# --- the state alone: weights and both moments, and how an update changes them ---------------------------------------
 
 
 _CPU = torch.device("cpu")
@@ -118,7 +117,7 @@ class PartState:
         )
 
 
-# --- part ------------------------------------------------------------------------------------------------------------
+# --- a part that is trained ------------------------------------------------------------------------------------------
 
 
 class TrainedPart(PartState):

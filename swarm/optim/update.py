@@ -1,10 +1,12 @@
-"""The outer optimizer of DiLoCo: what replicas that trained apart make of where each of them arrived.
+"""Turn the mean that a step's replicas agree on into the next state of a part: AdamW, or DiLoCo's outer optimizer.
 
-Replicas begin at one anchor, train alone for H steps, and average their *deltas*, anchor − parameters. The mean delta
-is taken for a gradient at the anchor and stepped along with Nesterov momentum; the result is the next anchor, from
-which everybody goes on, each with its own inner moments. Every replica computes that itself, and all must get the same
-bits, so the rules of :mod:`swarm.optim.adamw` hold: separately rounded float32 +, − and ×, no fused kernels,
-scalars rounded once.
+In `sync` the mean is a gradient and AdamW takes it (:class:`AdamW`). In `local` replicas begin at one anchor, train
+alone for H steps, and average their *deltas*, anchor − parameters. The mean delta is taken for a gradient at the anchor
+and stepped along with Nesterov momentum (:class:`Outer`); the result is the next anchor, from which everybody goes on,
+each with its own inner moments.
+
+Every replica computes that itself, and all must get the same bits, so the rules of :mod:`swarm.optim.adamw` hold:
+separately rounded float32 +, − and ×, no fused kernels, scalars rounded once.
 """
 
 from __future__ import annotations
@@ -77,13 +79,9 @@ class OuterNesterov:
         return shadow
 
 
-# --- update ----------------------------------------------------------------------------------------------------------
-#
-# How the mean that a step's replicas agree on becomes the next state of a part.
-# In `sync` the mean is a gradient and AdamW takes it. In `local` it is how far replicas that trained apart have gone
-# from where they began together, and an outer optimizer takes it; then the state is anchor and momentum, and its third
-# vector, the one that AdamW needs, stays zero: whoever copies, checks and stores states need not know which of the two
-# it is.
+# --- update rules ----------------------------------------------------------------------------------------------------
+# With an outer optimizer the state is anchor and momentum, and its third vector, the one that AdamW needs, stays zero:
+# code that copies, checks and stores states need not know which of the two it is.
 
 
 class Update(Protocol):

@@ -1,6 +1,7 @@
-"""What runs on the device thread for one microbatch: decode, differentiate, encode. Synchronous, no network.
+"""Compute one microbatch on the device thread: decode, differentiate, encode. Synchronous, no network.
 
-Payloads are wire bytes; B is the microbatch size, T the context, D the model width.
+:class:`StageCompute` is a replica's work, :class:`EndsCompute` a trainer's; a :class:`NormGate` refuses gradients that
+are far too large. Payloads are wire bytes; B is the microbatch size, T the context, D the model width.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ Gradients = Any
 
 
 class StagePart(Protocol):
-    """The trained part of a stage; implemented by ``optimization.part``."""
+    """The trained part of a stage; implemented by ``swarm.optim.part``."""
 
     @property
     def step(self) -> int:
@@ -53,7 +54,7 @@ class StagePart(Protocol):
 
 
 class EndsPart(Protocol):
-    """The private ends on a trainer; implemented by ``optimization.part``."""
+    """The private ends on a trainer; implemented by ``swarm.optim.part``."""
 
     @property
     def step(self) -> int:
@@ -304,8 +305,7 @@ def _change(change: Callable[[MicrobatchId, Gradients], None], microbatch: Micro
         raise BugError(f"the open step's sum is spoilt: {type(error).__name__}: {error}") from error
 
 
-# --- gate ------------------------------------------------------------------------------------------------------------
-#
+# --- norm gate -------------------------------------------------------------------------------------------------------
 # Refuses a boundary gradient far above what this replica has seen: one of the bounds within which a peer can lie.
 
 

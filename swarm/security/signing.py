@@ -1,7 +1,8 @@
-"""Ed25519 identities as libp2p names them: a peer id *is* the public key, so a signature needs no directory.
+"""Ed25519 identities as libp2p names them, signatures, and the receipts that replicas sign.
 
-The encodings are those of the libp2p peer-id specification: a key is a two-field protobuf (type, data), a peer id is
-the base58 of an identity multihash over the public key's protobuf (``12D3KooW…``).
+A peer id *is* the public key, so a signature needs no directory. The encodings are those of the libp2p peer-id
+specification: a key is a two-field protobuf (type, data), a peer id is the base58 of an identity multihash over the
+public key's protobuf (``12D3KooW…``).
 """
 
 from __future__ import annotations
@@ -116,8 +117,7 @@ def _base58_decode(text: str) -> bytes | None:
 
 
 # --- receipts --------------------------------------------------------------------------------------------------------
-#
-# What replicas sign for the work they did, so that a trainer cannot invent it.
+# Replicas sign for the work they did, so that a trainer cannot invent it.
 
 
 def receipt_bytes(run: str, step: int, microbatch: MicrobatchId, stage: int) -> bytes:

@@ -1,8 +1,13 @@
-"""An asyncio event loop whose time is virtual: it jumps to the next timer when nothing is ready.
+"""Run a world of peers in one thread on virtual time: an asyncio loop that jumps to the next timer when idle.
 
-Callbacks of one moment run in the order in which they were asked for, tasks and futures hash by their number, so that
-even the order of a set of tasks repeats itself; ``asyncio.to_thread`` runs inline. Peers are told apart by context: all
-that a task of a peer starts belongs to the peer, and :meth:`SimLoop.freeze` stops exactly that.
+:func:`run_world` is the entry, :class:`SimLoop` the loop. The same program with the same seeds does the same things in
+the same order, whatever the machine is doing: nothing waits for real, and threads are not used (``asyncio.to_thread``
+runs inline). Callbacks of one moment run in the order in which they were asked for; tasks and futures hash by their
+number, so that even the order of a set of tasks repeats itself. The program itself must not read the clock or a random
+source elsewhere, nor depend on the order of a set of strings (fixed per process, see PYTHONHASHSEED).
+
+Peers are told apart by context: everything that a peer's task starts belongs to the peer, and :meth:`SimLoop.freeze`
+stops exactly that. A frozen peer stands still as a process does after SIGSTOP: its timers are due when it goes on.
 """
 
 from __future__ import annotations
@@ -289,13 +294,7 @@ class _Task(asyncio.Task[Any]):
         return self._number
 
 
-# --- world -----------------------------------------------------------------------------------------------------------
-#
-# A world in one thread whose time is virtual (:mod:`swarm.sim.loop`).
-# The same program with the same seeds does the same things in the same order, whatever the machine is doing: nothing
-# waits for real, and threads are not used. What is left to the program is not to read the clock or a random source
-# elsewhere, nor to depend on the order of a set of strings (fixed per process, see PYTHONHASHSEED).
-# A frozen peer stands still as a process does after SIGSTOP: its timers are due when it goes on.
+# --- running a world -------------------------------------------------------------------------------------------------
 
 
 EPOCH_S = 1_700_000_000.0

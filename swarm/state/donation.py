@@ -1,4 +1,7 @@
-"""How fast a donor hands out its state, so that its own work does not suffer (pure)."""
+"""Limit how a donor hands out its state, so that its own work does not suffer. Pure.
+
+:class:`Donation` sets the rate, :class:`Bucket` keeps to it, :class:`OpenAnswers` bounds the answers of one caller.
+"""
 
 from __future__ import annotations
 
@@ -66,9 +69,7 @@ class Donation:
             self._bucket.change(min(self._most, max(self._least, self.bytes_s * change)), now)
 
 
-# --- bucket ----------------------------------------------------------------------------------------------------------
-#
-# How many bytes may go now, so that all of them together keep to a rate (pure).
+# --- token bucket: how many bytes may go now, so that all of them together keep to a rate ----------------------------
 
 
 BURST_BYTES = 8 << 20
@@ -107,9 +108,8 @@ class Bucket:
         self._since = now
 
 
-# --- open answers ----------------------------------------------------------------------------------------------------
-#
-# How many answers one caller may have on their way at once: who never reads what it asked for holds no more.
+# --- answers on their way to one caller ------------------------------------------------------------------------------
+# Bounded: a caller that never reads what it asked for holds no more of them.
 
 
 def _all_alike(body: Any) -> str:

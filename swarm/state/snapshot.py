@@ -1,4 +1,9 @@
-"""The whole state of one part after one step: what is digested, stored and downloaded."""
+"""The whole state of one part after one step, as it is cut into chunks, digested, stored and downloaded.
+
+The digest is a hash over a header and the hashes of all chunks. A peer that knows it can check a list of hashes from
+anybody, and then each chunk from anybody, before the next one comes: of a state that many hand out it is known at once
+which of them lied, and only that chunk is fetched again.
+"""
 
 from __future__ import annotations
 
@@ -138,12 +143,7 @@ def _without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Ten
     return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
-# --- chunks ----------------------------------------------------------------------------------------------------------
-#
-# How a part's state is cut, and the digest that vouches for every piece of it by itself.
-# The digest is a hash over a header and the hashes of all chunks. So whoever knows it can check a list of hashes from
-# anybody, and then each chunk from anybody, before the next one comes: of a state that many hand out it is known at
-# once which of them lied, and only that chunk is fetched again.
+# --- chunks: how a state is cut, and the digest that vouches for every piece by itself -------------------------------
 
 
 CHUNK_BYTES = 1 << 20

@@ -1,4 +1,7 @@
-"""Calls that do not outlive the belief that who is asked is there."""
+"""Call members of the roster, one or all, and give a call up as soon as its member is believed gone.
+
+:class:`StepCalls` sends; :class:`LiveCalls` bounds its calls by what the health watch believes.
+"""
 
 from __future__ import annotations
 
@@ -89,9 +92,8 @@ class LiveCalls:
         return Answers(given, failed)
 
 
-# --- calls -----------------------------------------------------------------------------------------------------------
-#
-# Asking members of the roster, one or all. A leader asks itself over the same path.
+# --- asking members --------------------------------------------------------------------------------------------------
+# A leader asks itself over the same path.
 
 
 class StepCalls:

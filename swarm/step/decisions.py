@@ -1,4 +1,4 @@
-"""What a leader decides while it closes a step. Pure: answers in, scalars and the record out."""
+"""Decide what closes a step: answers in, scalars and the record out; numbers of attempts; links measured. Pure."""
 
 from __future__ import annotations
 
@@ -128,9 +128,7 @@ def given_up(
     )
 
 
-# --- attempts --------------------------------------------------------------------------------------------------------
-#
-# Which attempt at a part's averaging is made, in one term of a step. Pure.
+# --- attempts at a part's averaging, in one term of a step -----------------------------------------------------------
 
 
 ATTEMPTS_PER_TERM = 1 << 10
@@ -180,8 +178,7 @@ class Attempts:
 
 
 # --- links -----------------------------------------------------------------------------------------------------------
-#
-# What a close record says of the links of those who train a part, for the rounds of the next step. Pure.
+# What a close record says of the links of those that train a part, for the rounds of the next step.
 
 
 NEW_SHARE = 4

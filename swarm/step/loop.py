@@ -1,11 +1,11 @@
 """The page to read first: what a peer does, step after step.
 
     open the step      everybody works with the parameters of the last close record
-    feed it            trainers lease quota and send microbatches on their journeys       (pipeline.trainer)
-    close it           the leader averages, decides and has everybody swap                (optimization.leading)
+    feed it            trainers lease quota and send microbatches on their journeys       (pipeline.trainer.trainer)
+    close it           the leader averages, decides and has everybody swap                (step.leader.close)
 
-Stage replicas compute all the while (``pipeline.server``); a member answers its leader (``optimization.member``). When
-the leader is gone the next in the step's succession leads; a peer without which the run went on is let in again.
+Stage replicas compute all the while (``pipeline.stage.server``); a member answers its leader (``step.member.service``).
+When the leader is gone the next in the step's succession leads; a peer without which the run went on is let in again.
 """
 
 from __future__ import annotations

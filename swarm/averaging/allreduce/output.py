@@ -1,4 +1,4 @@
-"""The vector a round fills chunk by chunk, and what all members must find equal about it."""
+"""Reduce the members' sums chunk by chunk into the vector that a round fills, and the digest all must find equal."""
 
 from __future__ import annotations
 
@@ -103,9 +103,7 @@ def _folded(values: NDArray[Any]) -> float:
     return float(squares[0])
 
 
-# --- reducers --------------------------------------------------------------------------------------------------------
-#
-# Putting the members' sums of one chunk together.
+# --- reducers: putting the members' sums of one chunk together -------------------------------------------------------
 
 
 Floats = NDArray[np.floating[Any]]

@@ -1,4 +1,7 @@
-"""What is agreed about a round before it starts, and what a member has when it ends."""
+"""The plan that a round's members agree on before it starts, one member's place in it, and the result.
+
+:class:`RoundPlan` comes first; :class:`Place` derives from it whom a member asks for what.
+"""
 
 from __future__ import annotations
 
@@ -218,9 +221,7 @@ class RoundResult:
     heard: Mapping[PeerId, Heard] = field(default_factory=dict)
 
 
-# --- place -----------------------------------------------------------------------------------------------------------
-#
-# One member's place in a round: who asks it for what, and what that must weigh.
+# --- one member's place in a round: who asks it for what, and what that must weigh -----------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,12 @@
-"""The story of push-sum in training: after each leg half of what a replica holds goes to one other, and nobody waits.
+"""Push-sum in training: after each leg half of what a replica holds goes to one other, and nobody waits.
 
 The rules are those of :mod:`swarm.averaging.gossip.mass`: a parcel is the sender's until the receiver has said that it
 took it, and the receiver's from then on. What is learnt in a leg is added to the mass held, and the weights with which
-training goes on are its value, sum ÷ weight. Who does not answer in time is given to beside the legs that follow. Every
-step begins anew with one weight each: all are averaged exactly when it closes, so what a death takes along is missed by
-nobody afterwards.
+training goes on are its value, sum ÷ weight. Where a receiver does not answer in time, handing its parcel over goes on
+beside the legs that follow. Every step begins anew with one weight each: all are averaged exactly when it closes, so
+what a death takes along is missed by nobody afterwards.
+
+:class:`Pushing` is the service, :class:`PushSum` the strategy that says who sends to whom.
 """
 
 from __future__ import annotations
@@ -193,9 +195,7 @@ def _check_open(part: MixedPart, step: int) -> None:
         raise WrongStep(f"step {part.version.step} is open here, not {step}")
 
 
-# --- push sum --------------------------------------------------------------------------------------------------------
-#
-# To one other a round: nobody waits for anybody.
+# --- the strategy: one receiver each a round -------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,7 @@
-"""Choosing the schedule of a round, and saying why. Pure: all members choose the same from what they have agreed on."""
+"""Choose the schedule of a round and each member's share of the vector, and say why.
+
+Pure, and in integers where it matters: all members choose the same from what they have agreed on.
+"""
 
 from __future__ import annotations
 
@@ -111,9 +114,8 @@ def _completed(members: Collection[PeerId], known: Mapping[PeerId, Link]) -> dic
     return {peer: known.get(peer, middle) for peer in members}
 
 
-# --- shares ----------------------------------------------------------------------------------------------------------
-#
-# How much of the vector each member reduces, by the bandwidth of its link. In integers, the same everywhere.
+# --- shares by the bandwidth of each member's link -------------------------------------------------------------------
+# In integers, the same everywhere.
 
 
 MOST_CLASSES = 10

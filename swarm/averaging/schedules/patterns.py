@@ -1,4 +1,9 @@
-"""Recursive doubling: all compute all."""
+"""The schedules of a round: which member adds up which sums, hop by hop.
+
+Read :class:`Direct` first, the simplest. The others differ in hops, bytes and how many members each one speaks to:
+:class:`Ring`, :class:`Halving` (recursive halving, and doubling on the way back), :class:`Butterfly` (recursive
+doubling: all compute all), and :class:`Tree` for a vector that is not cut into parts.
+"""
 
 from __future__ import annotations
 
@@ -38,9 +43,7 @@ class Butterfly:
         return core.bit_length() - 1
 
 
-# --- limits ----------------------------------------------------------------------------------------------------------
-#
-# How many parts one pair of members may carry.
+# --- limits: how many parts one pair of members may carry ------------------------------------------------------------
 
 
 MOST_PARTS = 64
@@ -62,9 +65,7 @@ def folded(able: int) -> tuple[int, ...]:
     return tuple(rank for rank in range(able) if rank >= 2 * extra or rank % 2 == 0)
 
 
-# --- direct ----------------------------------------------------------------------------------------------------------
-#
-# Every member reduces a part for all.
+# --- direct: every member reduces a part for all ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +97,7 @@ class Direct:
         return 0
 
 
-# --- halving ---------------------------------------------------------------------------------------------------------
-#
-# Recursive halving, and doubling on the way back.
+# --- recursive halving, and doubling on the way back -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +133,7 @@ class Halving:
         return 0
 
 
-# --- ring ------------------------------------------------------------------------------------------------------------
-#
-# Sums that travel round a ring.
+# --- ring: sums that travel round it ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,9 +169,7 @@ class Ring:
         return 0
 
 
-# --- tree ------------------------------------------------------------------------------------------------------------
-#
-# One tree for the whole vector.
+# --- tree: one for the whole vector ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

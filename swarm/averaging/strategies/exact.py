@@ -1,4 +1,8 @@
-"""Within a region first, then across regions."""
+"""Strategies that are exact after one round in a single group, or after three across regions.
+
+:class:`Everyone` is the plain case; in :class:`Server` one replica reduces for all; :class:`Hierarchy` averages within
+regions first, then across them; :class:`Plain` is the fallback for rounds that break.
+"""
 
 from __future__ import annotations
 
@@ -59,9 +63,7 @@ class Hierarchy:
         return [tuple(members) for _, members in sorted(found.items())]
 
 
-# --- everyone --------------------------------------------------------------------------------------------------------
-#
-# One group of all.
+# --- one group of all ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +90,7 @@ class Everyone:
         return 0.0 if rounds else 1.0
 
 
-# --- plain -----------------------------------------------------------------------------------------------------------
-#
-# One group of all, in which another one reduces nothing in each turn.
+# --- one group of all, in which another one reduces nothing in each turn ---------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +127,7 @@ class Plain:
         return 0.0 if rounds else 1.0
 
 
-# --- server ----------------------------------------------------------------------------------------------------------
-#
-# One replica reduces for all.
+# --- one group of all, in which one replica reduces for all ----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

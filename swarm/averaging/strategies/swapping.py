@@ -1,4 +1,7 @@
-"""Replicas on a grid, grouped along one axis after the other."""
+"""Strategies that change the groups each round: along a grid's axes, by lot, or along a few bits of the rank.
+
+:class:`Grid` is the one to read first; it forms random groups, too, where too many of its cells are empty.
+"""
 
 from __future__ import annotations
 
@@ -100,9 +103,7 @@ def _along(places: Sequence[PeerId], sides: tuple[int, ...], axis: int) -> tuple
     return tuple(Group(tuple(row)) for _, row in sorted(rows.items()))
 
 
-# --- random groups ---------------------------------------------------------------------------------------------------
-#
-# Other groups each time, drawn by lot.
+# --- groups drawn by lot each round ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +137,7 @@ class RandomGroups:
         return ((self.count(replicas) - 1) / max(1, replicas - 1)) ** rounds
 
 
-# --- butterfly groups ------------------------------------------------------------------------------------------------
-#
-# Groups along a few bits of the rank, and along the next few bits in the round after.
+# --- groups along a few bits of the rank, and along the next few bits in the round after -----------------------------
 
 
 @dataclass(frozen=True, slots=True)

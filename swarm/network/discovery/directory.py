@@ -1,8 +1,7 @@
-"""The directory over hivemind's ``DHTNode``: records by kind, one subkey per owner, refused wherever they are not
-right.
+"""The directory over hivemind's ``DHTNode``: records by kind, one subkey per owner, and their validator.
 
-The same validator stands at every door: what others store here, what others answer, and what we store ourselves. It
-is strict at storing, because one bad entry makes hivemind drop the whole dictionary it lies in.
+The same validator stands at every door: what others store here, what others answer, and what we store ourselves. It is
+strict at storing, because one bad entry makes hivemind drop the whole dictionary it lies in.
 """
 
 from __future__ import annotations
@@ -227,8 +226,7 @@ class DHTDirectory:
 
 
 # --- record validator ------------------------------------------------------------------------------------------------
-#
-# What may be stored in the directory, or believed: a record by its key, owner, lifetime, signature and body.
+# Checks a record's key, owner, lifetime, signature and body before it is stored or believed.
 
 
 spare_init()

@@ -1,8 +1,7 @@
-"""Our client of the daemon: hivemind's ``P2P``, attached to a daemon that we started, with its sockets where we want
-them.
+"""Attach hivemind's ``P2P`` to a daemon that we started, with its sockets where we want them; bound directory messages.
 
-This, :mod:`swarm.network.libp2p.client`, and those of the directory are the only files that import hivemind (its import
-takes seconds, torch included).
+This file, :mod:`swarm.network.libp2p.client` and :mod:`swarm.network.discovery.directory` are the only ones that import
+hivemind (its import takes seconds, torch included).
 """
 
 from __future__ import annotations
@@ -262,10 +261,9 @@ def _as_unreachable(peer: PeerId) -> Iterator[None]:
         raise Unreachable(str(error)[:300] or type(error).__name__, peer=peer) from error
 
 
-# --- directory bounds ------------------------------------------------------------------------------------------------
-#
-# What the directory's questions and answers may be, and how large: a look at a message before hivemind, which builds
-# something for everything it holds, has it. Knows the fields of hivemind's messages by their names only.
+# --- bounds on the directory's questions and answers -----------------------------------------------------------------
+# Each message is checked before hivemind, which builds something for everything it holds, has it. Knows the fields of
+# hivemind's messages by their names only.
 
 
 MAX_KEYS: Final = 16

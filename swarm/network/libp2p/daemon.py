@@ -1,9 +1,9 @@
-"""The libp2p daemon as our child: started, watched, drained, and never left behind.
+"""Run the libp2p daemon as a child process: start it, watch it, drain its output, and never leave it behind.
 
-It runs in a process group of its own, so that Ctrl-C on the terminal reaches us and not it; the kernel sends it
-SIGTERM when we die in whatever way (it then unlinks its socket). Not in a session of its own: Linux shares the
-processor between sessions first (autogroup), so on a full machine our event loop would pay for what our device thread
-has used. Measured with ``tests.benchmarks loop``: p99 lag 6.6 ms against 16.2 ms.
+It runs in a process group of its own, so that Ctrl-C on the terminal reaches us and not it; the kernel sends it SIGTERM
+when we die in whatever way (it then unlinks its socket). Not in a session of its own: Linux shares the processor
+between sessions first (autogroup), so on a full machine our event loop would pay for what our device thread has used.
+Measured with ``tests.benchmarks loop``: p99 lag 6.6 ms against 16.2 ms.
 """
 
 from __future__ import annotations
@@ -215,9 +215,8 @@ def signal_name(exit_code: int) -> str:
     return f"killed by {signal.Signals(-exit_code).name}" if exit_code < 0 else f"exit code {exit_code}"
 
 
-# --- ports -----------------------------------------------------------------------------------------------------------
-#
-# Which ports a daemon chose, so that the one that takes its place is found where the first one was.
+# --- the ports that a daemon chose -----------------------------------------------------------------------------------
+# Pinned, so that the daemon that takes its place is found where the first one was.
 
 
 _Bound = tuple[bool, str, int]

@@ -1,4 +1,4 @@
-"""From a peer to a stream with it: at its own addresses first, through its relays next, by newer addresses last."""
+"""Open a stream to a peer: at its own addresses first, through its relays next, by newer addresses last."""
 
 from __future__ import annotations
 
@@ -112,8 +112,7 @@ async def _end(tries: Sequence[asyncio.Future[Streams]]) -> None:
 
 
 # --- hints -----------------------------------------------------------------------------------------------------------
-#
-# What we were told about where peers can be dialled: by the invite, the roster, the directory. Never proof.
+# Where peers can be dialled, as told by the invite, the roster and the directory. Never proof.
 
 
 MAX_PEERS = 4096

@@ -1,4 +1,7 @@
-"""Our streams to other peers: one for each peer and protocol, dialled when it is first needed or was lost."""
+"""Streams between this peer and others, one for each peer and protocol: those we open, and those opened to us.
+
+:class:`Outgoing` dials a stream when it is first needed or was lost; :class:`Incoming` serves the others.
+"""
 
 from __future__ import annotations
 
@@ -118,9 +121,7 @@ class Outgoing:
         return await CallerStream.over(self._me, self._meter, *await asyncio.open_connection(sock=ours))
 
 
-# --- incoming --------------------------------------------------------------------------------------------------------
-#
-# The streams that other peers opened to us, under one protocol or another.
+# --- streams that other peers opened to us ---------------------------------------------------------------------------
 
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,7 @@
-"""Keeps one daemon running under a living peer: one that dies is replaced under the same key, ports and sockets."""
+"""Keep one daemon running under a living peer: replace one that dies, under the same key, ports and sockets.
+
+:class:`Supervisor` does it; :class:`Restarts` decides how often and after which pause.
+"""
 
 from __future__ import annotations
 
@@ -199,9 +202,7 @@ async def _cancelled(task: asyncio.Task[None] | None) -> None:
         await asyncio.gather(task, return_exceptions=True)
 
 
-# --- restarts --------------------------------------------------------------------------------------------------------
-#
-# How often a child that dies is started again, and after which pause. Pure.
+# --- how often and after which pause a child is started again (pure) -------------------------------------------------
 
 
 FIRST_PAUSE_S = 0.25

@@ -1,4 +1,7 @@
-"""Where one endpoint can be reached, and what it does for that: its addresses, its relays, its service to others."""
+"""Where one endpoint can be reached, and what it does for that: its addresses, its relays, its service to others.
+
+:class:`Recovery` restores all of it after the libp2p daemon has been replaced.
+"""
 
 from __future__ import annotations
 
@@ -129,8 +132,7 @@ class Presence:
 
 
 # --- recovery --------------------------------------------------------------------------------------------------------
-#
-# What a peer does when its libp2p daemon has been replaced, so that others find it where it was.
+# Run after a daemon was replaced, so that others find this peer where it was.
 
 
 _DIALS_AT_ONCE = 16

@@ -1,7 +1,8 @@
 """One stream as a transport protocol: received bytes go into the frame decoder's buffers, frames go out in turns.
 
-A stream comes from the daemon as asyncio's reader and writer. Both copy everything at least twice, so the
-transport is taken over: :class:`Link` is a ``BufferedProtocol``, whose bytes land where they stay.
+A stream comes from the daemon as asyncio's reader and writer. Both copy everything at least twice, so the transport is
+taken over: :class:`Link` is a ``BufferedProtocol``, whose bytes land where they stay. It has two
+:class:`Standstill` watches: one for a frame that stops coming, one for bytes that the other side stops taking.
 """
 
 from __future__ import annotations
@@ -276,8 +277,7 @@ async def _read_ready(reader: asyncio.StreamReader) -> bytes | None:
 
 
 # --- standstill ------------------------------------------------------------------------------------------------------
-#
-# Finds that what should go on does not: a number that has stood still for too long.
+# Tells when a number that should go on changing has stood still for too long.
 
 
 LAST_LOOK_S = 1.0

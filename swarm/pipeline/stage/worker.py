@@ -1,4 +1,4 @@
-"""What a replica does with what it has admitted: one piece at a time, on the device thread."""
+"""Compute what a replica has admitted: one piece at a time, on the device thread, in the order of its queue."""
 
 from __future__ import annotations
 
@@ -171,9 +171,8 @@ def tell_accumulated(events: EventSink, stage: int, passage: Passage) -> None:
     events.emit(Accumulated(step=passage.key.step, microbatch=passage.key.microbatch, part=stage_part(stage)))
 
 
-# --- queue -----------------------------------------------------------------------------------------------------------
-#
-# What a replica computes next: backward before forward, oldest first, and only for the open step.
+# --- work queue ------------------------------------------------------------------------------------------------------
+# Backward before forward, oldest first, and only for the open step.
 
 
 T = TypeVar("T")

@@ -1,4 +1,7 @@
-"""How long to wait for one peer: from what that peer took lately, never from what somebody guessed."""
+"""How long to wait for one peer, and which replicas have fallen silent. Pure.
+
+Deadlines follow from what a peer took lately, never from a guess.
+"""
 
 from __future__ import annotations
 
@@ -65,9 +68,8 @@ class Pace:
         return AdaptiveDeadline(floor_s=self._floor_s, ceiling_s=self.ceiling_s, factor=self._factor, window=64)
 
 
-# --- silence ---------------------------------------------------------------------------------------------------------
-#
-# Which replicas have fallen silent, as one trainer sees it: what one journey finds out holds for all of them. Pure.
+# --- silent replicas, as one trainer sees them -----------------------------------------------------------------------
+# What one journey finds out holds for all of them.
 
 
 class Silence:

@@ -1,7 +1,8 @@
-"""Where a microbatch is on its way, as its trainer knows: who computed what, and whose turn it is. Pure.
+"""The route of one microbatch: who computed what and whose turn it is, and the messages sent along it.
 
 A hop's turn begins when the hop before it (on the way back: the one after it) reported; from then on its deadline runs.
-Whoever was ever named at a hop may still answer: the first answer counts, and names its sender.
+Every replica that was ever named at a hop may still answer: the first answer counts, and names its sender.
+:class:`Itinerary` keeps that and is pure; :class:`Courier` sends.
 """
 
 from __future__ import annotations
@@ -174,8 +175,7 @@ class Itinerary:
 
 
 # --- courier ---------------------------------------------------------------------------------------------------------
-#
-# What a trainer sends to the replicas of a journey: each method is one message along the present route.
+# Sends to the replicas of a journey: each method is one message along the present route.
 
 
 class Courier:

@@ -1,4 +1,7 @@
-"""Who hands out checkpoints: a running peer, or a directory of this machine. Neither is believed."""
+"""Donors of checkpoints, a running peer or a directory of this machine, and which checkpoint to fetch from whom.
+
+No donor is believed.
+"""
 
 from __future__ import annotations
 
@@ -121,9 +124,7 @@ def _offer(donor: Donor, step: int, digests: object, there: object) -> Offer[Don
     return Offer(donor, step, {PartName(p): d for p, d in digests.items()}, {PartName(p): n for p, n in there.items()})
 
 
-# --- checkpoint plan -------------------------------------------------------------------------------------------------
-#
-# Which checkpoint to fetch, and from whom: out of what others offer and what lies here. Pure.
+# --- the plan: out of what others offer and what lies here (pure) ----------------------------------------------------
 
 
 DonorT = TypeVar("DonorT")

@@ -1,6 +1,7 @@
-"""Checkpoints that do not count any more, kept beside those that do: the run went on from an older step than theirs.
+"""Delete checkpoints when new ones come, and set aside those that do not count any more.
 
-They lie below ``aside/``, where nobody lists, fetches or resumes them, and go when the run has passed their step.
+A checkpoint does not count when the run went on from an older step than its own. Those lie below ``aside/``, where
+nobody lists, fetches or resumes them, and go when the run has passed their step.
 """
 
 from __future__ import annotations
@@ -80,9 +81,7 @@ def _drop_abandoned(path: Path, newest: float) -> None:
         shutil.rmtree(path, ignore_errors=True)
 
 
-# --- checkpoint rotation ---------------------------------------------------------------------------------------------
-#
-# Which checkpoints go when new ones come.
+# --- which checkpoints go when new ones come -------------------------------------------------------------------------
 
 
 def superseded(there: Sequence[HeldStep], kept: int | None, upto: int) -> list[int]:

@@ -1,7 +1,7 @@
-"""Whom a leader holds void rounds against, by what the members of a part say. Pure.
+"""Judge members by what they answer: which answers a leader believes, and whom it blames for void rounds. Pure.
 
-Nobody's word is enough against another's: a part of three replicas and more loses one only when two others blame it, or
-when it alone blames others again and again.
+No member's word is enough against another's: a part of three replicas and more loses one only when two others blame it,
+or when it alone blames others again and again.
 """
 
 from __future__ import annotations
@@ -123,10 +123,9 @@ def _unexplained(answers: Mapping[PeerId, Averaged]) -> set[Blamed]:
     return {(peer, other) for peer, answer in answers.items() if not answer.failure for other in void}
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
-#
-# What a leader believes of what members answer. Pure.
-# A lie that it passed on would be its own: others would refuse what it proposes, or a decision that lacks signatures.
+# --- which answers are believed --------------------------------------------------------------------------------------
+# A lie that the leader passed on would be its own: others would refuse what it proposes, or a decision that lacks
+# signatures.
 
 
 class AnswerRules:

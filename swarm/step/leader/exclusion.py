@@ -1,4 +1,7 @@
-"""Who is left out of a step by its leader though it is there, why, and for how long (pure)."""
+"""Exclude members that are there from a step: which, why and for how long. Pure.
+
+:class:`Fitness` judges members in one term, :class:`Standstill` trainers that hold a batch up.
+"""
 
 from __future__ import annotations
 
@@ -87,9 +90,8 @@ class Fitness:
             self._again.add(peer)
 
 
-# --- standstill ------------------------------------------------------------------------------------------------------
-#
-# When trainers that are there hold a batch up: a rule over what its leader sees now and then (pure).
+# --- trainers that are there and hold a batch up ---------------------------------------------------------------------
+# A rule over what the leader sees now and then.
 
 
 STALLED_S = 60.0

@@ -1,4 +1,7 @@
-"""What members do when no majority is there for long, and when the others are back: see ``optimization.lineage``."""
+"""Lead on without a majority when none is there for long, and settle it when the others are back.
+
+See :mod:`swarm.consensus.branches` for what a provisional record is worth.
+"""
 
 from __future__ import annotations
 

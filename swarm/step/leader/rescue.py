@@ -1,4 +1,4 @@
-"""What the leader of a step does when a part has lost its last replica: see :mod:`swarm.step.member.rescue`."""
+"""Rescue a part that has lost its last replica, as the leader of a step: see :mod:`swarm.step.member.rescue`."""
 
 from __future__ import annotations
 
@@ -155,11 +155,9 @@ def _of_those_there(said: Sequence[Consent], gone: Collection[str]) -> list[Resc
     return [one.rescue for one in said if one.rescue is not None and one.rescue.peer not in gone]
 
 
-# --- presence --------------------------------------------------------------------------------------------------------
-#
-# Whether those who asked to join are still there when the step closes: who is named in a record is counted on.
-# Nobody waits for the answer. It has the time that the members take to average; who asked before that and has not
-# answered after it is not named in this record, and may ask again.
+# --- are those who asked to join still there when the step closes? ---------------------------------------------------
+# A peer that is named in a record is counted on. Nobody waits for the answer. It has the time that the members take to
+# average; who asked before that and has not answered after it is not named in this record, and may ask again.
 
 
 JOINER_PRESENT_S = 10.0

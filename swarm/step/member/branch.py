@@ -1,4 +1,4 @@
-"""What a member keeps of a provisional lineage that it is of: see ``optimization.lineage``."""
+"""What a member keeps of a provisional lineage that it is of: see :mod:`swarm.consensus.branches`."""
 
 from __future__ import annotations
 

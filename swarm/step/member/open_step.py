@@ -101,7 +101,7 @@ class OpenStep:
 
     async def accept(self, vote: Vote, me: PeerId) -> None:
         """Accept a record in its term; one that is to be closed without a majority is no vote (see
-        ``optimization.lineage``). Raises as :meth:`Ballot.accept`."""
+        ``swarm.consensus.branches``). Raises as :meth:`Ballot.accept`."""
         if vote.record.forks and vote.record.term == vote.term and me not in vote.record.absent:
             await self.ballot.follow(vote.term)
             self.candidate = vote

@@ -27,7 +27,7 @@ NOT_COUNTED = (Refused, Violation)
 
 
 class Begun(Protocol):
-    """What this peer's trainer has under way; implemented by ``pipeline.trainer.Trainer``."""
+    """What this peer's trainer has under way; implemented by ``swarm.pipeline.trainer.trainer.Trainer``."""
 
     def started(self, step: int) -> Sequence[MicrobatchId]:
         """What it took of its shard in a step, in order, what was set aside as well."""

@@ -4,8 +4,8 @@
     others hold copies of it             one that can be spared moves to stage-1; or a peer joins, and gets it from them
     the void record                      weights and cursors as they were, and a roster in which every part is held
 
-So no more is lost than the open step, and its microbatches are fed again. Who holds copies: ``optimization.copies``;
-the leader's side: ``optimization.rescuing``.
+So no more is lost than the open step, and its microbatches are fed again. Who holds copies: ``swarm.consensus.copies``;
+the leader's side: ``swarm.step.leader.rescue``.
 """
 
 from __future__ import annotations
