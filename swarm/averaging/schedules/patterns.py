@@ -10,39 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-
-@dataclass(frozen=True, slots=True)
-class Butterfly:
-    """At each of log₂K levels two members, across one bit of the rank, send each other what they hold of the whole
-    vector and add it up: after the last one everybody holds the sum, and nobody has computed it for another.
-
-    Both add the same two numbers, and the sum of two numbers does not depend on their order, so all get the same bits.
-    With K = 2^m members and n bytes: m hops, m·n bytes sent by each in m messages. Of other numbers the next lower
-    power of two makes the core, as in ``halving``. For tiny vectors over fast links: half the hops of ``tree``, and no
-    member's link is the bottleneck.
-    Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005, §4.5,
-    recursive doubling; a butterfly network is its graph. (What hivemind calls butterfly is ``direct``.)
-    """
-
-    name: Literal["butterfly"] = "butterfly"
-
-    def core(self, able: int) -> tuple[int, ...]:
-        """A power of two."""
-        return folded(able)
-
-    def roots(self, core: int, turn: int) -> tuple[int, ...]:
-        """One part, the whole vector."""
-        return (0,)
-
-    def parent(self, rank: int, root: int, core: int) -> int:
-        """None within the core, which trades level by level. Leaves are dealt out evenly."""
-        return rank % core
-
-    def levels(self, core: int) -> int:
-        """log₂ of the core."""
-        return core.bit_length() - 1
-
-
 # --- limits: how many parts one pair of members may carry ------------------------------------------------------------
 
 
@@ -97,6 +64,42 @@ class Direct:
         return 0
 
 
+# --- ring: sums that travel round it ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Ring:
+    """The sum of a part passes from neighbour to neighbour, each adding its own, and the result comes back the same
+    way: the tree is a chain, another one for each part, all along one ring.
+
+    With K members, all reducing equal parts of n bytes: 2(K-1) hops, 2(K-1)/K·n bytes sent by each, who sends to one
+    neighbour and hears from one. For members of few sites that stand side by side in the ring: each site's link then
+    carries 2(K-1)/K·n, whatever the number of members behind it.
+    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009, §3. Theirs
+    sends the result on round the ring; back along the chain costs the same.
+    """
+
+    name: Literal["ring"] = "ring"
+
+    def core(self, able: int) -> tuple[int, ...]:
+        """All of them."""
+        return tuple(range(able))
+
+    def roots(self, core: int, turn: int) -> tuple[int, ...]:
+        """All of the core, or as many, evenly spread, as one link may carry parts."""
+        return spread(core)
+
+    def parent(self, rank: int, root: int, core: int) -> int:
+        """The next on the ring. Leaves are dealt out evenly."""
+        if rank >= core:
+            return rank % core
+        return root if rank == root else (rank + 1) % core
+
+    def levels(self, core: int) -> int:
+        """None."""
+        return 0
+
+
 # --- recursive halving, and doubling on the way back -----------------------------------------------------------------
 
 
@@ -133,40 +136,39 @@ class Halving:
         return 0
 
 
-# --- ring: sums that travel round it ---------------------------------------------------------------------------------
+# --- butterfly: recursive doubling, all compute all ------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class Ring:
-    """The sum of a part passes from neighbour to neighbour, each adding its own, and the result comes back the same
-    way: the tree is a chain, another one for each part, all along one ring.
+class Butterfly:
+    """At each of log₂K levels two members, across one bit of the rank, send each other what they hold of the whole
+    vector and add it up: after the last one everybody holds the sum, and nobody has computed it for another.
 
-    With K members, all reducing equal parts of n bytes: 2(K-1) hops, 2(K-1)/K·n bytes sent by each, who sends to one
-    neighbour and hears from one. For members of few sites that stand side by side in the ring: each site's link then
-    carries 2(K-1)/K·n, whatever the number of members behind it.
-    Source: Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", 2009, §3. Theirs
-    sends the result on round the ring; back along the chain costs the same.
+    Both add the same two numbers, and the sum of two numbers does not depend on their order, so all get the same bits.
+    With K = 2^m members and n bytes: m hops, m·n bytes sent by each in m messages. Of other numbers the next lower
+    power of two makes the core, as in ``halving``. For tiny vectors over fast links: half the hops of ``tree``, and no
+    member's link is the bottleneck.
+    Source: Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005, §4.5,
+    recursive doubling; a butterfly network is its graph. (What hivemind calls butterfly is ``direct``.)
     """
 
-    name: Literal["ring"] = "ring"
+    name: Literal["butterfly"] = "butterfly"
 
     def core(self, able: int) -> tuple[int, ...]:
-        """All of them."""
-        return tuple(range(able))
+        """A power of two."""
+        return folded(able)
 
     def roots(self, core: int, turn: int) -> tuple[int, ...]:
-        """All of the core, or as many, evenly spread, as one link may carry parts."""
-        return spread(core)
+        """One part, the whole vector."""
+        return (0,)
 
     def parent(self, rank: int, root: int, core: int) -> int:
-        """The next on the ring. Leaves are dealt out evenly."""
-        if rank >= core:
-            return rank % core
-        return root if rank == root else (rank + 1) % core
+        """None within the core, which trades level by level. Leaves are dealt out evenly."""
+        return rank % core
 
     def levels(self, core: int) -> int:
-        """None."""
-        return 0
+        """log₂ of the core."""
+        return core.bit_length() - 1
 
 
 # --- tree: one for the whole vector ----------------------------------------------------------------------------------
