@@ -104,7 +104,7 @@ class Copying:
         if self._decided is not None and record.step <= self._decided.step and record.hash() != self._decided.hash():
             self._rewound = frozenset(self._kept)
         self._decided = record
-        await self._records.add(record)
+        await self._records.add(decision)
         if self._rules.over(record):
             return  # the run is over: what is here stays, for :meth:`last`
         wanted = frozenset(copies_of(record.members, self._around.endpoint.peer, self._copies))

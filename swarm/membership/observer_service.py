@@ -13,8 +13,7 @@ do: what all replicas of a part have averaged before they died is not lost with 
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ import torch
 
 from swarm.clock import Clock
 from swarm.consensus.copies import KEPT_UPDATES as KEPT_UPDATES
-from swarm.consensus.copies import Updates
+from swarm.consensus.copies import RecentDecisions, Updates
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.errors import Busy, Refused, WrongStep
 from swarm.ids import PartName, PeerId
@@ -99,7 +98,7 @@ class ObserverDesk:
         self._own: PartName | None = None
         self._updates = Updates()
         self._averaged: _Averaged | None = None
-        self._decisions: deque[Decision] = deque(maxlen=KEPT_UPDATES)
+        self._decisions = RecentDecisions()
         self._published = asyncio.Condition()
         self.lost: Callable[[], tuple[str, ...]] = tuple
         self.leaving: Callable[[], bool] = bool
@@ -119,7 +118,8 @@ class ObserverDesk:
     @property
     def closed(self) -> int | None:
         """The newest closed step."""
-        return self._decisions[-1].record.step if self._decisions else None
+        newest = self._decisions.newest
+        return None if newest is None else newest.record.step
 
     def helps_beside(self, members: Collection[PeerId]) -> bool:
         """Whether a peer that is none of these has asked here a moment ago where the run stands, fetches a part, or
@@ -140,10 +140,8 @@ class ObserverDesk:
         self._donor.step_closed()
         self._drop_members()
         self._drop_departed(decision.record)
-        if self._decisions and not decision.record.follows(self._decisions[-1].record):
-            self._decisions.clear()  # steps were left out, or did not count: nobody is led on from before them
+        if not self._decisions.add(decision):
             self._updates.clear()
-        self._decisions.append(dataclasses.replace(decision, mean=None))
         if self._own is not None and self._own != part:
             self._updates.forget(self._own)
         self._own, self._averaged = part, None
@@ -187,7 +185,7 @@ class ObserverDesk:
         self._strangers.move_to_end(caller)
         while len(self._strangers) > MAX_STRANGERS:
             self._strangers.popitem(last=False)
-        waiting = "" if self._decisions else self._waiting_for()[:400]
+        waiting = "" if self._decisions.newest else self._waiting_for()[:400]
         return RunStanding(
             founder=self._founder,
             closed=self.closed,
@@ -202,9 +200,9 @@ class ObserverDesk:
 
     async def _on_start(self, caller: PeerId, body: StartRequest) -> Decided:
         self._expire()
-        if not self._decisions:
+        decision = self._decisions.newest
+        if decision is None:
             raise Refused("the run has not started")
-        decision = self._decisions[-1]
         if body.part is not None:
             if body.spare and self._donor.serves_others(caller):
                 raise Busy("another downloads from this peer")
@@ -258,7 +256,7 @@ class ObserverDesk:
         self._expire()
         closed = self._updates.reached(part)
         if closed is None:
-            raise Refused(f"{part} is not held here" if self._decisions else "the run has not started")
+            raise Refused(f"{part} is not held here" if self._decisions.newest else "the run has not started")
         known = self._observers.get((caller, part))
         self._note(caller, part, body.had if known is not None else closed)
         self._donor.release(caller, part)
@@ -314,7 +312,7 @@ class ObserverDesk:
             observer.expires = self._clock.monotonic() + LEASE_S
 
     def _decided(self, step: int) -> Decision:
-        decision = next((kept for kept in self._decisions if kept.record.step == step), None)
+        decision = self._decisions.at(step)
         if decision is None:
             raise WrongStep(f"the decision of step {step} is not kept here any more")
         return decision
@@ -322,7 +320,8 @@ class ObserverDesk:
     def _drop_members(self) -> None:
         """Who took part in this step with the part that it observed, and asked for nothing since the one before, has
         had what it needed."""
-        for member in self._decisions[-1].record.roster if self._decisions else ():
+        newest = self._decisions.newest
+        for member in newest.record.roster if newest is not None else ():
             if member.part is not None:
                 key = PeerId(member.peer), PartName(member.part)
                 if key in self._observers and not self._observers[key].asked:
@@ -332,8 +331,8 @@ class ObserverDesk:
 
     def _drop_departed(self, record: CloseRecord) -> None:
         """Who leaves with this record needs nothing more of what it copied."""
-        follows = bool(self._decisions) and record.follows(self._decisions[-1].record)
-        before = self._decisions[-1].record.members.peers if follows else ()
+        newest = self._decisions.newest
+        before = newest.record.members.peers if newest is not None and record.follows(newest.record) else ()
         gone = {peer for peer in before if peer not in record.members and peer not in record.absent}
         self._observers = {key: seen for key, seen in self._observers.items() if key[0] not in gone}
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from swarm.clock import Clock
-from swarm.consensus.copies import KEPT_UPDATES, copy_holders, copy_rate
+from swarm.consensus.copies import KEPT_UPDATES, RecentDecisions, copy_holders, copy_rate
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import Roster
 from swarm.errors import OutOfSync, PeerError, StateError
@@ -279,25 +279,26 @@ def _skip(state: PartState, step: int) -> None:
 
 
 class RecentRecords:
-    """``add`` every record, in order: they are one chain. One event loop."""
+    """The newest records, and how fast they come. ``add`` every record, in order: they are one chain. One event
+    loop."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._records: deque[CloseRecord] = deque(maxlen=KEPT_UPDATES)
+        self._decisions = RecentDecisions()
         self._came: deque[float] = deque(maxlen=KEPT_UPDATES)
         self._added = asyncio.Condition()
 
     @property
     def head(self) -> CloseRecord:
         """The newest. Raises OutOfSync before the first."""
-        if not self._records:
+        if self._decisions.newest is None:
             raise OutOfSync("the run has not started")
-        return self._records[-1]
+        return self._decisions.newest.record
 
     @property
     def newest(self) -> int:
         """The newest one's step, -1 before the first."""
-        return self._records[-1].step if self._records else -1
+        return -1 if self._decisions.newest is None else self._decisions.newest.record.step
 
     @property
     def step_s(self) -> float | None:
@@ -306,15 +307,13 @@ class RecentRecords:
 
     def at(self, step: int) -> CloseRecord | None:
         """The record of a step; None when it is not known, or not any more."""
-        return next((record for record in self._records if record.step == step), None)
+        decision = self._decisions.at(step)
+        return None if decision is None else decision.record
 
-    async def add(self, record: CloseRecord) -> None:
-        """It was decided just now. When it does not follow the newest, for steps were left out or did not count, none
-        before it is known any more."""
-        if self._records and not record.follows(self.head):
-            self._records.clear()
+    async def add(self, decision: Decision) -> None:
+        """It was made just now; see :meth:`swarm.consensus.copies.RecentDecisions.add`."""
+        if not self._decisions.add(decision):
             self._came.clear()
-        self._records.append(record)
         self._came.append(self._clock.monotonic())
         async with self._added:
             self._added.notify_all()
@@ -322,5 +321,5 @@ class RecentRecords:
     async def wait(self, step: int) -> CloseRecord:
         """The newest record, once it is of this step or a later one."""
         async with self._added:
-            await self._added.wait_for(lambda: bool(self._records) and self.head.step >= step)
+            await self._added.wait_for(lambda: self.newest >= step)
         return self.head

@@ -118,7 +118,7 @@ class Scene:
     async def decide(self, *, arrives: bool) -> Decision:
         """One more step of the run; the copy gets its update or not."""
         decision = self.run.close()
-        await self.records.add(decision.record)
+        await self.records.add(decision)
         if arrives:
             self.updates.put_nowait(decision)
         await turns()
@@ -134,7 +134,7 @@ class Scene:
 async def begun(monkeypatch: pytest.MonkeyPatch) -> tuple[Scene, asyncio.Task[None]]:
     scene = Scene(monkeypatch)
     running = asyncio.create_task(scene.copy.run())
-    await scene.records.add(scene.run.head)
+    await scene.records.add(Decision(scene.run.head, {}))
     await turns()
     return scene, running
 
@@ -149,7 +149,7 @@ async def begun_ahead(
     assert decision.mean is not None
     scene.ahead = [update(decision.mean)]
     running = asyncio.create_task(scene.copy.run())
-    await scene.records.add(first)
+    await scene.records.add(Decision(first, {}))
     await turns()
     return scene, running, decision
 
@@ -165,7 +165,7 @@ async def test_copy_with_the_update_before_its_step_is_decided_needs_nobody_any_
     scene, running, decision = await begun_ahead(monkeypatch, lambda mean: mean)
     assert scene.copy.takes(1)
     assert scene.copy.holds(0)
-    await scene.records.add(decision.record)
+    await scene.records.add(decision)
     await turns()
     assert (scene.copy.holds(1), scene.copy.takes(1)) == (True, False)
     assert scene.told == [("copied", 0), ("copied", 1)]
@@ -176,7 +176,7 @@ async def test_copy_with_an_update_that_was_not_decided_asks_for_the_one_that_wa
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     scene, running, decision = await begun_ahead(monkeypatch, torch.ones_like)  # another attempt's
-    await scene.records.add(decision.record)
+    await scene.records.add(decision)
     await turns()
     assert scene.copy.holds(0), "it is not what was decided"
     scene.updates.put_nowait(decision)
@@ -199,9 +199,9 @@ async def test_copy_that_is_late_knows_itself_that_a_step_was_given_up(monkeypat
     scene, running, decision = await begun_ahead(monkeypatch, lambda mean: mean)
     before = decision.record
     void = signed(before.model_copy(update={"step": 2, "previous": before.hash(), "void": True}))
-    await scene.records.add(decision.record)
+    await scene.records.add(decision)
     await scene.copy.give_up(void)  # it has yet to take the update of the step before
-    await scene.records.add(void.record)
+    await scene.records.add(void)
     scene.updates.put_nowait(Unreachable("gone"))
     scene.starts = [Unreachable("gone")]
     await turns()
@@ -260,7 +260,7 @@ async def test_copy_that_came_too_late_waits_for_more_steps_each_time(monkeypatc
 
     async def slow(donors: tuple[PeerId, ...]) -> Snapshot:
         state = await fetch(donors)
-        await scene.records.add(scene.run.close().record)  # the run goes on meanwhile
+        await scene.records.add(scene.run.close())  # the run goes on meanwhile
         scene.updates.put_nowait(WrongStep("not kept any more"))
         return state
 
@@ -288,7 +288,7 @@ async def test_records_know_their_pace_and_who_waits(monkeypatch: pytest.MonkeyP
     waiting = asyncio.create_task(records.wait(2))
     assert records.step_s is None
     for decision in run.decisions:
-        await records.add(decision.record)
+        await records.add(decision)
         await clock.advance(3.0)
     assert await waiting == records.head == run.head
     assert records.step_s == pytest.approx(3.0)
