@@ -152,10 +152,8 @@ class LocalRun:
         early += [exit_ for exit_ in listened if exit_.code == 0 and not self._closed]
         words = {exit_.name: last_words(self.directory.home(exit_.name) / "peer.log") for exit_ in self._casualties}
         found = blame(self._casualties, self.view.stopped, self.view.lost_peers, words)
-        leaver = min((exit_.name for exit_ in early), key=self._last_word_s, default=None)
-        # Whoever ends with an error because another has left says so after that one's last word.
-        if leaver is not None and (found is None or self._last_word_s(leaver) < self._last_word_s(found.name)):
-            found = Blame(leaver, "left before the last step was closed")
+        if early and (found is None or self._gave_up(found.name)):
+            found = Blame(early[0].name, "left before the last step was closed")
         if found is not None:
             raise RunBroken(f"{found.name} {found.reason}", found.name)
 
@@ -169,10 +167,10 @@ class LocalRun:
     def _bad_last_word(self) -> bool:
         return any(last.exit_code for last in self.view.stopped.values())
 
-    def _last_word_s(self, name: str) -> float:
-        """Return when a peer said that it stops, by its clock; of one that said nothing, before all others."""
+    def _gave_up(self, name: str) -> bool:
+        """Whether a peer ended for want of others: of two that end, it is not the cause."""
         last = self.view.stopped.get(name)
-        return -math.inf if last is None else last.wall
+        return last is not None and last.exit_code == EXIT_UNREACHABLE
 
     def _listen(self) -> list[PeerExit]:
         exits: list[PeerExit] = []

@@ -75,12 +75,11 @@ class _Fake:
             signal.pause()
         name, _, what = fault.partition(" ")
         if name == self.settings.name:
-            if what == "leave":
-                self.emit("PeerStopped", reason="left", exit_code=0)
             (self.root / "struck").touch()
             if what in ("kill", "fall"):
                 os.kill(os.getpid(), signal.SIGKILL)
             if what == "leave":
+                self.emit("PeerStopped", reason="left", exit_code=0)
                 return 0
             raise ValueError("a bug in the peer")
         if what and what != "fall":
