@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -110,11 +111,19 @@ def _like_it(error: ConfigError) -> str:
         return ""
     tokenizer = Path(error.origin).with_name("tokenizer.json")
     beside = f" --tokenizer {shlex.quote(str(tokenizer))}" if tokenizer.is_file() else ""
-    copied = f"grep -v '^wire = ' {shlex.quote(error.origin)} > RUN.toml"
+    copy = _free_name()
+    copied = f"grep -Ev '^[[:space:]]*(run\\.)?wire[[:space:]]*=' {shlex.quote(error.origin)} > {copy}"
     return (
         f"go on with it in the swarm that made it, or found a new run with its settings: {copied} && "
-        f"{command_name()} new RUN.toml{beside}"
+        f"{command_name()} new {copy}{beside}"
     )
+
+
+def _free_name() -> str:
+    """A manifest's name that nothing has in the working directory: what a command writes there overwrites nothing,
+    least of all what it reads."""
+    names = itertools.chain(["RUN.toml"], (f"RUN-{number}.toml" for number in itertools.count(2)))
+    return next(name for name in names if not os.path.lexists(name))
 
 
 def _after(ended: RunEnded) -> str:

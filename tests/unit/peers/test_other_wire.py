@@ -80,6 +80,24 @@ def test_command_on_a_run_of_before_says_why_not_and_what_to_type(
     assert (founded.run.wire, founded.model, founded.optimizer) == (WIRE_VERSION, kept.model, kept.optimizer)
 
 
+@pytest.mark.parametrize("line", [f"wire = {OLDER}", f"wire={OLDER}", f"\twire   =  {OLDER}"])
+@pytest.mark.parametrize("name", ["RUN.toml", "mine.toml"])
+def test_what_is_advised_for_a_manifest_in_the_working_directory_overwrites_nothing(
+    name: str, line: str, before: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = before.manifest.read_text().replace(f"wire = {OLDER}\n", f"{line}\n")
+    there = {name: said, "RUN.toml": said if name == "RUN.toml" else "another's", "RUN-2.toml": "another's"}
+    for file, text in there.items():
+        (tmp_path / file).write_text(text)
+    assert swarm(["new", name]) == EXIT_INCOMPATIBLE
+    copy, _, found = capsys.readouterr().err.partition("settings: ")[2].partition(" && ")
+    subprocess.run(copy, shell=True, check=True)
+    assert {file: (tmp_path / file).read_text() for file in there} == there
+    assert shlex.split(found)[-2:] == ["new", "RUN-3.toml"]
+    assert load_foundation(Foundation(preset=None, file=Path("RUN-3.toml"), changes={}, tokenizer=None))
+    assert (tmp_path / "RUN-3.toml").read_text() == said.replace(f"{line}\n", "")
+
+
 def test_command_on_a_run_of_a_newer_version_says_to_update(
     before: RunDirectory, capsys: pytest.CaptureFixture[str]
 ) -> None:
