@@ -70,8 +70,8 @@ class Desk:
         """Decide on a request before anything is allocated for its payload; a yes is booked until :meth:`release`.
 
         Raises, in this order: Refused for an unknown method (or a private one on the public protocol), what ``may``
-        raises, Busy when the peer has too much open; and once its body is decoded Violation for a malformed one or a
-        payload nobody asked for, what the method's own ``admit`` raises, as a PeerError.
+        raises, Busy when the peer has too much open, Violation for a payload nobody asked for; and once its body is
+        decoded Violation for a malformed one, what the method's own ``admit`` raises, as a PeerError.
         """
         method = self._methods.get(envelope.method)
         if method is None or (public and not method.rpc.public):
@@ -85,6 +85,8 @@ class Desk:
             raise Busy(f"{usage.calls} calls of this peer are open")
         if usage.payload_bytes and usage.payload_bytes + payload_bytes > self._limits.payload_bytes_per_peer:
             raise Busy(f"{usage.payload_bytes} bytes of this peer are held")
+        if payload_bytes and method.admit is None:
+            raise Violation(f"{method.rpc.name} takes no payload")
         body = decode(method.rpc.request, unpack(envelope.body))
         _ask_method(method, caller, body, payload_bytes)
         self._usage[caller] = usage
@@ -105,8 +107,6 @@ class Desk:
 
 def _ask_method(method: AnyMethod, caller: PeerId, body: Any, payload_bytes: int) -> None:
     if method.admit is None:
-        if payload_bytes:
-            raise Violation(f"{method.rpc.name} takes no payload")
         return
     try:
         method.admit(caller, body, payload_bytes)

@@ -12,7 +12,7 @@ import msgpack
 import pytest
 
 from swarm.clock import SystemClock
-from swarm.errors import Busy, Refused
+from swarm.errors import Busy, Refused, Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc, anybody_may
 from swarm.network.rpc.bodies import Envelope, pack, pack_request
@@ -201,6 +201,13 @@ async def test_serving_caller_with_too_many_calls_is_busy_before_his_body_is_dec
     assert places(desk) == 1
     with pytest.raises(Busy):
         desk.admit(CALLER, Envelope(SLOW.name, 30.0, 0, b"\xc1"), 0, public=False)
+
+
+async def test_serving_payload_that_no_method_takes_is_a_violation_before_the_body_is_decoded() -> None:
+    desk = Desk(ServeLimits())
+    desk.mount(Generous(1))
+    with pytest.raises(Violation, match="takes no payload"):
+        desk.admit(CALLER, Envelope(GIVE.name, 30.0, 0, b"\xc1"), 1, public=False)
 
 
 async def test_serving_public_stream_knows_no_method_by_another_name() -> None:
