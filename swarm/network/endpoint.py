@@ -239,7 +239,7 @@ class LibP2PEndpoint:
         self._incoming.known = lambda peer: peer == self.peer or may(peer)
 
     def allow_calls(self, may: May) -> None:
-        """Ask ``may(caller, method)`` from now on before a call's body is decoded."""
+        """See :class:`~swarm.network.protocols.Endpoint`."""
         self._desk.may = may
 
     def expect(self, peers: int) -> None:

@@ -122,12 +122,14 @@ class Method(Generic[RequestT, ReplyT]):
 AnyMethod: TypeAlias = Method[Any, Any]
 """One of a service's methods: what it asks and answers was checked where it was bound."""
 
-May = Callable[[PeerId, str], None]
-"""Raises Refused, saying why, where a caller may not call a method (by its name). It is asked at every call, before a
-byte of the call's body is decoded: so it must be cheap."""
+May = Callable[[PeerId, Rpc[Any, Any]], None]
+"""Raises Refused, saying why, where a caller may not make a call. It is asked at every call of a method that is served,
+before a byte of the call's body is decoded: so it must be cheap. At every one means also at a call of a public method
+(:attr:`Rpc.public`), which strangers make before they enter a run, and at a call that a peer makes to itself, with its
+own id as the caller: what refuses those that are no members must let both pass."""
 
 
-def anybody_may(caller: PeerId, method: str) -> None:
+def anybody_may(caller: PeerId, rpc: Rpc[Any, Any]) -> None:
     """Let everybody call whatever is served, as far as the transport lets them: see :data:`May`."""
 
 
@@ -168,6 +170,10 @@ class Endpoint(Protocol):
 
     def unmount(self, service: Service) -> None:
         """Serve it no more. What it was asked before is still answered."""
+
+    def allow_calls(self, may: May) -> None:
+        """Ask ``may(caller, rpc)`` from now on before a call's body is decoded, in the place of what was asked before;
+        until the first time everybody may. Calls that were let in go on. See :data:`May` for what it is asked."""
 
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Remember where a peer may be dialled. Costs nothing until a call needs it."""

@@ -190,7 +190,7 @@ class SimEndpoint:
         self.desk.unmount(service)
 
     def allow_calls(self, may: May) -> None:
-        """Ask ``may(caller, method)`` from now on before a call's body is decoded."""
+        """See :class:`~swarm.network.protocols.Endpoint`."""
         self.desk.may = may
 
     def learn(self, peer: PeerId, addresses: Sequence[str]) -> None:

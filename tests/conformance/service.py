@@ -8,7 +8,7 @@ from typing import Any
 
 from swarm.errors import PEER_ERRORS, Busy, Violation
 from swarm.ids import PeerId
-from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc
+from swarm.network.protocols import PUBLIC_PREFIX, Answer, AnyMethod, Incoming, Rpc
 from swarm.schema import Message
 
 
@@ -37,6 +37,8 @@ HANG_UPLOAD = Rpc("test/1/hang-upload", Note, Note)
 FULL = Rpc("test/1/full", Note, Note)
 BROKEN_ADMIT = Rpc("test/1/broken-admit", Note, Note)
 WRONG_ANSWER = Rpc("test/1/wrong-answer", Note, Note)
+PUBLIC = Rpc(f"{PUBLIC_PREFIX}test", Note, Note)
+"""Who has entered no run may call it, too."""
 NOTHING = Rpc("test/1/nothing", Note, Note)
 """Nobody serves it."""
 
@@ -56,6 +58,7 @@ class Bench:
         """See Service."""
         return [
             ECHO.handled(self._echo),
+            PUBLIC.handled(self._echo),
             UP.handled_with_payload(self._up, admit=self._admit_exactly),
             DOWN.handled_with_payload(self._down),
             RAISE.handled(self._raise),

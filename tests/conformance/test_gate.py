@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from swarm.errors import Busy, PeerError, Refused, Violation
 from swarm.ids import PeerId
-from swarm.network.protocols import anybody_may
+from swarm.network.protocols import Endpoint, Rpc, anybody_may
 from swarm.network.rpc import dispatcher as serving
-from tests.conformance.service import ECHO, FULL, NOTHING, UP, Anything, Note
-from tests.conformance.worlds import Peer
+from tests.conformance.service import ECHO, FULL, NOTHING, PUBLIC, UP, Anything, Note
+from tests.conformance.worlds import Peer, World
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -23,14 +24,14 @@ HOSTILE = Anything(content=1)
 class Gate:
     """Refuses some methods to everybody, and remembers who asked for what."""
 
-    def __init__(self, *refused: str) -> None:
+    def __init__(self, *refused: Rpc[Any, Any]) -> None:
         self.refused = refused
-        self.asked: list[tuple[PeerId, str]] = []
+        self.asked: list[tuple[PeerId, Rpc[Any, Any]]] = []
 
-    def __call__(self, caller: PeerId, method: str) -> None:
-        self.asked.append((caller, method))
-        if method in self.refused:
-            raise Refused(f"{method} is not for {caller}")
+    def __call__(self, caller: PeerId, rpc: Rpc[Any, Any]) -> None:
+        self.asked.append((caller, rpc))
+        if rpc in self.refused:
+            raise Refused(f"{rpc.name} is not for {caller}")
 
 
 @pytest.fixture
@@ -50,10 +51,18 @@ def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 @pytest.fixture
 def gate(bob: Peer) -> Iterator[Gate]:
     """Bob's, with the methods that it refuses."""
-    made = Gate(ECHO.name, UP.name)
+    made = Gate(ECHO, UP, PUBLIC)
     bob.endpoint.allow_calls(made)
     yield made
     bob.endpoint.allow_calls(anybody_may)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def stranger(world: World) -> AsyncIterator[Endpoint]:
+    """One that has entered no run."""
+    made = await world.stranger()
+    yield made
+    await made.close()
 
 
 async def test_gate_that_refuses_has_no_byte_of_the_body_decoded(
@@ -62,7 +71,7 @@ async def test_gate_that_refuses_has_no_byte_of_the_body_decoded(
     with pytest.raises(Refused, match="is not for") as caught:
         await alice.endpoint.call(bob.endpoint.peer, ECHO, HOSTILE, timeout_s=30)
     assert caught.value.peer == bob.endpoint.peer
-    assert gate.asked == [(alice.endpoint.peer, ECHO.name)]
+    assert gate.asked == [(alice.endpoint.peer, ECHO)]
     assert not decoded
     bob.endpoint.allow_calls(anybody_may)
     with pytest.raises(Violation):
@@ -88,7 +97,7 @@ async def test_gate_that_refuses_a_notice_tells_nobody(gate: Gate, decoded: list
     await alice.endpoint.notify(bob.endpoint.peer, ECHO, HOSTILE, timeout_s=30)
     with pytest.raises(Busy):
         await alice.endpoint.call(bob.endpoint.peer, FULL, Note(), timeout_s=30)
-    assert [method for _, method in gate.asked] == [ECHO.name, FULL.name]
+    assert [rpc for _, rpc in gate.asked] == [ECHO, FULL]
     assert len(decoded) == 1
     assert bob.bench.handled == 0
 
@@ -102,10 +111,33 @@ async def test_gate_is_not_asked_about_a_method_that_nobody_serves(
     assert not decoded
 
 
+async def test_gate_is_asked_about_a_public_method_of_a_stranger_too(
+    gate: Gate, decoded: list[int], stranger: Endpoint, bob: Peer
+) -> None:
+    stranger.learn(bob.endpoint.peer, bob.endpoint.addresses)
+    with pytest.raises(Refused, match="is not for"):
+        await stranger.call(bob.endpoint.peer, PUBLIC, HOSTILE, timeout_s=30)
+    assert not decoded
+    gate.refused = ()
+    await stranger.call(bob.endpoint.peer, PUBLIC, Note(), timeout_s=30)
+    assert gate.asked == [(stranger.peer, PUBLIC)] * 2
+    assert bob.bench.handled == 1
+
+
+async def test_gate_is_asked_about_a_peer_that_calls_itself_too(gate: Gate, decoded: list[int], bob: Peer) -> None:
+    with pytest.raises(Refused, match="is not for"):
+        await bob.endpoint.call(bob.endpoint.peer, ECHO, HOSTILE, timeout_s=30)
+    assert not decoded
+    gate.refused = ()
+    await bob.endpoint.call(bob.endpoint.peer, ECHO, Note(), timeout_s=30)
+    assert gate.asked == [(bob.endpoint.peer, ECHO)] * 2
+    assert bob.bench.handled == 1
+
+
 async def test_gate_with_a_bug_lets_nobody_in_and_the_peer_goes_on(
     decoded: list[int], alice: Peer, bob: Peer, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(caller: PeerId, method: str) -> None:
+    def broken(caller: PeerId, rpc: Rpc[Any, Any]) -> None:
         raise ZeroDivisionError("a secret")
 
     bob.endpoint.allow_calls(broken)

@@ -65,6 +65,10 @@ class SimWorld:
         await endpoint.enter(RUN)
         return _Peer(endpoint)
 
+    async def stranger(self) -> Endpoint:
+        """One that has entered no run; whoever asks for it closes it."""
+        return self._network.endpoint(f"stranger{next(self._names)}")
+
     async def kill(self, peer: _Peer) -> None:
         """The peer dies without a word."""
         self._network.kill(peer.endpoint.peer)
@@ -89,16 +93,22 @@ class LibP2PWorld:
 
     async def peer(self) -> _Peer:
         """A new peer, joined through the first one and introduced to all."""
-        name = f"p{len(self._peers)}"
-        known = [parse_address(peer.endpoint.addresses[0]) for peer in self._peers[:1]]
-        config = EndpointConfig(run_dir=self._home / name, bootstrap=known, limits=LIMITS)
-        endpoint = await LibP2PEndpoint.open(config, load_or_create(self._home / f"{name}.key"), self.clock)
+        endpoint = await self._open(f"p{len(self._peers)}")
         await endpoint.enter(RUN)
         for other in self._peers:
             endpoint.learn(other.endpoint.peer, other.endpoint.addresses)
             other.endpoint.learn(endpoint.peer, endpoint.addresses)
         self._peers.append(_Peer(endpoint))
         return self._peers[-1]
+
+    async def stranger(self) -> Endpoint:
+        """One that has entered no run; whoever asks for it closes it."""
+        return await self._open("stranger")
+
+    async def _open(self, name: str) -> LibP2PEndpoint:
+        known = [parse_address(peer.endpoint.addresses[0]) for peer in self._peers[:1]]
+        config = EndpointConfig(run_dir=self._home / name, bootstrap=known, limits=LIMITS)
+        return await LibP2PEndpoint.open(config, load_or_create(self._home / f"{name}.key"), self.clock)
 
     async def kill(self, peer: _Peer) -> None:
         """The peer dies without a word."""

@@ -77,7 +77,7 @@ class Desk:
         if method is None or (public and not method.rpc.public):
             raise Refused(f"no method {envelope.method[:60]!r} here")
         try:
-            self.may(caller, envelope.method)
+            self.may(caller, method.rpc)
         except Exception as error:  # the border of a call, as in handle()
             raise as_peer_error(error, envelope.method) from error
         usage = self._usage.get(caller) or _Usage()

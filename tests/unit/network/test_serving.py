@@ -7,6 +7,7 @@ import contextlib
 import io
 import socket
 from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
 import msgpack
 import pytest
@@ -171,8 +172,8 @@ async def test_serving_stranger_who_announces_a_long_body_is_told_no_before_he_s
 async def test_serving_caller_whom_the_gate_refuses_has_no_byte_of_his_body_decoded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def may(caller: PeerId, method: str) -> None:
-        raise Refused(f"{method} is not for {caller}")
+    def may(caller: PeerId, rpc: Rpc[Any, Any]) -> None:
+        raise Refused(f"{rpc.name} is not for {caller}")
 
     def no_decoder(*args: object, **options: object) -> None:
         raise AssertionError("it was decoded")
