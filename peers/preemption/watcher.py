@@ -13,6 +13,7 @@ from peers.preemption.local import CommandSource, FileSource
 from peers.preemption.source import Notice, NoticeSource, SourceFailed
 from swarm.clock import Clock
 from swarm.events import EventSink, PreemptionNotice, PreemptionWatch
+from swarm.waiting import doubled
 
 logger = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ class PreemptionWatcher:
 
 def pause_after(failures: int, pause_s: float) -> float:
     """Seconds until the next question, after so many failures in a row; ``pause_s`` after none."""
-    return min(pause_s * 2.0 ** min(failures, 10), max(pause_s, MOST_PAUSE_S))
+    return doubled(pause_s, min(failures, 10), max(pause_s, MOST_PAUSE_S))
 
 
 def reason_of(source: str, notice: Notice, now: float) -> str:

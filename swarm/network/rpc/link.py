@@ -2,7 +2,7 @@
 
 A stream comes from the daemon as asyncio's reader and writer. Both copy everything at least twice, so the transport is
 taken over: :class:`Link` is a ``BufferedProtocol``, whose bytes land where they stay. It has two
-:class:`Standstill` watches: one for a frame that stops coming, one for bytes that the other side stops taking.
+:class:`StreamStall` watches: one for a frame that stops coming, one for bytes that the other side stops taking.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ class Link(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport
         self._linger: asyncio.TimerHandle | None = None
         self._written = 0
-        self._frames = Standstill(self._frame, FRAME_S, self._late_frame)
-        self._reading = Standstill(self._taken, UNREAD_S, self._unread)
+        self._frames = StreamStall(self._frame, FRAME_S, self._late_frame)
+        self._reading = StreamStall(self._taken, UNREAD_S, self._unread)
         self._closed = asyncio.Event()
 
     async def take_over(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -276,14 +276,14 @@ async def _read_ready(reader: asyncio.StreamReader) -> bytes | None:
     return None
 
 
-# --- standstill ------------------------------------------------------------------------------------------------------
+# --- a stream that stalls ---------------------------------------------------------------------------------------------
 # Tells when a number that should go on changing has stood still for too long.
 
 
 LAST_LOOK_S = 1.0
 
 
-class Standstill:
+class StreamStall:
     """Looks at a number for as long as there is one, and tells once when it has stood still.
 
     It tells at a number that was too old at the last look already: after a process was stopped its timers come first,

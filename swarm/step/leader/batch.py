@@ -16,7 +16,7 @@ from swarm.ids import PartName, PeerId
 from swarm.step.blocked import awaited_answer, awaited_holders, awaited_majority, awaited_numbers, awaited_others
 from swarm.step.calls import LiveCalls
 from swarm.step.context import Closing
-from swarm.step.leader.exclusion import LOOK_S, STALLED_S, Fitness, Standstill
+from swarm.step.leader.exclusion import LOOK_S, STALLED_S, BatchStall, Fitness
 from swarm.step.messages import AGAIN, OVER, PREPARE, Feed, Over, Prepare
 from swarm.step.turnout import MOST_TOLD, REASON_CHARS
 from swarm.waiting import ExponentialBackoff, first_done
@@ -84,13 +84,13 @@ class Filling:
         """The committed microbatches, when the batch is complete with the trainers that are there. Raises Superseded
         when another leads, WrongStep when the step is closed, PartsLost when a part, or with hosted ends every trainer,
         stays lost, RunEnded when all that hold a part say no. Cancel freely."""
-        standstill = Standstill(self._closing.clock.monotonic())
+        stall = BatchStall(self._closing.clock.monotonic())
         while True:
             await self._wait_majority()
             if not await self._wait_parts():
                 continue
             self._lost_since = {part: since for part, since in self._lost_since.items() if not self._held(part)}
-            if (committed := await self._filled(standstill)) is not None:
+            if (committed := await self._filled(stall)) is not None:
                 return committed
 
     def _held(self, part: str) -> bool:
@@ -98,7 +98,7 @@ class Filling:
         there = needed(self._roster, [part]) - self.out.keys()
         return not all(self._fitness.on_trial(peer) for peer in there)
 
-    async def _filled(self, standstill: Standstill) -> tuple[Contribution, ...] | None:
+    async def _filled(self, stall: BatchStall) -> tuple[Contribution, ...] | None:
         """The batch, once it is complete; None when who is there has changed, those left out that stalled among it, or
         others must hear that there is quota again."""
         desk, out = self._closing.desk, self.out
@@ -107,7 +107,7 @@ class Filling:
         self._count_trainers(out)
         full = asyncio.ensure_future(desk.wait_full())
         changed = asyncio.ensure_future(self._closing.liveness.changed())
-        stalled = asyncio.ensure_future(self._stalled(standstill))
+        stalled = asyncio.ensure_future(self._stalled(stall))
         given_back = asyncio.ensure_future(desk.wait_given_back())
         telling = asyncio.ensure_future(self._tell_to_feed())
         try:
@@ -231,12 +231,12 @@ class Filling:
             self._closing.events.emit(WorkWithdrawn(step=self._step, trainers=lost))
             self.quota_again()
 
-    async def _stalled(self, standstill: Standstill) -> dict[PeerId, str]:
+    async def _stalled(self, stall: BatchStall) -> dict[PeerId, str]:
         """Once there are trainers that hold the batch up, they and why: they are there and get nothing done, which the
         others can do instead."""
         desk, clock = self._closing.desk, self._closing.clock
-        while not (late := standstill.look(clock.monotonic(), desk.done, desk.waits_for())):
-            self._tell_fruitless(standstill.still_s(clock.monotonic()))
+        while not (late := stall.look(clock.monotonic(), desk.done, desk.waits_for())):
+            self._tell_fruitless(stall.still_s(clock.monotonic()))
             await clock.sleep(LOOK_S)
         logger.warning("step %d is closed without %s: nothing comes of it", self._step, ", ".join(late))
         return late

@@ -1,6 +1,6 @@
 """Exclude members that are there from a step: which, why and for how long. Pure.
 
-:class:`Fitness` judges members in one term, :class:`Standstill` trainers that hold a batch up.
+:class:`Fitness` judges members in one term, :class:`BatchStall` trainers that hold a batch up.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ AWAY_S = 2 * LOOK_S
 """A leader that has not looked for so long waited for a majority or for a part of the model, or stood still itself."""
 
 
-class Standstill:
+class BatchStall:
     """One batch, from ``now`` on, in seconds of any steady clock. Time in which its leader did not look does not count:
     nobody could have got anything done. The batch began later, and who held it up before has all the time again."""
 

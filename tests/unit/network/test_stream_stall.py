@@ -10,7 +10,7 @@ import pytest
 
 from swarm.ids import PeerId
 from swarm.network.rpc.framing import Kind
-from swarm.network.rpc.link import Link, Meter, Standstill
+from swarm.network.rpc.link import Link, Meter, StreamStall
 from tests.harness.expect import eventually
 
 pytestmark = pytest.mark.usefixtures("_without_patience")
@@ -52,7 +52,7 @@ def link_over(transport: Unread) -> Link:
 async def test_standstill_is_told_of_once_and_only_at_the_look_after_a_late_one() -> None:
     numbers: list[int | None] = [1, 1, 2, 3, 3, 3, 4]
     told: asyncio.Queue[int] = asyncio.Queue()
-    Standstill(lambda: numbers.pop(0), 0.0, lambda: told.put_nowait(len(numbers))).watch()
+    StreamStall(lambda: numbers.pop(0), 0.0, lambda: told.put_nowait(len(numbers))).watch()
     async with asyncio.timeout(10):
         assert await told.get() == 1
 
@@ -67,7 +67,7 @@ async def test_standstill_of_a_number_that_is_gone_begins_anew_with_the_next() -
             gone.set()
         return found
 
-    still = Standstill(number, 0.0, told.set)
+    still = StreamStall(number, 0.0, told.set)
     still.watch()
     async with asyncio.timeout(10):
         await gone.wait()

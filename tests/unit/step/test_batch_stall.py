@@ -1,7 +1,7 @@
 """Who holds a batch up: only trainers of which nothing came while the leader looked."""
 
 from swarm.ids import PeerId
-from swarm.step.leader.exclusion import AWAY_S, LOOK_S, SLOWEST, STALLED_S, Standstill
+from swarm.step.leader.exclusion import AWAY_S, LOOK_S, SLOWEST, STALLED_S, BatchStall
 
 SLOW, OTHER = PeerId("1" * 64), PeerId("2" * 64)
 
@@ -10,7 +10,7 @@ class Watch:
     """A leader that looks every ``LOOK_S``."""
 
     def __init__(self) -> None:
-        self.now, self._rule = 100.0, Standstill(100.0)
+        self.now, self._rule = 100.0, BatchStall(100.0)
 
     def over(self, seconds: float, done: int, *waits_for: PeerId) -> dict[PeerId, str]:
         until, late = self.now + seconds, self._rule.look(self.now, done, waits_for)
