@@ -1,4 +1,4 @@
-"""What a step's leader takes from a trainer, and what not.from tests.harness.asked import asked"""
+"""What a step's leader takes from a trainer, and what not."""
 
 from __future__ import annotations
 

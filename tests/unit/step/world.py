@@ -1,5 +1,4 @@
-"""Members of a step with parts, from tests.harness.asked import asked
-averaging and signatures that a test can see through and break."""
+"""Members of a step with parts, averaging and signatures that a test can see through and break."""
 
 from __future__ import annotations
 
