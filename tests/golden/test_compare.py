@@ -95,13 +95,30 @@ def test_compare_of_fewer_messages_moments_or_tests_tells_which() -> None:
     moments = {"private events: moments": 199}
     assert told(run(), sweeps=moments) == ["sweeps: private events: moments: 200 → 199"]
     lost = {"test_one": 1, "test_two": 1}
-    assert told(run(), tests=lost) == ["tests: 3 → 2 collected; fewer of:", "    test_one: 2 → 1"]
+    assert told(run(), tests=lost) == ["tests: test_one: 2 → 1"]
     assert told(run(), Expected("counts", "tests", "test_one", "abc: merged"), tests=lost) == []
-    assert told(run(), tests={"test_renamed": 2, "test_two": 1}) == []
 
 
-def test_compare_of_more_counts_passes() -> None:
-    assert told(run(counts={"StepClosed": 2, "asks step/1/apply": 4, "asks new/1/method": 1})) == []
+def test_compare_of_a_lost_test_tells_it_however_many_are_new() -> None:
+    assert told(run(), tests={"test_renamed": 5, "test_two": 1}) == ["tests: test_one: 2 → 0"]
+
+
+def test_compare_of_more_messages_tells_which() -> None:
+    more = run(counts={"StepClosed": 1, "asks step/1/apply": 8, "asks new/1/method": 1})
+    assert told(more) == ["sync, seed 0: asks new/1/method: 0 → 1", "sync, seed 0: asks step/1/apply: 4 → 8"]
+    assert told(more, Expected("counts", "sync", "asks *", "abc: asked again")) == []
+
+
+def test_compare_of_more_moments_and_tests_passes() -> None:
+    tests = {"test_one": 3, "test_two": 1, "test_new": 1}
+    assert told(run(), sweeps={"private events: moments": 201, "hosted": 1}, tests=tests) == []
+
+
+def test_compare_of_a_story_in_which_nobody_trains_fails() -> None:
+    idle = run(digests={"host-0": None})
+    assert compare(side(idle), side(idle)).differences == [
+        "sync, seed 0: neither side has weights that could be compared"
+    ]
 
 
 @pytest.mark.parametrize(
