@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness.touched import ALWAYS, SEAM, TRAINING, touched
+from tests.harness.touched import ALWAYS, HARNESS, SEAM, TRAINING, UNITS, touched
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    for folder in ("tests/unit/network", "tests/unit/models", "tests/unit/peers", "tests/unit/chaos"):
-        (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / "tests/unit/models/test_gpt.py").touch()
+    for folder in ("unit/network", "unit/models", "unit/peers", "unit/chaos", "harness", "swarms", "conformance"):
+        (tmp_path / "tests" / folder).mkdir(parents=True)
+    for file in ("tests/unit/models/test_gpt.py", "tests/unit/test_config.py", TRAINING):
+        (tmp_path / file).touch()
     return tmp_path
 
 
@@ -26,8 +27,25 @@ def root(tmp_path: Path) -> Path:
         ("peers/node.py", {"tests/unit/peers", TRAINING}),
         ("tests/unit/models/test_gpt.py", {"tests/unit/models/test_gpt.py"}),
         ("tests/unit/models/test_gone.py", set()),
+        ("swarm/config.py", {"tests/unit/test_config.py", TRAINING}),
+        ("swarm/device.py", {TRAINING}),
+        ("swarm/waiting.py", {UNITS, TRAINING}),
+        ("swarm/events/step.py", {UNITS, TRAINING}),
+        ("tests/unit/models/states.py", {"tests/unit/models"}),
+        ("tests/unit/models/conftest.py", {"tests/unit/models"}),
+        ("tests/harness/swarm.py", {HARNESS, UNITS, TRAINING}),
+        ("tests/conftest.py", {HARNESS, UNITS, TRAINING}),
+        ("tests/conformance/service.py", {SEAM}),
+        ("tests/swarms/story.py", {TRAINING}),
+        ("tests/benchmarks/_stage.py", set()),
+        ("pyproject.toml", {UNITS, TRAINING}),
         ("README.md", set()),
     ],
 )
 def test_change_asks_for_the_tests_of_its_package(root: Path, changed: str, asked: set[str]) -> None:
     assert set(touched([changed], root)) == asked | set(ALWAYS)
+
+
+def test_what_lies_in_a_folder_that_is_asked_for_is_not_named_again(root: Path) -> None:
+    asked = touched(["swarm/ids.py", "swarm/config.py", "tests/unit/models/test_gpt.py"], root)
+    assert set(asked) == {UNITS, TRAINING} | set(ALWAYS)

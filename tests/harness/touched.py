@@ -2,7 +2,8 @@
 
 What differs between BASE (default HEAD) and the working tree, untracked files included, is looked at by folder: a
 package's change asks for its unit tests and, where peers would notice, for one short training among simulated peers; a
-changed test file asks for itself. The rules about our own sources are always among them.
+changed test file asks for itself, a file that tests lean on for those beside it. What all modules or all tests stand on
+asks for every unit test. The rules about our own sources are always among them.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
+from tests.harness.layers import load_rules
 from tests.harness.sources import ROOT
 
 ALWAYS = tuple(f"tests/{path.name}" for path in sorted((ROOT / "tests").glob("test_*.py")))
 TRAINING = "tests/swarms/test_training.py"
 SEAM = "tests/conformance"
+UNITS = "tests/unit"
+HARNESS = "tests/harness"
+BOTTOM = frozenset(load_rules(ROOT / "pyproject.toml").order[0])
+"""Modules and packages that any other may import."""
 LOCAL = frozenset({"data_shards", "swarm/models", "swarm/compression", "swarm/monitoring", "peers/chaos", "peers/cli"})
 """Packages whose change no simulated training needs to be asked about."""
 
@@ -28,25 +34,42 @@ def touched(changed: Iterable[str], root: Path = ROOT) -> list[str]:
         changed: Paths below the repository, with slashes; deleted ones count for their package.
         root: The repository in which the tests are looked for.
     """
-    found = set(ALWAYS)
+    found: set[str] = set()
     for name in changed:
         path = PurePosixPath(name)
-        if path.suffix != ".py":
-            continue
-        if path.parts[0] == "tests":
-            if path.name.startswith("test_") and "benchmarks" not in path.parts and (root / name).exists():
-                found.add(name)
-            continue
-        if path.parts[0] not in ("swarm", "peers", "data_shards"):
-            continue
-        package = "/".join(path.parts[:2]) if path.parts[0] == "swarm" and len(path.parts) > 2 else path.parts[0]
-        folders = [f"tests/unit/{path.parts[at]}" for at in range(min(2, len(path.parts) - 1))]
-        found.update(folder for folder in folders if (root / folder).is_dir())
-        if path.parts[:2] in (("swarm", "network"), ("swarm", "sim")):
+        if name == "pyproject.toml":
+            found |= {UNITS, TRAINING}
+        elif path.suffix == ".py" and path.parts[0] == "tests":
+            found |= _for_tests(path)
+        elif path.suffix == ".py" and path.parts[0] in ("swarm", "peers", "data_shards"):
+            found |= _for_product(path)
+    there = {name for name in found if (root / name).exists()}
+    return sorted({*ALWAYS, *(name for name in there if there.isdisjoint(map(str, PurePosixPath(name).parents)))})
+
+
+def _for_product(path: PurePosixPath) -> set[str]:
+    """Return where the tests of a module would be."""
+    top, second = path.parts[:2]
+    found = {f"{UNITS}/{folder}" for folder in path.parts[:-1][:2]}
+    if top == "swarm":
+        found.add(f"{UNITS}/test_{second}")  # of a module that is in no package
+        if f"swarm.{PurePosixPath(second).stem}" in BOTTOM:
+            found.add(UNITS)
+        if second in ("network", "sim"):
             found.add(SEAM)
-        if package not in LOCAL and "/".join(path.parts[:2]) not in LOCAL:
-            found.add(TRAINING)
-    return sorted(found)
+    return found if LOCAL & {top, f"{top}/{second}"} else found | {TRAINING}
+
+
+def _for_tests(path: PurePosixPath) -> set[str]:
+    """Return a test file itself, and whoever leans on another file below ``tests`` where that ends in minutes."""
+    folder = str(path.parent)
+    if path.name.startswith("test_"):
+        return set() if "benchmarks" in path.parts else {str(path)}
+    if folder in ("tests", HARNESS):
+        return {HARNESS, UNITS, TRAINING}
+    if folder == "tests/swarms":
+        return {TRAINING}
+    return {folder} if folder.startswith(UNITS) or folder in (SEAM, "tests/golden") else set()
 
 
 def changed_since(base: str) -> list[str]:
