@@ -16,9 +16,9 @@ from peers.data.text import Corpus, built_in_corpus, read_corpus, sample_texts
 from peers.manifest_file import write_manifest
 from peers.presets import load_preset, preset_names
 from swarm.config import Manifest, new_nonce, parse_manifest
+from swarm.disk import write_whole
 from swarm.errors import ConfigError, Incompatible, StateError
 from swarm.models.spec import ModelConfig
-from swarm.state.checkpoints.disk import write_whole
 
 TOKENIZER_FILE = "tokenizer.json"
 MANIFEST_FILE = "run.toml"

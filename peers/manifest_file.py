@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from swarm.config import Manifest, parse_manifest
+from swarm.disk import write_whole
 from swarm.errors import ConfigError, Incompatible
-from swarm.state.checkpoints.disk import write_whole
 
 
 def render_manifest(manifest: Manifest) -> str:

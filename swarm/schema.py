@@ -24,6 +24,9 @@ SignatureField = Annotated[bytes, Field(min_length=64, max_length=64)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
+MOST_LATENCY_US, MOST_BYTES_PER_S = 60_000_000, 1 << 40
+"""Of a link: a minute, and a tebibyte a second. What is measured, or claimed, is taken for no more."""
+
 
 _ShardField = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
 _BeforeAnother = Annotated[int, Field(ge=0, lt=2**53 - 1)]

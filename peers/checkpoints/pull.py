@@ -24,11 +24,11 @@ from peers.home.run_directory import RUNS, RunDirectory, find_run_directory
 from peers.invites.invite import Contacts, contacts_from
 from peers.session import aloud, silent
 from swarm.config import Manifest, load_manifest
+from swarm.disk import alone
 from swarm.errors import ConfigError, Incompatible, PeerError, StateError
 from swarm.ids import PartName
 from swarm.models.split import split_model
 from swarm.planning.costs import model_parameter_count
-from swarm.state.checkpoints.disk import alone
 from swarm.state.checkpoints.donors import Donor, Offer, Plan, WantedFile, lacking, plans
 from swarm.state.checkpoints.fetch import Progress, fetch_part
 from swarm.state.checkpoints.files import (

@@ -20,10 +20,10 @@ from peers.manifest_file import write_manifest as write_run_manifest
 from swarm.clock import Clock
 from swarm.config import Manifest, load_manifest
 from swarm.consensus.records import CloseRecord, Decision
+from swarm.disk import alone, write_whole
 from swarm.errors import ConfigError, OtherWire, StateError
 from swarm.events import CheckpointFailed, CheckpointsSetAside, CheckpointWritten, EventSink
 from swarm.ids import PartName
-from swarm.state.checkpoints.disk import alone, write_whole
 from swarm.state.checkpoints.files import (
     clear_bare,
     held,

@@ -17,9 +17,9 @@ from peers.home.run_directory import RunDirectory
 from peers.manifest_file import write_manifest
 from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, check_manifest, new_nonce
+from swarm.disk import write_whole
 from swarm.errors import ConfigError, StateError
 from swarm.models.spec import ModelConfig, SplitConfig
-from swarm.state.checkpoints.disk import write_whole
 
 HELD_OUT_FRACTION = 0.05
 _MORE_TEXT = "Give more text, or ask for fewer --trainers."

@@ -12,9 +12,9 @@ from peers.console.words import another_path
 from peers.founding_files import MANIFEST_FILE
 from peers.home.places import PlaceInfo, list_places
 from peers.invites.invite import MAX_ADDRESSES, Invite, parse_invite
+from swarm.disk import write_whole
 from swarm.errors import ConfigError
 from swarm.network.addresses import parse_address, split_peer
-from swarm.state.checkpoints.disk import write_whole
 
 LOOK_EVERY_S = 0.2
 

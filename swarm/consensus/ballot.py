@@ -23,9 +23,9 @@ import msgpack
 from pydantic import ValidationError
 
 from swarm.consensus.acceptor import Acceptor, Vote
+from swarm.disk import sweep, sync_directory, write_whole
 from swarm.errors import Busy
 from swarm.schema import Count, DigestField, Message
-from swarm.state.checkpoints.disk import sweep, sync_directory, write_whole
 
 Keep = Callable[[Acceptor], None]
 """Have this on the disk. Blocking; raises OSError when the disk refuses."""

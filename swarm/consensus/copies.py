@@ -1,18 +1,16 @@
 """Assign copies of each part to peers that do not train it, so that a part whose replicas all die is not lost. Pure.
 
-:class:`Updates` and :class:`RecentDecisions` keep what those that follow a part still need.
+:class:`Updates` keeps what those that follow a part still need.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 
 import torch
 
-from swarm.consensus.records import Decision
 from swarm.consensus.roster import Roster
 from swarm.ids import PartName, PeerId
 
@@ -126,32 +124,3 @@ class Updates:
         """It is not held here any more."""
         self._reached.pop(part, None)
         self._kept.pop(part, None)
-
-
-class RecentDecisions:
-    """The newest decisions made at this peer, one unbroken chain, oldest first; without their means."""
-
-    def __init__(self) -> None:
-        self._kept: deque[Decision] = deque(maxlen=KEPT_UPDATES)
-
-    def __iter__(self) -> Iterator[Decision]:
-        return iter(self._kept)
-
-    @property
-    def newest(self) -> Decision | None:
-        """The last one that was added; None before the first."""
-        return self._kept[-1] if self._kept else None
-
-    def at(self, step: int) -> Decision | None:
-        """Return the decision of a step; None when it is not known, or not any more."""
-        return next((decision for decision in self._kept if decision.record.step == step), None)
-
-    def add(self, decision: Decision) -> bool:
-        """Add a decision, and return whether it follows the one before. When it does not, for steps were left out or
-        did not count, nobody is led on from before it: none of those is known any more."""
-        newest = self.newest
-        follows = newest is None or decision.record.follows(newest.record)
-        if not follows:
-            self._kept.clear()
-        self._kept.append(replace(decision, mean=None))
-        return follows

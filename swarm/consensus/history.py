@@ -23,9 +23,9 @@ from typing import Annotated
 from pydantic import Field, StringConstraints, ValidationError
 
 from swarm.consensus.records import NO_RECORD, CloseRecord
+from swarm.disk import sync_directory
 from swarm.errors import Advice, ConfigError, OutOfSync, StateError
 from swarm.schema import Count, Message, PeerIdField
-from swarm.state.checkpoints.disk import sync_directory
 
 logger = logging.getLogger(__name__)
 

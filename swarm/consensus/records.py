@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer
 
-from swarm.averaging.allreduce.meter import MOST_BYTES_PER_S, MOST_LATENCY_US
 from swarm.consensus.roster import Member, Roster
 from swarm.errors import Refused
 from swarm.ids import PeerId
-from swarm.schema import Count, DigestField, Finite, Message, MicrobatchField, PartField, PeerIdField
+from swarm.schema import (
+    MOST_BYTES_PER_S,
+    MOST_LATENCY_US,
+    Count,
+    DigestField,
+    Finite,
+    Message,
+    MicrobatchField,
+    PartField,
+    PeerIdField,
+)
 
 if TYPE_CHECKING:
     import torch  # commands that only read records start without it
@@ -158,6 +168,35 @@ class Decision:
         asked = self.record.members if self.record.founding else roster
         signed = valid_acceptances(self.record, asked.peers, self.acceptances, verify, self.term)
         return replace(self, acceptances=signed)
+
+
+class RecentDecisions:
+    """The last ``most`` decisions made at this peer, one unbroken chain, oldest first; without their means."""
+
+    def __init__(self, most: int) -> None:
+        self._kept: deque[Decision] = deque(maxlen=most)
+
+    def __iter__(self) -> Iterator[Decision]:
+        return iter(self._kept)
+
+    @property
+    def newest(self) -> Decision | None:
+        """The last one that was added; None before the first."""
+        return self._kept[-1] if self._kept else None
+
+    def at(self, step: int) -> Decision | None:
+        """Return the decision of a step; None when it is not known, or not any more."""
+        return next((decision for decision in self._kept if decision.record.step == step), None)
+
+    def add(self, decision: Decision) -> bool:
+        """Add a decision, and return whether it follows the one before. When it does not, for steps were left out or
+        did not count, nobody is led on from before it: none of those is known any more."""
+        newest = self.newest
+        follows = newest is None or decision.record.follows(newest.record)
+        if not follows:
+            self._kept.clear()
+        self._kept.append(replace(decision, mean=None))
+        return follows
 
 
 def acceptance_bytes(record: CloseRecord, term: int = 0) -> bytes:

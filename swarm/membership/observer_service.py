@@ -22,8 +22,8 @@ import torch
 
 from swarm.clock import Clock
 from swarm.consensus.copies import KEPT_UPDATES as KEPT_UPDATES
-from swarm.consensus.copies import RecentDecisions, Updates
-from swarm.consensus.records import CloseRecord, Decision
+from swarm.consensus.copies import Updates
+from swarm.consensus.records import CloseRecord, Decision, RecentDecisions
 from swarm.errors import Busy, Refused, WrongStep
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Payload
@@ -98,7 +98,7 @@ class ObserverDesk:
         self._own: PartName | None = None
         self._updates = Updates()
         self._averaged: _Averaged | None = None
-        self._decisions = RecentDecisions()
+        self._decisions = RecentDecisions(KEPT_UPDATES)
         self._published = asyncio.Condition()
         self.lost: Callable[[], tuple[str, ...]] = tuple
         self.leaving: Callable[[], bool] = bool

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 
 from swarm.clock import Clock
-from swarm.consensus.copies import KEPT_UPDATES, RecentDecisions, copy_holders, copy_rate
-from swarm.consensus.records import CloseRecord, Decision
+from swarm.consensus.copies import KEPT_UPDATES, copy_holders, copy_rate
+from swarm.consensus.records import CloseRecord, Decision, RecentDecisions
 from swarm.consensus.roster import Roster
 from swarm.errors import OutOfSync, PeerError, StateError
 from swarm.events import CopyDropped, CopyHeld, DonorDropped
@@ -284,7 +284,7 @@ class RecentRecords:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._decisions = RecentDecisions()
+        self._decisions = RecentDecisions(KEPT_UPDATES)
         self._came: deque[float] = deque(maxlen=KEPT_UPDATES)
         self._added = asyncio.Condition()
 
@@ -311,7 +311,7 @@ class RecentRecords:
         return None if decision is None else decision.record
 
     async def add(self, decision: Decision) -> None:
-        """It was made just now; see :meth:`swarm.consensus.copies.RecentDecisions.add`."""
+        """It was made just now; see :meth:`swarm.consensus.records.RecentDecisions.add`."""
         if not self._decisions.add(decision):
             self._came.clear()
         self._came.append(self._clock.monotonic())

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_high
 
-from swarm.averaging.allreduce.meter import MOST_BYTES_PER_S
 from swarm.consensus.records import CloseRecord, Contribution, MeasuredLink
 from swarm.consensus.roster import Roster
 from swarm.errors import OutOfSync, Superseded
 from swarm.ids import PartName, PeerId, stage_of
+from swarm.schema import MOST_BYTES_PER_S
 from swarm.step.messages import Apply, Averaged
 
 

@@ -7,12 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from swarm.ids import PeerId
+from swarm.schema import MOST_BYTES_PER_S, MOST_LATENCY_US
 
 MEASURED_BYTES = 64 << 10
 """A smaller payload says more about latency than about bandwidth."""
-
-MOST_LATENCY_US, MOST_BYTES_PER_S = 60_000_000, 1 << 40
-"""A minute, and a tebibyte a second: what is measured, or claimed, is taken for no more."""
 
 
 class Heard(NamedTuple):

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from swarm.disk import make_directory, sync_directory
 from swarm.errors import Busy, PeerError, StateError
 from swarm.ids import PartName
-from swarm.state.checkpoints.disk import make_directory, sync_directory
 from swarm.state.checkpoints.donors import Donor, WantedFile
 from swarm.state.checkpoints.files import part_path, refused_by_disk
 from swarm.state.checkpoints.parts import load_file

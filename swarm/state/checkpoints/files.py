@@ -19,10 +19,10 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from swarm.disk import alone, write_whole
 from swarm.errors import Advice, StateError
 from swarm.ids import PartName
 from swarm.schema import Count, DigestField, PartField, Section
-from swarm.state.checkpoints.disk import alone, write_whole
 
 RECORD = "record.json"
 MAX_RECORD_BYTES = 64 << 20

@@ -14,9 +14,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from swarm.disk import write_whole
 from swarm.errors import StateError
 from swarm.ids import PartName
-from swarm.state.checkpoints.disk import write_whole
 from swarm.state.checkpoints.files import (
     REMEDY,
     CheckpointManifest,

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from swarm.state.checkpoints.disk import make_directory, sync_directory
+from swarm.disk import make_directory, sync_directory
 from swarm.state.checkpoints.files import HeldStep, held, step_directory, steps
 
 OLD = ".old-"

@@ -13,9 +13,9 @@ import pytest
 from peers.checkpoints import writer as checkpoints
 from peers.checkpoints.proof import proof_in
 from peers.checkpoints.writer import MAX_WAITING, CheckpointWriter
+from swarm.disk import alone
 from swarm.events import CheckpointFailed, CheckpointWritten, Event
 from swarm.ids import ENDS, stage_part
-from swarm.state.checkpoints.disk import alone
 from swarm.state.checkpoints.files import clear_bare, part_path, step_directory
 from swarm.state.checkpoints.parts import held, latest, read_manifest, steps
 from tests.unit.peers.fake_clock import FakeClock

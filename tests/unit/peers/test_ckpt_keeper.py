@@ -17,11 +17,11 @@ from peers.checkpoints.keeper import COPIES_S, CheckpointKeeper
 from peers.exit_codes import EXIT_ERROR, exit_code_of
 from peers.settings import PeerSettings
 from swarm.consensus.records import Decision
+from swarm.disk import alone
 from swarm.errors import Ending, RunEnded
 from swarm.events import CheckpointsSetAside, CheckpointWritten
 from swarm.ids import ENDS, PartName, stage_part
 from swarm.membership.founding_record import Origin, founding_record
-from swarm.state.checkpoints.disk import alone
 from swarm.state.checkpoints.parts import held, part_path, read_manifest, steps
 from swarm.state.checkpoints.rotation import aside_directory
 from swarm.state.checkpoints.shelf import CheckpointShelf

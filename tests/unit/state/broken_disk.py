@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from swarm.state.checkpoints import disk as checkpoint_disk
+from swarm import disk as checkpoint_disk
 
 CALLS = ("open", "write", "posix_fallocate", "fsync", "replace", "mkdir", "close", "unlink")
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from swarm.disk import write_whole
 from swarm.errors import StateError
 from swarm.ids import PartName, stage_part
 from swarm.models.layout import FlatLayout
-from swarm.state.checkpoints.disk import write_whole
 from swarm.state.checkpoints.parts import (
     CheckpointManifest,
     held,

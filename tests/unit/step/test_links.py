@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from swarm.averaging.allreduce.meter import MOST_BYTES_PER_S, MOST_LATENCY_US
 from swarm.consensus.records import NO_RECORD, CloseRecord, MeasuredLink
 from swarm.consensus.roster import Member, Roster
 from swarm.ids import PeerId
+from swarm.schema import MOST_BYTES_PER_S, MOST_LATENCY_US
 from swarm.step.decisions import measured
 from swarm.step.messages import Averaged
 
