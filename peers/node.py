@@ -38,19 +38,19 @@ from swarm.errors import ConfigError, DeadlineMissed, Ending, PeerError, RunEnde
 from swarm.events import EventSink, PeerStarted, PeerStopped, RunFound, Waiting
 from swarm.health.watch import Watch
 from swarm.ids import PeerId, RunId
-from swarm.membership.membership import Membership
-from swarm.membership.roles import Surroundings
-from swarm.monitoring.recorder import LoopLagProbe, Recorder
-from swarm.network.addresses import parse_address
-from swarm.network.discovery.contact import (
+from swarm.membership.contact import (
     CONTACT_PAUSE_S,
     CONTACT_TRIES,
     NO_CONTACT,
-    ManifestService,
     ask_standing,
     cannot_reach,
     find_run,
 )
+from swarm.membership.membership import Membership
+from swarm.membership.roles import Surroundings
+from swarm.monitoring.recorder import LoopLagProbe, Recorder
+from swarm.network.addresses import by_peer, parse_address
+from swarm.network.discovery.manifest import ManifestService
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import StoredIdentity, load_or_create
 from swarm.network.reach.reachability import Reach, find_relay, reachability
@@ -298,7 +298,7 @@ class Node:
             self._emit_found(manifest, self._identity.peer)
             return manifest, await asyncio.to_thread(settings.tokenizer.read_bytes)
         expected = RunId(settings.run) if settings.run is not None else None
-        contacts = [parse_address(text, key="bootstrap") for text in settings.bootstrap]
+        contacts = by_peer(parse_address(text, key="bootstrap") for text in settings.bootstrap)
         self._contact, manifest, tokenizer = await find_run(endpoint, contacts, expected, manifest_sent)
         self._emit_found(manifest, self._contact)
         return manifest, tokenizer

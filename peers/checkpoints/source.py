@@ -19,8 +19,8 @@ from swarm.config import Manifest, load_manifest
 from swarm.consensus.records import CloseRecord
 from swarm.errors import DeadlineMissed, Incompatible, PeerError, RunEnded, Unreachable
 from swarm.ids import PeerId
-from swarm.network.addresses import parse_address
-from swarm.network.discovery.contact import CONTACT_TIMEOUT_S, NO_CONTACT, cannot_reach, find_run
+from swarm.membership.contact import CONTACT_TIMEOUT_S, NO_CONTACT, cannot_reach, find_run
+from swarm.network.addresses import by_peer, parse_address
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
 from swarm.state.checkpoints.donors import DirectoryDonor, Donor, PeerDonor
@@ -75,7 +75,7 @@ async def peer_source(contacts: Contacts) -> AsyncIterator[Source]:
     with tempfile.TemporaryDirectory(prefix="swarm-pull-") as scratch:
         endpoint = await _open(Path(scratch), contacts)
         try:
-            at = [parse_address(text, key="--from") for text in contacts.addresses]
+            at = by_peer(parse_address(text, key="--from") for text in contacts.addresses)
             contact, manifest, tokenizer = await find_run(endpoint, at, contacts.run, manifest_sent)
             await endpoint.enter(manifest.run_id)
             head = await _head(endpoint, contact)

@@ -11,7 +11,7 @@ from swarm.clock import Clock
 from swarm.consensus.roster import Roster
 from swarm.errors import Advice, DeadlineMissed, Ending, PeerError, RunEnded, Unreachable
 from swarm.ids import ENDS, PeerId
-from swarm.network.discovery.contact import ask_standing
+from swarm.membership.contact import ask_standing
 from swarm.network.protocols import Endpoint
 from swarm.step.observe_messages import STANDING, RunStanding, StandingRequest
 

@@ -62,6 +62,14 @@ def split_peer(address: Multiaddr) -> tuple[Multiaddr, PeerId]:
     return address.decapsulate(Multiaddr(f"/p2p/{target}")), PeerId(target)
 
 
+def by_peer(addresses: Iterable[Multiaddr]) -> dict[PeerId, list[str]]:
+    """Return the addresses of each peer, in the order in which they were given. Raises ValueError as split_peer."""
+    found: dict[PeerId, list[str]] = {}
+    for address in addresses:
+        found.setdefault(split_peer(address)[1], []).append(str(address))
+    return found
+
+
 def is_loopback(address: Multiaddr) -> bool:
     """Whether the address can only be reached from this machine."""
     host = ip_of(address)

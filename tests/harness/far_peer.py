@@ -19,7 +19,7 @@ from multiaddr import Multiaddr
 
 from swarm.clock import SystemClock
 from swarm.ids import PeerId, RunId
-from swarm.network.discovery.contact import ManifestService, fetch_manifest
+from swarm.network.discovery.manifest import ManifestService, fetch_manifest
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create

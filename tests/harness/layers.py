@@ -32,8 +32,9 @@ class Rules:
     """``[tool.layers]``.
 
     ``order``: layers of units, lowest first. ``sideways``: unit → units of the same layer that it may import.
-    ``sees``: unit → the only units of ours that it may import. ``foreign``: top-level package of somebody else → the
-    units that may import it. ``banned``: dotted name → the units that may use it all the same.
+    ``sees``: unit → the only units of ours that it may import, beside the packages around it. ``foreign``: top-level
+    package of somebody else → the units that may import it. ``banned``: dotted name → the units that may use it all the
+    same.
     """
 
     order: tuple[tuple[str, ...], ...]
@@ -120,10 +121,10 @@ def _refusal(source: Source, item: Import, modules: set[str], rules: Rules) -> s
     layer, below = _layer(source, rules), _layer_named(target, rules)
     if layer is None or below is None:
         return f"{source.name if layer is None else target} has no layer in pyproject.toml"
-    if unit in rules.sees and not _inside(target, [unit, *rules.sees[unit]]):
+    enclosing = _inside(source.name, [target])  # Python runs it before us, asked or not
+    if unit in rules.sees and not enclosing and not _inside(target, [unit, *rules.sees[unit]]):
         return f"{source.name} imports {target}, but {unit} sees only {_listed(rules.sees[unit])}"
     own_package = unit == other and layer == rules.layer_of.get(unit)
-    enclosing = _inside(source.name, [target])  # Python runs it before us, asked or not
     if own_package or enclosing or below < layer or _inside(target, rules.sideways.get(unit, ())):
         return ""
     if item.typing_only and below == layer:

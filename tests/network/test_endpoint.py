@@ -21,7 +21,7 @@ from swarm.clock import SystemClock
 from swarm.errors import BugError, ConfigError, PeerError, Refused, Unreachable, Violation
 from swarm.ids import RunId
 from swarm.network.addresses import parse_address
-from swarm.network.discovery.contact import ManifestService, fetch_manifest
+from swarm.network.discovery.manifest import ManifestService, fetch_manifest
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.endpoint import PUBLIC_PROTOCOL, EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create

@@ -16,7 +16,7 @@ from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.errors import RunEnded, Unreachable
 from swarm.events import NullSink
-from swarm.network.discovery.contact import CONTACT_TRIES, NO_CONTACT
+from swarm.membership.contact import CONTACT_TRIES, NO_CONTACT
 from swarm.network.endpoint import LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
 

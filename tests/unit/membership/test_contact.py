@@ -12,8 +12,9 @@ from swarm.clock import SystemClock
 from swarm.config import Manifest
 from swarm.errors import Advice, Ending, Incompatible, Refused, RunEnded, SpeaksOtherWire
 from swarm.ids import PeerId, RunId
-from swarm.network.addresses import parse_address
-from swarm.network.discovery.contact import ManifestService, find_run
+from swarm.membership.contact import find_run
+from swarm.network.addresses import by_peer, parse_address
+from swarm.network.discovery.manifest import ManifestService
 from swarm.security.signing import PrivateIdentity
 from swarm.sim.network import SimNetwork
 from tests.harness.swarm import small_manifest
@@ -44,7 +45,7 @@ async def _ask(service: ManifestService, expected: RunId | None) -> tuple[PeerId
     serving, endpoint = network.endpoint(asked), network.endpoint(asking)
     serving.mount(service)
     try:
-        return await find_run(endpoint, [parse_address(f"/ip4/127.0.0.1/tcp/9/p2p/{asked}")], expected, manifest_sent)
+        return await find_run(endpoint, {asked: [f"/ip4/127.0.0.1/tcp/9/p2p/{asked}"]}, expected, manifest_sent)
     finally:
         await serving.close()
         await endpoint.close()
@@ -92,7 +93,7 @@ async def test_find_run_nobody_answers_names_every_address() -> None:
     addresses = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{PrivateIdentity(bytes([port]) * 32).peer}" for port in (5, 6)]
     try:
         with pytest.raises(RunEnded, match="cannot reach") as caught:
-            await find_run(endpoint, [parse_address(text) for text in addresses], None, manifest_sent)
+            await find_run(endpoint, by_peer(map(parse_address, addresses)), None, manifest_sent)
     finally:
         await endpoint.close()
     assert caught.value.ending is Ending.UNREACHABLE
@@ -125,10 +126,10 @@ async def test_find_run_asks_each_peer_once_and_goes_on_to_the_next() -> None:
         parse_address(f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer}") for peer in (other, gone, honest) for port in (7, 8, 9)
     ]
     try:
-        found, _, _ = await find_run(endpoints[2], contacts, None, manifest_sent)
+        found, _, _ = await find_run(endpoints[2], by_peer(contacts), None, manifest_sent)
         assert (found, Refuser.asked) == (honest, 1)
         with pytest.raises(RunEnded, match="does not serve the run: this is a peer of another run") as caught:
-            await find_run(endpoints[2], contacts[:6], None, manifest_sent)
+            await find_run(endpoints[2], by_peer(contacts[:6]), None, manifest_sent)
     finally:
         for endpoint in endpoints:
             await endpoint.close()
@@ -146,6 +147,6 @@ async def test_find_run_at_a_peer_that_speaks_another_wire_version_says_so_and_w
 
     older: Any = Older()
     with pytest.raises(RunEnded, match="speaks wire version 1") as caught:
-        await find_run(older, [parse_address(f"/ip4/127.0.0.1/tcp/9/p2p/{peer}")], None, manifest_sent)
+        await find_run(older, {peer: [f"/ip4/127.0.0.1/tcp/9/p2p/{peer}"]}, None, manifest_sent)
     assert caught.value.ending is Ending.INCOMPATIBLE
     assert (caught.value.check, caught.value.remedy) == (Advice.WHICH_VERSION, Advice.SAME_VERSION)
