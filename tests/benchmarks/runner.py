@@ -30,6 +30,7 @@ from typing import Any
 
 from tests import benchmarks
 
+OURS = frozenset({"swarm", "peers", "data_shards", "tests"})
 LOG = Path(__file__).with_name("LOG.md")
 ROOT = LOG.parents[2]
 
@@ -105,19 +106,27 @@ def discover() -> dict[str, Callable[[Size], Any]]:
     """Name → ``run`` of every benchmark; a name has hyphens where its module has underscores. Imports all modules of
     the package, so they import torch inside ``run``.
 
-    One whose imports are missing on this machine is left out, and stderr says so.
+    One that needs a package which this machine lacks is left out, and stderr says so; raises ModuleNotFoundError where
+    it is a module of ours that is gone.
     """
     found = {}
-    for module in pkgutil.iter_modules(benchmarks.__path__):
-        if module.name not in ("__main__", "runner") and not module.name.startswith(("_", "test_")):
-            try:
-                run = getattr(importlib.import_module(f"{benchmarks.__name__}.{module.name}"), "run", None)
-            except ModuleNotFoundError as error:
-                print(f"{module.name} cannot run here: {error}", file=sys.stderr)
-                continue
-            if callable(run):
-                found[module.name.replace("_", "-")] = run
+    for module in modules():
+        try:
+            run = getattr(importlib.import_module(f"{benchmarks.__name__}.{module}"), "run", None)
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] in OURS:
+                raise
+            print(f"{module} cannot run here: {error}", file=sys.stderr)
+            continue
+        if callable(run):
+            found[module.replace("_", "-")] = run
     return found
+
+
+def modules() -> list[str]:
+    """Return the names of the modules that are benchmarks, imported or not."""
+    names = (module.name for module in pkgutil.iter_modules(benchmarks.__path__))
+    return sorted(name for name in names if name != "runner" and not name.startswith(("_", "test_")))
 
 
 def measure(name: str, run: Callable[[Size], Any], *, size: Size, command: str) -> Measurement:

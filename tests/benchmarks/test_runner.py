@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import benchmarks
 from tests.benchmarks import runner
 from tests.benchmarks.runner import Result, Size, append_to_log, main, measure, table
 
@@ -87,6 +91,34 @@ def test_measure_of_a_summary_without_a_declared_key_raises(monkeypatch: pytest.
 
 def test_discover_finds_only_modules_with_a_run() -> None:
     assert "runner" not in runner.discover()
+
+
+@pytest.fixture
+def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """Makes a benchmark, the only one there is, that imports something that is not there."""
+    monkeypatch.setattr(benchmarks, "__path__", [str(tmp_path)])
+
+    def make(imported: str) -> None:
+        (tmp_path / "fast.py").write_text(f"import {imported}\n", encoding="utf-8")
+        importlib.invalidate_caches()
+
+    yield make
+    sys.modules.pop("tests.benchmarks.fast", None)
+
+
+def test_discover_leaves_out_what_needs_a_package_that_is_missing(
+    moved: Callable[[str], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    moved("no_such_package.part")
+    assert (runner.modules(), runner.discover()) == (["fast"], {})
+    assert "fast cannot run here: No module named 'no_such_package'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("gone", ["swarm.no_such_module", "tests.benchmarks._no_such_module"])
+def test_discover_of_a_benchmark_whose_import_of_ours_is_gone_raises(moved: Callable[[str], None], gone: str) -> None:
+    moved(gone)
+    with pytest.raises(ModuleNotFoundError, match=gone):
+        runner.discover()
 
 
 def test_table_of_a_result_aligns_numbers_right_and_text_left() -> None:
