@@ -7,6 +7,7 @@ interruption. We are the reaper of all of them, so that we find, and kill, whoev
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -41,21 +42,28 @@ def supervised(name: str, work: Callable[[], int], grace_s: float = GRACE_S) -> 
         _work(work, heard, told)
     os.close(told)
     received: list[int] = []
+    handle = os.pidfd_open(child)
+
+    def tell(number: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has ended; only what it left is waited for
+            signal.pidfd_send_signal(handle, number)
 
     def stop(number: int, _frame: Any) -> None:
         again, received[:] = bool(received), [number]
         signal.setitimer(signal.ITIMER_REAL, 0.001 if again else grace_s)
-        os.kill(child, signal.SIGINT)
+        tell(signal.SIGINT)
 
-    signal.signal(signal.SIGALRM, lambda *_: os.kill(child, signal.SIGKILL))
+    signal.signal(signal.SIGALRM, lambda *_: tell(signal.SIGKILL))
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     pump = threading.Thread(target=_pass_on, args=(heard, received), daemon=True)
     pump.start()
-    code = _wait_for(child)
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    left = [] if received else _survivors(grace_s)
-    end_all()
+    try:
+        code = _wait_for(child)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        left = _survivors(grace_s, received)
+    finally:
+        end_all()
     pump.join(1.0)
     if received:
         print(f"{name} was interrupted", file=sys.stderr, flush=True)
@@ -103,9 +111,11 @@ def _wait_for(child: int) -> int:
             return code if code >= 0 else 128 - code
 
 
-def _survivors(grace_s: float) -> list[Process]:
+def _survivors(grace_s: float, received: list[int]) -> list[Process]:
+    """Who is still there after the grace; an interruption ends it, and nobody asks then."""
+
     def gone() -> bool:
-        return not children_of(os.getpid())
+        return bool(received) or not children_of(os.getpid())
 
     try:
         wait_until(gone, deadline_s=grace_s)

@@ -15,7 +15,7 @@ from tests.harness.contained import EXIT_LEFTOVERS
 from tests.harness.expect import wait_until
 
 PROGRAM = """
-import signal, subprocess, sys
+import os, signal, subprocess, sys
 from tests.benchmarks._supervised import supervised
 
 def work():
@@ -97,6 +97,16 @@ def test_what_outlives_a_benchmark_is_named_and_killed_and_its_exit_code_says_so
     assert one.returncode == EXIT_LEFTOVERS
     assert f"left behind: process {stray} " in said
     assert gone(stray)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interruption_of_the_grace_after_the_end_waits_for_nothing(start: Start, number: int, code: int) -> None:
+    one, stray = start("print(os.getpid(), flush=True); return 0", LONG_S)
+    child = int(one.stdout.readline())
+    wait_until(lambda: gone(child), what="the child's end")
+    one.send_signal(number)
+    assert one.communicate()[1] == "measuring\nplain was interrupted\n"
+    assert (one.returncode, gone(stray)) == (code, True)
 
 
 @pytest.mark.parametrize(("work", "code"), [("stray.kill(); stray.wait(); return 7", 7), ("stray.kill(); 1 / 0", 1)])
