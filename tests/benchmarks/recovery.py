@@ -81,8 +81,10 @@ EXTENTS = {
 
 
 def run(size: Size) -> Result:
-    """Seconds until a killed or stopped replica's work goes on elsewhere, and until the next step. Not in a thread: the
-    peers live as long as the one they are started from."""
+    """Seconds until a killed or stopped replica's work goes on elsewhere, and until the next step.
+
+    Not in a thread: the peers live as long as the one they are started from.
+    """
     extent = EXTENTS[size]
     with tempfile.TemporaryDirectory(prefix="recovery-") as scratch:
         root = Path(scratch) / "run"

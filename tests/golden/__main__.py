@@ -57,8 +57,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.golden")
     parser.add_argument("--stories", default=",".join(STORIES), help="names, comma-separated; all of them by default")
-    parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--base", default=os.environ.get("GOLDEN_BASE") or BASE, metavar="REV")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"of each story, from 0 on (default {SEEDS})")
+    parser.add_argument(
+        "--base",
+        default=os.environ.get("GOLDEN_BASE") or BASE,
+        metavar="REV",
+        help=f"what to compare with (default {BASE}, the last commit of the layout before; or GOLDEN_BASE)",
+    )
     parser.add_argument("--json", action="store_true", help="the report as one JSON object")
     chosen = parser.parse_args(arguments)
     unknown = sorted(set(chosen.stories.split(",")) - set(STORIES))
