@@ -17,7 +17,17 @@ if [[ -z $found ]]; then
 fi
 # All of them at once, peers at their time of grace or not: what they would hand over is removed with them.
 docker ps -q --filter "label=com.docker.compose.project=$project" | xargs -r docker kill >/dev/null 2>&1 || true
-COMPOSE_PROFILES=more,nat ./compose.sh down --volumes --remove-orphans --timeout 1
+down() { COMPOSE_PROFILES=more,nat ./compose.sh down --volumes --remove-orphans --timeout 1; }
+# The engine may keep the endpoint of a container that is gone, and refuses to remove its network: take all off it.
+detach() {
+  local network name
+  for network in $(docker network ls --quiet --filter "label=com.docker.compose.project=$project"); do
+    for name in $(docker network inspect --format '{{range .Containers}}{{.Name}} {{end}}' "$network"); do
+      docker network disconnect --force "$network" "$name" || true
+    done
+  done
+}
+down || { detach && down; }
 found=$(left)
 if [[ -n $found ]]; then
   printf 'swarm-down: error: left behind: %s\n' $found >&2

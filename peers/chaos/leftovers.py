@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -13,9 +14,11 @@ GONE_S = 30.0
 SWEPT_S = 3.0
 """The same of what dead plays have left; what stays then, a later play removes."""
 PAUSE_S = 0.2
+_REMOVE_NETWORK = ("network", "rm")
+_ON_IT = "{{range .Containers}}{{.Name}} {{end}}"
 _KINDS = (
     (("ps", "--all", "--quiet"), ("rm", "--force", "--volumes")),
-    (("network", "ls", "--quiet"), ("network", "rm")),
+    (("network", "ls", "--quiet"), _REMOVE_NETWORK),
     (("volume", "ls", "--quiet"), ("volume", "rm", "--force")),
 )
 _never = threading.Event()
@@ -52,7 +55,7 @@ def remove(engine: Engine, plays: Iterable[str], within_s: float) -> list[str]:
 
 def _removed(engine: Engine, listing: tuple[str, ...], removal: tuple[str, ...], ends: float) -> str:
     """What the engine said against it at last; "" once nothing is listed."""
-    words = ""
+    words, names = "", []
     while True:
         try:
             names = engine.call(*listing).split()
@@ -66,7 +69,18 @@ def _removed(engine: Engine, listing: tuple[str, ...], removal: tuple[str, ...],
             words = str(error)
             if time.monotonic() >= ends:
                 return words
+            if removal == _REMOVE_NETWORK:
+                detach(engine, names)
             _never.wait(PAUSE_S)
+
+
+def detach(engine: Engine, networks: Iterable[str]) -> None:
+    """Take everybody off these. The engine may keep the endpoint of a container that is gone, and refuses for ever to
+    remove the network then. What cannot be taken off is met again by whoever removes."""
+    for network in networks:
+        with contextlib.suppress(EngineError):
+            for name in engine.call("network", "inspect", "--format", _ON_IT, network).split():
+                engine.call("network", "disconnect", "--force", network, name)
 
 
 def _dead(engine: Engine) -> set[str]:

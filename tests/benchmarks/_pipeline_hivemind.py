@@ -1,4 +1,4 @@
-"""Stock hivemind in the benchmark ``pipeline``: ``-m tests.benchmarks._pipeline_hivemind SIZE STAGE|client …``.
+"""Stock hivemind in the benchmark ``pipeline``: ``_pipeline_hivemind SIZE HOME STAGE|client ADDRESS …``.
 
 The same blocks as experts of a ``moe.Server`` each, called through ``RemoteExpert`` by threads of one client. float16
 on the wire, no optimizer: gradients only add up, as ours do. What the server does by itself (a backward recomputes its
@@ -40,6 +40,7 @@ with warnings.catch_warnings():
     from hivemind.moe.server.dht_handler import get_experts
     from hivemind.moe.server.module_backend import ModuleBackend
     from hivemind.moe.server.server import Server
+    from hivemind.p2p import P2P
     from hivemind.proto.runtime_pb2 import CompressionType
     from hivemind.utils.tensor_descr import BatchTensorDescriptor
 
@@ -150,8 +151,9 @@ def lead(size: Size) -> None:
     os._exit(0)  # its destructors look for an event loop that is gone, each with a traceback
 
 
-def main(size: str, role: str, *initial: str) -> None:
+def main(size: str, home: str, role: str, *initial: str) -> None:
     """See the module."""
+    P2P._UNIX_SOCKET_PREFIX = f"/unix{home}/"  # else sockets stay in /tmp
     threads(1)
     torch.set_num_interop_threads(1)
     if role == "client":

@@ -247,24 +247,26 @@ class Hivemind:
 
 @contextlib.asynccontextmanager
 async def _hivemind(name: str, size: Shape) -> AsyncIterator[Hivemind]:
-    async with _workers() as start:
-        client = await start("hivemind", size.name, "client")
-        known = client.hello["addresses"]
-        starting = (start("hivemind", size.name, str(stage), *known) for stage in range(size.blocks))
-        servers = await asyncio.gather(*starting)
-        await client.ask({"find": True})
-        families = {
-            "servers": [pid for server in servers for pid in _family(server, daemon=False)],
-            "servers' p2pd": [pid for server in servers for pid in _family(server, daemon=True)],
-            "client": _family(client, daemon=False),
-            "client's p2pd": _family(client, daemon=True),
-        }
-        hivemind = Hivemind(name, size, servers, client, families)
-        hivemind.signal(signal.SIGSTOP)
-        try:
-            yield hivemind
-        finally:
-            hivemind.signal(signal.SIGCONT)
+    with tempfile.TemporaryDirectory(prefix="pl-") as scratch:
+        async with _workers() as start:
+            client = await start("hivemind", size.name, _home(scratch, "client"), "client")
+            known = client.hello["addresses"]
+            stages = map(str, range(size.blocks))
+            starting = (start("hivemind", size.name, _home(scratch, stage), stage, *known) for stage in stages)
+            servers = await asyncio.gather(*starting)
+            await client.ask({"find": True})
+            families = {
+                "servers": [pid for server in servers for pid in _family(server, daemon=False)],
+                "servers' p2pd": [pid for server in servers for pid in _family(server, daemon=True)],
+                "client": _family(client, daemon=False),
+                "client's p2pd": _family(client, daemon=True),
+            }
+            hivemind = Hivemind(name, size, servers, client, families)
+            hivemind.signal(signal.SIGSTOP)
+            try:
+                yield hivemind
+            finally:
+                hivemind.signal(signal.SIGCONT)
 
 
 def _family(worker: Worker, *, daemon: bool) -> list[int]:

@@ -11,7 +11,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from peers.chaos.engine import TEST
+from peers.chaos.engine import TEST, Engine
+from peers.chaos.leftovers import detach
 from tests.harness.processes import MARKER
 
 CALL_S = 120.0
@@ -52,6 +53,8 @@ def clear(client: str = "docker") -> list[str]:
 def _remove(client: str, listing: tuple[str, ...], removal: tuple[str, ...]) -> list[str]:
     """What was there. With one of them others may go, so that what counts is that none stays."""
     if found := _carrying(client, listing):
+        if removal[0] == "network":
+            detach(Engine("", client), found)
         said = _run(client, *removal, *found).stderr.strip()
         if stays := _carrying(client, listing):
             raise RuntimeError(f"{client} {' '.join(removal)}: {', '.join(stays)}: {said}")

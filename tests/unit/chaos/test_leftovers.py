@@ -13,7 +13,7 @@ from peers.chaos.engine import Engine, EngineError, is_dead, is_of_another_boot,
 from peers.chaos.leftovers import remove_all, sweep
 
 # Things lie in files named after their kind, who owns which play in "labelled", which plays run in "running"; removing
-# obeys what lies in "refuse".
+# obeys what lies in "refuse". Who is on a network lies in "on": while anybody is, it is not removed.
 CLIENT = """#!/bin/sh
 cd "$(dirname "$0")"
 kind=$1
@@ -22,7 +22,10 @@ case "$*" in
   "ps --all"*) cat labelled ;;
   ps*) cat running ;;
   *ls*) ;;
+  "network inspect"*) cat on ;;
+  "network disconnect --force c "*) sed -i "s/$5 *//" on ;;
   *)
+    [ "$kind" = network ] && [ -s on ] && grep . on >>refuse
     [ "$kind" = rm ] && kind=ps
     if [ -s refuse ]; then
       words=$(head -n 1 refuse)
@@ -49,7 +52,7 @@ def engine_of(root: Path, refuse: str = "", **things: str) -> Engine:
     client.write_text(CLIENT)
     client.chmod(0o755)
     (root / "refuse").write_text(refuse)
-    for kind in (*KINDS, "labelled", "running"):
+    for kind in (*KINDS, "labelled", "running", "on"):
         (root / kind).write_text(things.get(kind, ""))
     return Engine("play", str(client))
 
@@ -70,6 +73,15 @@ def test_everything_is_removed_whatever_somebody_else_removes_meanwhile(tmp_path
     remove_all(engine)
     assert not left(tmp_path)
     assert not (tmp_path / "refuse").read_text()
+
+
+def test_network_that_keeps_the_endpoint_of_a_container_that_is_gone_is_removed(tmp_path: Path) -> None:
+    engine = engine_of(tmp_path, network="c\n", on="swarm-a swarm-b\n")
+    with pytest.raises(EngineError, match="swarm-a swarm-b"):
+        engine.call("network", "rm", "c")
+    remove_all(engine)
+    assert not left(tmp_path)
+    assert not (tmp_path / "on").read_text().strip()
 
 
 def test_who_else_removes_the_same_is_waited_for(tmp_path: Path) -> None:
