@@ -54,9 +54,11 @@ class Departure(Message):
         return {key: value for key, value in plain.items() if value or key != "ends"}
 
 
-class Rescue(Message):
-    """A member that holds a copy of a part whose replicas are all lost will hold it from the next step on, instead of
-    its own."""
+class Reassign(Message):
+    """A member holds another part from the record of ``step`` on, instead of its own.
+
+    Valid in any record. So far members sign it only for a part whose replicas are all lost, of which they have a copy.
+    """
 
     step: Count
     peer: PeerIdField
@@ -65,19 +67,19 @@ class Rescue(Message):
 
 
 class Changes(Message):
-    """All requests that one close record grants, and the members that were lost in its step. ``rescues`` only where the
-    step is given up."""
+    """All requests that one close record grants, and the members that were lost in its step."""
 
     joins: Annotated[tuple[Admission, ...], Field(max_length=MAX_CHANGES)] = ()
     leaves: Annotated[tuple[Departure, ...], Field(max_length=MAX_CHANGES)] = ()
-    rescues: Annotated[tuple[Rescue, ...], Field(max_length=MAX_CHANGES)] = ()
+    reassigns: Annotated[tuple[Reassign, ...], Field(max_length=MAX_CHANGES)] = ()
     absent: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000)] = ()
 
     def end(self, before: Roster) -> bool:
         """Whether the run ends with the record: every member of the roster ``before`` asks for it, none was lost, and
-        nobody joins. Then all stay in the roster, for nobody has to do without anybody."""
+        nobody joins or moves. Then all stay in the roster, for nobody has to do without anybody."""
         agreed = {leave.peer for leave in self.leaves if leave.ends}
-        return bool(agreed) and not self.joins and not self.absent and agreed == set(before.peers)
+        changed = self.joins or self.absent or self.reassigns
+        return bool(agreed) and not changed and agreed == set(before.peers)
 
 
 NO_CHANGES = Changes()
@@ -94,9 +96,9 @@ def departure_bytes(run: RunId, step: int, previous: str, peer: str, *, ends: bo
     return f"leave|{run}|{step}|{previous}|{peer}{'|ends' if ends else ''}".encode()
 
 
-def rescue_bytes(run: RunId, step: int, previous: str, peer: str, part: str) -> bytes:
-    """What a member signs to hold a lost part; see :func:`admission_bytes`."""
-    return f"rescue|{run}|{step}|{previous}|{peer}|{part}".encode()
+def reassign_bytes(run: RunId, step: int, previous: str, peer: str, part: str) -> bytes:
+    """What a member signs to hold another part; see :func:`admission_bytes`."""
+    return f"reassign|{run}|{step}|{previous}|{peer}|{part}".encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +157,17 @@ class ChangeRules:
         if not self._verify(peer, signed, request.signature):
             raise Violation(f"the request of {peer} to leave is forged")
 
-    def check_rescue(self, now: Moment, request: Rescue) -> None:
+    def check_reassign(self, now: Moment, request: Reassign) -> None:
         """Raises Refused with the reason, Violation for a forged request."""
         peer, part = PeerId(request.peer), PartName(request.part)
         if request.step != now.step or peer not in now.roster or peer in now.lost:
             raise Refused(f"{peer} cannot hold {part} after step {now.step}")
-        if not self._verify(peer, rescue_bytes(self._run, now.step, now.previous, peer, part), request.signature):
+        if not self._verify(peer, reassign_bytes(self._run, now.step, now.previous, peer, part), request.signature):
             raise Violation(f"the request of {peer} to hold {part} is forged")
         if part not in self._parts_of(now.roster[peer].role):
             raise Refused(f"a {now.roster[peer].role} of this run does not hold {part}")
+        if part == now.roster[peer].part:
+            raise Refused(f"{peer} holds {part} already")
 
     def _parts_of(self, role: str) -> tuple[PartName | None, ...]:
         if role == "stage":
@@ -213,55 +217,61 @@ class ChangeRules:
         return changes if changes.end(before) else None
 
     def apply(self, now: Moment, changes: Changes) -> Roster:
-        """The roster that a record with these changes must name; of one that ends the run, the same. Raises
+        """Return the roster that a record with these changes must name; of one that ends the run, the same. Raises
         Refused or Violation for changes that no honest leader makes."""
         before = now.roster
-        for join in changes.joins:
-            self.check_admission(now, join)
-        for leave in changes.leaves:
-            self.check_departure(now, leave)
-        joining = {join.member.peer: join.member for join in changes.joins}
+        self._check_requests(now, changes)
         leaving = [*changes.absent, *(leave.peer for leave in changes.leaves)]
         if not set(changes.absent) <= set(before.peers):
             raise Violation("somebody was lost who did not take part")
-        if len(joining) != len(changes.joins) or len(set(leaving)) != len(leaving):
-            raise Violation("a peer that joins or leaves twice in one step")
+        lost, going = set(changes.absent), [*leaving, *(move.peer for move in changes.reassigns)]
+        if len(set(going)) != len(going):
+            raise Violation("a peer that leaves or moves twice in one step")
         if changes.end(before):
-            leaving = []
-        for index, peer in enumerate(leaving):
-            lost = peer in changes.absent
-            if (reason := self.spared(before, leaving[:index], peer, lost=lost)) is not None:
-                raise Refused(f"{peer} cannot leave: {reason}")
-        roster = Roster([*(m for m in before.members if m.peer not in leaving), *joining.values()])
-        if len(roster) > max(self._most, len(before)):
-            raise Refused(f"a roster of {len(roster)} where a record has room for {self._most}")
-        return roster
+            return self._changed(before, [], changes)
+        for index, peer in enumerate(going):
+            if (reason := self.spared(before, going[:index], peer, lost=peer in lost)) is not None:
+                raise Refused(f"{peer} cannot leave{'' if peer in leaving else ' its part'}: {reason}")
+        return self._changed(before, leaving, changes)
 
     def give_up(self, now: Moment, changes: Changes) -> Roster:
-        """The roster that a record that gives its step up must name: without those that are lost, with every part held
-        again, by a member that had a copy of it or by one that joins. Raises Refused or Violation for changes that no
-        honest leader makes."""
+        """Return the roster that a record that gives its step up must name: without those that are lost, with every
+        part held again, by a member that had a copy of it or by one that joins. Raises Refused or Violation for changes
+        that no honest leader makes."""
         now = Moment(now.step, now.roster, now.previous, changes.absent)
         if changes.leaves or not set(changes.absent) <= set(now.roster.peers):
             raise Violation("a step that is given up names as lost who did not take part, or somebody leaves with it")
         if not lost_parts(now.roster, changes.absent):
             raise Violation("every part has a replica that is there: there is no reason to give the step up")
-        for join in changes.joins:
-            self.check_admission(now, join)
-        for rescue in changes.rescues:
-            self.check_rescue(now, rescue)
-        places = {rescue.peer: rescue.part for rescue in changes.rescues}
-        joining = {join.member.peer: join.member for join in changes.joins}
-        if len(places) != len(changes.rescues) or len(joining) != len(changes.joins):
-            raise Violation("a peer that joins or moves twice in one step")
-        staying = [m for m in now.roster.members if m.peer not in changes.absent]
-        moved = [m.model_copy(update={"part": places[m.peer]}) if m.peer in places else m for m in staying]
-        roster = Roster([*moved, *joining.values()])
+        self._check_requests(now, changes)
+        roster = self._changed(now.roster, changes.absent, changes)
         if missing := [part for part in self._parts if not roster.replicas(part)]:
             raise Refused(f"nobody holds {', '.join(missing)}")
         if not roster.trainers:
             raise Refused("no trainer is left")
-        if len(roster) > max(self._most, len(now.roster)):
+        return roster
+
+    def _check_requests(self, now: Moment, changes: Changes) -> None:
+        """Check every request by itself, and that nobody makes two of a kind."""
+        for join in changes.joins:
+            self.check_admission(now, join)
+        for leave in changes.leaves:
+            self.check_departure(now, leave)
+        for move in changes.reassigns:
+            self.check_reassign(now, move)
+        joining = {join.member.peer for join in changes.joins}
+        moving = {move.peer for move in changes.reassigns}
+        if len(joining) != len(changes.joins) or len(moving) != len(changes.reassigns):
+            raise Violation("a peer that joins or moves twice in one step")
+
+    def _changed(self, before: Roster, leaving: Collection[str], changes: Changes) -> Roster:
+        """Return ``before`` without ``leaving``, with who joins, and with who moves at its new part. Raises Refused
+        for more members than a record has room for."""
+        places = {move.peer: move.part for move in changes.reassigns}
+        staying = [member for member in before.members if member.peer not in leaving]
+        moved = [m.model_copy(update={"part": places[m.peer]}) if m.peer in places else m for m in staying]
+        roster = Roster([*moved, *(join.member for join in changes.joins)])
+        if len(roster) > max(self._most, len(before)):
             raise Refused(f"a roster of {len(roster)} where a record has room for {self._most}")
         return roster
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from swarm.consensus.acceptor import has_majority
-from swarm.consensus.changes import Admission, Changes, Rescue
+from swarm.consensus.changes import Admission, Changes, Reassign
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.records import CloseRecord, voters
 from swarm.consensus.roster import TRAINERS, Roster, lost_parts, part_lost
@@ -101,8 +101,8 @@ class Rescuing:
         body = ConsentRequest(step=self._step, term=self._term, part=part)
         try:
             said = await self._filling.calls.ask(peer, CONSENT, body, timeout_s=self._closing.timeout_s())
-            if said.rescue is not None:
-                self._closing.desk.check_rescue(peer, part, said.rescue)
+            if said.reassign is not None:
+                self._closing.desk.check_reassign(peer, part, said.reassign)
             return said
         except PeerError as error:
             logger.info("step %d: %s", self._step, error)
@@ -120,9 +120,9 @@ class Rescuing:
         gone = {peer: why for peer, why in self._closing.liveness.gone.items() if peer in self._roster}
         if not lost_parts(self._roster, gone):
             return None
-        rescues = {part: _of_those_there(said, gone) for part, said in offers.items()}
+        offered = {part: _of_those_there(said, gone) for part, said in offers.items()}
         try:
-            changes, roster = self._closing.desk.give_up(choose(self._roster, gone, rescues), joins, gone)
+            changes, roster = self._closing.desk.give_up(choose(self._roster, gone, offered), joins, gone)
         except Refused as refused:
             logger.info("step %d is not given up yet: %s", self._step, refused.reason)
             return None
@@ -151,8 +151,8 @@ class Rescuing:
         await first_done(closing.clock.sleep(AGAIN_S), closing.liveness.changed())
 
 
-def _of_those_there(said: Sequence[Consent], gone: Collection[str]) -> list[Rescue]:
-    return [one.rescue for one in said if one.rescue is not None and one.rescue.peer not in gone]
+def _of_those_there(said: Sequence[Consent], gone: Collection[str]) -> list[Reassign]:
+    return [one.reassign for one in said if one.reassign is not None and one.reassign.peer not in gone]
 
 
 # --- are those who asked to join still there when the step closes? ---------------------------------------------------

@@ -9,7 +9,7 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
 
-from swarm.consensus.changes import ALL_ASKED, MAX_CHANGES, Admission, ChangeRules, Changes, Departure, Moment, Rescue
+from swarm.consensus.changes import ALL_ASKED, MAX_CHANGES, Admission, ChangeRules, Changes, Departure, Moment, Reassign
 from swarm.consensus.ledger import Ledger
 from swarm.consensus.records import NO_RECORD, Aside, Contribution
 from swarm.consensus.roster import Roster, owner
@@ -224,21 +224,21 @@ class LeadDesk:
         self._lost = frozenset(lost)
         return tuple(self._joins.values())
 
-    def check_rescue(self, peer: PeerId, part: str, rescue: Rescue) -> None:
+    def check_reassign(self, peer: PeerId, part: str, move: Reassign) -> None:
         """What a peer answered that was asked whether it would hold a lost part. Raises Refused, and Violation where no
         honest peer would say this."""
-        if (rescue.peer, rescue.part) != (peer, part):
-            raise Violation(f"asked to hold {part} it answers for {rescue.peer} and {rescue.part}", peer=peer)
-        self._change_rules.check_rescue(self._moment, rescue)
+        if (move.peer, move.part) != (peer, part):
+            raise Violation(f"asked to hold {part} it answers for {move.peer} and {move.part}", peer=peer)
+        self._change_rules.check_reassign(self._moment, move)
 
     def give_up(
-        self, rescues: Sequence[Rescue], joins: Sequence[Admission], absent: Collection[PeerId]
+        self, moves: Sequence[Reassign], joins: Sequence[Admission], absent: Collection[PeerId]
     ) -> tuple[Changes, Roster]:
         """As :meth:`settle`, for a step that is given up: without those of ``joins`` that may not join any more. Raises
         Refused, with nothing settled, while the run cannot go on with the others."""
         now = dataclasses.replace(self._moment, lost=frozenset(absent))
         granted = tuple(join for join in joins if self._may_join(now, join))
-        changes = Changes(joins=granted, rescues=tuple(rescues), absent=tuple(sorted(absent)))
+        changes = Changes(joins=granted, reassigns=tuple(moves), absent=tuple(sorted(absent)))
         roster = self._change_rules.give_up(now, changes)
         self._settled = True
         return changes, roster

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from swarm.consensus.changes import Rescue, rescue_bytes
+from swarm.consensus.changes import Reassign, reassign_bytes
 from swarm.consensus.history import History
 from swarm.consensus.roster import Roster, lost_parts
 from swarm.errors import Busy, Refused
@@ -33,9 +33,10 @@ class ConsentRequest(Message):
 
 
 class Consent(Message):
-    """The copy is there. ``rescue`` is None for a peer that cannot leave what it does, and gives the copy to others."""
+    """Say that the copy is there. ``reassign`` is None for a peer that cannot leave what it does, and gives the copy
+    to others."""
 
-    rescue: Rescue | None
+    reassign: Reassign | None
 
 
 CONSENT = Rpc("rescue/1/consent", ConsentRequest, Consent)
@@ -71,24 +72,24 @@ class RescueDesk:
             if self.takes(part, body.step - 1):
                 raise Busy(f"the copy of {part} here is just taking the update of step {body.step - 1}")
             raise Refused(f"there is no copy of {part} after step {body.step - 1} here")
-        return Consent(rescue=self._rescue(roster, part, body.step))
+        return Consent(reassign=self._reassign(roster, part, body.step))
 
-    def _rescue(self, roster: Roster, part: PartName, step: int) -> Rescue | None:
+    def _reassign(self, roster: Roster, part: PartName, step: int) -> Reassign | None:
         own = roster[self.me]
         if own.role != "stage" or stage_of(part) is None:
             return None
-        signature = self.sign(rescue_bytes(self.run, step, self.history.head_hash, self.me, part))
-        return Rescue(step=step, peer=self.me, part=part, signature=signature)
+        signature = self.sign(reassign_bytes(self.run, step, self.history.head_hash, self.me, part))
+        return Reassign(step=step, peer=self.me, part=part, signature=signature)
 
 
 # --- who leads -------------------------------------------------------------------------------------------------------
 
 
-def choose(roster: Roster, gone: Collection[str], offers: Mapping[str, Sequence[Rescue]]) -> tuple[Rescue, ...]:
+def choose(roster: Roster, gone: Collection[str], offers: Mapping[str, Sequence[Reassign]]) -> tuple[Reassign, ...]:
     """Who moves to which lost part: those whose own part keeps the most replicas, and at least one. A part that nobody
     can move to is left out. Pure."""
     left = Counter(member.part for member in roster.members if member.peer not in gone)
-    chosen: dict[str, Rescue] = {}
+    chosen: dict[str, Reassign] = {}
     for part in sorted(offers):
         able = [one for one in offers[part] if one.peer not in chosen and left[roster[one.peer].part] > 1]
         if able:

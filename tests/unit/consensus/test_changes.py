@@ -17,8 +17,10 @@ from swarm.consensus.changes import (
     Changes,
     Departure,
     Moment,
+    Reassign,
     admission_bytes,
     departure_bytes,
+    reassign_bytes,
 )
 from swarm.consensus.roster import Member, Roster
 from swarm.errors import PeerError, Refused, Violation
@@ -46,6 +48,11 @@ def departure(
     return Departure(step=step, peer=peer, ends=ends, signature=sign(PeerId(signer or peer), signed))
 
 
+def reassign(peer: str, part: str, *, step: int = STEP, previous: str = BEFORE, signer: str | None = None) -> Reassign:
+    signed = reassign_bytes(RUN, step, previous, peer, part)
+    return Reassign(step=step, peer=peer, part=part, signature=sign(PeerId(signer or peer), signed))
+
+
 ROSTER = Roster(
     [
         member("A1"),
@@ -66,6 +73,20 @@ def test_roster_follows_the_requests() -> None:
     after = RULES.apply(NOW, changes)
     assert after.peers == ("A2", "B1", "B2", "C", "T1", "T2")
     assert RULES.apply(NOW, NO_CHANGES).members == ROSTER.members
+
+
+def test_member_holds_another_part_from_the_record_on() -> None:
+    changes = Changes(joins=(admission(member("C")),), leaves=(departure("F"),), reassigns=(reassign("A1", "stage-1"),))
+    after = RULES.apply(NOW, changes)
+    assert after.replicas(stage_part(0)) == ("A2", "C")
+    assert after.replicas(stage_part(1)) == ("A1", "B1", "B2")
+    assert after["A1"].model_copy(update={"part": "stage-0"}) == ROSTER["A1"]
+
+
+def test_run_does_not_end_with_a_record_that_moves_somebody() -> None:
+    agreed = tuple(all_agree())
+    assert Changes(leaves=agreed).end(ROSTER)
+    assert not Changes(leaves=agreed, reassigns=(reassign("A1", "stage-1"),)).end(ROSTER)
 
 
 FORGED: list[tuple[str, Changes, type[PeerError], str]] = [
@@ -116,6 +137,55 @@ FORGED: list[tuple[str, Changes, type[PeerError], str]] = [
         Changes(joins=(admission(member("C")),), leaves=(departure("A1"), departure("A2"))),
         Refused,
         "only replica of stage-0",
+    ),
+    ("move signed by another", Changes(reassigns=(reassign("A1", "stage-1", signer="A2"),)), Violation, "forged"),
+    ("move of the step before", Changes(reassigns=(reassign("A1", "stage-1", step=4),)), Refused, "cannot hold"),
+    (
+        "move after another record",
+        Changes(reassigns=(reassign("A1", "stage-1", previous="0" * 64),)),
+        Violation,
+        "forged",
+    ),
+    (
+        "move to another part than was signed",
+        Changes(reassigns=(reassign("A1", "stage-0").model_copy(update={"part": "stage-1"}),)),
+        Violation,
+        "forged",
+    ),
+    ("move of a stranger", Changes(reassigns=(reassign("X", "stage-1"),)), Refused, "X cannot hold stage-1"),
+    ("move to its own part", Changes(reassigns=(reassign("A1", "stage-0"),)), Refused, "holds stage-0 already"),
+    ("stage host moves to the ends", Changes(reassigns=(reassign("A1", "ends"),)), Refused, "does not hold ends"),
+    ("trainer moves to a stage", Changes(reassigns=(reassign("T1", "stage-0"),)), Refused, "does not hold stage-0"),
+    ("move twice", Changes(reassigns=(reassign("A1", "stage-1"),) * 2), Violation, "twice"),
+    (
+        "move and leave",
+        Changes(leaves=(departure("A1"),), reassigns=(reassign("A1", "stage-1"),)),
+        Violation,
+        "leaves or moves twice",
+    ),
+    (
+        "move of one that was lost",
+        Changes(reassigns=(reassign("A1", "stage-1"),), absent=(PeerId("A1"),)),
+        Violation,
+        "leaves or moves twice",
+    ),
+    (
+        "every replica moves",
+        Changes(reassigns=(reassign("A1", "stage-1"), reassign("A2", "stage-1"))),
+        Refused,
+        "A2 cannot leave its part: it holds the only replica of stage-0",
+    ),
+    (
+        "the other replica leaves",
+        Changes(leaves=(departure("A2"),), reassigns=(reassign("A1", "stage-1"),)),
+        Refused,
+        "only replica of stage-0",
+    ),
+    (
+        "a replica is relieved by who moves",
+        Changes(leaves=(departure("B1"), departure("B2")), reassigns=(reassign("A1", "stage-1"),)),
+        Refused,
+        "only replica of stage-1",
     ),
     ("more than there is room for", Changes(joins=tuple(admission(member(p)) for p in "CDE")), Refused, "room for 9"),
 ]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from swarm.consensus.changes import Rescue, rescue_bytes
+from swarm.consensus.changes import Reassign, reassign_bytes
 from swarm.consensus.copies import copy_holders
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Member, Roster
@@ -40,10 +40,10 @@ HEAD = genesis(RUN, ROSTER, {part: "0" * 64 for part in PARTS})
 FIRST, SECOND = copy_holders(ROSTER, LOST, 2)
 
 
-def rescue(peer: PeerId, *, of: PeerId | None = None, part: str = LOST, by: PeerId | None = None) -> Rescue:
+def reassign(peer: PeerId, *, of: PeerId | None = None, part: str = LOST, by: PeerId | None = None) -> Reassign:
     """What ``peer`` says, signed as ``by``."""
-    signature = sign(by or peer, rescue_bytes(RUN, 1, HEAD.hash(), of or peer, part))
-    return Rescue(step=1, peer=of or peer, part=part, signature=signature)
+    signature = sign(by or peer, reassign_bytes(RUN, 1, HEAD.hash(), of or peer, part))
+    return Reassign(step=1, peer=of or peer, part=part, signature=signature)
 
 
 class Scene:
@@ -69,7 +69,7 @@ class Scene:
 
     async def ask(self, peer: PeerId, rpc: Rpc[Any, Any], body: ConsentRequest, **_: Any) -> Consent:
         self.asked.append(peer)
-        said = self.says.get(peer, lambda: Consent(rescue=rescue(peer)))()
+        said = self.says.get(peer, lambda: Consent(reassign=reassign(peer)))()
         if isinstance(said, PeerError):
             raise said
         assert isinstance(said, Consent)
@@ -104,18 +104,18 @@ async def test_replica_that_is_back_while_others_are_asked_ends_the_rescue() -> 
 
     def back() -> Consent:
         scene.liveness.find(A)
-        return Consent(rescue=rescue(FIRST))
+        return Consent(reassign=reassign(FIRST))
 
     scene.says[FIRST] = back
     assert await scene.record() is None
     assert FIRST in scene.asked
 
 
-LIES: dict[str, Callable[[PeerId], Rescue]] = {
-    "for a stranger": lambda me: rescue(me, of=STRANGER),
-    "forged": lambda me: rescue(me, by=STRANGER),
-    "for another part": lambda me: rescue(me, part="stage-1"),
-    "in another's name": lambda me: rescue(SECOND if me == FIRST else FIRST),
+LIES: dict[str, Callable[[PeerId], Reassign]] = {
+    "for a stranger": lambda me: reassign(me, of=STRANGER),
+    "forged": lambda me: reassign(me, by=STRANGER),
+    "for another part": lambda me: reassign(me, part="stage-1"),
+    "in another's name": lambda me: reassign(SECOND if me == FIRST else FIRST),
 }
 
 
@@ -125,7 +125,7 @@ def test_lie_of_one_that_keeps_a_copy_is_a_no_and_the_other_takes_the_part_over(
     @virtual
     async def story() -> None:
         scene = Scene()
-        scene.says[liar] = lambda: Consent(rescue=LIES[lie](liar))
+        scene.says[liar] = lambda: Consent(reassign=LIES[lie](liar))
         record = await scene.record()
         assert record is not None
         assert set(scene.asked) == {FIRST, SECOND}
@@ -147,7 +147,7 @@ async def test_part_of_which_the_only_ones_that_keep_a_copy_lie_ends_the_run(lie
     scene.rescuing._filling.tell_over = tell_over  # type: ignore[method-assign]
     scene.rescuing._closing.patience_s = None  # type: ignore[misc]
     for liar in (FIRST, SECOND):
-        scene.says[liar] = lambda liar=liar: Consent(rescue=LIES[lie](liar))  # type: ignore[misc]
+        scene.says[liar] = lambda liar=liar: Consent(reassign=LIES[lie](liar))  # type: ignore[misc]
     with pytest.raises(RunEnded, match=r"last replica of stage-0 is lost: a \(silent\)"):
         await scene.record()
     assert told == [LOST]
@@ -166,6 +166,6 @@ async def test_who_refuses_is_asked_again_until_the_replica_is_back() -> None:
             scene.liveness.find(A)
         return Refused("no copy here")
 
-    scene.says = {FIRST: refuse, SECOND: lambda: Consent(rescue=None)}
+    scene.says = {FIRST: refuse, SECOND: lambda: Consent(reassign=None)}
     assert await scene.record() is None
     assert refused == 3
