@@ -21,22 +21,22 @@ import uvloop
 
 from peers.checkpoints.keeper import CheckpointKeeper
 from peers.checkpoints.writer import keep_run, run_directory_of
-from peers.console.narration import Narration
+from peers.console.narration import EventNarration
 from peers.console.words import command_to_join, one_line, reason_of, report_error, with_commands
 from peers.control.answers import NodeCommands
 from peers.control.server import ControlServer
 from peers.data.source import open_source, shard_for
 from peers.exit_codes import EXIT_CODES, EXIT_DRAINED, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, exit_code_of
 from peers.manifest_file import manifest_sent
-from peers.orders import Orders, Stopped
+from peers.orders import ForcedExit, Orders
 from peers.preemption.watcher import PreemptionWatcher
 from peers.settings import PeerSettings, member_settings
 from swarm.clock import SystemClock
 from swarm.config import Manifest, load_manifest
-from swarm.device import DeviceThread, resolve_device
+from swarm.device import Device, DeviceThread, resolve_device
 from swarm.errors import ConfigError, DeadlineMissed, Ending, PeerError, RunEnded, SwarmError, Unreachable
 from swarm.events import EventSink, PeerStarted, PeerStopped, RunFound, Waiting
-from swarm.health.watch import Watch
+from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId, RunId
 from swarm.membership.contact import (
     CONTACT_PAUSE_S,
@@ -47,7 +47,7 @@ from swarm.membership.contact import (
     find_run,
 )
 from swarm.membership.membership import Membership
-from swarm.membership.roles import Surroundings
+from swarm.membership.roles import PeerContext
 from swarm.monitoring.recorder import LoopLagProbe, Recorder
 from swarm.network.addresses import by_peer, parse_address
 from swarm.network.discovery.manifest import ManifestService
@@ -60,7 +60,7 @@ from swarm.step.calls import first_leaf
 logger = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
-MOST_DESCRIPTORS = 1 << 16
+MAX_DESCRIPTORS = 1 << 16
 
 
 def run_peer(settings: PeerSettings) -> int:
@@ -77,10 +77,10 @@ def run_peer(settings: PeerSettings) -> int:
 
 
 def allow_descriptors() -> None:
-    """As many open files as this user may have, MOST_DESCRIPTORS at most: the usual 1,024 spare programs that use
+    """As many open files as this user may have, MAX_DESCRIPTORS at most: the usual 1,024 spare programs that use
     ``select()``, and a founder of some 220 peers has so many streams. The daemon inherits it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
@@ -91,7 +91,7 @@ async def _run_peer(settings: PeerSettings) -> int:
     clock = SystemClock()
     identity = load_or_create(settings.identity)
     recorder = Recorder(settings.home / "events.jsonl", identity.peer, clock)
-    events = Narration(settings, recorder, clock, peer=identity.peer)
+    events = EventNarration(settings, recorder, clock, peer=identity.peer)
     node = Node(settings, identity, events, clock, orders)
     reason, exit_code = f"{settings.name} was interrupted", EXIT_INTERRUPTED
     verdict: SwarmError | None = None
@@ -196,9 +196,9 @@ class Node:
             self._events.emit(Waiting(what="one of the peers that it knows to answer"))
             await self._clock.sleep(CONTACT_PAUSE_S)
 
-    async def _until_over(self, endpoint: LibP2PEndpoint, device: DeviceThread) -> tuple[str, int]:
+    async def _until_over(self, endpoint: LibP2PEndpoint, device: Device) -> tuple[str, int]:
         """Everything that runs beside each other; the first to fail ends the rest."""
-        watch = Watch(endpoint, self._clock, incarnation=secrets.randbits(62))
+        watch = HealthWatch(endpoint, self._clock, incarnation=secrets.randbits(62))
         async with asyncio.TaskGroup() as group:
             guards = [
                 group.create_task(self._watch_daemon(endpoint)),
@@ -225,10 +225,10 @@ class Node:
             remedy="Then start this peer again, with the command that started it.",
         )
 
-    async def _watch_signals(self, watch: Watch) -> None:
+    async def _watch_signals(self, watch: HealthWatch) -> None:
         reason, exit_code = await self._orders.forced()
         await watch.tell_all(self._identity.peer, reason)
-        raise Stopped(f"{self._settings.name} {reason}", exit_code)
+        raise ForcedExit(f"{self._settings.name} {reason}", exit_code)
 
     async def _watch_preemption(self) -> None:
         watcher = PreemptionWatcher(self._clock, self._events, self._orders.by_notice)
@@ -236,14 +236,14 @@ class Node:
 
     # --- taking part ---------------------------------------------------------------------------------------------
 
-    async def _take_part(self, endpoint: LibP2PEndpoint, device: DeviceThread, watch: Watch) -> tuple[str, int]:
+    async def _take_part(self, endpoint: LibP2PEndpoint, device: Device, watch: HealthWatch) -> tuple[str, int]:
         """Learn what the run is, become a member, and stay one until its last step is closed or it has left."""
         manifest, tokenizer = await self._find_run(endpoint)
         _check_stage(self._settings.stage, manifest)
         if self._settings.run_directory is not None:
             directory = run_directory_of(self._settings.run_directory, manifest)
             await asyncio.to_thread(keep_run, directory, manifest, tokenizer)
-        around = Surroundings(
+        around = PeerContext(
             manifest=manifest,
             identity=self._identity.private,
             endpoint=endpoint,
@@ -270,7 +270,7 @@ class Node:
             raise RunEnded(membership.describe(error), Ending.UNREACHABLE) from error
 
     async def _be_reachable(self, endpoint: LibP2PEndpoint, through: Sequence[PeerId]) -> str:
-        """See :class:`swarm.membership.roles.Surroundings`. A founder has nobody to ask, and is called by whoever
+        """See :class:`swarm.membership.roles.PeerContext`. A founder has nobody to ask, and is called by whoever
         comes."""
         reach, membership = self._reach, self._membership
         if reach is None or membership is None or not reach.nobody_can_call:
@@ -325,7 +325,7 @@ class Node:
         finally:
             given_up.set()  # cancelling does not stop a thread, and the process would wait for it
 
-    async def _become_member(self, around: Surroundings, endpoint: LibP2PEndpoint) -> Membership:
+    async def _become_member(self, around: PeerContext, endpoint: LibP2PEndpoint) -> Membership:
         contact = founder = self._identity.peer
         if self._contact is not None:
             contact = self._contact

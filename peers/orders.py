@@ -20,7 +20,7 @@ Leave = Callable[[str, Ending], str]
 _NAMES = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "SIGHUP"}
 
 
-class Stopped(RunEnded):
+class ForcedExit(RunEnded):
     """A peer had to end before it could in order, with an exit code that says what stopped it."""
 
     def __init__(self, reason: str, exit_code: int) -> None:
@@ -108,7 +108,7 @@ class Orders:
             if not working.cancelled():
                 return working.result()
             reason, exit_code = told.result()
-            raise Stopped(f"{name} {reason}", exit_code)
+            raise ForcedExit(f"{name} {reason}", exit_code)
         finally:
             for task in (working, told):
                 task.cancel()

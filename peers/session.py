@@ -10,7 +10,7 @@ from peers.console.event_words import labelled
 from peers.console.interrupt import defer
 from peers.home.identity import friendly_name
 from peers.home.last_events import last_event
-from peers.home.places import Place
+from peers.home.places import HeldPlace
 from peers.settings import PeerSettings
 from swarm.errors import ConfigError
 from swarm.ids import PeerId
@@ -30,7 +30,7 @@ class Who:
         return f"{self.name}, {self.peer} ({'new' if self.new else 'known'}: {self.key})"
 
 
-def know_thyself(place: Place, name: str | None) -> Who:
+def know_thyself(place: HeldPlace, name: str | None) -> Who:
     """The identity of a place, made now at the first start there, under its last name unless ``name`` gives another.
     Raises ConfigError for a key file that is no good."""
     from swarm.network.libp2p.identity import load_or_create
@@ -40,7 +40,7 @@ def know_thyself(place: Place, name: str | None) -> Who:
     return Who(peer=peer, name=name or place.name_of(peer) or friendly_name(peer), new=new, key=place.identity)
 
 
-def open_session(place: Place, who: Who, *, role: str, run: str = "", run_name: str = "") -> Path:
+def open_session(place: HeldPlace, who: Who, *, role: str, run: str = "", run_name: str = "") -> Path:
     """The directory of this start. Raises ConfigError when the disk refuses."""
     try:
         return place.open_session(name=who.name, peer=who.peer, role=role, run=run, run_name=run_name).absolute()
@@ -54,7 +54,7 @@ def open_session(place: Place, who: Who, *, role: str, run: str = "", run_name: 
         ) from None
 
 
-def live(place: Place, settings: PeerSettings) -> int:
+def live(place: HeldPlace, settings: PeerSettings) -> int:
     """Run the peer to its end and note in the place how it ended; returns the exit code. Blocking.
 
     Imports torch and hivemind: some seconds.
@@ -77,7 +77,7 @@ def live(place: Place, settings: PeerSettings) -> int:
     return code
 
 
-def aloud(label: str, text: str) -> None:
+def echo(label: str, text: str) -> None:
     """Say a line before there is a narrator."""
     sys.stdout.write(labelled(label, text) + "\n")
     sys.stdout.flush()

@@ -18,7 +18,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from swarm import WIRE_VERSION
 from swarm.averaging.config import AveragingConfig, check_averaging
-from swarm.consensus.copies import MOST_COPIES
+from swarm.consensus.copies import MAX_COPIES
 from swarm.consensus.records import record_bytes
 from swarm.errors import ConfigError, OtherWire
 from swarm.ids import RunId
@@ -60,7 +60,7 @@ class RunConfig(Section):
     reproducible: bool = False
     quorum_grace_s: Annotated[float, Field(ge=0, le=86_400)] = 600.0
     start_when: StartWhen = StartWhen()
-    copies: Annotated[int, Field(ge=0, le=MOST_COPIES)] = 2
+    copies: Annotated[int, Field(ge=0, le=MAX_COPIES)] = 2
     wire: Literal[2] = WIRE_VERSION
 
 

@@ -8,7 +8,7 @@ import ctypes
 import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
 
 from swarm.errors import ConfigError
 
@@ -27,6 +27,27 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 _KEPT_BYTES = 256 << 20
 _GROWN_BYTES = 64 << 20
 _LARGEST_MMAP_THRESHOLD = 32 << 20
+
+
+class Executor(Protocol):
+    """Where parts are worked on: the device's thread, or a copy's own."""
+
+    async def run(self, fn: Callable[..., T], *args: object) -> T:
+        """Run ``fn`` off the event loop, after everything asked for before."""
+
+
+class Device(Protocol):
+    """Where the modules of one peer are: one thread of work, and the device it works on."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where modules and their inputs belong."""
+
+    async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run ``fn`` after everything asked for before."""
+
+    async def close(self) -> None:
+        """End it."""
 
 
 class DeviceThread:

@@ -24,7 +24,7 @@ SignatureField = Annotated[bytes, Field(min_length=64, max_length=64)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
-MOST_LATENCY_US, MOST_BYTES_PER_S = 60_000_000, 1 << 40
+MAX_LATENCY_US, MAX_BYTES_PER_S = 60_000_000, 1 << 40
 """Of a link: a minute, and a tebibyte a second. What is measured, or claimed, is taken for no more."""
 
 

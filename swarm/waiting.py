@@ -1,6 +1,7 @@
 """The rules of waiting, each in one place: for whichever comes first, for news, until a deadline, again and again.
 
-Pure but for :func:`first_done`, :class:`News` and :func:`insist`: times are arguments, in seconds of any steady clock.
+Pure but for :func:`first_done`, :class:`News` and :func:`retry_while_busy`: times are arguments, in seconds of any
+steady clock.
 """
 
 from __future__ import annotations
@@ -140,7 +141,7 @@ class StallDetector(Generic[T]):
 # --- sending again while the receiver is busy ------------------------------------------------------------------------
 
 
-async def insist(send: Callable[[], Awaitable[T]], clock: Clock, *, within_s: float) -> T:
+async def retry_while_busy(send: Callable[[], Awaitable[T]], clock: Clock, *, within_s: float) -> T:
     """Send until the receiver is not Busy any more. For messages that only one peer can take: the way back.
 
     Raises what ``send`` raises, and its Busy when ``within_s`` seconds have passed.

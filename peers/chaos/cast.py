@@ -28,7 +28,7 @@ JOIN = ("join", "{invite}")
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class CastPeer:
     """One peer of the play. ``later``: it is started by a strike."""
 
     spec: PeerSpec
@@ -42,10 +42,10 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Cast:
+class SwarmSpec:
     """All peers of a play: the founder first, then stage hosts, trainers, and those who come later."""
 
-    members: tuple[Member, ...]
+    members: tuple[CastPeer, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -64,7 +64,7 @@ class Cast:
         return tuple(found)
 
 
-def cast_of(scenario: Scenario, manifest: Path, texts: Mapping[str, Path]) -> Cast:
+def cast_of(scenario: Scenario, manifest: Path, texts: Mapping[str, Path]) -> SwarmSpec:
     """Everybody. ``texts`` are the trainers' own, by name; the sample beside them is for the tokenizer."""
     swarm = scenario.swarm
     founder = PeerSpec(
@@ -74,17 +74,17 @@ def cast_of(scenario: Scenario, manifest: Path, texts: Mapping[str, Path]) -> Ca
         arguments=("new", "{run}", "--text", "{sample}", "--place", FOUNDER, "--invite-file", "{home}/invite"),
         files={"run": manifest, "sample": texts["sample"]},
     )
-    members = [Member(_limited(founder, swarm), None), *_hosts(swarm), *_trainers(swarm, texts)]
+    members = [CastPeer(_limited(founder, swarm), None), *_hosts(swarm), *_trainers(swarm, texts)]
     members += [_late(one, swarm, texts) for one in swarm.later]
     names = [member.name for member in members]
     if len(set(names)) != len(names):
         raise ConfigError("swarm.later", names, "names that nobody else has", "Choose others.")
-    cast = Cast(tuple(members))
+    cast = SwarmSpec(tuple(members))
     _check_patterns(cast, scenario)
     return cast
 
 
-def _check_patterns(cast: Cast, scenario: Scenario) -> None:
+def _check_patterns(cast: SwarmSpec, scenario: Scenario) -> None:
     """Raises ConfigError for a limit, a place behind NAT or a link of nobody: the play would prove less than it
     says."""
     swarm = scenario.swarm
@@ -131,26 +131,26 @@ def trainers_of(scenario: Scenario) -> tuple[str, ...]:
     return (*named, *(one.name for one in scenario.swarm.later if one.role == "trainer"))
 
 
-def _hosts(swarm: SwarmSection) -> Iterator[Member]:
+def _hosts(swarm: SwarmSection) -> Iterator[CastPeer]:
     for number in range(swarm.stages * swarm.replicas):
         stage, replica = number % swarm.stages, number // swarm.stages
         yield _member(f"host-{stage}-{replica}", "stage", _region(swarm, replica), swarm, stage=stage)
 
 
-def _trainers(swarm: SwarmSection, texts: Mapping[str, Path]) -> Iterator[Member]:
+def _trainers(swarm: SwarmSection, texts: Mapping[str, Path]) -> Iterator[CastPeer]:
     for number in range(swarm.trainers):
         name = f"trainer-{number}"
         yield _member(name, "trainer", _region(swarm, number), swarm, data=texts[name])
 
 
-def _late(one: Later, swarm: SwarmSection, texts: Mapping[str, Path]) -> Member:
+def _late(one: Later, swarm: SwarmSection, texts: Mapping[str, Path]) -> CastPeer:
     member = _member(one.name, one.role, one.region, swarm, stage=one.stage, data=texts.get(one.name))
-    return Member(member.spec, member.stage, later=True)
+    return CastPeer(member.spec, member.stage, later=True)
 
 
 def _member(
     name: str, role: Role, region: str, swarm: SwarmSection, *, stage: int | None = None, data: Path | None = None
-) -> Member:
+) -> CastPeer:
     arguments = [*JOIN, "--role", role, "--name", name, "--place", name]
     arguments += ["--stage", str(stage)] if stage is not None else []
     arguments += ["--data", "{data}"] if data is not None else []
@@ -164,7 +164,7 @@ def _member(
         region=region,
         behind_nat=any(_fits(name, region, pattern) for pattern in swarm.nat),
     )
-    return Member(_limited(spec, swarm), stage)
+    return CastPeer(_limited(spec, swarm), stage)
 
 
 def _limited(spec: PeerSpec, swarm: SwarmSection) -> PeerSpec:

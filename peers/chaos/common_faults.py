@@ -9,46 +9,46 @@ from typing import Any
 
 from peers.chaos import faults
 from peers.chaos.cast import JOINER
-from peers.chaos.company import Company
+from peers.chaos.company import BaseWorld
 from peers.chaos.faults import CannotInflict, Fault
 
 
-def _bulk_kill(world: Company[Any], fault: faults.BulkKill) -> Iterable[str]:
+def _bulk_kill(world: BaseWorld[Any], fault: faults.BulkKill) -> Iterable[str]:
     """The first in the order of names: real time has no seed."""
     alive = sorted(name for name in world.peers if name.startswith(fault.among) and world.alive(name))
     return world.inflict(faults.Kill(tuple(alive[: fault.count])))
 
 
-def _disconnect(world: Company[Any], fault: faults.Disconnect) -> Iterable[str]:
+def _disconnect(world: BaseWorld[Any], fault: faults.Disconnect) -> Iterable[str]:
     off = _absences(world, fault.peers, fault.network)
     world.networks.disconnect(fault.peers, fault.network)
     world.lasting(world.absences, off, fault.seconds, partial(_come_back, world))
     return fault.peers
 
 
-def _absences(world: Company[Any], names: Iterable[str], network: str) -> list[tuple[str, str]]:
+def _absences(world: BaseWorld[Any], names: Iterable[str], network: str) -> list[tuple[str, str]]:
     return [(name, one) for name in names for one in sorted(world.networks.meant(name, network))]
 
 
-def _come_back(world: Company[Any], free: Iterable[tuple[str, str]]) -> None:
+def _come_back(world: BaseWorld[Any], free: Iterable[tuple[str, str]]) -> None:
     for name, network in free:
         world.networks.reconnect((name,), network)
 
 
-def _reconnect(world: Company[Any], fault: faults.Reconnect) -> Iterable[str]:
+def _reconnect(world: BaseWorld[Any], fault: faults.Reconnect) -> Iterable[str]:
     world.absences.forget(_absences(world, fault.peers, fault.network))
     world.networks.reconnect(fault.peers, fault.network)
     return fault.peers
 
 
-def _start(world: Company[Any], fault: faults.Start) -> Iterable[str]:
+def _start(world: BaseWorld[Any], fault: faults.Start) -> Iterable[str]:
     if fault.peer not in world.expected:
         raise CannotInflict(f"no peer {fault.peer} is kept for later: {sorted(world.expected)}")
     world.start(world.expected.pop(fault.peer))
     return (fault.peer,)
 
 
-def _joiner_storm(world: Company[Any], fault: faults.JoinerStorm) -> Iterable[str]:
+def _joiner_storm(world: BaseWorld[Any], fault: faults.JoinerStorm) -> Iterable[str]:
     if world.joiner is None:
         raise CannotInflict("no stage host was started yet: nothing says how joiners are started")
     joiner = world.joiner

@@ -24,7 +24,7 @@ from swarm.monitoring.reader import RawEvent, Recorded, decode_line
 Hear = Callable[[str, str, Mapping[str, Any]], None]
 
 
-class Heard(Protocol):
+class TrackedPeer(Protocol):
     """A peer of a world. ``read`` is how far the output of its newest start is read."""
 
     read: int
@@ -55,7 +55,7 @@ class OnNetworks(Protocol):
 _CUTS = (faults.Partition, faults.SlowLinks, faults.Disconnect)
 """Those that are over after some seconds must find somebody on either side, or they do nothing."""
 
-P = TypeVar("P", bound=Heard)
+P = TypeVar("P", bound=TrackedPeer)
 T = TypeVar("T", bound=Hashable)
 Release = Callable[[list[T]], object]
 
@@ -88,7 +88,7 @@ class Holds(Generic[T]):
             self._causes.pop(thing, None)
 
 
-class Company(ABC, Generic[P]):
+class BaseWorld(ABC, Generic[P]):
     """Half of a :class:`~peers.chaos.world.PlayWorld`: it listens to its peers in a thread of its own and inflicts what
     is asked for, one thing at a time; the rest says what a peer is. Nothing is inflicted once it is ``over``."""
 

@@ -31,7 +31,7 @@ _QUEUE_S = 0.4
 
 
 @dataclass(slots=True)
-class Links:
+class ContainerLinks:
     """Between whom nothing passes, and what shape other links have; in one direction each, from the first to the
     second, and until the last of its causes is over."""
 
@@ -108,7 +108,7 @@ class _At:
     seen: str = ""
 
 
-class Networks:
+class ContainerNetworks:
     """Networks are made when their first peer comes, and removed with the play."""
 
     def __init__(self, engine: Engine, nemesis: Nemesis) -> None:
@@ -116,7 +116,7 @@ class Networks:
         self._subnets: dict[str, ipaddress.IPv4Network] = {}
         self._taken: dict[str, int] = {}
         self._at: dict[str, _At] = {}
-        self._links = Links()
+        self._links = ContainerLinks()
         self._delay: bool | None = None
 
     def name(self, network: str) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from peers.chaos import means
-from peers.chaos.container_networks import Networks
+from peers.chaos.container_networks import ContainerNetworks
 from peers.chaos.engine import Engine, EngineError, bind
 from peers.chaos.nemesis import FAKETIME, Nemesis
 from peers.chaos.world import PeerSpec, filled
@@ -63,7 +63,7 @@ class StartingWorld(Protocol):
     root: Path
     engine: Engine
     nemesis: Nemesis
-    networks: Networks
+    networks: ContainerNetworks
     skewed: set[str]
     peers: dict[str, Contained]
 

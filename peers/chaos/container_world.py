@@ -16,7 +16,7 @@ from peers.chaos import container_start, faults
 from peers.chaos.common_faults import COMMON
 from peers.chaos.container_networks import NO_DELAY
 from peers.chaos.container_start import Contained
-from peers.chaos.containers import ContainerCompany
+from peers.chaos.containers import ContainerBase
 from peers.chaos.engine import EngineError
 from peers.chaos.faults import CannotInflict, Fault
 from swarm.clock import SystemClock
@@ -40,13 +40,13 @@ _NO_MEANS: Mapping[type[Fault], str] = {
 }
 
 
-def _kill(world: ContainerCompany, fault: faults.Kill) -> Iterable[str]:
+def _kill(world: ContainerBase, fault: faults.Kill) -> Iterable[str]:
     names = world.living(fault)
     world.kill([world.peers[name] for name in names])
     return names
 
 
-def _kill_daemon(world: ContainerCompany, fault: faults.KillDaemon) -> Iterable[str]:
+def _kill_daemon(world: ContainerBase, fault: faults.KillDaemon) -> Iterable[str]:
     lines = world.engine.call("top", _running(world, fault.peer).container, "-eo", "pid,comm").splitlines()
     daemons = [line.split()[0] for line in lines[1:] if DAEMON in line]
     if not daemons:
@@ -55,14 +55,14 @@ def _kill_daemon(world: ContainerCompany, fault: faults.KillDaemon) -> Iterable[
     return (fault.peer,)
 
 
-def _pause(world: ContainerCompany, fault: faults.Pause) -> Iterable[str]:
+def _pause(world: ContainerBase, fault: faults.Pause) -> Iterable[str]:
     names = world.living(fault)
     _freeze(world, names)
     world.lasting(world.pauses, names, fault.seconds, world.resume)
     return names
 
 
-def _freeze(world: ContainerCompany, names: Iterable[str]) -> None:
+def _freeze(world: ContainerBase, names: Iterable[str]) -> None:
     """A kernel (cgroup v1) refuses now and then to freeze who has used up his share of a processor, for which he must
     run a little. An engine refuses who is paused already. Raises EngineError."""
     left = FREEZE_TRIES
@@ -78,13 +78,13 @@ def _freeze(world: ContainerCompany, names: Iterable[str]) -> None:
             return
 
 
-def _resume(world: ContainerCompany, fault: faults.Resume) -> Iterable[str]:
+def _resume(world: ContainerBase, fault: faults.Resume) -> Iterable[str]:
     world.pauses.forget(fault.peers)
     world.resume(fault.peers)
     return fault.peers
 
 
-def _stop(world: ContainerCompany, fault: faults.Stop) -> Iterable[str]:
+def _stop(world: ContainerBase, fault: faults.Stop) -> Iterable[str]:
     names = world.living(fault)
     told = {name: world.peers[name].container for name in names}
     world.engine.call("kill", "--signal", "TERM", *told.values())
@@ -97,36 +97,36 @@ def _stop(world: ContainerCompany, fault: faults.Stop) -> Iterable[str]:
     return names
 
 
-def _partition(world: ContainerCompany, fault: faults.Partition) -> Iterable[str]:
+def _partition(world: ContainerBase, fault: faults.Partition) -> Iterable[str]:
     cause = object()
     world.networks.part(fault.peers, fault.others, both=not fault.one_way, cause=cause)
     world.after(fault.seconds, partial(_mend, world, cause))
     return (*fault.peers, *fault.others)
 
 
-def _mend(world: ContainerCompany, cause: object) -> None:
+def _mend(world: ContainerBase, cause: object) -> None:
     with world.playing():
         world.networks.mend(cause)
 
 
-def _heal(world: ContainerCompany, fault: faults.Heal) -> Iterable[str]:
+def _heal(world: ContainerBase, fault: faults.Heal) -> Iterable[str]:
     world.networks.mend()
     return ()
 
 
-def _slow_link(world: ContainerCompany, fault: faults.SlowLink) -> Iterable[str]:
+def _slow_link(world: ContainerBase, fault: faults.SlowLink) -> Iterable[str]:
     world.networks.shape(fault.peers[:1], fault.peers[1:], fault.shape)
     return fault.peers
 
 
-def _slow_links(world: ContainerCompany, fault: faults.SlowLinks) -> Iterable[str]:
+def _slow_links(world: ContainerBase, fault: faults.SlowLinks) -> Iterable[str]:
     cause = object()
     world.networks.shape(fault.peers, fault.others, fault.shape, cause=cause)
     world.after(fault.seconds, partial(_mend, world, cause))
     return tuple(dict.fromkeys((*fault.peers, *fault.others)))
 
 
-def _limit_cpu(world: ContainerCompany, fault: faults.LimitCpu | faults.SlowDevice) -> Iterable[str]:
+def _limit_cpu(world: ContainerBase, fault: faults.LimitCpu | faults.SlowDevice) -> Iterable[str]:
     """The whole container gets that share of the processors. Its later starts have no more: the machine has become a
     slower one."""
     peer, share = _running(world, fault.peer), world.share(fault)
@@ -137,7 +137,7 @@ def _limit_cpu(world: ContainerCompany, fault: faults.LimitCpu | faults.SlowDevi
     return (fault.peer,)
 
 
-def _limit_memory(world: ContainerCompany, fault: faults.LimitMemory) -> Iterable[str]:
+def _limit_memory(world: ContainerBase, fault: faults.LimitMemory) -> Iterable[str]:
     """Kernels refuse (cgroup v1) or defer a limit below what is held: then it is what is held now. Something in the
     container asks for more at once, and the kernel kills the peer, as it would at its own next request."""
     peer = _running(world, fault.peer)
@@ -157,7 +157,7 @@ def _limit_memory(world: ContainerCompany, fault: faults.LimitMemory) -> Iterabl
 _USAGE = "cat /sys/fs/cgroup/memory/memory.usage_in_bytes /sys/fs/cgroup/memory.current 2>/dev/null | head -n 1"
 
 
-def _hog(world: ContainerCompany, peer: Contained, mib: int) -> None:
+def _hog(world: ContainerBase, peer: Contained, mib: int) -> None:
     """Ask for so much in a peer's container, the peer being the first to be killed for it."""
     try:
         world.engine.call(
@@ -167,7 +167,7 @@ def _hog(world: ContainerCompany, peer: Contained, mib: int) -> None:
         return  # its container is gone: that is what it was for
 
 
-def _fill_disk(world: ContainerCompany, fault: faults.FillDisk) -> Iterable[str]:
+def _fill_disk(world: ContainerBase, fault: faults.FillDisk) -> Iterable[str]:
     peer = _running(world, fault.peer)
     if peer.spec.disk_mib is None:
         raise CannotInflict(f"fill_disk: {fault.peer} has the machine's disk; give it one with a limit of disk_mib")
@@ -176,13 +176,13 @@ def _fill_disk(world: ContainerCompany, fault: faults.FillDisk) -> Iterable[str]
     return (fault.peer,)
 
 
-def _free_disk(world: ContainerCompany, fault: faults.FreeDisk) -> Iterable[str]:
+def _free_disk(world: ContainerBase, fault: faults.FreeDisk) -> Iterable[str]:
     filler = f"{container_start.HOME}/{container_start.FILLER}"
     world.engine.call("exec", container_start.holder(world, world.peers[fault.peer]), "rm", "-f", filler)
     return (fault.peer,)
 
 
-def _skew_clock(world: ContainerCompany, fault: faults.SkewClock) -> tuple[str, ...]:
+def _skew_clock(world: ContainerBase, fault: faults.SkewClock) -> tuple[str, ...]:
     """Set the wall clock that a peer's processes see, in its later starts as well, but for the daemon's, whose program
     calls no library. Raises EngineError, and CannotInflict where it has no effect, or none that could be seen: of a
     peer that does not run or is paused."""
@@ -196,7 +196,7 @@ def _skew_clock(world: ContainerCompany, fault: faults.SkewClock) -> tuple[str, 
     return (fault.peer,)
 
 
-def _check_clock(world: ContainerCompany, fault: faults.SkewClock) -> None:
+def _check_clock(world: ContainerBase, fault: faults.SkewClock) -> None:
     """Programs pass over a library that was made for others: the clock must be nearer to what it was set to than to
     ours, but for the second that it does not show and the time that it takes to look."""
     clock = SystemClock()
@@ -210,7 +210,7 @@ def _check_clock(world: ContainerCompany, fault: faults.SkewClock) -> None:
         )
 
 
-def _restart(world: ContainerCompany, fault: faults.Restart) -> Iterable[str]:
+def _restart(world: ContainerBase, fault: faults.Restart) -> Iterable[str]:
     peer = world.peers[fault.peer]
     world.kill([peer])
     if not fault.keep_disk:
@@ -219,7 +219,7 @@ def _restart(world: ContainerCompany, fault: faults.Restart) -> Iterable[str]:
     return (fault.peer,)
 
 
-def _upgrade(world: ContainerCompany, fault: faults.Upgrade) -> Iterable[str]:
+def _upgrade(world: ContainerBase, fault: faults.Upgrade) -> Iterable[str]:
     peer = _running(world, fault.peer)
     was = peer.container
     world.engine.call("kill", "--signal", "TERM", was)
@@ -237,7 +237,7 @@ def _upgrade(world: ContainerCompany, fault: faults.Upgrade) -> Iterable[str]:
     return (fault.peer,)
 
 
-def _running(world: ContainerCompany, name: str) -> Contained:
+def _running(world: ContainerBase, name: str) -> Contained:
     if not world.alive(name):
         raise CannotInflict(f"{name} does not run now")
     return world.peers[name]
@@ -265,7 +265,7 @@ DOERS: Mapping[type[Fault], Callable[[Any, Any], Iterable[str]]] = {
 }
 
 
-class ContainerWorld(ContainerCompany):
+class ContainerWorld(ContainerBase):
     """Implements :class:`peers.chaos.world.PlayWorld`: containers, and the faults that can be done to them."""
 
     def check(self, fault: Fault) -> None:

@@ -19,8 +19,8 @@ from types import TracebackType
 from typing import Self
 
 from peers.chaos import container_start, leftovers
-from peers.chaos.company import Company
-from peers.chaos.container_networks import Networks
+from peers.chaos.company import BaseWorld
+from peers.chaos.container_networks import ContainerNetworks
 from peers.chaos.container_start import Contained
 from peers.chaos.engine import Engine, EngineError, Watcher
 from peers.chaos.nemesis import Nemesis, check_events, check_files, check_kind
@@ -31,7 +31,7 @@ ENDED_S = 30.0
 """How long the engine may take to end what was killed."""
 
 
-class ContainerCompany(Company[Contained]):
+class ContainerBase(BaseWorld[Contained]):
     """All of a :class:`~peers.chaos.container_world.ContainerWorld` but its faults.
 
     ``upgrade`` is the image that peers are upgraded to; without one they come back in the same.
@@ -39,7 +39,7 @@ class ContainerCompany(Company[Contained]):
 
     kind = "containers"
     LOOK_EVERY_S = 0.01
-    networks: Networks
+    networks: ContainerNetworks
 
     def __init__(self, root: Path, image: str = IMAGE, *, upgrade: str | None = None) -> None:
         super().__init__(root.absolute())
@@ -47,7 +47,7 @@ class ContainerCompany(Company[Contained]):
         self.engine = Engine(secrets.token_hex(4))
         self.watcher = Watcher(self.engine)
         self.nemesis = Nemesis(self.engine)
-        self.networks = Networks(self.engine, self.nemesis)
+        self.networks = ContainerNetworks(self.engine, self.nemesis)
         self.skewed: set[str] = set()
         self.pool = ThreadPoolExecutor(8, "containers")
 

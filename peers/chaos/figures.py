@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from peers.chaos.invariants.check import Report
 from peers.chaos.invariants.evidence import Evidence
 from peers.chaos.invariants.findings import MARKS
-from peers.chaos.lives import Life, Struck
+from peers.chaos.lives import PeerLifetime, Struck
 
 Number = float | int | None
 
@@ -42,7 +42,7 @@ FIGURES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Presence:
+class ReplicaPresence:
     """A replica of a stage was there from one moment to another."""
 
     stage: int
@@ -51,7 +51,7 @@ class Presence:
 
 
 @dataclass(frozen=True, slots=True)
-class Closing:
+class StepClosing:
     """A step, when the first peer told it closed, and what counted in it."""
 
     step: int
@@ -69,7 +69,7 @@ class Played:
     evidence: Evidence
     report: Report
     strikes: Sequence[Struck]
-    lives: Sequence[Life]
+    lives: Sequence[PeerLifetime]
     stages: int
     deaths: int = 0
     forced: int = 0
@@ -77,13 +77,13 @@ class Played:
     by_clock: bool = False
 
 
-def closings(evidence: Evidence) -> tuple[Closing, ...]:
+def closings(evidence: Evidence) -> tuple[StepClosing, ...]:
     """Every step in order, at the time when the first peer told it."""
-    first: dict[int, Closing] = {}
+    first: dict[int, StepClosing] = {}
     for fact in evidence.of("StepClosed"):
         known = first.get(fact.step)
         if known is None or fact.wall < known.wall:
-            first[fact.step] = Closing(fact.step, fact.wall, int(fact.fields["tokens"]), float(fact.fields["loss"]))
+            first[fact.step] = StepClosing(fact.step, fact.wall, int(fact.fields["tokens"]), float(fact.fields["loss"]))
     return tuple(first[step] for step in sorted(first))
 
 
@@ -123,7 +123,7 @@ def by_kind(strikes: Iterable[Struck]) -> dict[str, int]:
     return dict(Counter(strike.kind for strike in strikes if counts(strike)))
 
 
-def _throughput(played: Played, closed: Sequence[Closing], struck: Sequence[Struck]) -> dict[str, Number]:
+def _throughput(played: Played, closed: Sequence[StepClosing], struck: Sequence[Struck]) -> dict[str, Number]:
     """Retained: committed tokens a second from the last step closed before the first strike to the last step of the
     play (to its end, where that was a matter of time), ÷ those from the run's first step to that moment; and ÷ the
     share of capacity that was left meanwhile."""
@@ -164,7 +164,7 @@ _RATES = (
 )
 
 
-def capacity(presences: Iterable[Presence], stages: int, rate: float, from_s: float, to_s: float) -> float:
+def capacity(presences: Iterable[ReplicaPresence], stages: int, rate: float, from_s: float, to_s: float) -> float:
     """Microbatches that a run could have computed in the window: a replica takes ``rate`` a second, and a run what the
     stage with the fewest replicas at that moment takes. O(n log n)."""
     changes: list[tuple[float, int, int]] = []
@@ -184,7 +184,7 @@ def capacity(presences: Iterable[Presence], stages: int, rate: float, from_s: fl
 def _capacity(played: Played, calm_s: float, began_s: float, ended_s: float) -> float:
     """Time-mean of the smallest number of ready replicas that a stage has, ÷ the same while nothing was struck."""
     spans = [
-        Presence(int(span.part.removeprefix("stage-")), span.from_s, span.to_s)
+        ReplicaPresence(int(span.part.removeprefix("stage-")), span.from_s, span.to_s)
         for life in played.lives
         for span in life.spans
         if span.state in ("ready", "leaving") and span.part.startswith("stage-")
@@ -194,7 +194,7 @@ def _capacity(played: Played, calm_s: float, began_s: float, ended_s: float) -> 
     return since / before if before else 0.0
 
 
-def _participation(evidence: Evidence, struck: Sequence[Struck], closed: Sequence[Closing]) -> float | None:
+def _participation(evidence: Evidence, struck: Sequence[Struck], closed: Sequence[StepClosing]) -> float | None:
     """Of each part and step that was closed since the first strike, as the member that saw most replicas live told
     it."""
     first = min((strike.wall for strike in struck), default=-math.inf)
@@ -209,7 +209,7 @@ def _participation(evidence: Evidence, struck: Sequence[Struck], closed: Sequenc
     return round(sum(min(seen) for seen in told.values()) / live, 4) if live else None
 
 
-def _ready_again(lives: Sequence[Life], closed: Sequence[Closing]) -> float | None:
+def _ready_again(lives: Sequence[PeerLifetime], closed: Sequence[StepClosing]) -> float | None:
     """The longest span of joining that ended with being ready, of those that began in the run."""
     began = closed[0].wall if closed else math.inf
     found = [

@@ -72,7 +72,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class PeerLifetime:
     """All of a peer."""
 
     player: Player
@@ -100,7 +100,7 @@ def lives(
     strikes: Sequence[Struck],
     ends: Mapping[str, Sequence[float]],
     to_s: float,
-) -> tuple[Life, ...]:
+) -> tuple[PeerLifetime, ...]:
     """One for each player, in their order, until ``to_s``. ``ends`` are when each was seen to have ended."""
     facts: dict[str, list[Fact]] = {}
     for fact in evidence.of(*_STATES, "PeerStarted", "PeerReady"):
@@ -110,7 +110,7 @@ def lives(
         changes = [change for fact in facts.get(player.identity, []) for change in _told(fact)]
         changes += [change for strike in strikes for change in _done(strike, player.name)]
         changes += [_Change(wall, 2, "absent") for wall in ends.get(player.name, ())]
-        found.append(Life(player, tuple(_spans(sorted(changes, key=lambda one: (one.wall, one.rank)), to_s))))
+        found.append(PeerLifetime(player, tuple(_spans(sorted(changes, key=lambda one: (one.wall, one.rank)), to_s))))
     return tuple(found)
 
 

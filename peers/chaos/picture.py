@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
-from peers.chaos.figures import Closing, counts
-from peers.chaos.lives import Life, Span, State, Struck
+from peers.chaos.figures import StepClosing, counts
+from peers.chaos.lives import PeerLifetime, Span, State, Struck
 from peers.local.plot import Axis, line, text, ticks
 
 WIDTH, LEFT, RIGHT, TOP = 1080, 132, 28, 84
@@ -42,11 +42,13 @@ INK, GRID, FAINT, LOSS, STRUCK = "#222222", "#e3e3e3", "#8a8a8a", "#2a6fbb", "#c
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    life: Life
+    life: PeerLifetime
     y: float
 
 
-def picture_svg(title: str, lives: Sequence[Life], strikes: Sequence[Struck], closed: Sequence[Closing]) -> str:
+def picture_svg(
+    title: str, lives: Sequence[PeerLifetime], strikes: Sequence[Struck], closed: Sequence[StepClosing]
+) -> str:
     """A complete SVG document. Peers are grouped by region, in their order; losses that are not finite are left out."""
     trained = [one.wall for one in closed if one.tokens]
     zero = trained[0] if trained else min((span.from_s for life in lives for span in life.spans), default=0.0)
@@ -71,7 +73,7 @@ def picture_svg(title: str, lives: Sequence[Life], strikes: Sequence[Struck], cl
     )
 
 
-def _rows(lives: Sequence[Life]) -> tuple[list[_Row], list[tuple[str, float, float]], float]:
+def _rows(lives: Sequence[PeerLifetime]) -> tuple[list[_Row], list[tuple[str, float, float]], float]:
     """(rows, (region, from, to) of each group, where they end)."""
     regions = sorted({life.player.region for life in lives})
     rows, groups, y = list[_Row](), list[tuple[str, float, float]](), float(TOP)
@@ -159,7 +161,7 @@ def _times(x: Axis, rows: Sequence[_Row], top: float) -> Iterator[str]:
     yield text((x.start + x.end) / 2, bottom + 38, "seconds since the first step closed")
 
 
-def _loss(closed: Sequence[Closing], x: Axis, zero: float, top: float) -> Iterator[str]:
+def _loss(closed: Sequence[StepClosing], x: Axis, zero: float, top: float) -> Iterator[str]:
     points = [(one.wall - zero, one.loss) for one in closed if math.isfinite(one.loss) and one.tokens]
     losses = [loss for _, loss in points] or [0.0, 1.0]
     margin = 0.08 * (max(losses) - min(losses)) or 0.5

@@ -13,16 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from peers.chaos.cast import FOUNDER, Cast
+from peers.chaos.cast import FOUNDER, SwarmSpec
 from peers.chaos.faults import CannotInflict
 from peers.chaos.lives import End
 from peers.chaos.plan import FaultPlan
 from peers.chaos.scenario import Scenario
 from peers.chaos.schedule import Draw
-from peers.chaos.striker import Striker
+from peers.chaos.striker import FaultInjector
 from peers.chaos.strikes import Planned
 from peers.chaos.timeline import Timeline
-from peers.chaos.watch import Watch
+from peers.chaos.watch import RunWatch
 from peers.chaos.world import PlayWorld
 from peers.console.interrupt import Interrupted, check
 from swarm.errors import SwarmError
@@ -48,7 +48,7 @@ class PlayFailed(SwarmError):
 
 
 @dataclass(slots=True)
-class Outcome:
+class PlayOutcome:
     """What a play leaves for its report: everybody that was ``started``, who ended when, how often events ``happened``
     (those that a full disk did not take, too), and as ``problems`` why it did not go as it should. Farewells do not
     count: it ``ended`` when all began to leave, at the end of the run or, ``by_clock``, because its time was up. Of one
@@ -69,29 +69,29 @@ class Play:
     """Runs once. ``planned`` are strikes at events and times, ``draws`` those that begin after the baseline."""
 
     def __init__(
-        self, scenario: Scenario, cast: Cast, world: PlayWorld, planned: Sequence[Planned], draws: Sequence[Draw]
+        self, scenario: Scenario, cast: SwarmSpec, world: PlayWorld, planned: Sequence[Planned], draws: Sequence[Draw]
     ) -> None:
         self._scenario, self._cast, self._world = scenario, cast, world
         self._planned, self._draws = planned, draws
-        self.watch = Watch(world.stamps)
-        self.outcome = Outcome()
+        self.watch = RunWatch(world.stamps)
+        self.outcome = PlayOutcome()
         self._up: set[str] = set()
         self._suspects: set[str] = set()
         self._look_at = 0.0
         self._never = threading.Event()
 
-    def run(self, say: Callable[[str], None]) -> Outcome:
+    def run(self, say: Callable[[str], None]) -> PlayOutcome:
         """Play it; never leaves anybody running. What goes wrong is among the outcome's problems; Ctrl-C ends the play
         as if its time were up, and passes."""
         timeline = Timeline(say, self._name)
-        striker: Striker | None = None
+        striker: FaultInjector | None = None
         self.watch.on_heard.append(timeline.heard)
         self._world.listen(self.watch.hear)
         self.outcome.began = self._world.wall()
         try:
             self._start(timeline)
             plan = FaultPlan(*(one.strike for one in self._planned), world=self._world)
-            striker = Striker(self._scenario, self._cast, self._world, plan, self.watch, timeline)
+            striker = FaultInjector(self._scenario, self._cast, self._world, plan, self.watch, timeline)
             self._strike(striker, timeline)
             self.outcome.problems += striker.problems()
         except (PlayFailed, CannotInflict) as error:
@@ -153,7 +153,7 @@ class Play:
 
     # --- striking ------------------------------------------------------------------------------------------------
 
-    def _strike(self, striker: Striker, timeline: Timeline) -> None:
+    def _strike(self, striker: FaultInjector, timeline: Timeline) -> None:
         said = False
         began, until = self.watch.first_closed or self._world.wall(), self._scenario.until
         minutes = until.minutes
@@ -190,13 +190,13 @@ class Play:
         happened = self.watch.so_far()
         return all(happened[kind] >= times for kind, times in self._scenario.expect.happened.items())
 
-    def _look(self, striker: Striker) -> None:
+    def _look(self, striker: FaultInjector) -> None:
         """Some twice a second: a world may ask an engine."""
         if time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + LOOK_AT_PEERS_S
             self._see(striker)
 
-    def _see(self, striker: Striker) -> None:
+    def _see(self, striker: FaultInjector) -> None:
         """Who has ended since the last look, and who is here anew. Raises PlayFailed for one that nothing explains, at
         the second look."""
         self.outcome.ends += striker.take_overtaken()

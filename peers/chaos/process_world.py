@@ -19,7 +19,7 @@ from peers.chaos import faults, means
 from peers.chaos.cast import twin_of
 from peers.chaos.common_faults import COMMON
 from peers.chaos.faults import CannotInflict, Fault
-from peers.chaos.processes import ProcessCompany
+from peers.chaos.processes import ProcessBase
 from peers.chaos.shaping import APART
 
 DAEMON = "p2pd"
@@ -35,7 +35,7 @@ LINKED = (
 """What is done with proxies."""
 
 
-def _kill(world: ProcessCompany, fault: faults.Kill) -> Iterable[str]:
+def _kill(world: ProcessBase, fault: faults.Kill) -> Iterable[str]:
     names = world.living(fault)
     alive = [world.peers[name] for name in names]
     means.signal_all([peer.pid for peer in alive], signal.SIGSTOP)  # all at the same moment
@@ -45,7 +45,7 @@ def _kill(world: ProcessCompany, fault: faults.Kill) -> Iterable[str]:
     return names
 
 
-def _kill_daemon(world: ProcessCompany, fault: faults.KillDaemon) -> Iterable[str]:
+def _kill_daemon(world: ProcessBase, fault: faults.KillDaemon) -> Iterable[str]:
     world.living(fault)
     daemons = [one.pid for one in means.family(world.peers[fault.peer].pid)[1:] if DAEMON in means.command_of(one)]
     if not daemons:
@@ -54,7 +54,7 @@ def _kill_daemon(world: ProcessCompany, fault: faults.KillDaemon) -> Iterable[st
     return (fault.peer,)
 
 
-def _pause(world: ProcessCompany, fault: faults.Pause) -> Iterable[str]:
+def _pause(world: ProcessBase, fault: faults.Pause) -> Iterable[str]:
     names = world.living(fault)
     for name in names:
         world.pause(world.peers[name])
@@ -62,18 +62,18 @@ def _pause(world: ProcessCompany, fault: faults.Pause) -> Iterable[str]:
     return names
 
 
-def _resume(world: ProcessCompany, fault: faults.Resume) -> Iterable[str]:
+def _resume(world: ProcessBase, fault: faults.Resume) -> Iterable[str]:
     world.pauses.forget(fault.peers)
     _let_go(world, fault.peers)
     return fault.peers
 
 
-def _let_go(world: ProcessCompany, names: Iterable[str]) -> None:
+def _let_go(world: ProcessBase, names: Iterable[str]) -> None:
     for name in names:
         world.resume(world.peers[name])
 
 
-def _stop(world: ProcessCompany, fault: faults.Stop) -> Iterable[str]:
+def _stop(world: ProcessBase, fault: faults.Stop) -> Iterable[str]:
     names = world.living(fault)
     told = [(world.peers[name], world.peers[name].starts[-1]) for name in names]
     means.signal_all([peer.pid for peer, _ in told], signal.SIGTERM)
@@ -88,7 +88,7 @@ def _stop(world: ProcessCompany, fault: faults.Stop) -> Iterable[str]:
     return names
 
 
-def _partition(world: ProcessCompany, fault: faults.Partition) -> Iterable[str]:
+def _partition(world: ProcessBase, fault: faults.Partition) -> Iterable[str]:
     if world.links is not None:
         cause = object()
         world.links.cut(fault.peers, fault.others, both=not fault.one_way, cause=cause)
@@ -96,19 +96,19 @@ def _partition(world: ProcessCompany, fault: faults.Partition) -> Iterable[str]:
     return (*fault.peers, *fault.others)
 
 
-def _heal(world: ProcessCompany, fault: faults.Heal) -> Iterable[str]:
+def _heal(world: ProcessBase, fault: faults.Heal) -> Iterable[str]:
     if world.links is not None:
         world.links.heal(but=APART)  # who is off a network stays so until reconnect
     return ()
 
 
-def _slow_link(world: ProcessCompany, fault: faults.SlowLink) -> Iterable[str]:
+def _slow_link(world: ProcessBase, fault: faults.SlowLink) -> Iterable[str]:
     if world.links is not None:
         world.links.slow(*fault.peers, fault.shape)
     return fault.peers
 
 
-def _slow_links(world: ProcessCompany, fault: faults.SlowLinks) -> Iterable[str]:
+def _slow_links(world: ProcessBase, fault: faults.SlowLinks) -> Iterable[str]:
     if world.links is not None:
         cause = object()
         for one, other in product(fault.peers, fault.others):
@@ -118,7 +118,7 @@ def _slow_links(world: ProcessCompany, fault: faults.SlowLinks) -> Iterable[str]
     return tuple(dict.fromkeys((*fault.peers, *fault.others)))
 
 
-def _corrupt_bytes(world: ProcessCompany, fault: faults.CorruptBytes) -> Iterable[str]:
+def _corrupt_bytes(world: ProcessBase, fault: faults.CorruptBytes) -> Iterable[str]:
     """Streams are authenticated: what shows is a connection that breaks."""
     if world.links is not None:
         world.links.spoil(*fault.peers, fault.messages)
@@ -126,7 +126,7 @@ def _corrupt_bytes(world: ProcessCompany, fault: faults.CorruptBytes) -> Iterabl
     return fault.peers
 
 
-def _limit_cpu(world: ProcessCompany, fault: faults.LimitCpu | faults.SlowDevice) -> Iterable[str]:
+def _limit_cpu(world: ProcessBase, fault: faults.LimitCpu | faults.SlowDevice) -> Iterable[str]:
     """The whole first process gets that share of a processor, its network loop too. Its later starts have no more: the
     machine has become a slower one."""
     world.living(fault)
@@ -136,7 +136,7 @@ def _limit_cpu(world: ProcessCompany, fault: faults.LimitCpu | faults.SlowDevice
     return (fault.peer,)
 
 
-def _fill_disk(world: ProcessCompany, fault: faults.FillDisk) -> Iterable[str]:
+def _fill_disk(world: ProcessBase, fault: faults.FillDisk) -> Iterable[str]:
     """No file of the peer can grow (EFBIG where a full disk says ENOSPC): both are OSErrors of the write. A start that
     finds its disk full has the same limit."""
     world.living(fault)
@@ -147,14 +147,14 @@ def _fill_disk(world: ProcessCompany, fault: faults.FillDisk) -> Iterable[str]:
     return (fault.peer,)
 
 
-def _free_disk(world: ProcessCompany, fault: faults.FreeDisk) -> Iterable[str]:
+def _free_disk(world: ProcessBase, fault: faults.FreeDisk) -> Iterable[str]:
     limit = world.limits.pop(fault.peer, None)
     if limit is not None and world.alive(fault.peer):
         means.let_files_grow(world.peers[fault.peer].pid, limit)
     return (fault.peer,)
 
 
-def _skew_clock(world: ProcessCompany, fault: faults.SkewClock) -> Iterable[str]:
+def _skew_clock(world: ProcessBase, fault: faults.SkewClock) -> Iterable[str]:
     """The wall clock that its processes see, but for the daemon's, whose program calls no library."""
     if world.clocks is None:
         raise CannotInflict(means.NO_FAKETIME)
@@ -163,7 +163,7 @@ def _skew_clock(world: ProcessCompany, fault: faults.SkewClock) -> Iterable[str]
     return (fault.peer,)
 
 
-def _restart(world: ProcessCompany, fault: faults.Restart) -> Iterable[str]:
+def _restart(world: ProcessBase, fault: faults.Restart) -> Iterable[str]:
     peer = world.peers[fault.peer]
     world.kill(peer)
     if not fault.keep_disk:
@@ -173,7 +173,7 @@ def _restart(world: ProcessCompany, fault: faults.Restart) -> Iterable[str]:
     return (fault.peer,)
 
 
-def _upgrade(world: ProcessCompany, fault: faults.Upgrade) -> Iterable[str]:
+def _upgrade(world: ProcessBase, fault: faults.Upgrade) -> Iterable[str]:
     """There is one version on this machine: what is left of it is to leave in order, and to come back."""
     world.living(fault)
     peer = world.peers[fault.peer]
@@ -195,7 +195,7 @@ def _upgrade(world: ProcessCompany, fault: faults.Upgrade) -> Iterable[str]:
     return (fault.peer,)
 
 
-def _twin(world: ProcessCompany, fault: faults.Twin) -> Iterable[str]:
+def _twin(world: ProcessBase, fault: faults.Twin) -> Iterable[str]:
     """A second peer ``<name>-twin``, with a copy of the first one's key."""
     peer = world.peers[fault.peer]
     spec = replace(peer.spec, name=twin_of(peer.name))
@@ -229,7 +229,7 @@ DOERS: Mapping[type[Fault], Callable[[Any, Any], Iterable[str]]] = {
 }
 
 
-class ProcessWorld(ProcessCompany):
+class ProcessWorld(ProcessBase):
     """Implements :class:`peers.chaos.world.PlayWorld`: processes, and the faults that can be done to them."""
 
     def check(self, fault: Fault) -> None:

@@ -23,10 +23,10 @@ from types import TracebackType
 from typing import Self
 
 from peers.chaos import means
-from peers.chaos.company import Company
+from peers.chaos.company import BaseWorld
 from peers.chaos.faults import CannotInflict
 from peers.chaos.forks import Forked, Forks
-from peers.chaos.shaping import LOOPBACK, Networks, ShapedLinks, free_port
+from peers.chaos.shaping import LOOPBACK, NetworkCuts, ShapedLinks, free_port
 from peers.chaos.world import PeerSpec, filled
 from swarm.network.libp2p.rundir import sweep_temporary, sweep_under
 
@@ -73,7 +73,7 @@ class RealPeer:
         return [member.pid for member in means.family(self.pid)] if self.alive else []
 
 
-class ProcessCompany(Company[RealPeer]):
+class ProcessBase(BaseWorld[RealPeer]):
     """All of a :class:`~peers.chaos.process_world.ProcessWorld` but its faults.
 
     ``links`` are needed for partitions, slow links, networks and corrupted bytes: without them those are refused.
@@ -82,12 +82,12 @@ class ProcessCompany(Company[RealPeer]):
 
     kind = "processes"
     LOOK_EVERY_S = 0.005
-    networks: Networks
+    networks: NetworkCuts
 
     def __init__(self, root: Path, links: ShapedLinks | None = None, *, skewed: bool = False) -> None:
         super().__init__(root)
         self.links = links
-        self.networks = Networks(links)
+        self.networks = NetworkCuts(links)
         self.clocks = root / "clocks" if skewed else None
         self.slowed: dict[str, means.Slowed] = {}
         self.paused: set[str] = set()

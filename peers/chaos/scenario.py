@@ -128,37 +128,37 @@ class When(Section):
 
 
 @dataclass(frozen=True, slots=True)
-class Takes:
+class FaultKeys:
     """Keys that must be there, and that may."""
 
     needs: tuple[str, ...] = ()
     may: tuple[str, ...] = ()
 
 
-KINDS: Mapping[str, Takes] = {
-    "kill": Takes(("peers",), _BACK),
-    "kill_daemon": Takes(("peers",)),
-    "pause": Takes(("peers",), ("seconds",)),
-    "resume": Takes(("peers",)),
-    "stop": Takes(("peers",), ("grace_s", *_BACK)),
-    "partition": Takes(("peers", "others"), ("one_way", "seconds")),
-    "heal": Takes(),
-    "slow_links": Takes(("peers", "others"), ("seconds", *_SHAPE)),
-    "disconnect": Takes(("peers",), ("network", "seconds")),
-    "reconnect": Takes(("peers",), ("network",)),
-    "corrupt_bytes": Takes(("peers", "others"), ("messages",)),
-    "slow_device": Takes(("peers", "factor")),
-    "limit_cpu": Takes(("peers", "cpus")),
-    "limit_memory": Takes(("peers", "mib"), _BACK),
-    "fill_disk": Takes(("peers",)),
-    "free_disk": Takes(("peers",)),
-    "skew_clock": Takes(("peers", "offset_s")),
-    "restart": Takes(("peers",), ("keep_disk",)),
-    "upgrade": Takes(("peers",), ("grace_s",)),
-    "start": Takes(("peers",)),
-    "moment": Takes(),
-    "twin": Takes(("peers",)),
-    "joiner_storm": Takes(("count",)),
+KINDS: Mapping[str, FaultKeys] = {
+    "kill": FaultKeys(("peers",), _BACK),
+    "kill_daemon": FaultKeys(("peers",)),
+    "pause": FaultKeys(("peers",), ("seconds",)),
+    "resume": FaultKeys(("peers",)),
+    "stop": FaultKeys(("peers",), ("grace_s", *_BACK)),
+    "partition": FaultKeys(("peers", "others"), ("one_way", "seconds")),
+    "heal": FaultKeys(),
+    "slow_links": FaultKeys(("peers", "others"), ("seconds", *_SHAPE)),
+    "disconnect": FaultKeys(("peers",), ("network", "seconds")),
+    "reconnect": FaultKeys(("peers",), ("network",)),
+    "corrupt_bytes": FaultKeys(("peers", "others"), ("messages",)),
+    "slow_device": FaultKeys(("peers", "factor")),
+    "limit_cpu": FaultKeys(("peers", "cpus")),
+    "limit_memory": FaultKeys(("peers", "mib"), _BACK),
+    "fill_disk": FaultKeys(("peers",)),
+    "free_disk": FaultKeys(("peers",)),
+    "skew_clock": FaultKeys(("peers", "offset_s")),
+    "restart": FaultKeys(("peers",), ("keep_disk",)),
+    "upgrade": FaultKeys(("peers",), ("grace_s",)),
+    "start": FaultKeys(("peers",)),
+    "moment": FaultKeys(),
+    "twin": FaultKeys(("peers",)),
+    "joiner_storm": FaultKeys(("count",)),
 }
 
 
@@ -218,7 +218,7 @@ class FaultEntry(Section):
         return self
 
 
-class Schedule(Section):
+class FaultSchedule(Section):
     """``[schedule]``: strikes drawn by the seed, one in each of equal spans of ``3600 / per_hour`` seconds. ``kinds``
     have weights; who is struck is drawn ``among`` those alive and ready, but for the last ready replica of a stage, the
     last trainer, and who is struck already. Killed or stopped peers are back after ``back_s`` (from, to) seconds,
@@ -289,7 +289,7 @@ class Scenario(Section):
     swarm: SwarmSection = SwarmSection()
     until: Until
     fault: tuple[FaultEntry, ...] = ()
-    schedule: Schedule | None = None
+    schedule: FaultSchedule | None = None
     trace: TraceSection | None = None
     expect: Expect = Expect()
 

@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers.chaos.scenario import Schedule, TraceSection
+from peers.chaos.scenario import FaultSchedule, TraceSection
 from swarm.errors import ConfigError
 
 EDGE = 0.1
@@ -45,7 +45,7 @@ class Draw:
     new_disk: bool = False
 
 
-def draws(schedule: Schedule, seed: int, seconds: float) -> tuple[Draw, ...]:
+def draws(schedule: FaultSchedule, seed: int, seconds: float) -> tuple[Draw, ...]:
     """The strikes of so many seconds, in order. Equal arguments give equal draws; a longer time only adds some."""
     rng = random.Random(f"chaos {seed}")
     span = 3600.0 / schedule.per_hour

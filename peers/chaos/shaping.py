@@ -6,7 +6,7 @@
         links.cut(("host-0",), ("trainer-0",))
 
 A peer listens on the port that :meth:`ShapedLinks.options` chose and announces its proxy's; who calls is found out from
-the kernel's table of connections, by process. :class:`Networks` cuts the links of peers that share no network.
+the kernel's table of connections, by process. :class:`NetworkCuts` cuts the links of peers that share no network.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def shaped(description: Mapping[str, Any] | None = None) -> Iterator[ShapedLinks
         links.close()
 
 
-class Networks:
+class NetworkCuts:
     """Peers on networks, and the links that are cut because two have none in common. Without links nothing is cut."""
 
     def __init__(self, links: ShapedLinks | None) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from peers.chaos import faults
-from peers.chaos.cast import FOUNDER, Cast, twin_of
+from peers.chaos.cast import FOUNDER, SwarmSpec, twin_of
 from peers.chaos.faults import CODES, KILLED, CannotInflict, Fault
 from peers.chaos.lives import End
 from peers.chaos.plan import FaultPlan, Fired, Strike
@@ -14,7 +14,7 @@ from peers.chaos.scenario import Scenario
 from peers.chaos.schedule import Draw, choose
 from peers.chaos.strikes import NEVER, Planned
 from peers.chaos.timeline import Timeline
-from peers.chaos.watch import Watch
+from peers.chaos.watch import RunWatch
 from peers.chaos.world import PlayWorld
 
 BACK, DRAWN = "back:", "drawn:"
@@ -32,11 +32,17 @@ class _Timed:
     strike: Strike
 
 
-class Striker:
+class FaultInjector:
     """Called from the play's loop only. ``started`` are those whom a strike started."""
 
     def __init__(
-        self, scenario: Scenario, cast: Cast, world: PlayWorld, plan: FaultPlan, watch: Watch, timeline: Timeline
+        self,
+        scenario: Scenario,
+        cast: SwarmSpec,
+        world: PlayWorld,
+        plan: FaultPlan,
+        watch: RunWatch,
+        timeline: Timeline,
     ) -> None:
         self._scenario, self._cast, self._world = scenario, cast, world
         self._plan, self._watch, self._timeline = plan, watch, timeline

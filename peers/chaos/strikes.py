@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from peers.chaos import faults
-from peers.chaos.cast import FOUNDER, JOINER, TWIN, Cast
+from peers.chaos.cast import FOUNDER, JOINER, TWIN, SwarmSpec
 from peers.chaos.faults import Fault
 from peers.chaos.plan import On, Strike
 from peers.chaos.scenario import FaultEntry, Scenario, When
@@ -32,7 +32,7 @@ class Planned:
     keep_disk: bool = True
 
 
-def planned(scenario: Scenario, cast: Cast) -> tuple[Planned, ...]:
+def planned(scenario: Scenario, cast: SwarmSpec) -> tuple[Planned, ...]:
     """All of a scenario's tables, in order. Raises ConfigError for peers that are not there, and for labels that are
     not unique or not known."""
     found: list[Planned] = []
@@ -66,14 +66,14 @@ def _check_labels(strikes: list[Strike]) -> None:
             raise ConfigError("fault.on.after", strike.on.after, f"a label: {', '.join(labels)}", "Correct it.")
 
 
-def _on(when: When, cast: Cast, key: str) -> On:
+def _on(when: When, cast: SwarmSpec, key: str) -> On:
     if when.peer and when.peer not in cast.names and not _LATECOMER.fullmatch(when.peer):
         known = ", ".join(cast.names)
         raise ConfigError(f"{key}.on.peer", when.peer, f"one of {known}", "Correct the name, or leave it out: anybody.")
     return On(when.event, when.peer, when.nth, dict(when.where), when.after)
 
 
-def _faults(entry: FaultEntry, cast: Cast, key: str) -> Iterator[Fault]:
+def _faults(entry: FaultEntry, cast: SwarmSpec, key: str) -> Iterator[Fault]:
     """One for all peers where the fault takes many, else one for each, or each pair."""
     peers = cast.chosen(entry.peers, f"{key}.peers")
     others = cast.chosen(entry.others, f"{key}.others")

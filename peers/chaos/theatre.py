@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from peers.chaos import schedule
-from peers.chaos.cast import Cast, cast_of, manifest_of, trainers_of
+from peers.chaos.cast import SwarmSpec, cast_of, manifest_of, trainers_of
 from peers.chaos.faults import Fault, Kill, KillDaemon, Pause, Stop
 from peers.chaos.lives import Player
 from peers.chaos.picture import picture_svg
-from peers.chaos.play import Outcome, Play
+from peers.chaos.play import Play, PlayOutcome
 from peers.chaos.scenario import Scenario, load_scenario
 from peers.chaos.schedule import Draw
 from peers.chaos.strikes import Planned, planned
@@ -107,7 +107,7 @@ def _play(
     scenario: Scenario,
     name: WorldName,
     root: Path,
-    parts: tuple[Cast, tuple[Planned, ...], tuple[Draw, ...]],
+    parts: tuple[SwarmSpec, tuple[Planned, ...], tuple[Draw, ...]],
     say: Callable[[str], None],
 ) -> Judged:
     cast, strikes, drawn = parts
@@ -139,7 +139,7 @@ def _play(
     return judged[0]
 
 
-def _prepare(scenario: Scenario, beside: Path, root: Path) -> tuple[Cast, tuple[Planned, ...], tuple[Draw, ...]]:
+def _prepare(scenario: Scenario, beside: Path, root: Path) -> tuple[SwarmSpec, tuple[Planned, ...], tuple[Draw, ...]]:
     from peers.founding_files import Foundation, load_foundation
     from peers.manifest_file import render_tables
 
@@ -170,7 +170,7 @@ def _texts(scenario: Scenario, root: Path) -> dict[str, Path]:
     return {name: root / f"{name}.txt" for name in names}
 
 
-def _draws(scenario: Scenario, cast: Cast, beside: Path) -> tuple[Draw, ...]:
+def _draws(scenario: Scenario, cast: SwarmSpec, beside: Path) -> tuple[Draw, ...]:
     if scenario.schedule is not None and scenario.trace is not None:
         raise ConfigError("trace", "…", "one of schedule and trace", "Leave one of them out.")
     seconds = 60.0 * (scenario.until.minutes or LONGEST_MINUTES)
@@ -185,7 +185,7 @@ def _draws(scenario: Scenario, cast: Cast, beside: Path) -> tuple[Draw, ...]:
     return schedule.market(scenario.trace, places, scenario.seed, seconds)
 
 
-def _drawn_faults(drawn: Sequence[Draw], cast: Cast) -> Iterator[Fault]:
+def _drawn_faults(drawn: Sequence[Draw], cast: SwarmSpec) -> Iterator[Fault]:
     """One of each kind that will be drawn, for the world to say whether it can."""
     one = cast.names[0]
     made: Mapping[str, Fault] = {"kill": Kill((one,)), "stop": Stop((one,)), "pause": Pause((one,), 1.0)}
@@ -193,7 +193,7 @@ def _drawn_faults(drawn: Sequence[Draw], cast: Cast) -> Iterator[Fault]:
         yield made.get(kind, KillDaemon(one))
 
 
-def _players(cast: Cast, world: PlayWorld, outcome: Outcome) -> list[Player]:
+def _players(cast: SwarmSpec, world: PlayWorld, outcome: PlayOutcome) -> list[Player]:
     regions = {member.name: (member.spec.role, member.spec.region) for member in cast.members}
     found = []
     for name in (*cast.names, *sorted(outcome.started - set(cast.names))):

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from peers.chaos.figures import Closing, Number, Played, by_kind, closings, figures, missed
+from peers.chaos.figures import Number, Played, StepClosing, by_kind, closings, figures, missed
 from peers.chaos.invariants.check import CHECKERS, USUAL, Report, check, meaning
 from peers.chaos.invariants.evidence import Evidence, gather
 from peers.chaos.invariants.findings import Limits
-from peers.chaos.lives import End, Life, Player, Struck, lives
-from peers.chaos.play import Outcome
+from peers.chaos.lives import End, PeerLifetime, Player, Struck, lives
+from peers.chaos.play import PlayOutcome
 from peers.chaos.scenario import Scenario
 from peers.chaos.world import PlayWorld
 
@@ -23,7 +23,7 @@ SCHEMA = 1
 FAULTS = "faults.jsonl"
 MANIFEST = "manifest.toml"
 """Not run.toml: what a play leaves is no run to sample from or to go on with."""
-MOST_FAILURES = 5
+MAX_FAILURES = 5
 """Of each invariant in the report."""
 _PEER_ID = re.compile(r"\b12D3Koo\w{45}\b")
 _INVARIANT = re.compile(r"^I\d+\b", re.MULTILINE)
@@ -54,8 +54,8 @@ class Judged:
     figures: Mapping[str, Number]
     report: Report | None
     strikes: tuple[Struck, ...]
-    lives: tuple[Life, ...]
-    closings: tuple[Closing, ...]
+    lives: tuple[PeerLifetime, ...]
+    closings: tuple[StepClosing, ...]
     problems: tuple[str, ...]
     interrupted: bool
     ends: tuple[End, ...] = ()
@@ -67,7 +67,9 @@ class Judged:
         return "interrupted" if self.interrupted else "broken" if self.problems else "kept"
 
 
-def judge(scenario: Scenario, world_name: str, world: PlayWorld, players: Sequence[Player], outcome: Outcome) -> Judged:
+def judge(
+    scenario: Scenario, world_name: str, world: PlayWorld, players: Sequence[Player], outcome: PlayOutcome
+) -> Judged:
     """Read what the play left, and judge it. Never raises for evidence that is not there: that is a problem too."""
     strikes = read_strikes(world.root / FAULTS)
     evidence = _evidence(world)
@@ -108,8 +110,8 @@ def _broken(scenario: Scenario, report: Report, told: Mapping[str, Number]) -> l
     problems = []
     for invariant in dict.fromkeys(failure.invariant for failure in report.failures):
         failures = report.of(invariant)
-        problems += [str(failure) for failure in failures[:MOST_FAILURES]]
-        problems += [f"{invariant}: {len(failures) - MOST_FAILURES} more"] if len(failures) > MOST_FAILURES else []
+        problems += [str(failure) for failure in failures[:MAX_FAILURES]]
+        problems += [f"{invariant}: {len(failures) - MAX_FAILURES} more"] if len(failures) > MAX_FAILURES else []
     measured = {name: bar for name, bar in scenario.expect.at_most.items() if told[name] is not None}
     return problems + missed(told, {}, measured)
 
@@ -128,7 +130,7 @@ def _not_reached(
     return problems
 
 
-def _limits(scenario: Scenario, outcome: Outcome, root: Path) -> Limits:
+def _limits(scenario: Scenario, outcome: PlayOutcome, root: Path) -> Limits:
     expect = scenario.expect
     return Limits(
         target=_target(root / MANIFEST),

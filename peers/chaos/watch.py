@@ -16,7 +16,7 @@ Heard = Callable[[float, str, str, Mapping[str, Any]], None]
 
 
 @dataclass
-class Watch:
+class RunWatch:
     """``closed`` says when each step was first closed, ``holding`` which part each ready peer holds (a trainer:
     ``ends``), ``happened`` how often each kind of event was heard. ``on_heard`` is told everything afterwards."""
 

@@ -16,7 +16,7 @@ from peers.console.words import command_name, gathering
 from peers.settings import PeerSettings
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.errors import Ending, RunEnded
-from swarm.membership.roles import Surroundings
+from swarm.membership.roles import PeerContext
 from swarm.membership.rules import rules_of
 from swarm.membership.state_keeper import Beginning
 from swarm.network.protocols import Service
@@ -34,7 +34,7 @@ class CheckpointKeeper:
     Leaving its context waits for what is being written, so checkpoints may outlast the steps; left by an error, it
     waits for nothing but the file under way."""
 
-    def __init__(self, settings: PeerSettings, around: Surroundings) -> None:
+    def __init__(self, settings: PeerSettings, around: PeerContext) -> None:
         self._around, self._resume = around, settings.resume
         self._rules = rules_of(around.manifest)
         self._root: Path | None = None

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from swarm.consensus.records import MOST_VOTERS, CloseRecord, Decision, acceptance_bytes, check_acceptances
+from swarm.consensus.records import MAX_VOTERS, CloseRecord, Decision, acceptance_bytes, check_acceptances
 from swarm.consensus.roster import Roster
 from swarm.errors import Refused, StateError
 from swarm.ids import PartName, RunId
@@ -77,7 +77,7 @@ class Proof(Message):
         signed = acceptance_bytes(self.record, self.term)
         signers = [peer for peer in known.peers if peer in self.acceptances]
         right = sum(verify(peer, signed, bytes.fromhex(self.acceptances[peer])) for peer in signers)
-        return 2 * right > min(len(known), MOST_VOTERS)
+        return 2 * right > min(len(known), MAX_VOTERS)
 
 
 def proof_in(manifest: CheckpointManifest, run: RunId) -> Proof:

@@ -17,12 +17,12 @@ from pathlib import Path
 from peers.checkpoints.proof import Proof, proof_in, stray
 from peers.checkpoints.source import Source, beside, directory_source, peer_source
 from peers.checkpoints.writer import keep_run, run_directory_of
-from peers.console.words import Complaint, amount, command_name, gathering, listed, numbered
+from peers.console.words import CommandError, amount, command_name, gathering, listed, numbered
 from peers.exit_codes import EXIT_UNREACHABLE
 from peers.home.places import home_directory
 from peers.home.run_directory import RUNS, RunDirectory, find_run_directory
 from peers.invites.invite import Contacts, contacts_from
-from peers.session import aloud, silent
+from peers.session import echo, silent
 from swarm.config import Manifest, load_manifest
 from swarm.disk import alone
 from swarm.errors import ConfigError, Incompatible, PeerError, StateError
@@ -89,7 +89,7 @@ async def pull(source: Source, directory: RunDirectory, say: Say, progress: Prog
     earlier is continued. Nothing that was complete there is touched. What was fetched stays, whatever happens; a
     directory that this call made goes again when nothing was.
 
-    Raises Complaint (exit code 3) when no step can be had whole, naming what nobody has; StateError when the disk
+    Raises CommandError (exit code 3) when no step can be had whole, naming what nobody has; StateError when the disk
     refuses, or when what came is not what the records say.
     """
     made = not directory.root.exists()
@@ -97,7 +97,7 @@ async def pull(source: Source, directory: RunDirectory, say: Say, progress: Prog
         if made:
             stack.callback(_leave_nothing, directory)
         if not await asyncio.to_thread(stack.enter_context, alone(directory.root / "pull", wait=False)):
-            raise Complaint("another swarm ckpt pull is at work there", check=str(directory.root))
+            raise CommandError("another swarm ckpt pull is at work there", check=str(directory.root))
         left = MAX_RETRIES
         while True:
             left -= 1
@@ -272,7 +272,7 @@ def _leave_nothing(directory: RunDirectory) -> None:
         shutil.rmtree(directory.root, ignore_errors=True)
 
 
-def _nothing_whole(gaps: Sequence[Gap], directory: RunDirectory, *, unproven: bool) -> Complaint:
+def _nothing_whole(gaps: Sequence[Gap], directory: RunDirectory, *, unproven: bool) -> CommandError:
     if unproven:
         cause = "no checkpoint's record is proven by the signatures of those who decided it"
     elif not gaps:
@@ -281,7 +281,7 @@ def _nothing_whole(gaps: Sequence[Gap], directory: RunDirectory, *, unproven: bo
         newest, missing = gaps[0]
         cause = f"no step can be had whole: of the newest, {newest}, nobody who answers has {listed(missing) or 'all'}"
     check = f"each machine keeps the parts of its own peers, below runs/ of its home: {command_name()} ckpt ls there"
-    return Complaint(cause, check=check, next_=gathering(directory.root), exit_code=EXIT_UNREACHABLE)
+    return CommandError(cause, check=check, next_=gathering(directory.root), exit_code=EXIT_UNREACHABLE)
 
 
 # --- from what a person calls a source to a pull: blocking, for the command line -------------------------------------
@@ -295,10 +295,10 @@ def pull_from(sources: Sequence[str], into: Path | None, home: str | None, *, wo
     """Pull from any number of directories and one invite, multiaddr or peer of this machine, together; without any from
     the peer that runs here.
 
-    Raises ConfigError, Incompatible or Complaint for what cannot be used, RunEnded when nobody answers, and as
+    Raises ConfigError, Incompatible or CommandError for what cannot be used, RunEnded when nobody answers, and as
     :func:`peers.checkpoints.pull.pull`. Imports torch and hivemind: some seconds.
     """
-    say, root = aloud if words else silent, home_directory(home)
+    say, root = echo if words else silent, home_directory(home)
     found = {source: _directory(source) for source in sources}
     kept = [directory for directory in found.values() if directory is not None]
     others = [source for source, directory in found.items() if directory is None]

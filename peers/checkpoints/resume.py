@@ -11,7 +11,7 @@ from pathlib import Path
 
 from peers.checkpoints.proof import proof_in
 from peers.checkpoints.verify import CheckedStep, check_step, check_tokenizer_file
-from peers.console.words import Complaint, command_name, gathering, listed
+from peers.console.words import CommandError, command_name, gathering, listed
 from peers.home.last_events import newest_closing
 from peers.home.places import home_directory
 from peers.home.run_directory import RUNS, RunDirectory, find_run_directory
@@ -64,7 +64,7 @@ def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
 
     The newest step that is complete and right to the last bit; older ones stand in for those that are not, but for the
     last step of the run. With the directory of a checkpoint it is that one, whatever else is there. Raises ConfigError
-    when there is no such run or no checkpoint of it, StateError when its files are damaged, Complaint when parts are
+    when there is no such run or no checkpoint of it, StateError when its files are damaged, CommandError when parts are
     missing, with the command that gets them, or when the run is over. Reads whole steps: minutes for a large model.
     """
     given, chosen = _asked_for(given)
@@ -130,8 +130,8 @@ def _told(checked: CheckedStep, manifest: Manifest) -> str:
     return f"step {checked.step} lacks {listed(_lacking(checked, manifest))} here"
 
 
-def _over(directory: RunDirectory, manifest: Manifest) -> Complaint:
-    return Complaint(
+def _over(directory: RunDirectory, manifest: Manifest) -> CommandError:
+    return CommandError(
         f"the run is over: its last step, {manifest.run.steps}, is closed",
         check=f"the checkpoint in {directory.checkpoints}",
         next_=f"{command_name()} sample {shlex.quote(str(directory.root))}, or found a new run with more --steps",
@@ -140,10 +140,10 @@ def _over(directory: RunDirectory, manifest: Manifest) -> Complaint:
 
 def _last_step_elsewhere(
     directory: RunDirectory, manifest: Manifest, passed: Sequence[CheckedStep], whole: int, last: int
-) -> Complaint:
+) -> CommandError:
     told = next((_told(one, manifest) for one in passed if one.step >= last), f"step {last} is not here")
     earlier = shlex.quote(str(step_directory(directory.checkpoints, whole)))
-    return Complaint(
+    return CommandError(
         f"the run is over: its last step, {last}, is closed; {told}",
         check="each machine keeps the parts of its own peers, below runs/ of its home: what is missing is there",
         next_=f"{gathering(directory.root)}; or do the steps since {whole} again: "
@@ -158,7 +158,7 @@ def _incomplete(directory: RunDirectory, manifest: Manifest, passed: Sequence[Ch
         return StateError(f"no checkpoint can be used; the newest: {_told(passed[0], manifest)}")
     lacking = _lacking(newest, manifest)
     files = ", ".join(f"{part}.safetensors" for part in lacking)
-    return Complaint(
+    return CommandError(
         f"no checkpoint is complete here: {_told(newest, manifest)}",
         check=f"{files} of that step lie where peers held these parts: below runs/ of those machines' homes, in "
               f"{step_directory(directory.checkpoints, newest.step).name}/",

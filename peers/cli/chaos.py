@@ -11,7 +11,7 @@ import typer
 from peers.cli.options import AsJson
 
 
-class On(StrEnum):
+class WorldChoice(StrEnum):
     """What peers are."""
 
     containers = "containers"
@@ -23,7 +23,7 @@ def chaos(
         Path | None, typer.Argument(metavar="SCENARIO.toml", show_default=False, help="What is played.")
     ] = None,
     on: Annotated[
-        On | None,
+        WorldChoice | None,
         typer.Option(
             "--on",
             help="What peers are.  [default: containers where a Docker engine answers; with links: processes]",

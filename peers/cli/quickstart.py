@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 
-class Ends(StrEnum):
+class EndsChoice(StrEnum):
     """Where embedding, head and loss live."""
 
     private = "private"
@@ -39,8 +39,9 @@ def quickstart(
     ] = None,
     report: Annotated[Path | None, typer.Option(help="Also write the JSON report here.")] = None,
     ends: Annotated[
-        Ends, typer.Option(help="private: token ids and labels never leave a trainer; hosted: stages hold the ends.")
-    ] = Ends.private,
+        EndsChoice,
+        typer.Option(help="private: token ids and labels never leave a trainer; hosted: stages hold the ends."),
+    ] = EndsChoice.private,
     device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N, for every peer.")] = "cpu",
     local_steps: Annotated[
         int,

@@ -14,7 +14,7 @@ from peers.cli.options import AsJson, Home, Peer
 from peers.exit_codes import EXIT_OK, EXIT_USAGE
 
 if TYPE_CHECKING:
-    from peers.console.words import Complaint
+    from peers.console.words import CommandError
     from peers.home.identity import PlaceIdentity
 
 
@@ -39,13 +39,13 @@ def drain(
     """
     from peers.commands.leave import follow
     from peers.console.interrupt import Interrupted
-    from peers.console.words import Complaint, command_name
+    from peers.console.words import CommandError, command_name
     from peers.control.choose import choose_all_live, choose_live
     from peers.control.client import ask
     from peers.home.places import home_directory
 
     if everyone and peer is not None:
-        raise Complaint("--all is every peer, --peer is one", next_="Leave one of them out.", exit_code=EXIT_USAGE)
+        raise CommandError("--all is every peer, --peer is one", next_="Leave one of them out.", exit_code=EXIT_USAGE)
     root = home_directory(home)
     places = choose_all_live(root) if everyone else [choose_live(root, peer, command="drain")]
     told, codes = [], [EXIT_OK]
@@ -53,12 +53,12 @@ def drain(
         try:
             print(f"{place.title}: {ask(place.control, 'drain', who=place.described)}", flush=True)
             told.append(place)
-        except Complaint as trouble:  # the others are to hear of it all the same
+        except CommandError as trouble:  # the others are to hear of it all the same
             codes.append(_reported(trouble))
     for place in told if wait else ():
         try:
             codes.append(follow(place, lambda line: print(line, flush=True)))
-        except Complaint as trouble:
+        except CommandError as trouble:
             codes.append(_reported(trouble))
         except Interrupted:
             look = f"{command_name()} status{'' if everyone else f' --peer {place.name}'}"
@@ -67,7 +67,7 @@ def drain(
     raise typer.Exit(max(codes))
 
 
-def _reported(trouble: Complaint) -> int:
+def _reported(trouble: CommandError) -> int:
     from peers.console.words import report_error
 
     report_error(trouble)

@@ -13,7 +13,7 @@ import torch
 from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer
 from peers.console.interrupt import check
-from peers.console.words import Complaint, command_name, gathering, listed
+from peers.console.words import CommandError, command_name, gathering, listed
 from peers.home.run_directory import RunDirectory
 from swarm.config import Manifest, load_manifest
 from swarm.errors import ConfigError, StateError
@@ -22,7 +22,7 @@ from swarm.models.split import install_weights, split_model
 from swarm.state.checkpoints.parts import flaw, latest, load_weights, read_manifest, step_directory, steps
 
 ROWS_AT_ONCE = 16
-MOST_ROWS = 512
+MAX_ROWS = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,8 +50,8 @@ def load_checkpoint(directory: RunDirectory, step: int | None = None) -> Checkpo
     """The model of a run after ``step``, or of its newest complete checkpoint.
 
     Every part's digest is verified, and that the checkpoint belongs to this run. Raises ConfigError when there is none
-    such, Complaint when parts of it are not on this machine, StateError when it is damaged. Costs the model's size in
-    memory, three times over for a moment.
+    such, CommandError when parts of it are not on this machine, StateError when it is damaged. Costs the model's size
+    in memory, three times over for a moment.
     """
     # Small models on a machine that has other work: threads that wait for each other cost 3 times what they give.
     torch.set_num_threads(1)
@@ -75,7 +75,7 @@ def held_out_loss(checkpoint: Checkpointed, shard_path: Path) -> float:
     shard = Shard.open(shard_path)
     shard.require(rows=1, context=context)
     total, count = 0.0, 0
-    rows = min(shard.row_count(context), MOST_ROWS)
+    rows = min(shard.row_count(context), MAX_ROWS)
     for first in range(0, rows, ROWS_AT_ONCE):
         check()
         numbers = list(range(first, min(first + ROWS_AT_ONCE, rows)))
@@ -117,7 +117,7 @@ def missing_parts(directory: RunDirectory, manifest: Manifest, step: int) -> lis
 
 
 def _choose(directory: RunDirectory, manifest: Manifest, step: int | None) -> int:
-    """The step asked for, or the newest complete one. Raises ConfigError when there is none such, Complaint when it
+    """The step asked for, or the newest complete one. Raises ConfigError when there is none such, CommandError when it
     lacks parts, StateError when all are damaged."""
     root = directory.checkpoints
     have = steps(root)
@@ -142,12 +142,12 @@ def _flaw(directory: RunDirectory, manifest: Manifest, step: int) -> str | None:
     return flaw(directory.checkpoints, step)
 
 
-def _incomplete(directory: RunDirectory, step: int, lacking: Sequence[str], *, none: bool) -> Complaint:
+def _incomplete(directory: RunDirectory, step: int, lacking: Sequence[str], *, none: bool) -> CommandError:
     where = step_directory(directory.checkpoints, step)
     cause = f"step {step} lacks {listed(lacking)}"
     files = " ".join(f"{name}.safetensors" for name in lacking)
     copy = f"copy {files} of that step from there (the same path below that machine's home) into {where}"
-    return Complaint(
+    return CommandError(
         f"no step is complete here: the newest, {cause}" if none else f"{cause} here",
         check=f"{where}: a part is kept where a peer held it, which may be another machine",
         next_=gathering(directory.root) if none else copy,

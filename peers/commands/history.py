@@ -159,7 +159,7 @@ def _named(peers: Iterable[PeerId], roster: Roster) -> tuple[Named, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class HistoryAnswer:
     """What a history says. ``rows`` are its last ones, ``records`` how many it has and ``steps`` its first and last.
 
     ``torn``: an unfinished line lies behind them. ``broken`` says what ends the reading early, path and line in it;
@@ -177,7 +177,7 @@ class Told:
     earlier: tuple[Path, ...]
 
 
-def read(source: HistorySource, *, last: int | None, verify: bool) -> Told:
+def read(source: HistorySource, *, last: int | None, verify: bool) -> HistoryAnswer:
     """Read a history; of its rows the ``last`` are kept (None: all). Costs a parse and a hash of every record, and with
     ``verify`` 0.1 ms for each signature. Raises ConfigError for a file that cannot be opened or has no record; what is
     wrong with a record is in the answer."""
@@ -201,13 +201,13 @@ def read(source: HistorySource, *, last: int | None, verify: bool) -> Told:
         raise _unusable(source.path, error.strerror or str(error)) from error
     if not number and not broken:
         raise _unusable(source.path, "it has no record yet")
-    return Told(
+    return HistoryAnswer(
         source=source, run=run, rows=tuple(rows), records=number, steps=(first, newest), torn=reader.torn,
         broken=broken, check=check, earlier=tuple(earlier(source.path)),
     )  # fmt: skip
 
 
-def lines(told: Told) -> list[str]:
+def lines(told: HistoryAnswer) -> list[str]:
     """All that there is to say but what is broken, for people."""
     if not told.records:
         return []
@@ -221,7 +221,7 @@ def lines(told: Told) -> list[str]:
     return found
 
 
-def document(told: Told) -> dict[str, Any]:
+def document(told: HistoryAnswer) -> dict[str, Any]:
     """The same as plain data for ``--json``."""
     verified = None
     if told.check is not None:
@@ -245,7 +245,7 @@ def _checker() -> ChainCheck:
     return ChainCheck(verify)
 
 
-def _title(told: Told) -> str:
+def _title(told: HistoryAnswer) -> str:
     first, newest = told.steps
     name = f"{told.source.run_name} " if told.source.run_name else ""
     keeper = f", as {told.source.keeper} keeps it" if told.source.keeper else ""

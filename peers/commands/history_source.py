@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
-from peers.console.words import Complaint, command_name, listed
+from peers.console.words import CommandError, command_name, listed
 from peers.control.choose import choose_any
 from peers.exit_codes import EXIT_USAGE
 from peers.home.places import PlaceInfo, home_directory, list_places
@@ -36,8 +36,8 @@ def find_history(wanted: str | None, file: str | None, home: str | None) -> Hist
     """The history in ``file`` (or in that directory), else that of the place ``wanted``, else of this machine's only
     run: the longest of those with the newest step, of a running peer if there is one. Who joins late has less of it.
 
-    Parses no record. Raises ConfigError for a path without a history; Complaint when there is no such place (exit code
-    3), when it could be several, or when its peer has no history (yet).
+    Parses no record. Raises ConfigError for a path without a history; CommandError when there is no such place (exit
+    code 3), when it could be several, or when its peer has no history (yet).
     """
     if file is not None:
         if wanted is not None:
@@ -63,13 +63,13 @@ def _in_path(path: Path) -> Path:
 def _of_only_run(root: Path, places: Sequence[PlaceInfo]) -> HistorySource:
     having = {path: place for place in places if (path := _current(place)) is not None}
     if not having:
-        raise Complaint("no peer of this machine has a history", check=_looked_in(root, places),
+        raise CommandError("no peer of this machine has a history", check=_looked_in(root, places),
                         next_=f"{command_name()} status --all, or {command_name()} history --file PATH")  # fmt: skip
     live = {path: place for path, place in having.items() if place.live} or having
     runs = {_run(place) for place in live.values()}
     if len(runs) > 1:
         known = "; ".join(f"{place.described} in {_run(place)[:12] or 'a run'}" for place in live.values())
-        raise Complaint(f"peers of {len(runs)} runs are here", check=known, exit_code=EXIT_USAGE,
+        raise CommandError(f"peers of {len(runs)} runs are here", check=known, exit_code=EXIT_USAGE,
                         next_=f"{command_name()} history {next(iter(live.values())).name}")  # fmt: skip
     path = _longest(live)
     return _source(path, live[path])
@@ -82,7 +82,7 @@ def _kept_by(place: PlaceInfo) -> HistorySource:
     older = _newest(place.path.glob(f"sessions/*/{HISTORY}"))
     example = f"{command_name()} history --file {shlex.quote(str(older[0]))}" if older else f"{command_name()} status"
     waits = "it takes part in no run yet" if place.live else "it ended before the run began"
-    raise Complaint(f"{place.described} has no history: {waits}", next_=example,
+    raise CommandError(f"{place.described} has no history: {waits}", next_=example,
                     check=f"earlier sessions have one: {listed([path.parent.name for path in older])}" if older
                     else f"its session is {place.state.session if place.state else place.path}")  # fmt: skip
 

@@ -13,20 +13,20 @@ from peers.exit_codes import EXIT_OK
 from peers.home.last_events import done_again, newest_closing
 from peers.home.run_directory import RUNS
 from peers.join_settings import JoinSettings
-from peers.session import Who, aloud, know_thyself, live, open_session, silent
+from peers.session import Who, echo, know_thyself, live, open_session, silent
 from peers.settings import exact_settings
 from swarm import __version__
 from swarm.clock import SystemClock
 from swarm.membership.status_types import ENDED
 
 if TYPE_CHECKING:
-    from peers.home.places import Place
+    from peers.home.places import HeldPlace
     from peers.invites.invite import Contacts
     from peers.settings import PeerSettings
 
 
 CHECKPOINTS_KEPT = 3
-MOST_KNOWN = 8
+MAX_KNOWN = 8
 """Addresses of a place's own memory that are tried beside those of the invite."""
 
 
@@ -36,12 +36,12 @@ def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_
 
     ``arguments`` are an invite or multiaddrs; without any, those of ``settings``, else the one in its invite file, when
     there is one. Raises ConfigError, Incompatible or
-    Complaint, having dialled nobody, for what cannot be used.
+    CommandError, having dialled nobody, for what cannot be used.
     """
     from peers.home.places import home_directory, take_place
     from peers.invites.invite import contacts_from
 
-    say = aloud if words else silent
+    say = echo if words else silent
     given = arguments or settings.invite
     if not given and settings.invite_file is not None:
         given = (_awaited(settings.invite_file, say),)
@@ -85,14 +85,14 @@ def _awaited(file: Path, say: Callable[[str, str], None]) -> str:
     return await_invite(file).text()
 
 
-def _peer_settings(place: Place, who: Who, contacts: Contacts, settings: JoinSettings) -> PeerSettings:
+def _peer_settings(place: HeldPlace, who: Who, contacts: Contacts, settings: JoinSettings) -> PeerSettings:
     from peers.commands.history_source import acquaintances
     from peers.home.places import home_directory
 
     role, home = settings.part_taken, home_directory(settings.home)
     # Who was here before can come back through others than those of its invite. Any peer of the run will do: what it
     # serves is checked against the run's id.
-    known = acquaintances(place.path, contacts.run, who.peer)[:MOST_KNOWN] if contacts.run is not None else ()
+    known = acquaintances(place.path, contacts.run, who.peer)[:MAX_KNOWN] if contacts.run is not None else ()
     kept = settings.checkpoints or home / RUNS / "{run}"
     session = open_session(place, who, role=role, run=contacts.run or "", run_name=contacts.run_name or "")
     return exact_settings(

@@ -8,7 +8,7 @@ import select
 from collections.abc import Callable, Iterator
 
 from peers.commands.look import look_at
-from peers.console.words import Complaint, one_line
+from peers.console.words import CommandError, one_line
 from peers.exit_codes import EXIT_DRAINED, EXIT_ERROR, EXIT_OK
 from peers.home.places import PlaceInfo, look_at_place
 
@@ -21,8 +21,8 @@ IN_ORDER = (EXIT_OK, EXIT_DRAINED)
 def follow(place: PlaceInfo, say: Callable[[str], None], *, look_every_s: float = LOOK_EVERY_S) -> int:
     """Block until the peer that has ``place`` is gone, saying what it waits for whenever that changes.
 
-    Returns the exit code for a command: 0 when it left in order, else its own, with the reason said. Raises Complaint
-    (exit code 1) when it ended without a word. There is no deadline: a peer leaves when its step closes.
+    Returns the exit code for a command: 0 when it left in order, else its own, with the reason said. Raises
+    CommandError (exit code 1) when it ended without a word. There is no deadline: a peer leaves when its step closes.
     """
     said = ""
     with _process(place) as poller:
@@ -69,7 +69,7 @@ def _verdict(place: PlaceInfo, now: PlaceInfo, say: Callable[[str], None]) -> in
         return EXIT_OK
     if end is None:
         session = place.state.session if place.state else ""
-        raise Complaint(f"{place.title} ended without a word: was it killed?",
+        raise CommandError(f"{place.title} ended without a word: was it killed?",
                         check=f"{session}/events.jsonl" if session else "", exit_code=EXIT_ERROR)  # fmt: skip
     say(f"{place.title}: has left: {one_line(end.reason)} (exit code {end.exit_code})")
     return EXIT_OK if end.exit_code in IN_ORDER else end.exit_code

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from peers.console.words import Complaint
+from peers.console.words import CommandError
 from peers.control.client import PATIENCE_S, NotServing, ask
-from peers.control.status import MemberStanding, Standing
+from peers.control.status import MemberReport, StatusReport
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE
 from peers.home.places import PlaceInfo, look_at_place
 from swarm.membership.status_types import PartTurnout
@@ -19,7 +19,7 @@ from swarm.membership.status_types import PartTurnout
 LATE_S = 86_400.0
 """How long a peer that ended is of interest to who did not ask for it."""
 
-T = TypeVar("T", Standing, MemberStanding, PartTurnout)
+T = TypeVar("T", StatusReport, MemberReport, PartTurnout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +27,8 @@ class Seen:
     """A place, and the standing of the peer in it. Without one, ``trouble`` says why a live peer gave none."""
 
     place: PlaceInfo
-    standing: Standing | None = None
-    trouble: Complaint | None = None
+    standing: StatusReport | None = None
+    trouble: CommandError | None = None
 
     @property
     def phase(self) -> str:
@@ -68,8 +68,8 @@ def look_at(place: PlaceInfo, *, timeout_s: float = PATIENCE_S) -> Seen:
         return Seen(place=place)
     try:
         answer = ask(place.control, "status", who=place.described, timeout_s=timeout_s)
-        return Seen(place=place, standing=standing_from(Standing, answer, place.described))
-    except Complaint as trouble:
+        return Seen(place=place, standing=standing_from(StatusReport, answer, place.described))
+    except CommandError as trouble:
         return Seen(place=place, trouble=trouble)
 
 
@@ -89,22 +89,22 @@ def look_at_all(places: Sequence[PlaceInfo], *, timeout_s: float = PATIENCE_S) -
 
 
 def check_health(seen: Sequence[Seen], home: Path) -> None:
-    """Raises Complaint, exit code 3, unless some peer of these places runs and all that run answer: one that answers
+    """Raises CommandError, exit code 3, unless some peer of these places runs and all that run answer: one that answers
     serves its loop, whatever it waits for. A peer that is still starting is not healthy yet."""
     live = [one for one in seen if one.place.live]
     if not live:
-        raise Complaint("no peer runs here", check=f"home is {home}", exit_code=EXIT_UNREACHABLE)
+        raise CommandError("no peer runs here", check=f"home is {home}", exit_code=EXIT_UNREACHABLE)
     for one in live:
         if one.standing is None:
             why = str(one.trouble) if one.trouble is not None else ""
-            raise Complaint(f"{one.place.described} is {one.phase}", check=why, exit_code=EXIT_UNREACHABLE)
+            raise CommandError(f"{one.place.described} is {one.phase}", check=why, exit_code=EXIT_UNREACHABLE)
 
 
-def look_at_swarm(place: PlaceInfo) -> tuple[Standing, list[MemberStanding]] | None:
-    """What the peer of a live place says about itself and the others; None while it is starting. Raises Complaint when
-    it cannot be asked."""
+def look_at_swarm(place: PlaceInfo) -> tuple[StatusReport, list[MemberReport]] | None:
+    """What the peer of a live place says about itself and the others; None while it is starting. Raises CommandError
+    when it cannot be asked."""
     try:
-        standing = standing_from(Standing, ask(place.control, "status", who=place.described), place.described)
+        standing = standing_from(StatusReport, ask(place.control, "status", who=place.described), place.described)
         return standing, members_from(ask(place.control, "peers", who=place.described), place.described)
     except NotServing as trouble:
         if Seen(place=look_at_place(place.path), trouble=trouble).starting:
@@ -126,22 +126,22 @@ def _last_known(place: PlaceInfo) -> float:
 
 
 def standing_from(kind: type[T], answer: object, who: str) -> T:
-    """A standing out of a peer's answer. Raises Complaint (exit code 4) when a field is missing; more are passed over,
-    so that a command can look at a peer of a somewhat later version."""
+    """A standing out of a peer's answer. Raises CommandError (exit code 4) when a field is missing; more are passed
+    over, so that a command can look at a peer of a somewhat later version."""
     fields = {field.name for field in dataclasses.fields(kind)}
     if isinstance(answer, Mapping) and isinstance(parts := answer.get("averaging"), list):
         answer = {**answer, "averaging": [standing_from(PartTurnout, part, who) for part in parts]}
     if not isinstance(answer, Mapping) or not fields <= answer.keys():
-        raise Complaint(f"{who} answers what this version of swarm cannot read",
+        raise CommandError(f"{who} answers what this version of swarm cannot read",
                         check="is it the version that the peer was started with?",
                         exit_code=EXIT_INCOMPATIBLE)  # fmt: skip
     return kind(**{name: _frozen(answer[name]) for name in fields})
 
 
-def members_from(answer: object, who: str) -> list[MemberStanding]:
-    """The swarm out of a peer's answer. Raises Complaint as :func:`standing_from`."""
+def members_from(answer: object, who: str) -> list[MemberReport]:
+    """The swarm out of a peer's answer. Raises CommandError as :func:`standing_from`."""
     members = answer if isinstance(answer, list) else [answer]
-    return [standing_from(MemberStanding, member, who) for member in members]
+    return [standing_from(MemberReport, member, who) for member in members]
 
 
 def _frozen(value: object) -> Any:

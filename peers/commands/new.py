@@ -8,7 +8,7 @@ from peers.commands.preflight import check_listen
 from peers.console.words import command_name, count
 from peers.founding_files import Foundation
 from peers.join_settings import JoinSettings
-from peers.session import aloud, know_thyself, live, open_session, silent
+from peers.session import echo, know_thyself, live, open_session, silent
 from peers.settings import exact_settings
 from swarm import __version__
 from swarm.clock import SystemClock
@@ -29,11 +29,11 @@ def new(foundation: Foundation, settings: JoinSettings, *, words: bool, json_lin
     used. When their ``invite_file`` holds an invite this founder was here before: it goes back to its run, or founds
     the very same one again where that had not begun.
 
-    Raises ConfigError, Incompatible, Complaint or StateError, having left nothing, for what cannot be run.
+    Raises ConfigError, Incompatible, CommandError or StateError, having left nothing, for what cannot be run.
     """
     from peers.home.places import home_directory, take_place
 
-    say = aloud if words else silent
+    say = echo if words else silent
     past = None if foundation.resume or settings.invite_file is None else _past(settings.invite_file, settings)
     if past is not None:
         settings = settings.model_copy(update={"place": past.place.name})

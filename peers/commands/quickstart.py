@@ -37,7 +37,7 @@ from peers.home.run_directory import RunDirectory, create_run_directory
 from peers.local.launch import PeerGroup
 from peers.local.plot import loss_svg
 from peers.local.progress import Progress, RunView
-from peers.local.report import Evaluation, Outcome, RunFacts, build_report, render_report, write_report
+from peers.local.report import Evaluation, RunFacts, RunOutcome, build_report, render_report, write_report
 from peers.local.run import BOOTSTRAP, LocalRun, RunBroken, peer_names
 from swarm import __version__
 from swarm.clock import Clock
@@ -101,7 +101,7 @@ class _Quickstart:
         self._run: str | None = None
         self._evaluation = Evaluation()
 
-    def train_and_judge(self) -> Outcome:
+    def train_and_judge(self) -> RunOutcome:
         """Everything that takes time, with interrupts let in. Raises only ConfigError, and only while the run is being
         prepared; however it ends, no process is left."""
         try:
@@ -111,11 +111,11 @@ class _Quickstart:
                 finally:
                     self._stop()
                 self._judge()
-            return Outcome(exit_reason="completed", exit_code=EXIT_OK, message=self._summary())
+            return RunOutcome(exit_reason="completed", exit_code=EXIT_OK, message=self._summary())
         except Interrupted as interrupt:
             return self._interrupted(interrupt)
         except RunBroken as broken:
-            return Outcome(
+            return RunOutcome(
                 exit_reason="peer_failed" if broken.peer else "error",
                 exit_code=broken.exit_code,
                 message=str(broken),
@@ -129,7 +129,7 @@ class _Quickstart:
             if wrong_request and self._run is None:
                 raise
             code = EXIT_ERROR if wrong_request else exit_code_of(error)
-            return Outcome(exit_reason="error", exit_code=code, message=reason_of(error))
+            return RunOutcome(exit_reason="error", exit_code=code, message=reason_of(error))
         finally:
             self._progress.close()
 
@@ -209,13 +209,13 @@ class _Quickstart:
         sample = sample_text(trained, sampling)
         self._evaluation = Evaluation(first=before, last=after, last_step=trained.step, sample=sample)
 
-    def finish(self, outcome: Outcome) -> int:
+    def finish(self, outcome: RunOutcome) -> int:
         """Write plot and report, say how it ended, return the exit code. Interrupts are kept back."""
         code = self._write(outcome)
         self._tell(outcome)
         return code
 
-    def _write(self, outcome: Outcome) -> int:
+    def _write(self, outcome: RunOutcome) -> int:
         facts = RunFacts(
             run=self._run,
             directory=str(self._directory.root),
@@ -253,7 +253,7 @@ class _Quickstart:
         except OSError as error:
             raise StateError(f"{self._directory.plot}: {error.strerror}. Check space and permissions.") from error
 
-    def _tell(self, outcome: Outcome) -> None:
+    def _tell(self, outcome: RunOutcome) -> None:
         if outcome.exit_reason == "completed":
             self._tell_done(outcome)
         elif outcome.exit_reason == "interrupted":
@@ -268,7 +268,7 @@ class _Quickstart:
                 next_=f"{command_name()} quickstart",
             )
 
-    def _tell_done(self, outcome: Outcome) -> None:
+    def _tell_done(self, outcome: RunOutcome) -> None:
         say, root = self._progress.say, self._directory.root
         say(f"done: {outcome.message}", "bold green", indent=6)
         if copies := self._copies():
@@ -289,10 +289,10 @@ class _Quickstart:
         hosts, trainers = count(self._shape.peers, "stage host"), count(self._shape.trainers, "trainer")
         return f"averaged: {hosts} and {trainers}; replicas of a part had the same bits after every step"
 
-    def _interrupted(self, interrupt: Interrupted) -> Outcome:
+    def _interrupted(self, interrupt: Interrupted) -> RunOutcome:
         steps = f"{self._view.steps.last} of {self._shape.closes} steps closed"
         kept = f"{interrupt}: all peers stopped, {steps}; kept {self._directory.root}, {self._last_checkpoint()}"
-        return Outcome(exit_reason="interrupted", exit_code=interrupt.exit_code, message=kept)
+        return RunOutcome(exit_reason="interrupted", exit_code=interrupt.exit_code, message=kept)
 
     def _last_checkpoint(self) -> str:
         # Not swarm.state.checkpoints.parts: it imports torch, and who interrupts does not want to wait for that.

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from peers.commands.look import Seen
 from peers.console.words import amount, command_name, count, one_line, short_address, short_id
-from peers.control.status import ALONE, MemberStanding, Standing
+from peers.control.status import ALONE, MemberReport, StatusReport
 from peers.home.place_state import PlaceState
 from swarm.membership.status_types import PartTurnout
 
@@ -35,7 +35,7 @@ def status_lines(seen: Sequence[Seen]) -> list[str]:
 def averaging_lines(seen: Sequence[Seen]) -> list[str]:
     """Who was in the averaging of each part in the newest step that one of these peers closed, for each of their
     runs."""
-    newest: dict[str, Standing] = {}
+    newest: dict[str, StatusReport] = {}
     for standing in (one.standing for one in seen):
         if standing is not None and standing.averaging:
             before = newest.get(standing.run)
@@ -57,7 +57,7 @@ def turnout_text(turnout: PartTurnout) -> str:
     return f"{counts} ({'; '.join(said)})" if said else counts
 
 
-def mixing_text(standing: Standing) -> str:
+def mixing_text(standing: StatusReport) -> str:
     """How often this peer mixed its weights with others, and how often in vain; "" where replicas do not train
     apart."""
     if not standing.mixed:
@@ -89,7 +89,7 @@ def detail_lines(seen: Seen) -> list[str]:
     return [f"{label:<{width}}  {one_line(text)}" if text else f"{label}" for label, text in facts]
 
 
-def member_lines(standing: Standing, members: Sequence[MemberStanding]) -> list[str]:
+def member_lines(standing: StatusReport, members: Sequence[MemberReport]) -> list[str]:
     """The swarm as one peer sees it, a paragraph for each part."""
     if not members:
         waits = f"; waiting: {one_line(standing.waiting_for)}" if standing.waiting_for else ""
@@ -157,7 +157,7 @@ def _remarks(seen: Seen) -> list[str]:
     return [f"{label}: {one_line(text)}" for label, text in facts if text]
 
 
-def _facts(standing: Standing) -> list[tuple[str, str]]:
+def _facts(standing: StatusReport) -> list[tuple[str, str]]:
     facts = [
         ("waiting", standing.waiting_for),
         ("disk", f"does not take {standing.disk}" if standing.disk else ""),
@@ -196,7 +196,7 @@ def _end(seen: Seen) -> str:
     return f"ended {when(state.end.at)} with exit code {state.end.exit_code}: {one_line(state.end.reason)}"
 
 
-def _member(member: MemberStanding) -> tuple[str, ...]:
+def _member(member: MemberReport) -> tuple[str, ...]:
     where = short_address(member.addresses[0]) if member.addresses else short_id(member.peer)
     facts = [
         f"in {member.region}" if member.region else "",
@@ -207,11 +207,11 @@ def _member(member: MemberStanding) -> tuple[str, ...]:
     return (member.name, member.role, member.state, member.link, where, "; ".join(filter(None, facts)))
 
 
-def _members(standing: Standing) -> str:
+def _members(standing: StatusReport) -> str:
     return f"{standing.members}{_lost(standing)}"
 
 
-def _lost(standing: Standing) -> str:
+def _lost(standing: StatusReport) -> str:
     return f", {standing.lost} lost" if standing.lost else ""
 
 
@@ -227,5 +227,5 @@ def _run(name: str, run: str) -> str:
     return f"{name} ({run[:12]})" if name and run else run[:12] or name
 
 
-def _step(standing: Standing) -> str:
+def _step(standing: StatusReport) -> str:
     return f"{standing.step} of {standing.steps}" if standing.steps else "-"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from peers.console.event_words import harmless, labelled
-from peers.console.narrator import Narrator
-from peers.console.voice import Speaker, Voice
+from peers.console.narrator import EventPrinter
+from peers.console.voice import ConsolePrinter, Speaker
 from peers.invites.invite import invite_to
 from peers.invites.invite_file import write_invite
 from peers.settings import PeerSettings
@@ -18,7 +18,7 @@ from swarm.monitoring.recorder import ENVELOPE, encode_line
 logger = logging.getLogger(__name__)
 
 
-class Narration:
+class EventNarration:
     """The sink of one peer's events, and, where they are words, of what is logged until the last of them. A founder's
     invite is added once its run and its addresses are known."""
 
@@ -29,10 +29,10 @@ class Narration:
         self._log: LogLines | None = None
         self._file = settings.invite_file
         if settings.json_lines:
-            self._sink: EventSink = EventLines(sink, Voice(), clock, peer=peer)
+            self._sink: EventSink = EventLines(sink, ConsolePrinter(), clock, peer=peer)
         elif settings.verbose:
-            voice = Voice()
-            self._sink = Narrator(sink, voice, clock, founder=self._founds)
+            voice = ConsolePrinter()
+            self._sink = EventPrinter(sink, voice, clock, founder=self._founds)
             self._log = LogLines(voice)
             self._log.open()
         else:

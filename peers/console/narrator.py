@@ -1,6 +1,6 @@
 """Tell the person who started a peer in the foreground what it does: the events that everybody else reads, as lines.
 
-:class:`Narrator` picks the events; :class:`Waits` keeps words about waiting from being repeated.
+:class:`EventPrinter` picks the events; :class:`Waits` keeps words about waiting from being repeated.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class _Told:
     left_out: tuple[object, ...] = ()
 
 
-class Narrator:
+class EventPrinter:
     """Passes every event on, and says some of them. Safe from any thread.
 
     ``founder`` has told already which run it is. What it holds back of a wait that goes on is said with the first event

@@ -8,13 +8,13 @@ import sys
 import threading
 from typing import Protocol, TextIO
 
-MOST_WAITING = 1000
+MAX_WAITING = 1000
 """Lines that wait for a reader who has stopped (Ctrl-S, a full pipe); later ones are dropped."""
 FLUSH_S = 1.0
 
 
 class Speaker(Protocol):
-    """Who says lines: :class:`Voice`, or a stand-in."""
+    """Who says lines: :class:`ConsolePrinter`, or a stand-in."""
 
     terminal: bool
 
@@ -28,7 +28,7 @@ class Speaker(Protocol):
         """Nothing more will be said."""
 
 
-class Voice:
+class ConsolePrinter:
     """Says whole lines on ``out`` from a thread of its own: never blocks, never raises, whatever the reader does.
 
     On a terminal :meth:`update` writes a line that the next one replaces.
@@ -39,7 +39,7 @@ class Voice:
         self._file, self._encoding = out.fileno(), out.encoding or "utf-8"
         self.terminal = out.isatty()
         self._updating = False
-        self._waiting: queue.Queue[bytes | None] = queue.Queue(MOST_WAITING)
+        self._waiting: queue.Queue[bytes | None] = queue.Queue(MAX_WAITING)
         # A daemon, and writing to the descriptor: a reader who never comes back must not keep the process alive.
         self._thread = threading.Thread(target=self._write, name="voice", daemon=True)
         self._thread.start()

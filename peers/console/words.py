@@ -50,7 +50,7 @@ def report_error(error: SwarmError) -> None:
             cause += f": {error.why}" if error.why else ""
             next_ = _like_it(error) or with_commands(error.remedy, error)
             print_error(cause, check=f"expected {error.allowed}", next_=next_)
-        case Complaint():
+        case CommandError():
             print_error(error.cause, check=error.check, next_=error.next)
         case RunEnded():
             check, next_ = with_commands(error.check), with_commands(error.remedy) or _after(error)
@@ -251,7 +251,7 @@ def one_line(text: str) -> str:
 # Said so that the reader knows what to look at and what to type next.
 
 
-class Complaint(SwarmError):
+class CommandError(SwarmError):
     """An error as a person reads it: its cause, what to ``check``, the ``next`` command, and the exit code.
 
     For troubles of one machine that are no wrong setting (that is ConfigError) and no other peer's doing.

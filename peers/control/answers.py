@@ -9,13 +9,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from peers.control.server import Command
-from peers.control.status import MemberStanding, Standing
+from peers.control.status import MemberReport, StatusReport
 from peers.invites.invite import invite_to
 from peers.settings import PeerSettings
 from swarm.config import Manifest
 from swarm.consensus.copies import copies_of
 from swarm.errors import Ending, PeerError, RunEnded
-from swarm.health.watch import Watch
+from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId
 from swarm.membership.membership import Membership
 from swarm.network.discovery.records import PeerRecord
@@ -33,9 +33,9 @@ class NodeCommands:
         self._manifest: Manifest | None = None
         self._endpoint: LibP2PEndpoint | None = None
         self._membership: Membership | None = None
-        self._watch: Watch | None = None
+        self._watch: HealthWatch | None = None
 
-    def adopt(self, manifest: Manifest, endpoint: LibP2PEndpoint, membership: Membership, watch: Watch) -> None:
+    def adopt(self, manifest: Manifest, endpoint: LibP2PEndpoint, membership: Membership, watch: HealthWatch) -> None:
         """The peer takes part in a run; ``watch`` says who of the others does not answer."""
         self._manifest, self._endpoint, self._membership = manifest, endpoint, membership
         self._watch = watch
@@ -44,14 +44,14 @@ class NodeCommands:
         """The commands by name, for :class:`peers.control.server.ControlServer`."""
         return {"status": self._status, "peers": self._peers, "drain": self._drain, "invite": self._invite}
 
-    async def _status(self, request: Mapping[str, Any]) -> Standing:
+    async def _status(self, request: Mapping[str, Any]) -> StatusReport:
         return self.standing()
 
-    def standing(self) -> Standing:
+    def standing(self) -> StatusReport:
         """This peer, now."""
         membership, manifest, endpoint = self._membership, self._manifest, self._endpoint
         situation = None if membership is None else membership.situation
-        return Standing(
+        return StatusReport(
             name=self._settings.name,
             peer=self._peer,
             pid=os.getpid(),
@@ -79,7 +79,7 @@ class NodeCommands:
             mixed_alone=0 if situation is None else situation.mixed_alone,
         )
 
-    async def _peers(self, request: Mapping[str, Any]) -> list[MemberStanding]:
+    async def _peers(self, request: Mapping[str, Any]) -> list[MemberReport]:
         """The roster, and whoever the directory knows beside it."""
         membership, endpoint = self._membership, self._endpoint
         if membership is None or endpoint is None:
@@ -88,7 +88,7 @@ class NodeCommands:
         copies = 0 if self._manifest is None else self._manifest.run.copies
         lost = self._lost()
         members = [
-            MemberStanding(
+            MemberReport(
                 name=member.name,
                 peer=member.peer,
                 role=member.role,
@@ -111,7 +111,7 @@ class NodeCommands:
             return {}
         return {peer: why for peer, why in self._watch.gone.items() if peer in self._membership.roster}
 
-    async def _announced(self, links: Mapping[str, str]) -> list[MemberStanding]:
+    async def _announced(self, links: Mapping[str, str]) -> list[MemberReport]:
         assert self._endpoint is not None  # noqa: S101 - asked only when there is one
         try:
             async with asyncio.timeout(LOOKUP_S):
@@ -119,7 +119,7 @@ class NodeCommands:
         except (PeerError, TimeoutError):
             return []
         return [
-            MemberStanding(
+            MemberReport(
                 name=record.name,
                 peer=peer,
                 role=record.role,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from peers.commands.look import Seen, look_at_all
-from peers.console.words import Complaint, command_name
+from peers.console.words import CommandError, command_name
 from peers.exit_codes import EXIT_OK, EXIT_UNREACHABLE, EXIT_USAGE
 from peers.home.places import PlaceInfo, list_places
 from swarm.membership.status_types import ENDED
@@ -18,8 +18,8 @@ _LEAST_PREFIX = 10
 def choose_live(home: Path, wanted: str | None, *, command: str) -> PlaceInfo:
     """The running peer called ``wanted`` (a peer's name, a place, or the beginning of a peer id), else the only one.
 
-    Raises Complaint: exit code 3 when no such peer runs here, 2 when it could be several; it lists them, and shows how
-    to give ``command`` for one of them.
+    Raises CommandError: exit code 3 when no such peer runs here, 2 when it could be several; it lists them, and shows
+    how to give ``command`` for one of them.
     """
     if wanted is None:
         return _only(choose_all_live(home), command, "")
@@ -31,7 +31,7 @@ def choose_live(home: Path, wanted: str | None, *, command: str) -> PlaceInfo:
 
 
 def choose_all_live(home: Path) -> list[PlaceInfo]:
-    """All peers that run here. Raises Complaint, exit code 3, when none does."""
+    """All peers that run here. Raises CommandError, exit code 3, when none does."""
     live = [place for place in list_places(home) if place.live]
     if not live:
         raise nobody_here(home)
@@ -41,7 +41,7 @@ def choose_all_live(home: Path) -> list[PlaceInfo]:
 def choose_speaker(home: Path, wanted: str | None, *, command: str) -> PlaceInfo:
     """As :func:`choose_live`, for what any peer of a run can answer: without ``wanted``, and where all that run here
     are in one run, a ready one of them. Those that are starting do not count, unless all are. Blocks for two seconds at
-    most. Raises Complaint as :func:`choose_live`."""
+    most. Raises CommandError as :func:`choose_live`."""
     live = [place for place in list_places(home) if place.live]
     if wanted is None and len(live) > 1:
         seen = look_at_all(live)
@@ -60,7 +60,8 @@ def run_of(seen: Seen) -> str:
 
 
 def choose_any(home: Path, wanted: str, *, command: str) -> PlaceInfo:
-    """The place that ``wanted`` means, a running peer's before any other. Raises Complaint as :func:`choose_live`."""
+    """The place that ``wanted`` means, a running peer's before any other. Raises CommandError as
+    :func:`choose_live`."""
     places = list_places(home)
     found = matching([place for place in places if place.live], wanted) or matching(places, wanted)
     if not found:
@@ -80,13 +81,13 @@ def matching(places: Sequence[PlaceInfo], wanted: str) -> list[PlaceInfo]:
     return []
 
 
-def nobody_here(home: Path) -> Complaint:
+def nobody_here(home: Path) -> CommandError:
     """What to say when no peer runs."""
     swarm = command_name()
     founding, joining = f"{swarm} new --preset tiny to start a run", f"{swarm} join INVITE to join one"
     if _cut_short(list_places(home)):
         joining = f"{joining}, {swarm} new --resume to go on with one whose peers are all gone"
-    return Complaint("no peer runs here", check=f"places are looked for in {home} (--home, SWARM_HOME)",
+    return CommandError("no peer runs here", check=f"places are looked for in {home} (--home, SWARM_HOME)",
                      next_=f"{founding}, {joining}", exit_code=EXIT_UNREACHABLE)  # fmt: skip
 
 
@@ -111,7 +112,7 @@ def _only(found: Sequence[PlaceInfo], command: str, meant: str) -> PlaceInfo:
     example = "NAME" if command == "drain" else found[0].title if distinct else found[0].name
     swarm = command_name()
     all_of_them = f"; all of them: {swarm} drain --all" if command == "drain" and not meant else ""
-    raise Complaint(f"there are {len(found)} peers here{meant}", check=_told_apart(found),
+    raise CommandError(f"there are {len(found)} peers here{meant}", check=_told_apart(found),
                     next_=f"{swarm} {command} --peer {example}{all_of_them}", exit_code=EXIT_USAGE)  # fmt: skip
 
 
@@ -125,23 +126,23 @@ def _told_apart(places: Sequence[PlaceInfo]) -> str:
     )
 
 
-def _unknown(wanted: str, places: Sequence[PlaceInfo], home: Path) -> Complaint:
+def _unknown(wanted: str, places: Sequence[PlaceInfo], home: Path) -> CommandError:
     known = "; ".join(place.described for place in places)
     if not wanted:
-        return Complaint("a peer is to be named, but the name is empty", check="did what is in $(…) print anything?",
+        return CommandError("a peer is to be named, but the name is empty", check="did what is in $(…) print anything?",
                          next_=f"{command_name()} status", exit_code=EXIT_UNREACHABLE)  # fmt: skip
-    return Complaint(f"no peer here is called {wanted!r}",
+    return CommandError(f"no peer here is called {wanted!r}",
                      check=f"there are {known}" if known else f"there is none in {home} (--home, SWARM_HOME)",
                      next_=f"{command_name()} status", exit_code=EXIT_UNREACHABLE)  # fmt: skip
 
 
-def _not_running(wanted: str, places: Sequence[PlaceInfo], home: Path) -> Complaint:
+def _not_running(wanted: str, places: Sequence[PlaceInfo], home: Path) -> CommandError:
     dead = matching(places, wanted)
     if not dead:
         return _unknown(wanted, [place for place in places if place.live], home)
     end = dead[0].state.end if dead[0].state else None
     how = f"it ended: {end.reason} (exit code {end.exit_code})" if end else "it was killed, or its machine went down"
-    return Complaint(f"{dead[0].described} does not run", check=how, next_=f"{command_name()} status",
+    return CommandError(f"{dead[0].described} does not run", check=how, next_=f"{command_name()} status",
                      exit_code=EXIT_UNREACHABLE)  # fmt: skip
 
 

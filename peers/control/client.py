@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from peers.console.words import Complaint
+from peers.console.words import CommandError
 from peers.exit_codes import EXIT_ERROR, EXIT_INCOMPATIBLE, EXIT_UNREACHABLE
 
 PATIENCE_S = 2.0
@@ -27,14 +27,14 @@ MAX_REPLY_BYTES = 16 * 1024 * 1024
 _PIECE_BYTES = 256 * 1024
 
 
-class NotServing(Complaint):
+class NotServing(CommandError):
     """Nobody listens on the socket: the peer is starting or ending, or it is gone."""
 
 
 def ask(control: Path, command: str, *, who: str, timeout_s: float = PATIENCE_S, **arguments: object) -> Any:
     """The result of a command; blocks for ``timeout_s`` at most, whatever the peer does. ``who`` names it in errors.
 
-    Raises NotServing when nobody listens, and Complaint when the peer is silent (exit code 3), answers what this
+    Raises NotServing when nobody listens, and CommandError when the peer is silent (exit code 3), answers what this
     version cannot read (4), or says no: then with its own words and exit code.
     """
     request = json.dumps({"command": command, **arguments}).encode() + b"\n"
@@ -50,11 +50,11 @@ def ask(control: Path, command: str, *, who: str, timeout_s: float = PATIENCE_S,
         raise NotServing(f"{who} does not listen (yet, or any more)", check="it is starting or ending: look again",
                          exit_code=EXIT_UNREACHABLE) from None  # fmt: skip
     except (TimeoutError, BlockingIOError):  # the second: so many wait already that the kernel takes no more
-        raise Complaint(f"{who} does not answer", check=f"nothing came in {timeout_s:g} s: is it stopped, or is the "
+        raise CommandError(f"{who} does not answer", check=f"nothing came in {timeout_s:g} s: is it stopped, or is the "
                         "machine busy? Its last words are in events.jsonl of its session",
                         exit_code=EXIT_UNREACHABLE) from None  # fmt: skip
     except OSError as error:
-        raise Complaint(f"{who} cannot be asked: {error.strerror or error}", check=str(control),
+        raise CommandError(f"{who} cannot be asked: {error.strerror or error}", check=str(control),
                         exit_code=EXIT_UNREACHABLE) from error  # fmt: skip
     return _result(line, who)
 
@@ -93,10 +93,10 @@ def _result(line: bytes, who: str) -> Any:
         reply = json.loads(line)
         if reply["ok"] is True:
             return reply["result"]
-        refused = Complaint(str(reply["error"]), check=str(reply.get("check", "")), next_=str(reply.get("next", "")),
+        refused = CommandError(str(reply["error"]), check=str(reply.get("check", "")), next_=str(reply.get("next", "")),
                             exit_code=int(reply.get("exit_code", EXIT_ERROR)))  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise Complaint(f"{who} answers what this version of swarm cannot read",
+        raise CommandError(f"{who} answers what this version of swarm cannot read",
                         check="is it the version that the peer was started with?",
                         exit_code=EXIT_INCOMPATIBLE) from None  # fmt: skip
     raise refused

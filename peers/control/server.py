@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from peers.console.words import Complaint, reason_of, with_commands
+from peers.console.words import CommandError, reason_of, with_commands
 from peers.control.client import MAX_REQUEST_BYTES, PATIENCE_S, short_path
 from peers.exit_codes import EXIT_ERROR, EXIT_USAGE, exit_code_of
 from swarm.errors import ConfigError, RunEnded, SwarmError
@@ -131,7 +131,7 @@ async def _carry_out(command: Command, request: Mapping[str, Any]) -> bytes:
         return _line({"ok": True, "result": result})
     except TimeoutError:
         return _no(f"{name} was not done in {COMMAND_S:g} s", check="is the machine busy?", next_="the same again")
-    except Complaint as error:
+    except CommandError as error:
         return _no(error.cause, check=error.check, next_=error.next, exit_code=error.exit_code)
     except RunEnded as error:
         check, next_ = with_commands(error.check), with_commands(error.remedy)

@@ -14,7 +14,7 @@ ALONE = "alone: nobody to average with"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class StatusReport:
     """One peer, now. ``waiting_for`` is empty unless it waits; ``reason`` says why it holds its part.
 
     ``copies`` are the other parts of which it keeps a copy. ``reachability`` is in words, and so is ``disk``: what this
@@ -54,7 +54,7 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MemberStanding:
+class MemberReport:
     """One peer of the run as another sees it. ``state`` is member, waiting or draining, or lost: a member that does not
     answer, for the reason in ``lost``, and leaves the roster when the open step closes without it; ``link`` is how this
     peer reaches it: self, direct, relayed, or unknown when it never had to. ``copies`` are the parts of which it has to

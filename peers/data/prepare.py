@@ -46,7 +46,7 @@ class RunShape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedRun:
     """A run that is ready to start."""
 
     manifest: Manifest
@@ -115,7 +115,7 @@ def check_shape(shape: RunShape) -> None:
         raise ConfigError("--stages", shape.stages, f"at most {layers}, the model's layers", "Ask for fewer stages.")
 
 
-def prepare_run(shape: RunShape, corpus: Corpus, directory: RunDirectory) -> Prepared:
+def prepare_run(shape: RunShape, corpus: Corpus, directory: RunDirectory) -> PreparedRun:
     """Write tokenizer, one disjoint shard per trainer, the held-out shard and ``run.toml``; about 2 s for 2 MB.
 
     Imports no torch. Raises ConfigError when there is too little text, StateError when the disk refuses.
@@ -135,7 +135,7 @@ def prepare_run(shape: RunShape, corpus: Corpus, directory: RunDirectory) -> Pre
         write_manifest(manifest, directory.manifest)
     except OSError as error:
         raise StateError(f"{directory.root}: {error.strerror}. Check space and permissions.") from error
-    return Prepared(manifest=manifest, shards=tuple(shards), held_out=held_out)
+    return PreparedRun(manifest=manifest, shards=tuple(shards), held_out=held_out)
 
 
 def _split(corpus: Corpus, shape: RunShape) -> DocumentSplit:

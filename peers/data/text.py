@@ -166,16 +166,16 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 TEXT_ENDINGS = frozenset({".txt", ".text", ".md", ".markdown", ".rst", ".adoc", ".org", ".tex"})
-MOST_FILES = 100_000
-MOST_BYTES = 8 << 30
+MAX_FILES = 100_000
+MAX_BYTES = 8 << 30
 
 
 def text_files(path: Path, key: str) -> list[Path]:
     """The text files that a path stands for: itself, or all below a directory, sorted, hidden ones left out.
 
     A file is text by its ending, see :data:`TEXT_ENDINGS`. Links are followed only to files inside the directory.
-    ``key`` is what errors name. Raises ConfigError when there is none, or more than :data:`MOST_FILES` or
-    :data:`MOST_BYTES`.
+    ``key`` is what errors name. Raises ConfigError when there is none, or more than :data:`MAX_FILES` or
+    :data:`MAX_BYTES`.
     """
     if not path.exists():
         allowed = "a built shard or UTF-8 text"
@@ -187,8 +187,8 @@ def text_files(path: Path, key: str) -> list[Path]:
     for file in _below(path, key):
         found.append(file)
         size += file.stat().st_size
-        if len(found) > MOST_FILES or size > MOST_BYTES:
-            most = f"at most {MOST_FILES:,} text files of {MOST_BYTES >> 30} GiB together"
+        if len(found) > MAX_FILES or size > MAX_BYTES:
+            most = f"at most {MAX_FILES:,} text files of {MAX_BYTES >> 30} GiB together"
             raise ConfigError(key, str(path), most, "Give a part of them; swarm data build makes a shard of each.")
     if not found:
         empty = "it is empty" if not any(path.iterdir()) else "it holds none; a single file may have any name"

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from peers.console.words import Complaint, command_name
+from peers.console.words import CommandError, command_name
 from peers.control.choose import choose_any
 from peers.exit_codes import EXIT_OK, EXIT_USAGE
 from peers.home.places import KEY_FILE, PlaceInfo, list_places, take_place
@@ -28,7 +28,7 @@ class PlaceIdentity:
 def show_identity(home: Path, wanted: str) -> PlaceIdentity:
     """The identity of the place or peer called ``wanted``; makes nothing.
 
-    Raises Complaint when there is no such place or no key in it yet, and ConfigError for a key file that is no good.
+    Raises CommandError when there is no such place or no key in it yet, and ConfigError for a key file that is no good.
     """
     if not list_places(home):
         raise _none_yet(home, wanted)
@@ -46,7 +46,7 @@ def _identity_of(place: PlaceInfo) -> PlaceIdentity:
 
 
 def show_identities(home: Path) -> list[PlaceIdentity]:
-    """The identity of every place that has one; makes nothing. Raises Complaint when none has, ConfigError for a key
+    """The identity of every place that has one; makes nothing. Raises CommandError when none has, ConfigError for a key
     file that is no good."""
     found = [_identity_of(place) for place in list_places(home) if (place.path / KEY_FILE).is_file()]
     if not found:
@@ -55,12 +55,12 @@ def show_identities(home: Path) -> list[PlaceIdentity]:
 
 
 def only_identity(home: Path) -> PlaceIdentity:
-    """The identity of the only place that has one. Raises Complaint when none has, and (exit code 2) when several
+    """The identity of the only place that has one. Raises CommandError when none has, and (exit code 2) when several
     have."""
     found = show_identities(home)
     if len(found) == 1:
         return found[0]
-    raise Complaint(f"there are {len(found)} places here",
+    raise CommandError(f"there are {len(found)} places here",
                     check="; ".join(f"{one.place}: {one.name}" for one in found),
                     next_=f"{command_name()} id --json --place {found[0].place}", exit_code=EXIT_USAGE)  # fmt: skip
 
@@ -76,8 +76,8 @@ def create_identity(home: Path, place: str) -> PlaceIdentity:
     return show_identity(home, place)
 
 
-def _none_yet(home: Path, wanted: str) -> Complaint:
-    return Complaint(f"place {wanted} has no identity yet",
+def _none_yet(home: Path, wanted: str) -> CommandError:
+    return CommandError(f"place {wanted} has no identity yet",
                      check=f"places are looked for in {home} (--home, SWARM_HOME)",
                      next_=f"{command_name()} id --place {wanted} --create, or start a peer there")  # fmt: skip
 

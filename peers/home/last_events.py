@@ -14,7 +14,7 @@ _TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Closing:
+class LastClose:
     """The last step that a peer of this machine saw close: its run's last one, or one that ended the run, or another.
     ``since`` is when the peer was started, ``at`` when it saw it."""
 
@@ -30,7 +30,7 @@ class Closing:
         return self.ended or self.is_last
 
 
-def newest_closing(home: Path, run: str) -> Closing | None:
+def newest_closing(home: Path, run: str) -> LastClose | None:
     """What the last peers of all places here saw of a run: how it ended, unless one that was started after that saw a
     step close; else the newest step; None when they saw none. Reads events only; those of weeks take seconds."""
     closings = (_last_closing(place.state) for place in list_places(home) if place.state and place.state.run == run)
@@ -41,19 +41,19 @@ def newest_closing(home: Path, run: str) -> Closing | None:
     return max(counted, key=lambda one: one.at, default=end)
 
 
-def done_again(home: Path, run: str, end: Closing) -> bool:
+def done_again(home: Path, run: str, end: LastClose) -> bool:
     """Whether a peer that runs here now was started after a run's end: it must be doing the last steps again."""
     states = [place.state for place in list_places(home) if place.live and place.state is not None]
     return any(state.run == run and state.started > end.at for state in states)
 
 
-def _last_closing(state: PlaceState) -> Closing | None:
+def _last_closing(state: PlaceState) -> LastClose | None:
     events = Path(state.session) / "events.jsonl"
     closed = last_event(events, "StepClosed", whole=True)
     if closed is None:
         return None
     named = last_event(events, "RunFound", whole=True) or {}
-    return Closing(
+    return LastClose(
         step=closed["step"],
         ended=bool(closed.get("ended")),
         is_last=closed["step"] == named.get("steps"),

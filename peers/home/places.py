@@ -56,7 +56,7 @@ def home_directory(given: Path | str | None = None) -> Path:
     return (Path(data) if os.path.isabs(data) else Path.home() / ".local" / "share") / "swarm"
 
 
-class Place:
+class HeldPlace:
     """A place that this process holds. Get it from :func:`take_place`; a context manager that gives it back."""
 
     def __init__(self, path: Path, lock: int, clock: Clock) -> None:
@@ -119,7 +119,7 @@ class Place:
             os.close(self._lock)
             self._lock = -1
 
-    def __enter__(self) -> Place:
+    def __enter__(self) -> HeldPlace:
         return self
 
     def __exit__(
@@ -170,7 +170,7 @@ class PlaceInfo:
 
 def take_place(
     home: Path, name: str | None = None, *, clock: Clock, run: str = "", role: str = "", data: str = ""
-) -> Place:
+) -> HeldPlace:
     """Take the place called ``name``, made when missing, else the first free one of 1, 2, …; never waits.
 
     Of free ones, that of somebody with this ``role`` in this ``run`` comes first: who was killed and is started again
@@ -228,7 +228,7 @@ def _numbers(home: Path, run: str, role: str, data: str) -> Iterator[str]:
     yield from (name for name in map(str, count(1)) if name not in known)
 
 
-def _take(path: Path, clock: Clock) -> Place | None:
+def _take(path: Path, clock: Clock) -> HeldPlace | None:
     """None when another process has it."""
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chmod(path, 0o700)
@@ -238,7 +238,7 @@ def _take(path: Path, clock: Clock) -> Place | None:
         if not _lock(lock):
             os.close(lock)
             return None
-        return Place(path, lock, clock)
+        return HeldPlace(path, lock, clock)
     except BaseException:
         with contextlib.suppress(OSError):
             os.close(lock)

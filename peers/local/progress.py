@@ -28,12 +28,12 @@ from swarm.events import (
     StepClosed,
     StepGivenUp,
 )
-from swarm.monitoring.reader import RawEvent, Told
-from swarm.monitoring.views import Digests, Microbatches, StepBytes, StepRow, StepTable, Traffic
+from swarm.monitoring.reader import RawEvent, RecordedEvent
+from swarm.monitoring.views import Digests, Microbatches, StepBytes, StepRow, StepTable, TrafficView
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
+class ExitNotice:
     """A peer's last word about itself."""
 
     wall: float
@@ -52,10 +52,10 @@ class RunView:
     """
 
     def __init__(self) -> None:
-        self.steps, self.traffic = StepTable(), Traffic()
+        self.steps, self.traffic = StepTable(), TrafficView()
         self.microbatches, self.digests = Microbatches(), Digests()
         self.addresses: dict[str, tuple[str, ...]] = {}
-        self.stopped: dict[str, Stopped] = {}
+        self.stopped: dict[str, ExitNotice] = {}
         self.lost_peers: dict[str, str] = {}
         self.notes: dict[int, tuple[str, ...]] = {}
         self.checkpoint_steps: set[int] = set()
@@ -65,7 +65,7 @@ class RunView:
         self._names: dict[str, str] = {}
         self._pending: list[str] = []
 
-    def add(self, told: Told) -> None:
+    def add(self, told: RecordedEvent) -> None:
         """Take one event into account."""
         event = told.record.event
         if isinstance(event, StepClosed) and event.step not in self.steps and self._pending:
@@ -77,7 +77,7 @@ class RunView:
                 self.addresses[told.name] = addresses
                 self._names[told.record.peer] = told.name
             case PeerStopped(reason=reason, exit_code=code):
-                self.stopped[told.name] = Stopped(told.record.wall, reason, code)
+                self.stopped[told.name] = ExitNotice(told.record.wall, reason, code)
             case RunStarted(parameters=parameters):
                 self.parameters = parameters
             case CheckpointWritten(step=step):

@@ -18,7 +18,7 @@ ExitReason = Literal["completed", "interrupted", "peer_failed", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RunOutcome:
     """How a run ended: for exit code, last line and report. ``blamed`` is the peer that failed, if one did."""
 
     exit_reason: ExitReason
@@ -51,7 +51,7 @@ class RunFacts:
     ended: float
 
 
-def build_report(facts: RunFacts, view: RunView, evaluation: Evaluation, outcome: Outcome) -> dict[str, Any]:
+def build_report(facts: RunFacts, view: RunView, evaluation: Evaluation, outcome: RunOutcome) -> dict[str, Any]:
     """The report as plain data; what was not measured is null.
 
     How it ended: ``exit_reason``, ``exit_code``, ``message``, ``failed_peer`` (name of the one to blame).

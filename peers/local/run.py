@@ -14,7 +14,7 @@ from peers.data.prepare import RunShape
 from peers.exit_codes import EXIT_UNREACHABLE
 from peers.home.run_directory import RunDirectory
 from peers.local.launch import PeerExit, PeerGroup
-from peers.local.progress import RunView, Stopped
+from peers.local.progress import ExitNotice, RunView
 from peers.settings import PeerSettings, exact_settings
 from swarm.clock import Clock
 from swarm.config import Manifest
@@ -153,7 +153,7 @@ class LocalRun:
         words = {exit_.name: last_words(self.directory.home(exit_.name) / "peer.log") for exit_ in self._casualties}
         found = blame(self._casualties, self.view.stopped, self.view.lost_peers, words)
         if early and (found is None or self._gave_up(found.name)):
-            found = Blame(early[0].name, "left before the last step was closed")
+            found = PeerFailure(early[0].name, "left before the last step was closed")
         if found is not None:
             raise RunBroken(f"{found.name} {found.reason}", found.name)
 
@@ -189,7 +189,7 @@ _TAIL_BYTES = 8192
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
+class PeerFailure:
     """The peer and why, in words that follow its name."""
 
     name: str
@@ -197,8 +197,8 @@ class Blame:
 
 
 def blame(
-    exits: Sequence[PeerExit], stopped: Mapping[str, Stopped], lost: Mapping[str, str], last_words: Mapping[str, str]
-) -> Blame | None:
+    exits: Sequence[PeerExit], stopped: Mapping[str, ExitNotice], lost: Mapping[str, str], last_words: Mapping[str, str]
+) -> PeerFailure | None:
     """Pick one peer out of those that ended badly, or None when none did.
 
     Peers that lose another end with an error of their own, so in this order: one killed by a signal (it could not even
@@ -210,19 +210,19 @@ def blame(
     if killed or mute:
         first = (killed or mute)[0]
         words = f": {last_words[first.name]}" if last_words.get(first.name) else ""
-        return Blame(first.name, str(first).removeprefix(first.name).strip() + words)
+        return PeerFailure(first.name, str(first).removeprefix(first.name).strip() + words)
     wrong = {name: last for name, last in stopped.items() if last.exit_code}
     for name, reason in lost.items():
-        return _in_its_words(name, wrong) or Blame(name, f"was lost: {reason}")
+        return _in_its_words(name, wrong) or PeerFailure(name, f"was lost: {reason}")
     if wrong:
         return _in_its_words(min(wrong, key=lambda name: (wrong[name].wall, name)), wrong)
     bad = next((exit_ for exit_ in exits if exit_.code), None)
-    return Blame(bad.name, str(bad).removeprefix(bad.name).strip()) if bad else None
+    return PeerFailure(bad.name, str(bad).removeprefix(bad.name).strip()) if bad else None
 
 
-def _in_its_words(name: str, wrong: Mapping[str, Stopped]) -> Blame | None:
+def _in_its_words(name: str, wrong: Mapping[str, ExitNotice]) -> PeerFailure | None:
     last = wrong.get(name)
-    return Blame(name, f"ended the run: {last.reason} (exit code {last.exit_code})") if last else None
+    return PeerFailure(name, f"ended the run: {last.reason} (exit code {last.exit_code})") if last else None
 
 
 def last_words(log: Path) -> str:

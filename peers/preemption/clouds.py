@@ -16,7 +16,7 @@ from urllib.parse import quote
 from pydantic import Field
 
 from peers.preemption.choice import Cloud, MetadataUrl
-from peers.preemption.http import ANSWER_S, Answer, Foreign, MetadataServer
+from peers.preemption.http import ANSWER_S, Foreign, HttpResponse, MetadataServer
 from peers.preemption.source import Notice, NoticeSource, SourceFailed, seconds_until
 from swarm.clock import Clock
 
@@ -83,7 +83,7 @@ class AwsSource:
         action = answer.successful().decoded(_AwsAction)
         return Notice(left_s=seconds_until(action.time, answer.now(self._clock.wall()), datetime.fromisoformat))
 
-    async def _get_action(self) -> Answer:
+    async def _get_action(self) -> HttpResponse:
         path, headers = "/latest/meta-data/spot/instance-action", {"X-aws-ec2-metadata-token": self._token}
         return await self._server.ask(path, headers, timeout_s=ANSWER_S)
 
@@ -138,7 +138,7 @@ class GcpSource:
             case _:
                 raise SourceFailed("instance/preempted is neither TRUE nor FALSE")
 
-    async def _get(self, path: str, timeout_s: float) -> Answer:
+    async def _get(self, path: str, timeout_s: float) -> HttpResponse:
         answer = await self._server.ask(path, {"Metadata-Flavor": "Google"}, timeout_s=timeout_s)
         if answer.header("Metadata-Flavor") != "Google":
             raise SourceFailed("it does not say that it is Google's metadata server")
@@ -192,7 +192,7 @@ class AzureSource:
         answer = await self._get("/metadata/instance/compute?api-version=2021-02-01&format=json", ANSWER_S)
         self._machine = answer.successful().decoded(_AzureMachine).name
 
-    async def _get(self, path: str, timeout_s: float) -> Answer:
+    async def _get(self, path: str, timeout_s: float) -> HttpResponse:
         return await self._server.ask(path, {"Metadata": "true"}, timeout_s=timeout_s)
 
 

@@ -43,7 +43,7 @@ ForeignT = TypeVar("ForeignT", bound=Foreign)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HttpResponse:
     """A whole answer. Redirects are answers like others: nobody follows them."""
 
     status: int
@@ -54,7 +54,7 @@ class Answer:
         """The first header of this name in any case, stripped; empty when there is none."""
         return str(self.headers.get(name, "")).strip()
 
-    def successful(self) -> Answer:
+    def successful(self) -> HttpResponse:
         """The same answer. Raises SourceFailed when its status is not 200."""
         if self.status != 200:
             raise SourceFailed(f"status {self.status}")
@@ -84,7 +84,9 @@ class MetadataServer:
     def __init__(self, url: MetadataUrl) -> None:
         self._url = url
 
-    async def ask(self, path: str, headers: Mapping[str, str], *, timeout_s: float, method: str = "GET") -> Answer:
+    async def ask(
+        self, path: str, headers: Mapping[str, str], *, timeout_s: float, method: str = "GET"
+    ) -> HttpResponse:
         """The answer, whatever its status. ``path`` and ``headers`` are sent as they are.
 
         Raises SourceFailed when there is none that is whole, well-formed, of at most HEAD_BYTES and BODY_BYTES, within
@@ -101,7 +103,7 @@ class MetadataServer:
         except (EOFError, ValueError, asyncio.LimitOverrunError, http.client.HTTPException) as error:
             raise SourceFailed(f"{self._url.authority} answers no good HTTP: {error}") from None
 
-    async def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Answer:
+    async def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> HttpResponse:
         reader, writer = await asyncio.open_connection(self._url.host, self._url.port, limit=HEAD_BYTES)
         try:
             lines = [f"{method} {self._url.prefix}{path} HTTP/1.1", f"Host: {self._url.authority}"]
@@ -114,13 +116,13 @@ class MetadataServer:
             writer.transport.abort()
 
 
-async def _read_answer(reader: asyncio.StreamReader) -> Answer:
+async def _read_answer(reader: asyncio.StreamReader) -> HttpResponse:
     head = await reader.readuntil(_END)
     status = _STATUS.match(head)
     if status is None:
         raise ValueError("no status line")
     headers = http.client.parse_headers(io.BytesIO(head[status.end() :]))
-    return Answer(status=int(status[1]), headers=headers, body=await _read_body(reader, headers, int(status[1])))
+    return HttpResponse(status=int(status[1]), headers=headers, body=await _read_body(reader, headers, int(status[1])))
 
 
 async def _read_body(reader: asyncio.StreamReader, headers: Headers, status: int) -> bytes:

@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 MARGIN_S = 2.0
 """So long before the machine goes, the peer stops waiting for the step's close: enough to tell the others and end."""
-MOST_PAUSE_S = 10.0
+MAX_PAUSE_S = 10.0
 """A source that fails is asked at least so often: the shortest notices leave 30 s."""
 FAILURES_TOLD = 3
 """One answer that is missing means nothing where there were some before; so many in a row are told."""
@@ -38,7 +38,7 @@ class PreemptionWatcher:
     """Asks a source until it gives notice, once; then its work is done: a second notice changes nothing.
 
     Nothing that a source does ends the peer: failures are told as :class:`~swarm.events.PreemptionWatch`, and asked
-    again after pauses that double up to MOST_PAUSE_S.
+    again after pauses that double up to MAX_PAUSE_S.
     """
 
     def __init__(self, clock: Clock, events: EventSink, leave: Leave) -> None:
@@ -107,7 +107,7 @@ class PreemptionWatcher:
 
 def pause_after(failures: int, pause_s: float) -> float:
     """Seconds until the next question, after so many failures in a row; ``pause_s`` after none."""
-    return doubled(pause_s, min(failures, 10), max(pause_s, MOST_PAUSE_S))
+    return doubled(pause_s, min(failures, 10), max(pause_s, MAX_PAUSE_S))
 
 
 def reason_of(source: str, notice: Notice, now: float) -> str:

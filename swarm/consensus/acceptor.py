@@ -17,7 +17,7 @@ from swarm.errors import Busy, OutOfSync, Refused, Superseded, Violation
 from swarm.ids import PeerId
 from swarm.schema import Count, Message, PeerIdField, SignatureField
 
-MOST_LEAP = 1 << 16
+MAX_LEAP = 1 << 16
 """How far beyond the term that it knows a member follows a leader. Honest leaders climb by a few terms at a time; one
 that could name any would have all others run out of the numbers that their questions are counted with."""
 
@@ -30,7 +30,7 @@ class Vote(Message):
     changes: Changes = NO_CHANGES
 
 
-class Candidate(Message):
+class BranchHead(Message):
     """A record that some closed by themselves (``swarm.consensus.branches``), and for how many microbatches since; with
     the signatures of those who did, and their term."""
 
@@ -58,7 +58,7 @@ class Acceptor:
         reach."""
         if term < self.term:
             raise Superseded(f"term {self.term} has begun, this is of term {term}")
-        if term > self.term + MOST_LEAP:
+        if term > self.term + MAX_LEAP:
             raise Busy(f"term {self.term} is known here: {term} is out of reach")
         new = term > self.term
         self.term = term

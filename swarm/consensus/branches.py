@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from swarm.consensus.acceptor import Acceptor, Candidate, Vote, has_majority
+from swarm.consensus.acceptor import Acceptor, BranchHead, Vote, has_majority
 from swarm.consensus.history import History
 from swarm.consensus.records import CloseRecord, Confirmation, check_confirmed, valid_acceptances, voters
 from swarm.consensus.roster import Roster
@@ -26,7 +26,7 @@ from swarm.ids import PeerId
 Verify = Callable[[PeerId, bytes, bytes], bool]
 
 
-def best(candidates: Iterable[Candidate]) -> Vote | None:
+def best(candidates: Iterable[BranchHead]) -> Vote | None:
     """The candidate for which the most microbatches were committed, as those who made it say; of equals the one with
     the greater hash. Its makers' lower median counts, so that no single one decides."""
     claims: dict[str, list[int]] = {}
@@ -111,10 +111,10 @@ class Fork:
         history.begin(self.point)
         return history
 
-    def offer(self) -> Candidate:
+    def offer(self) -> BranchHead:
         """What is proposed when Paxos leaves it free."""
         signed = dict(self.acceptances)
-        return Candidate(vote=self.candidate, samples=self.closed, term=self.term, acceptances=signed)
+        return BranchHead(vote=self.candidate, samples=self.closed, term=self.term, acceptances=signed)
 
     def accept(self, vote: Vote) -> None:
         """Vote in a later term, on our candidate or another's. Raises Superseded, Refused, Violation."""

@@ -102,7 +102,7 @@ def reassign_bytes(run: RunId, step: int, previous: str, peer: str, part: str) -
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class OpenStepFacts:
     """When requests are asked: the open step, who takes part in it, the hash of the record before it, and, where the
     step is given up, who is believed to be ``lost``: one of those may ask to join anew."""
 
@@ -134,7 +134,7 @@ class ChangeRules:
         self._run, self._parts, self._most, self._verify = run, tuple(parts), most, verify
         self._served, self._how = served, how
 
-    def check_admission(self, now: Moment, request: Admission) -> None:
+    def check_admission(self, now: OpenStepFacts, request: Admission) -> None:
         """Raises Refused with the reason, Violation for a forged request."""
         member, peer = request.member, PeerId(request.member.peer)
         if request.step != now.step:
@@ -148,7 +148,7 @@ class ChangeRules:
         if self._served and (problem := lacks_server(now.staying, member, self._how)):
             raise Refused(problem)
 
-    def check_departure(self, now: Moment, request: Departure) -> None:
+    def check_departure(self, now: OpenStepFacts, request: Departure) -> None:
         """Raises Refused with the reason, Violation for a forged request."""
         peer = PeerId(request.peer)
         if request.step != now.step or peer not in now.roster:
@@ -157,7 +157,7 @@ class ChangeRules:
         if not self._verify(peer, signed, request.signature):
             raise Violation(f"the request of {peer} to leave is forged")
 
-    def check_reassign(self, now: Moment, request: Reassign) -> None:
+    def check_reassign(self, now: OpenStepFacts, request: Reassign) -> None:
         """Raises Refused with the reason, Violation for a forged request."""
         peer, part = PeerId(request.peer), PartName(request.part)
         if request.step != now.step or peer not in now.roster or peer in now.lost:
@@ -216,7 +216,7 @@ class ChangeRules:
         changes = Changes(leaves=tuple(sorted(leaves, key=lambda leave: leave.peer)))
         return changes if changes.end(before) else None
 
-    def apply(self, now: Moment, changes: Changes) -> Roster:
+    def apply(self, now: OpenStepFacts, changes: Changes) -> Roster:
         """Return the roster that a record with these changes must name; of one that ends the run, the same. Raises
         Refused or Violation for changes that no honest leader makes."""
         before = now.roster
@@ -234,11 +234,11 @@ class ChangeRules:
                 raise Refused(f"{peer} cannot leave{'' if peer in leaving else ' its part'}: {reason}")
         return self._changed(before, leaving, changes)
 
-    def give_up(self, now: Moment, changes: Changes) -> Roster:
+    def give_up(self, now: OpenStepFacts, changes: Changes) -> Roster:
         """Return the roster that a record that gives its step up must name: without those that are lost, with every
         part held again, by a member that had a copy of it or by one that joins. Raises Refused or Violation for changes
         that no honest leader makes."""
-        now = Moment(now.step, now.roster, now.previous, changes.absent)
+        now = OpenStepFacts(now.step, now.roster, now.previous, changes.absent)
         if changes.leaves or not set(changes.absent) <= set(now.roster.peers):
             raise Violation("a step that is given up names as lost who did not take part, or somebody leaves with it")
         if not lost_parts(now.roster, changes.absent):
@@ -251,7 +251,7 @@ class ChangeRules:
             raise Refused("no trainer is left")
         return roster
 
-    def _check_requests(self, now: Moment, changes: Changes) -> None:
+    def _check_requests(self, now: OpenStepFacts, changes: Changes) -> None:
         """Check every request by itself, and that nobody makes two of a kind."""
         for join in changes.joins:
             self.check_admission(now, join)

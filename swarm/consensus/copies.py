@@ -14,7 +14,7 @@ import torch
 from swarm.consensus.roster import Roster
 from swarm.ids import PartName, PeerId
 
-MOST_COPIES = 4
+MAX_COPIES = 4
 """Of one part. Each has a peer follow the part's replicas, which help eight peers at once (``observing``)."""
 
 

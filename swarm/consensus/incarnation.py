@@ -27,7 +27,7 @@ FOUNDED = 0
 """How a founding record names everybody."""
 
 
-class Life:
+class Incarnation:
     """This process, as the rosters name it. ``votes`` is None for a peer without a disk; ``trouble`` is told why
     it does not take a vote, "" when it takes it again."""
 

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from swarm.consensus.records import MOST_ASIDE, Aside, Contribution
+from swarm.consensus.records import MAX_ASIDE, Contribution, Quarantined
 from swarm.errors import Refused, WrongStep
 from swarm.ids import MicrobatchId, PeerId
 
@@ -34,7 +34,7 @@ class _Account:
 
     leased: int = 0
     done: dict[MicrobatchId, Contribution] = field(default_factory=dict)
-    aside: dict[MicrobatchId, Aside] = field(default_factory=dict)
+    aside: dict[MicrobatchId, Quarantined] = field(default_factory=dict)
 
     @property
     def told(self) -> int:
@@ -116,7 +116,7 @@ class Ledger:
         account.done[contribution.microbatch] = contribution
         return True
 
-    def put_aside(self, step: int, trainer: PeerId, aside: Aside) -> bool:
+    def put_aside(self, step: int, trainer: PeerId, aside: Quarantined) -> bool:
         """A leased microbatch will not be completed: another may be. False when that is known."""
         account = self._own(step, trainer, aside.microbatch)
         if aside.microbatch in account.aside:
@@ -129,7 +129,7 @@ class Ledger:
         account.aside[aside.microbatch] = _in_ascii(aside)
         return True
 
-    def resume(self, step: int, trainer: PeerId, started: Sequence[MicrobatchId], aside: Sequence[Aside]) -> int:
+    def resume(self, step: int, trainer: PeerId, started: Sequence[MicrobatchId], aside: Sequence[Quarantined]) -> int:
         """What a trainer had begun when this ledger was opened, or when it was found again: how many of ``started``,
         from the first, are leased to it. All that counted for it before must be reported again."""
         self._check(step, trainer)
@@ -205,7 +205,7 @@ class Ledger:
         done = {m: one for account in self._accounts.values() for m, one in account.done.items()}
         return tuple(done[microbatch] for microbatch in sorted(done))
 
-    def aside(self) -> tuple[Aside, ...]:
+    def aside(self) -> tuple[Quarantined, ...]:
         """What was put aside, in the order of the ids."""
         aside = {m: one for account in self._accounts.values() for m, one in account.aside.items()}
         return tuple(aside[microbatch] for microbatch in sorted(aside))
@@ -213,8 +213,8 @@ class Ledger:
     def _aside_room(self, account: _Account) -> int:
         """How many more a trainer may put aside: its share of what the close record, which travels in one message, has
         room for. Who would put more aside waits, and is a trainer that stalls."""
-        share = max(1, MOST_ASIDE // max(1, len(self._quota)))
-        left = MOST_ASIDE - sum(len(one.aside) for one in self._accounts.values())
+        share = max(1, MAX_ASIDE // max(1, len(self._quota)))
+        left = MAX_ASIDE - sum(len(one.aside) for one in self._accounts.values())
         return min(share - len(account.aside), left)
 
     def _left(self) -> int:
@@ -236,10 +236,10 @@ class Ledger:
             raise Refused(f"{trainer} is not counted on in this step")
 
 
-def _in_ascii(aside: Aside) -> Aside:
+def _in_ascii(aside: Quarantined) -> Quarantined:
     """With a reason that has as many bytes as characters: that many a record has room for."""
     reason = aside.reason.encode("ascii", "backslashreplace").decode()
-    return aside if reason == aside.reason else Aside(microbatch=aside.microbatch, reason=reason[:200])
+    return aside if reason == aside.reason else Quarantined(microbatch=aside.microbatch, reason=reason[:200])
 
 
 def _check_leased(trainer: PeerId, account: _Account) -> None:

@@ -15,8 +15,8 @@ from swarm.consensus.roster import Member, Roster
 from swarm.errors import Refused
 from swarm.ids import PeerId
 from swarm.schema import (
-    MOST_BYTES_PER_S,
-    MOST_LATENCY_US,
+    MAX_BYTES_PER_S,
+    MAX_LATENCY_US,
     Count,
     DigestField,
     Finite,
@@ -33,7 +33,7 @@ NO_RECORD = "0" * 64
 """What the first record names as its predecessor."""
 
 
-MeasuredLink = tuple[Annotated[int, Field(ge=0, le=MOST_LATENCY_US)], Annotated[int, Field(ge=0, le=MOST_BYTES_PER_S)]]
+MeasuredLink = tuple[Annotated[int, Field(ge=0, le=MAX_LATENCY_US)], Annotated[int, Field(ge=0, le=MAX_BYTES_PER_S)]]
 """A member's link: microseconds one way to the others of its part, and bytes a second; 0 for what is not known."""
 
 
@@ -46,7 +46,7 @@ class Contribution(Message):
     route: Annotated[tuple[PeerIdField, ...], Field(max_length=1024)]
 
 
-class Aside(Message):
+class Quarantined(Message):
     """A microbatch that no replica could compute: it counts for nothing, and its trainer goes on after it."""
 
     microbatch: MicrobatchField
@@ -92,7 +92,7 @@ class CloseRecord(Message):
     step: Count
     term: Count = 0
     committed: tuple[Contribution, ...]
-    aside: tuple[Aside, ...] = ()
+    aside: tuple[Quarantined, ...] = ()
     tokens: Count
     loss_sum: Finite
     grad_norm: Finite
@@ -204,16 +204,16 @@ def acceptance_bytes(record: CloseRecord, term: int = 0) -> bytes:
     return f"accept|{record.run}|{record.lineage}|{record.step}|{term}|{record.hash()}".encode()
 
 
-MOST_VOTERS = 11
+MAX_VOTERS = 11
 
 
 def voters(roster: Roster, previous: str) -> tuple[PeerId, ...]:
-    """Who decides a step: those who take part in it, MOST_VOTERS of them when they are more, by a hash of the record
+    """Who decides a step: those who take part in it, MAX_VOTERS of them when they are more, by a hash of the record
     before it, whose hash is ``previous``."""
-    if len(roster) <= MOST_VOTERS:
+    if len(roster) <= MAX_VOTERS:
         return roster.peers
     drawn = sorted(roster.peers, key=lambda peer: hashlib.sha256(f"{previous}|{peer}".encode()).digest())
-    return tuple(sorted(drawn[:MOST_VOTERS]))
+    return tuple(sorted(drawn[:MAX_VOTERS]))
 
 
 def check_acceptances(
@@ -275,7 +275,7 @@ def valid_acceptances(
     return {peer: acceptances[peer] for peer in asked if verify(peer, signed, acceptances.get(peer, b""))}
 
 
-MOST_ASIDE, ASIDE_BYTES = 2048, 400
+MAX_ASIDE, ASIDE_BYTES = 2048, 400
 """How many microbatches a record has room for that were put aside, and the most that one takes with a reason in ASCII.
 More than the trainers that it has room for, so that each may put one aside."""
 
@@ -283,7 +283,7 @@ More than the trainers that it has room for, so that each may put one aside."""
 def record_bytes(microbatches: int, stages: int, members: int) -> int:
     """An upper estimate of a record's size on the wire: 60 bytes a microbatch and peer id, 400 and more a member, and
     all that may be put aside."""
-    return microbatches * (150 + 60 * stages) + members * 2000 + MOST_ASIDE * ASIDE_BYTES
+    return microbatches * (150 + 60 * stages) + members * 2000 + MAX_ASIDE * ASIDE_BYTES
 
 
 def record_room(microbatches: int, stages: int, limit_bytes: int) -> int:

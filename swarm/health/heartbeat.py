@@ -28,10 +28,10 @@ class Questions:
     def __init__(self, endpoint: Endpoint, peer: PeerId, patience_s: float, open_s: float) -> None:
         self._endpoint, self._peer = endpoint, peer
         self._patience_s, self._open_s = patience_s, open_s
-        self._open: set[asyncio.Task[Standing]] = set()
+        self._open: set[asyncio.Task[HeartbeatReply]] = set()
         self._began: float | None = None
 
-    async def ask(self, beat: Beat) -> Standing | None:
+    async def ask(self, beat: Heartbeat) -> HeartbeatReply | None:
         """One question more. The first answer that comes, whichever question it is to; None when none has come in
         ``patience_s`` and something else has from that peer: it is there. Raises PeerError when this question fails,
         DeadlineMissed when nothing at all has come. The question stays open then."""
@@ -56,7 +56,7 @@ class Questions:
                 raise DeadlineMissed(f"no answer to {BEAT.name} in {self._patience_s:g} s", peer=self._peer)
         return newest.result()
 
-    async def _ask(self, beat: Beat) -> Standing:
+    async def _ask(self, beat: Heartbeat) -> HeartbeatReply:
         standing, _ = await self._endpoint.call(self._peer, BEAT, beat, timeout_s=self._open_s)
         return standing
 
@@ -83,25 +83,25 @@ class Ping(Message):
     """Are you there?"""
 
 
-class Beat(Message):
+class Heartbeat(Message):
     """Are you there, and where do you stand? Asked by this life of the sender."""
 
     incarnation: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
 
 
-class Heard(Message):
+class DuplicateQuery(Message):
     """Does anybody else ask in my name? This is the life that I know of."""
 
     incarnation: Annotated[int, Field(ge=0, lt=1 << 63)]
 
 
-class Twin(Message):
+class DuplicateIdentity(Message):
     """Another life has asked in the caller's name since it wanted to know."""
 
     there: bool
 
 
-class Standing(Message):
+class HeartbeatReply(Message):
     """The sender's open step, whether it takes part in it, and of which lineage that is; ``incarnation`` is another for
     every process."""
 
@@ -120,6 +120,6 @@ class Lost(Message):
 
 
 PING = Rpc("health/1/ping", Ping, Empty)
-BEAT = Rpc("health/1/beat", Beat, Standing)
+BEAT = Rpc("health/1/beat", Heartbeat, HeartbeatReply)
 LOST = Rpc("health/1/lost", Lost, Empty)
-HEARD = Rpc("health/1/heard", Heard, Twin)
+HEARD = Rpc("health/1/heard", DuplicateQuery, DuplicateIdentity)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from swarm.health.heartbeat import Standing
+from swarm.health.heartbeat import HeartbeatReply
 from swarm.ids import PeerId
 
 MISSES_TO_LOSE = 3
@@ -49,7 +49,7 @@ class Health:
             self.missing.discard(peer)
 
     def answered(
-        self, peer: PeerId, standing: Standing | None = None, now: float = 0.0, *, judged: bool = True
+        self, peer: PeerId, standing: HeartbeatReply | None = None, now: float = 0.0, *, judged: bool = True
     ) -> str | None:
         """The peer is there. Returns the reason for calling it lost all the same: it is not who was in the roster, or,
         ``judged`` by one who takes part, does not take part."""

@@ -1,8 +1,8 @@
 """Who is there. A verdict needs evidence, not a rumour, and is taken back when the peer answers again.
 
-:class:`~swarm.health.verdicts.Health` decides; :class:`Watch` asks. Every peer asks the next few peers of a ring over
-the roster once a second (cost O(k) questions a second, whatever the size), and whoever a failed call made it suspect at
-once and quickly.
+:class:`~swarm.health.verdicts.Health` decides; :class:`HealthWatch` asks. Every peer asks the next few peers of a ring
+over the roster once a second (cost O(k) questions a second, whatever the size), and whoever a failed call made it
+suspect at once and quickly.
 Those that are gone are asked too, and the next of the ring in their place: who is cut off finds out from how many.
 A loss is told to all, and everybody who is told asks for himself before he believes it.
 """
@@ -18,7 +18,19 @@ from types import MappingProxyType
 
 from swarm.clock import Clock
 from swarm.errors import Busy, PeerError
-from swarm.health.heartbeat import BEAT, HEARD, LOST, PING, Beat, Heard, Lost, Ping, Questions, Standing, Twin
+from swarm.health.heartbeat import (
+    BEAT,
+    HEARD,
+    LOST,
+    PING,
+    DuplicateIdentity,
+    DuplicateQuery,
+    Heartbeat,
+    HeartbeatReply,
+    Lost,
+    Ping,
+    Questions,
+)
 from swarm.health.verdicts import MISSES_TO_LOSE, Health
 from swarm.ids import PeerId
 from swarm.network.protocols import AnyMethod, Endpoint
@@ -53,7 +65,7 @@ def watched(me: PeerId, roster: Sequence[PeerId], count: int = WATCHED_PEERS) ->
     return tuple(following[:count])
 
 
-class Watch:
+class HealthWatch:
     """The ``health/1`` service and the asking. ``run`` asks until cancelled; :attr:`gone` is what it believes.
 
     ``stand`` gives our own standing, ``news`` is told of every change: ``lost(peer, reason)``, ``back(peer)``, and
@@ -201,7 +213,7 @@ class Watch:
         while True:
             began = self._clock.monotonic()
             try:
-                standing = await questions.ask(Beat(incarnation=self.incarnation))
+                standing = await questions.ask(Heartbeat(incarnation=self.incarnation))
             except PeerError as error:
                 verdict = self._health.missed(peer, f"{error.code}, {error.reason}", self._clock.monotonic())
                 if verdict is not None or peer in self._gone:
@@ -212,7 +224,7 @@ class Watch:
                 self._health.heard(peer)
             await self._clock.sleep(max(0.0, PROBE_EVERY_S - (self._clock.monotonic() - began)))
 
-    async def _heard(self, peer: PeerId, standing: Standing) -> None:
+    async def _heard(self, peer: PeerId, standing: HeartbeatReply) -> None:
         if self._left.get(peer) == standing.incarnation:
             return  # it answered before its farewell, or while it closes
         verdict = self._health.answered(peer, standing, self._clock.monotonic(), judged=self.stand()[1])
@@ -253,7 +265,7 @@ class Watch:
         return any(await asyncio.gather(*map(self._hears_twin, asked)))
 
     async def _hears_twin(self, peer: PeerId) -> bool:
-        body, timeout_s = Heard(incarnation=self.incarnation), TWIN_S + PING_TIMEOUT_S
+        body, timeout_s = DuplicateQuery(incarnation=self.incarnation), TWIN_S + PING_TIMEOUT_S
         try:
             answer, _ = await self._endpoint.call(peer, HEARD, body, timeout_s=timeout_s)
         except PeerError:
@@ -278,14 +290,14 @@ class Watch:
     async def _on_ping(self, caller: PeerId, body: Ping) -> Empty:
         return Empty()
 
-    async def _on_beat(self, caller: PeerId, body: Beat) -> Standing:
+    async def _on_beat(self, caller: PeerId, body: Heartbeat) -> HeartbeatReply:
         asked = self._listening.get(caller)
         if asked is not None and body.incarnation not in (0, asked.incarnation):
             asked.there.set()
         step, member = self.stand()
-        return Standing(step=step, member=member, incarnation=self.incarnation, lineage=self.lineage())
+        return HeartbeatReply(step=step, member=member, incarnation=self.incarnation, lineage=self.lineage())
 
-    async def _on_heard(self, caller: PeerId, body: Heard) -> Twin:
+    async def _on_heard(self, caller: PeerId, body: DuplicateQuery) -> DuplicateIdentity:
         """Listen for another life of the caller, of whom one question at a time is answered."""
         if caller in self._listening or caller not in self._roster:
             raise Busy("it is being listened for, or nobody of that name takes part")
@@ -296,7 +308,7 @@ class Watch:
                     await asked.there.wait()
         finally:
             del self._listening[caller]
-        return Twin(there=asked.there.is_set())
+        return DuplicateIdentity(there=asked.there.is_set())
 
     async def _on_lost(self, caller: PeerId, body: Lost) -> Empty:
         if caller not in self._roster or body.peer not in self._roster:

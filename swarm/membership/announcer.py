@@ -10,7 +10,7 @@ from typing import Literal
 from swarm.clock import Clock
 from swarm.errors import PeerError
 from swarm.membership.settings import MemberSettings
-from swarm.membership.status import Situation
+from swarm.membership.status import PeerStatus
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.protocols import Directory, Endpoint
 
@@ -31,7 +31,7 @@ class Announcer:
     """Announces, until cancelled."""
 
     def __init__(
-        self, settings: MemberSettings, endpoint: Endpoint, directory: Directory, situation: Situation, clock: Clock
+        self, settings: MemberSettings, endpoint: Endpoint, directory: Directory, situation: PeerStatus, clock: Clock
     ) -> None:
         self._settings, self._endpoint, self._directory = settings, endpoint, directory
         self._situation, self._clock = situation, clock

@@ -18,14 +18,14 @@ from swarm.consensus.copies import copies_of
 from swarm.consensus.history import History
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.ids import PartName
-from swarm.membership.observer_service import ObserverDesk
+from swarm.membership.observer_service import ObserverService
 from swarm.membership.part_copy import CopyContext, PartCopy, RecentRecords
-from swarm.membership.roles import Surroundings, build_empty
+from swarm.membership.roles import PeerContext, build_empty
 from swarm.membership.rules import rules_of
 from swarm.optim.part import PartState, TrainedPart
 from swarm.state.snapshot import Snapshot
-from swarm.step.member.rescue import RescueDesk
-from swarm.step.member.service import Member
+from swarm.step.member.rescue import RescueService
+from swarm.step.member.service import MemberService
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class _Kept:
 class Copying:
     """Run it beside the membership, and tell it of every decision. ``desk`` serves others from the copies."""
 
-    def __init__(self, around: Surroundings, desk: ObserverDesk) -> None:
+    def __init__(self, around: PeerContext, desk: ObserverService) -> None:
         self._around, self._copies = around, around.manifest.run.copies
         self._rules = rules_of(around.manifest)
         self._records = RecentRecords(around.clock)
@@ -64,10 +64,10 @@ class Copying:
         self._own: PartName | None = None
         self._changed = asyncio.Event()
 
-    def desk(self, member: Member, history: History) -> RescueDesk:
+    def desk(self, member: MemberService, history: History) -> RescueService:
         """What answers when all replicas of a part are lost of which a copy is here."""
         around = self._around
-        return RescueDesk(
+        return RescueService(
             run=around.manifest.run_id,
             me=around.endpoint.peer,
             member=member,
@@ -205,7 +205,7 @@ class Host:
         self._line = asyncio.Lock()
 
     async def run(self, fn: Callable[..., T], *args: object) -> T:
-        """See :class:`swarm.membership.observer.Runs`. Cancelled while it runs, it ends first."""
+        """See :class:`swarm.device.Executor`. Cancelled while it runs, it ends first."""
         async with self._line:
             work = asyncio.ensure_future(asyncio.to_thread(_on_one_core, fn, *args))
             try:

@@ -14,7 +14,7 @@ from swarm.state.download import Download, DownloadContext, Wanted
 from swarm.waiting import ExponentialBackoff
 
 if TYPE_CHECKING:
-    from swarm.membership.roles import Surroundings
+    from swarm.membership.roles import PeerContext
 
 PROGRESS_EVERY_S = 0.3
 BUSY_PAUSE_S = 0.2
@@ -24,7 +24,7 @@ BUSY_PAUSE_S = 0.2
 class PartDownload:
     """The state of one part that a close record vouches for. Raises StateError when the record names no such part."""
 
-    def __init__(self, around: Surroundings, record: CloseRecord, part: TrainedPart) -> None:
+    def __init__(self, around: PeerContext, record: CloseRecord, part: TrainedPart) -> None:
         self._around, self.record, self.part = around, record, part
         name = part.spec.name
         if name not in record.digests:
@@ -88,7 +88,7 @@ class PartDownload:
         )
 
 
-async def download_part(around: Surroundings, record: CloseRecord, part: TrainedPart, *donors: PeerId) -> None:
+async def download_part(around: PeerContext, record: CloseRecord, part: TrainedPart, *donors: PeerId) -> None:
     """Install the state that ``record`` vouches for. Raises as :meth:`PartDownload.run`, but when all are busy they are
     asked again, until the caller gives up."""
     download, patience = PartDownload(around, record, part), ExponentialBackoff(BUSY_PAUSE_S)

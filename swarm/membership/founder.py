@@ -16,8 +16,8 @@ from swarm.errors import Ending, PeerError, RunEnded
 from swarm.health.heartbeat import PING, Ping
 from swarm.health.watch import PING_TIMEOUT_S
 from swarm.ids import PeerId
-from swarm.membership.founding_record import Origin, Patience, found, gather_candidates
-from swarm.membership.roles import Surroundings
+from swarm.membership.founding_record import FoundingTimeout, Origin, found, gather_candidates
+from swarm.membership.roles import PeerContext
 from swarm.membership.state_keeper import Beginning
 from swarm.models.layout import FlatLayout
 from swarm.models.split import build_part, initial_weights, split_model
@@ -53,7 +53,7 @@ class _Bounded(Protocol):
 class InitialWeights:
     """The weights that a new run begins with, made of its seed."""
 
-    def __init__(self, around: Surroundings) -> None:
+    def __init__(self, around: PeerContext) -> None:
         self._around = around
 
     async def load(self) -> tuple[Origin, list[Snapshot]]:
@@ -78,7 +78,7 @@ class Founder:
 
     def __init__(
         self,
-        around: Surroundings,
+        around: PeerContext,
         directory: Directory,
         calls: StepCalls,
         own_record: Callable[[], PeerRecord],
@@ -126,7 +126,7 @@ class Founder:
                 waiting=waiting,
             )
             self._check_served(candidates)
-            patience = Patience(clock=self._around.clock, seconds=patience_s, waiting=waiting)
+            patience = FoundingTimeout(clock=self._around.clock, seconds=patience_s, waiting=waiting)
             calls, run_id = self._calls, self._around.manifest.run_id
             await found(calls, run_id, candidates, origin, patience, timeout_s=FOUNDING_TIMEOUT_S)
         except RunEnded as ended:

@@ -37,7 +37,7 @@ def _silent(waiting_for: str) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
+class FoundingTimeout:
     """How long the founder waits for the last member to accept its record (None: for ever), and who is told."""
 
     clock: Clock
@@ -129,7 +129,7 @@ async def found(
     run: RunId,
     candidates: Sequence[Candidate],
     origin: Origin,
-    patience: Patience,
+    patience: FoundingTimeout,
     *,
     timeout_s: float,
 ) -> tuple[CloseRecord, dict[PeerId, str]]:
@@ -147,7 +147,9 @@ async def found(
     return record, reasons
 
 
-async def _accepted_by_all(calls: StepCalls, record: CloseRecord, patience: Patience, timeout_s: float) -> Decide:
+async def _accepted_by_all(
+    calls: StepCalls, record: CloseRecord, patience: FoundingTimeout, timeout_s: float
+) -> Decide:
     began, propose = patience.clock.monotonic(), Propose(record=record)
     signatures: dict[str, bytes] = {}
     while True:

@@ -1,7 +1,7 @@
 """The part of the model that this peer holds, and its role with it.
 
 It holds nothing until a record or a download says what, and another part from the step on at whose close it takes a
-lost one over. :class:`Apart` runs its mixing while replicas train apart.
+lost one over. :class:`LocalSGD` runs its mixing while replicas train apart.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from collections.abc import Callable, Collection, Mapping
 
 from swarm.averaging.gossip.mixing import Held, Mix, Mixing, MixingContext, MixingRules, Taking
 from swarm.averaging.gossip.pushing import Pushing, PushSum
-from swarm.averaging.gossip.versions import VersionDesk
+from swarm.averaging.gossip.versions import VersionService
 from swarm.averaging.gossip.wait_avoiding import WaitAvoiding
 from swarm.averaging.strategies import STRATEGIES
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Roster
 from swarm.events import Event, EventSink, Mixed
 from swarm.ids import MicrobatchId, PeerId, stage_of
-from swarm.membership.roles import Role, StageRole, Surroundings, TrainerRole
+from swarm.membership.roles import PeerContext, Role, StageRole, TrainerRole
 from swarm.membership.rules import reach_of
 from swarm.membership.settings import MemberSettings
-from swarm.membership.status import Situation
+from swarm.membership.status import PeerStatus
 from swarm.optim.local_part import LocalPart
 from swarm.optim.part import TrainedPart
 from swarm.step.loop import Feed
 from swarm.step.member.remote_leader import RemoteLeader
 
 
-class Holding:
+class RoleManager:
     """The role of one peer. Empty until :meth:`take`; a bootstrap's stays so.
     ``leg_over`` is called on the device thread after each leg of a part that trains apart."""
 
-    def __init__(self, settings: MemberSettings, around: Surroundings) -> None:
+    def __init__(self, settings: MemberSettings, around: PeerContext) -> None:
         self._settings, self._around = settings, around
         self._role: Role | None = None
         self._changed = asyncio.Event()
@@ -125,7 +125,7 @@ class Holding:
 class _Counting:
     """Events, and among them how often this peer has mixed."""
 
-    def __init__(self, events: EventSink, situation: Situation) -> None:
+    def __init__(self, events: EventSink, situation: PeerStatus) -> None:
         self._events, self._situation = events, situation
 
     def emit(self, event: Event) -> None:
@@ -135,11 +135,11 @@ class _Counting:
         self._events.emit(event)
 
 
-class Apart:
+class LocalSGD:
     """Does nothing where replicas do not train apart, or meet only when a step closes."""
 
     def __init__(
-        self, around: Surroundings, holding: Holding, situation: Situation, roster: Callable[[], Roster]
+        self, around: PeerContext, holding: RoleManager, situation: PeerStatus, roster: Callable[[], Roster]
     ) -> None:
         averaging = around.manifest.averaging
         self._holding, self._roster, self._endpoint = holding, roster, around.endpoint
@@ -154,13 +154,13 @@ class Apart:
         self._mixing = Mixing(mixes, self._held, averaging.local.sync_every)
         holding.leg_over = self._mixing.leg_over
 
-    def _mixes(self, context: MixingContext, around: Surroundings) -> Mix:
+    def _mixes(self, context: MixingContext, around: PeerContext) -> Mix:
         averaging, seed = around.manifest.averaging, around.manifest.run.seed
         if averaging.strategy == "push-sum":
             pushing = Pushing(context, PushSum(), seed, reach_of(around.manifest))
             around.endpoint.mount(pushing)
             return pushing
-        around.endpoint.mount(VersionDesk(self._held))
+        around.endpoint.mount(VersionService(self._held))
         rules = MixingRules(
             strategy=STRATEGIES[averaging.strategy],
             seed=seed,

@@ -30,14 +30,14 @@ from swarm.membership.announcer import only_calls
 from swarm.membership.download import PartDownload
 from swarm.membership.leaving import Leaving, ended_in_order
 from swarm.membership.observer import Observer, ObserverContext
-from swarm.membership.roles import Surroundings, build_empty, insist_on_being_reached
+from swarm.membership.roles import PeerContext, build_empty, insist_on_being_reached
 from swarm.membership.settings import MemberSettings
-from swarm.membership.status import Situation
+from swarm.membership.status import PeerStatus
 from swarm.membership.survey import Survey
 from swarm.optim.part import TrainedPart
 from swarm.security.signing import verify
 from swarm.step.calls import StepCalls
-from swarm.step.member.service import Member
+from swarm.step.member.service import MemberService
 from swarm.step.messages import JOIN
 from swarm.waiting import ExponentialBackoff
 
@@ -65,9 +65,9 @@ class Joining:
     def __init__(
         self,
         settings: MemberSettings,
-        around: Surroundings,
-        member: Member,
-        situation: Situation,
+        around: PeerContext,
+        member: MemberService,
+        situation: PeerStatus,
         leaving: Leaving,
         prepare: Prepare,
     ) -> None:

@@ -19,11 +19,11 @@ from swarm.errors import (
     Unreachable,
     WrongStep,
 )
-from swarm.membership.roles import Surroundings
-from swarm.membership.status import Situation
+from swarm.membership.roles import PeerContext
+from swarm.membership.status import PeerStatus
 from swarm.membership.status_types import ENDED
 from swarm.step.calls import StepCalls
-from swarm.step.member.service import Member
+from swarm.step.member.service import MemberService
 from swarm.step.messages import LEAVE
 from swarm.waiting import AdaptiveDeadline, ExponentialBackoff, first_done
 
@@ -47,10 +47,10 @@ class Leaving:
 
     def __init__(
         self,
-        around: Surroundings,
-        member: Member,
+        around: PeerContext,
+        member: MemberService,
         calls: StepCalls,
-        situation: Situation,
+        situation: PeerStatus,
         deadline: AdaptiveDeadline,
     ) -> None:
         self._run, self._identity, self._clock = around.manifest.run_id, around.identity, around.clock

@@ -14,7 +14,7 @@ import functools
 from swarm.averaging.allreduce.service import AllReduce
 from swarm.consensus.ballot import VoteFile
 from swarm.consensus.history import History
-from swarm.consensus.incarnation import Life
+from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import Roster, lost_parts
 from swarm.errors import ConfigError, Ending, PeerError, Refused, RunEnded, StateError
@@ -24,17 +24,17 @@ from swarm.membership.announcer import Announcer
 from swarm.membership.copying import Copying
 from swarm.membership.download import download_part
 from swarm.membership.founder import Founder
-from swarm.membership.holding import Apart, Holding
+from swarm.membership.holding import LocalSGD, RoleManager
 from swarm.membership.joining import Joining
 from swarm.membership.leaving import Leaving
-from swarm.membership.observer_service import ObserverDesk
-from swarm.membership.quorum import Quorum, Vacancy
-from swarm.membership.roles import Surroundings, build_empty, insist_on_being_reached
+from swarm.membership.observer_service import ObserverService
+from swarm.membership.quorum import MissingReplicas, Quorum
+from swarm.membership.roles import PeerContext, build_empty, insist_on_being_reached
 from swarm.membership.rounds import Rounds
 from swarm.membership.rules import rules_of
 from swarm.membership.settings import MemberSettings
 from swarm.membership.state_keeper import StateKeeper
-from swarm.membership.status import Situation
+from swarm.membership.status import PeerStatus
 from swarm.membership.step_events import StepEvents
 from swarm.membership.survey import FirstContact
 from swarm.membership.watching import Watching
@@ -46,13 +46,13 @@ from swarm.security.signing import verify
 from swarm.state.snapshot import Snapshot
 from swarm.state.transfer import StateDonor
 from swarm.step.calls import LiveCalls, StepCalls
-from swarm.step.context import Closing, MemberContext
-from swarm.step.exit_barrier import Parting
-from swarm.step.leader.service import LeadDesk
+from swarm.step.context import CloseContext, MemberContext
+from swarm.step.exit_barrier import ExitBarrier
+from swarm.step.leader.service import LeadService
 from swarm.step.loop import StepLoop
 from swarm.step.member.open_step import Attempt
 from swarm.step.member.remote_leader import RemoteLeader
-from swarm.step.member.service import Member
+from swarm.step.member.service import MemberService
 from swarm.waiting import AdaptiveDeadline
 
 STEP_FLOOR_S, STEP_CEILING_S = 20.0, 120.0
@@ -70,7 +70,7 @@ class Membership:
     def __init__(
         self,
         settings: MemberSettings,
-        around: Surroundings,
+        around: PeerContext,
         directory: Directory,
         *,
         contact: PeerId,
@@ -81,7 +81,7 @@ class Membership:
         self._contact = contact
         self._founds = contact == around.endpoint.peer
         self._rules = dataclasses.replace(rules_of(around.manifest), how_to_join=around.how_to_join)
-        self.situation = Situation(around.events)
+        self.situation = PeerStatus(around.events)
         self._deadline = AdaptiveDeadline(STEP_FLOOR_S, STEP_CEILING_S)
         self._history = History(
             settings.history,
@@ -89,12 +89,12 @@ class Membership:
             trouble=functools.partial(self.situation.disk_refuses, "the run's history"),
         )
         self._allreduce = AllReduce(around.endpoint, around.clock)
-        self._holding = Holding(settings, around)
+        self._holding = RoleManager(settings, around)
         self._donor = StateDonor(around.clock, max_downloads=self._downloads())
-        self._observers = ObserverDesk(founder, self._donor, self._snapshot, self.situation.awaited, around.clock)
-        self._member = Member(self._member_context(founder))
-        self._apart = Apart(around, self._holding, self.situation, lambda: self._member.roster)
-        self._desk = LeadDesk(
+        self._observers = ObserverService(founder, self._donor, self._snapshot, self.situation.awaited, around.clock)
+        self._member = MemberService(self._member_context(founder))
+        self._apart = LocalSGD(around, self._holding, self.situation, lambda: self._member.roster)
+        self._desk = LeadService(
             self._rules,
             around.endpoint.peer,
             self._member.wait_open,
@@ -110,8 +110,8 @@ class Membership:
             around.watch, around.endpoint, self._member, around.events, self.name_of, self._first.gone
         )
         self._quorum = Quorum(around.watch, self._member, self.situation, around.clock, self._rules.quorum_grace_s)
-        self._vacancy = Vacancy(around, self._member, self.situation)
-        self._parting = Parting()
+        self._vacancy = MissingReplicas(around, self._member, self.situation)
+        self._parting = ExitBarrier()
         self._observers.lost = lambda: lost_parts(self._member.roster, around.watch.gone)
         self._copying = Copying(around, self._observers)
         self._announcer = Announcer(settings, around.endpoint, directory, self.situation, around.clock)
@@ -141,7 +141,7 @@ class Membership:
         rounds = Rounds(around, self._allreduce, waits_s, self._observers.averaged, self._history)
         return MemberContext(
             me=around.endpoint.peer,
-            life=Life(
+            life=Incarnation(
                 around.endpoint.peer,
                 around.watch.incarnation,
                 VoteFile(self._settings.votes),
@@ -189,7 +189,7 @@ class Membership:
             )  # fmt: skip
             background = [group.create_task(part()) for part in work]
             group.create_task(self._begin())
-            closing = Closing(
+            closing = CloseContext(
                 rules=self._rules,
                 calls=self._calls,
                 history=self._history,

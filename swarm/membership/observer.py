@@ -14,17 +14,18 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 
 from swarm.consensus.changes import Verify
 from swarm.consensus.copies import KEPT_UPDATES
 from swarm.consensus.records import CloseRecord, Decision, check_acceptances
+from swarm.device import Executor
 from swarm.errors import DeadlineMissed, OutOfSync, PeerError, Refused, StateError, Violation, WrongStep
 from swarm.ids import PartName, PeerId, RunId
-from swarm.membership.observer_sources import GuidePatience, Guides
-from swarm.membership.observer_start import Start, begin
+from swarm.membership.observer_sources import UpdateSources, UpdateTimeout
+from swarm.membership.observer_start import ObserverStart, begin
 from swarm.network.protocols import Endpoint
 from swarm.optim.part import PartState
 from swarm.step.observe_messages import AHEAD, NEXT, STANDING, AheadRequest, Decided, NextRequest, StandingRequest
@@ -32,10 +33,10 @@ from swarm.waiting import doubled
 
 ALIVE_S = 5.0
 """How long a donor that did not answer a question may take for the simplest one."""
-MOST_PATIENCE_S = 60.0
+MAX_PATIENCE_S = 60.0
 """How long an update may take that is fetched before it is decided: nobody can say yet whether it has just not come to
 be, or needs so long. Once the step is closed that is known."""
-MOST_ASKED = 8
+MAX_ASKED = 8
 """How many peers may be asked at once whether they kept updates for us."""
 
 Observe = Callable[[Decision], Awaitable[None]]
@@ -43,13 +44,6 @@ Known = Callable[[int], CloseRecord | None]
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-
-class Runs(Protocol):
-    """Where parts are worked on: a device thread, or a copy's own."""
-
-    async def run(self, fn: Callable[..., T], *args: object) -> T:
-        """Run ``fn`` off the event loop, after everything asked for before."""
 
 
 def _knows_none(step: int) -> None:
@@ -65,7 +59,7 @@ class ObserverContext:
 
     run: RunId
     endpoint: Endpoint
-    device: Runs
+    device: Executor
     verify: Verify
     observe: Observe
     known: Known = _knows_none
@@ -78,10 +72,10 @@ class Observer:
 
     def __init__(self, context: ObserverContext, donors: Sequence[PeerId], name: PartName | None) -> None:
         self._context, self._candidates, self._name = context, tuple(donors), name
-        self._guides = Guides(context.endpoint, name)
+        self._guides = UpdateSources(context.endpoint, name)
         self._part: PartState | None = None
         self._head: CloseRecord | None = None
-        self._patience = GuidePatience()
+        self._patience = UpdateTimeout()
         self._behind: tuple[PeerId, int] | None = None
 
     @property
@@ -107,7 +101,9 @@ class Observer:
         of the donors, or the contact's when nobody else vouches; Violation when they tell different histories.
         """
         context = self._context
-        start = Start(context.run, context.endpoint, context.verify, self._name, contact, known, wanted, context.spare)
+        start = ObserverStart(
+            context.run, context.endpoint, context.verify, self._name, contact, known, wanted, context.spare
+        )
         decision, peers = await begin(start, self._candidates)
         self._head = decision.record
         self._guides.set(peers)
@@ -126,7 +122,7 @@ class Observer:
         """Follow from ``head``, which was observed before and whose result ``part`` holds: whoever of the donors keeps
         updates for us since then leads on, without being asked to begin. When nobody does, :meth:`follow` says so."""
         self._head, self._part = head, part
-        self._guides.set(self._candidates[:MOST_ASKED])
+        self._guides.set(self._candidates[:MAX_ASKED])
 
     async def close(self) -> None:
         """Tell those who helped that they need not keep anything for us any more. A courtesy: never raises."""
@@ -235,7 +231,7 @@ class Observer:
             except DeadlineMissed:
                 await self._check_alive(wait)
                 await self._guides.stay()
-                patience_s = max(self._patience.seconds, doubled(patience_s, 1, MOST_PATIENCE_S))
+                patience_s = max(self._patience.seconds, doubled(patience_s, 1, MAX_PATIENCE_S))
         if len(payload) not in (0, size):
             raise Violation(f"an update of {len(payload)} bytes instead of {size}", peer=guide)
         return torch.frombuffer(payload, dtype=torch.float32) if payload else None

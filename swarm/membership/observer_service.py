@@ -80,7 +80,7 @@ class _Averaged:
     mean: torch.Tensor
 
 
-class ObserverDesk:
+class ObserverService:
     """Serves observers from what this member decides. ``publish`` it every decision, and :meth:`copied` every step of a
     part that is copied here.
 

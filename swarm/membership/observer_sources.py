@@ -22,7 +22,7 @@ LEAVE_S = 2.0
 logger = logging.getLogger(__name__)
 
 
-class Guides:
+class UpdateSources:
     """The first leads, the others keep the same updates. Without a part (``name`` None) anybody can lead."""
 
     def __init__(self, endpoint: Endpoint, name: PartName | None) -> None:
@@ -122,12 +122,12 @@ PATIENCE_S = 10.0
 over a thin link: then it is given twice the time."""
 LONGEST_PATIENCE_S = 64 * PATIENCE_S
 """No update is given longer: whoever needs that for one step's update will never keep up with the run."""
-MOST_IDLE = 2
+MAX_IDLE = 2
 """So often an update is given twice the time though it does not come at a pace that would bring it in the longest: it
 may have been closed just now, or wait behind other tensors."""
 
 
-class GuidePatience:
+class UpdateTimeout:
     """With the guide that is asked. What a thin link was found to need is kept from step to step, and forgotten with
     the guide: a dead one that follows must be noticed soon."""
 
@@ -153,7 +153,7 @@ class GuidePatience:
         it. Why another should be asked, "" when this one is given twice the time."""
         comes = brought > 0 and brought * LONGEST_PATIENCE_S >= size * waited_s
         self._idle = 0 if comes else self._idle + 1
-        if self._idle > MOST_IDLE:
+        if self._idle > MAX_IDLE:
             return f"{brought} of {size} bytes in {waited_s:g} s"
         if self.seconds >= LONGEST_PATIENCE_S:
             return f"not in {self.seconds:g} s"

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class ObserverStart:
     """What an observer knows when it begins; see :meth:`swarm.membership.observer.Observer.start`. Without a
     ``contact`` nobody is believed alone."""
 
@@ -48,7 +48,7 @@ class Start:
     spare: bool = False
 
 
-async def begin(start: Start, candidates: Sequence[PeerId]) -> tuple[Decision, tuple[PeerId, ...]]:
+async def begin(start: ObserverStart, candidates: Sequence[PeerId]) -> tuple[Decision, tuple[PeerId, ...]]:
     """(the decision that vouches for the state, the donors that keep just that state for us, at most MAX_DONORS).
 
     The newest step that most of them can give is chosen. Raises the gravest of the candidates' PeerErrors, or the
@@ -74,7 +74,7 @@ async def begin(start: Start, candidates: Sequence[PeerId]) -> tuple[Decision, t
     raise gravest(failures, f"nobody is there who holds {start.name}")
 
 
-async def _begin_without(start: Start, candidates: Sequence[PeerId]) -> tuple[Decision, tuple[PeerId, ...]]:
+async def _begin_without(start: ObserverStart, candidates: Sequence[PeerId]) -> tuple[Decision, tuple[PeerId, ...]]:
     """For a peer that will hold nothing: one after the other, and whoever is left may stand in."""
     failures: list[PeerError] = []
     for index, peer in enumerate(candidates):
@@ -89,7 +89,7 @@ async def _begin_without(start: Start, candidates: Sequence[PeerId]) -> tuple[De
 
 
 async def _take(
-    start: Start, candidates: Sequence[PeerId], step: int | None
+    start: ObserverStart, candidates: Sequence[PeerId], step: int | None
 ) -> tuple[dict[PeerId, Decided], list[PeerError]]:
     """Those that pinned a state for us, and why others did not. A candidate that stalls holds nobody up for long."""
     taken: dict[PeerId, Decided] = {}
@@ -122,7 +122,7 @@ def _any_answer(asking: dict[asyncio.Task[Decided], PeerId]) -> bool:
     return any(task.done() and task.exception() is None for task in asking)
 
 
-async def _ask(start: Start, peer: PeerId, step: int | None) -> Decided:
+async def _ask(start: ObserverStart, peer: PeerId, step: int | None) -> Decided:
     body = StartRequest(part=start.name, step=step, spare=start.spare)
     decided, _ = await start.endpoint.call(peer, START, body, timeout_s=START_S)
     if decided.record.run != start.run:
@@ -130,7 +130,7 @@ async def _ask(start: Start, peer: PeerId, step: int | None) -> Decided:
     return decided
 
 
-async def _catch_up(start: Start, others: dict[PeerId, Decided], chosen: CloseRecord) -> tuple[PeerId, ...]:
+async def _catch_up(start: ObserverStart, others: dict[PeerId, Decided], chosen: CloseRecord) -> tuple[PeerId, ...]:
     """Those of the others that close the chosen step in a moment. The rest need not keep anything for us."""
 
     async def follows(peer: PeerId) -> bool:
@@ -151,7 +151,7 @@ async def _catch_up(start: Start, others: dict[PeerId, Decided], chosen: CloseRe
     return tuple(peer for peer, there in zip(others, caught_up, strict=True) if there)
 
 
-async def _confirm(start: Start, agreeing: Sequence[PeerId], decided: Decided) -> None:
+async def _confirm(start: ObserverStart, agreeing: Sequence[PeerId], decided: Decided) -> None:
     """Raises Violation naming a donor whose record is not the run's, and the contact's error when nobody can say."""
     record, asked = decided.record, HashRequest(step=decided.record.step)
     if start.wanted is not None:
@@ -174,7 +174,7 @@ async def _confirm(start: Start, agreeing: Sequence[PeerId], decided: Decided) -
         raise Violation(f"another record of step {record.step} than {start.contact} has", peer=agreeing[0])
 
 
-async def _vouched(start: Start, known: CloseRecord, decided: Decided) -> bool:
+async def _vouched(start: ObserverStart, known: CloseRecord, decided: Decided) -> bool:
     """Whether more than half of a roster that we trust (JURY of it by hash when it is larger) signed the record or say
     that they saw it decided; or it is that very record."""
     record, me = decided.record, start.endpoint.peer
@@ -195,7 +195,7 @@ async def _vouched(start: Start, known: CloseRecord, decided: Decided) -> bool:
     return 2 * len(vouching) > len(jury)
 
 
-def _decided_by(start: Start, known: CloseRecord, decided: Decided) -> bool:
+def _decided_by(start: ObserverStart, known: CloseRecord, decided: Decided) -> bool:
     """Whether those who take part after ``known`` decided the record that follows it."""
     try:
         check_acceptances(decided.record, known.members, decided.acceptances, start.verify, decided.term)
@@ -204,7 +204,7 @@ def _decided_by(start: Start, known: CloseRecord, decided: Decided) -> bool:
     return True
 
 
-async def _saw(start: Start, peer: PeerId, record: CloseRecord) -> bool:
+async def _saw(start: ObserverStart, peer: PeerId, record: CloseRecord) -> bool:
     try:
         theirs, _ = await start.endpoint.call(peer, HASH, HashRequest(step=record.step), timeout_s=LAGGARD_S)
     except PeerError:

@@ -22,12 +22,13 @@ from swarm.clock import Clock
 from swarm.consensus.copies import KEPT_UPDATES, copy_holders, copy_rate
 from swarm.consensus.records import CloseRecord, Decision, RecentDecisions
 from swarm.consensus.roster import Roster
+from swarm.device import Executor
 from swarm.errors import OutOfSync, PeerError, StateError
 from swarm.events import CopyDropped, CopyHeld, DonorDropped
 from swarm.ids import PartName, PeerId
-from swarm.membership.observer import Observer, ObserverContext, Runs, take_update
+from swarm.membership.observer import Observer, ObserverContext, take_update
 from swarm.membership.observer_service import LEASE_S
-from swarm.membership.roles import Surroundings, spec_of
+from swarm.membership.roles import PeerContext, spec_of
 from swarm.membership.rules import update_of
 from swarm.optim.part import PartState
 from swarm.security.signing import verify
@@ -39,7 +40,7 @@ from swarm.waiting import ExponentialBackoff, first_done
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.2
-MOST_STEPS_WAITED = 64
+MAX_STEPS_WAITED = 64
 """A copy whose state came too late waits one step before it is fetched anew, then two, and so on up to this many."""
 DECIDED_S = LEASE_S / 2
 """How long a copy that has a step's update waits for this peer itself to hear how the step was decided. Then it asks
@@ -59,9 +60,9 @@ class CopyContext:
     """What the copies of one peer share. ``host`` runs what takes long; ``turn`` is held by the one that downloads;
     ``copied`` is told of every decision whose result a copy holds, ``dropped`` when it holds nothing any more."""
 
-    around: Surroundings
+    around: PeerContext
     records: RecentRecords
-    host: Runs
+    host: Executor
     turn: asyncio.Lock
     copied: Callable[[PartName, Decision], Awaitable[None]]
     dropped: Callable[[PartName], Awaitable[None]]
@@ -136,7 +137,7 @@ class PartCopy:
             await self.leave()
             self._failures += 1
             if self._late > late:
-                await self._context.records.wait(head.step + min(2**self._late, MOST_STEPS_WAITED))
+                await self._context.records.wait(head.step + min(2**self._late, MAX_STEPS_WAITED))
             else:
                 pause = self._context.around.clock.sleep(patience.pause_s())
                 await first_done(self._context.records.wait(head.step + 1), pause)

@@ -1,7 +1,7 @@
 """Tell people whether those that are there could decide the open step, and which parts nobody holds.
 
 A member that is cut off with a few others says so (:class:`Quorum`); where no peer that is there holds a part, each
-member says who must come (:class:`Vacancy`).
+member says who must come (:class:`MissingReplicas`).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from swarm.consensus.acceptor import has_majority, majority
 from swarm.consensus.branches import Fork
 from swarm.consensus.records import CloseRecord, voters
 from swarm.events import LineageBegan, QuorumBack, QuorumLost
-from swarm.health.watch import Watch
-from swarm.membership.roles import Surroundings
-from swarm.membership.status import Situation
+from swarm.health.watch import HealthWatch
+from swarm.membership.roles import PeerContext
+from swarm.membership.status import PeerStatus
 from swarm.step.blocked import awaited_holders, awaited_majority
 from swarm.step.leader.provisional import may_go_on_alone
-from swarm.step.member.service import Member
+from swarm.step.member.service import MemberService
 
 
 class Quorum:
@@ -26,7 +26,9 @@ class Quorum:
     majority for ``grace_s`` those that are there go on provisionally, 0: never (see ``swarm.step.leader.provisional``).
     """
 
-    def __init__(self, watch: Watch, member: Member, situation: Situation, clock: Clock, grace_s: float) -> None:
+    def __init__(
+        self, watch: HealthWatch, member: MemberService, situation: PeerStatus, clock: Clock, grace_s: float
+    ) -> None:
         self._watch, self._member, self._situation = watch, member, situation
         self._clock, self._grace_s = clock, grace_s
         self._since: float | None = None
@@ -77,14 +79,14 @@ class Quorum:
 # --- parts that nobody who is there holds ----------------------------------------------------------------------------
 
 
-class Vacancy:
+class MissingReplicas:
     """One member's view, judged anew whenever somebody is gone or back, and with every decision.
 
     Only for people: the step's leader decides what is done about it (``swarm.step.leader.rescue``), and says so itself,
     for it has asked whether copies are there.
     """
 
-    def __init__(self, around: Surroundings, member: Member, situation: Situation) -> None:
+    def __init__(self, around: PeerContext, member: MemberService, situation: PeerStatus) -> None:
         self._watch, self._member, self._situation = around.watch, member, situation
         self._me, self._copies, self._how = around.endpoint.peer, around.manifest.run.copies, around.how_to_join
         self._said = ""

@@ -15,10 +15,10 @@ from swarm.compression.codec import codec_named
 from swarm.config import Manifest
 from swarm.consensus.records import CloseRecord, Contribution
 from swarm.consensus.roster import HowToJoin, Roster, join_words
-from swarm.device import DeviceThread
+from swarm.device import Device
 from swarm.errors import Advice, ConfigError, Ending, RunEnded, StateError, WrongStep
 from swarm.events import EventSink
-from swarm.health.watch import Watch
+from swarm.health.watch import HealthWatch
 from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.membership.rules import local_rules_of, update_of
 from swarm.models.passes import rehearse
@@ -45,7 +45,7 @@ async def _reachable(through: Sequence[PeerId]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Surroundings:
+class PeerContext:
     """What every role of a peer works with. ``be_reachable`` sees to it that others can call this peer, through some of
     those given where it must be; what is in the way, "" when nothing is. ``source`` is a trainer's data,
     ``how_to_join`` what people are told who must find somebody."""
@@ -53,10 +53,10 @@ class Surroundings:
     manifest: Manifest
     identity: PrivateIdentity
     endpoint: Endpoint
-    device: DeviceThread
+    device: Device
     events: EventSink
     clock: Clock
-    watch: Watch
+    watch: HealthWatch
     be_reachable: Callable[[Sequence[PeerId]], Awaitable[str]] = _reachable
     source: BatchSource | None = None
     how_to_join: HowToJoin = join_words
@@ -80,7 +80,7 @@ def spec_of(manifest: Manifest, name: PartName) -> PartSpec:
     return spec
 
 
-async def build_empty(around: Surroundings, name: PartName) -> TrainedPart:
+async def build_empty(around: PeerContext, name: PartName) -> TrainedPart:
     """The part, without weights. Raises StateError for a part that the model does not have."""
     manifest, device = around.manifest, around.device.torch_device
     spec = spec_of(manifest, name)
@@ -98,7 +98,7 @@ async def build_empty(around: Surroundings, name: PartName) -> TrainedPart:
 class StageRole:
     """Hosts one replica of a stage."""
 
-    def __init__(self, around: Surroundings, part: TrainedPart, stage: int, roster: Roster) -> None:
+    def __init__(self, around: PeerContext, part: TrainedPart, stage: int, roster: Roster) -> None:
         manifest, specs = around.manifest, around.boundary()
         self.part = part
         settings = StageSettings(
@@ -135,7 +135,7 @@ class TrainerRole:
     """Feeds microbatches of its own shard; with private ends it also trains embedding, norm and head."""
 
     def __init__(
-        self, around: Surroundings, part: TrainedPart | None, roster: Roster, source: BatchSource, in_flight: int | None
+        self, around: PeerContext, part: TrainedPart | None, roster: Roster, source: BatchSource, in_flight: int | None
     ) -> None:
         manifest, specs = around.manifest, around.boundary()
         self.part, self._peer = part, around.endpoint.peer
@@ -211,7 +211,7 @@ Role = StageRole | TrainerRole
 """What a peer does; a bootstrap has no role beside its membership."""
 
 
-async def insist_on_being_reached(around: Surroundings, through: Sequence[PeerId]) -> None:
+async def insist_on_being_reached(around: PeerContext, through: Sequence[PeerId]) -> None:
     """Who is named in a roster must be there for everybody in it. Raises RunEnded when nobody can call this peer."""
     problem = await around.be_reachable(through)
     if problem:

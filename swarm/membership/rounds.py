@@ -11,14 +11,14 @@ import torch
 from swarm.averaging.allreduce.plan import RoundKey, RoundResult
 from swarm.averaging.allreduce.round import RoundCall, average, plan_rounds
 from swarm.averaging.allreduce.service import AllReduce
-from swarm.averaging.schedules.costs import Link
+from swarm.averaging.schedules.costs import LinkCost
 from swarm.averaging.strategies.sites import plainest, strategy_at
 from swarm.consensus.history import History
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Member
 from swarm.events import SumTaken
 from swarm.ids import PartName, PeerId
-from swarm.membership.roles import Surroundings
+from swarm.membership.roles import PeerContext
 from swarm.schema import AFTER_CHARS
 from swarm.step.member.open_step import Round
 
@@ -37,7 +37,7 @@ class Rounds:
 
     def __init__(
         self,
-        around: Surroundings,
+        around: PeerContext,
         allreduce: AllReduce,
         leader_waits_s: Callable[[], float],
         averaged: Averaged,
@@ -82,10 +82,10 @@ ASSUMED_BYTES_PER_S = 12_500_000
 """Of a link whose latency alone is known yet, because only small vectors went over it: 100 Mbit/s."""
 
 
-def links_of(record: CloseRecord) -> Mapping[PeerId, Link]:
+def links_of(record: CloseRecord) -> Mapping[PeerId, LinkCost]:
     """Those that were measured, of the members of the next step."""
     return {
-        PeerId(member.peer): Link(
+        PeerId(member.peer): LinkCost(
             latency_s=record.links[member.peer][0] / 1e6,
             bytes_per_s=record.links[member.peer][1] or ASSUMED_BYTES_PER_S,
             site=site_of(member),

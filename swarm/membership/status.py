@@ -11,7 +11,7 @@ from swarm.membership.status_types import PartTurnout, Phase
 
 
 @dataclass(slots=True)
-class Situation:
+class PeerStatus:
     """One peer's own view of itself. ``loss`` and ``tokens_per_s`` are of the newest closed step, the latter unknown
     for one that was open before this peer took part; ``averaging`` says who was in the averaging of each of its parts;
     ``disk`` is what the disk does not take, with the reason; ``mixed`` how often it mixed its weights with others, and

@@ -10,8 +10,8 @@ from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import TRAINERS, Member, Roster, lost_parts, owner
 from swarm.events import LinkUsage, Participation, RosterChanged, RunStarted, StepClosed, StepGivenUp
 from swarm.ids import PeerId
-from swarm.membership.roles import Surroundings
-from swarm.membership.status import Situation
+from swarm.membership.roles import PeerContext
+from swarm.membership.status import PeerStatus
 from swarm.membership.status_types import PartTurnout
 from swarm.planning.costs import model_parameter_count
 from swarm.step.turnout import Turnout, turnouts
@@ -20,7 +20,7 @@ from swarm.step.turnout import Turnout, turnouts
 class StepEvents:
     """Turns decided records into events; knows the time since the step before."""
 
-    def __init__(self, around: Surroundings, situation: Situation) -> None:
+    def __init__(self, around: PeerContext, situation: PeerStatus) -> None:
         self._around, self._situation = around, situation
         self._opened_at = around.clock.monotonic()
         self._usage = (0, 0)

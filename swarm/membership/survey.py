@@ -61,9 +61,9 @@ class FirstContact:
 
 
 STANDING_TIMEOUT_S = 5.0
-MOST_ASKED = 4
+MAX_ASKED = 4
 """How many others are asked for what any member knows, when the contact does not answer."""
-MOST_HOSTS = 16
+MAX_HOSTS = 16
 """How many stage hosts are asked whether they are about to leave."""
 
 
@@ -76,7 +76,7 @@ class Survey:
     async def lost(self, roster: Roster, contact: PeerId | None) -> tuple[str, ...]:
         """The parts that nobody holds any more, as the contact sees it, or the first member that answers."""
         others = [peer for peer in roster.peers if peer not in (self._endpoint.peer, contact)]
-        for peer in [*filter(None, [contact]), *others[:MOST_ASKED]]:
+        for peer in [*filter(None, [contact]), *others[:MAX_ASKED]]:
             standing = await self._ask(peer)
             if standing is not None:
                 return standing.lost
@@ -86,7 +86,7 @@ class Survey:
         """The stage hosts that have been asked to leave and are in the run yet, as each says itself: those of the
         stages with the fewest replicas, where it matters most. Cost: one question to each, all at once."""
         stages = sorted((roster.replicas(part) for part in roster.parts if part != ENDS), key=len)
-        asked = [peer for held in stages for peer in held if peer != self._endpoint.peer][:MOST_HOSTS]
+        asked = [peer for held in stages for peer in held if peer != self._endpoint.peer][:MAX_HOSTS]
         standings = zip(asked, await asyncio.gather(*map(self._ask, asked)), strict=True)
         return {peer for peer, standing in standings if standing is not None and standing.leaving}
 

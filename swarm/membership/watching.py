@@ -10,11 +10,11 @@ from swarm.consensus.acceptor import majority
 from swarm.consensus.records import voters
 from swarm.errors import Ending, PeerError, RunEnded, WrongStep
 from swarm.events import EventSink, PeerBack, PeerLost
-from swarm.health.watch import Watch
+from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId
 from swarm.membership.observer_service import KEPT_UPDATES
 from swarm.network.protocols import Endpoint
-from swarm.step.member.service import Member
+from swarm.step.member.service import MemberService
 from swarm.step.observe_messages import NEXT, STANDING, NextRequest, StandingRequest
 
 logger = logging.getLogger(__name__)
@@ -30,9 +30,9 @@ class Watching:
 
     def __init__(
         self,
-        watch: Watch,
+        watch: HealthWatch,
         endpoint: Endpoint,
-        member: Member,
+        member: MemberService,
         events: EventSink,
         name_of: Callable[[PeerId], str],
         orphaned: Callable[[str], RunEnded],

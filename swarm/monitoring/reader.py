@@ -109,7 +109,7 @@ def _adapters() -> dict[str, TypeAdapter[Event]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class RecordedEvent:
     """One event, and the name of the file it is from: a peer's, also when it never said what it is called."""
 
     name: str
@@ -123,16 +123,16 @@ class EventTail:
         self._paths = dict(paths)
         self._offsets = dict.fromkeys(paths, 0)
 
-    def read(self) -> list[Told]:
+    def read(self) -> list[RecordedEvent]:
         """What is new, at most some 4 MiB of each file, by the writers' wall clocks. Cost: that of what is new, and
         one open per file. Raises OSError for a file that cannot be read."""
         return sorted((told for name in self._paths for told in self._read(name)), key=lambda told: told.record.wall)
 
-    def read_rest(self) -> Iterator[Told]:
+    def read_rest(self) -> Iterator[RecordedEvent]:
         """What is new, however much it is: for after the writers have ended."""
         while told := self.read():
             yield from told
 
-    def _read(self, name: str) -> list[Told]:
+    def _read(self, name: str) -> list[RecordedEvent]:
         records, self._offsets[name] = read_events(self._paths[name], self._offsets[name])
-        return [Told(name, record) for record in records]
+        return [RecordedEvent(name, record) for record in records]

@@ -151,7 +151,7 @@ class StepBytes:
     peers: int = 0
 
 
-class Traffic:
+class TrafficView:
     """Bytes on the wire. ``by_step`` has the steps that somebody reported; a peer that reports a step twice counts with
     its last word."""
 

@@ -28,15 +28,15 @@ from swarm.network.libp2p.daemon import DaemonConfig
 from swarm.network.libp2p.dialling import Dialler, Hints
 from swarm.network.libp2p.guard import install
 from swarm.network.libp2p.identity import StoredIdentity
-from swarm.network.libp2p.rundir import RunDirectory
-from swarm.network.libp2p.streams import Incoming, Outgoing
+from swarm.network.libp2p.rundir import SocketDirectory
+from swarm.network.libp2p.streams import Outgoing, StreamServer
 from swarm.network.libp2p.supervisor import Mending, RestartLimits, Supervisor
 from swarm.network.protocols import PUBLIC_PREFIX, LinkStatistics, May, Payload, ReplyT, RequestT, Rpc, Service
 from swarm.network.reach.presence import Presence, Recovery
 from swarm.network.reach.reachability import LinkKind
 from swarm.network.reach.seats import MayRelay
-from swarm.network.rpc.dispatcher import Desk, ServeLimits
-from swarm.network.rpc.link import Meter
+from swarm.network.rpc.dispatcher import Dispatcher, ServeLimits
+from swarm.network.rpc.link import ByteMeter
 from swarm.schema import Record
 
 PUBLIC_PROTOCOL = f"swarm/{PUBLIC_PREFIX.rstrip('/')}"
@@ -73,11 +73,11 @@ class LibP2PEndpoint:
 
     def __init__(self, config: EndpointConfig, identity: StoredIdentity, clock: Clock) -> None:
         self._config, self._identity, self._clock = config, identity, clock
-        self._meter = Meter()
-        self._desk = Desk(config.limits)
+        self._meter = ByteMeter()
+        self._desk = Dispatcher(config.limits)
         self._hints = Hints(identity.peer)
         self._candidates: tuple[PeerId, ...] = ()
-        self._incoming = Incoming(self._desk, clock, self._meter, PUBLIC_PROTOCOL)
+        self._incoming = StreamServer(self._desk, clock, self._meter, PUBLIC_PROTOCOL)
         self._incoming.known = lambda peer: peer == identity.peer
         self._run: RunId | None = None
         self._directory: DHTDirectory | None = None
@@ -87,7 +87,7 @@ class LibP2PEndpoint:
         self._p2p: AttachedP2P
         self._presence: Presence
         self._dialler: Dialler
-        self._directory_files: RunDirectory
+        self._directory_files: SocketDirectory
 
     @classmethod
     async def open(
@@ -102,7 +102,7 @@ class LibP2PEndpoint:
         install()
         self = cls(config, identity, clock)
         self.learn_addresses(config.bootstrap)
-        self._directory_files = files = RunDirectory(config.run_dir)
+        self._directory_files = files = SocketDirectory(config.run_dir)
         async with contextlib.AsyncExitStack() as undo:
             undo.callback(files.close)
             daemon = self._daemon_config(files.control)

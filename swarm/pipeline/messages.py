@@ -104,7 +104,7 @@ class TrainerRecall(Message):
     what: TrainerWhat
 
 
-class Attend(Message):
+class ProbeRequest(Message):
     """Answer after ``seconds``; a trainer that waits for the answer learns at once when the connection breaks."""
 
     seconds: Annotated[float, Field(gt=0, le=120, allow_inf_nan=False)]
@@ -150,7 +150,7 @@ RESEND = Rpc("pipeline/1/resend", Resend, Empty)
 ADOPT = Rpc("pipeline/1/adopt", Adopt, Empty)
 RECALL = Rpc("pipeline/1/recall", Recall, Empty)
 DROP = Rpc("pipeline/1/drop", Drop, Empty)
-ATTEND = Rpc("pipeline/1/attend", Attend, Empty)
+ATTEND = Rpc("pipeline/1/attend", ProbeRequest, Empty)
 
 # What a trainer answers.
 OUTPUT = Rpc("trainer/1/output", Output, Empty)

@@ -22,7 +22,7 @@ from swarm.pipeline.messages import RECALL, TRAINER_RECALL, Recall, TrainerRecal
 from swarm.pipeline.stage.context import StageContext, StageSettings
 from swarm.pipeline.stage.microbatch_state import Passage, Passages
 from swarm.schema import Empty
-from swarm.waiting import insist
+from swarm.waiting import retry_while_busy
 
 MAX_RECALLS = 16
 """Recalls of one kind that are worked on at a time; one activation each. More are Busy."""
@@ -208,7 +208,7 @@ class Recalls:
             _, payload = await self._context.endpoint.call(peer, rpc, body, timeout_s=within_s, max_reply_bytes=size)
             return payload
 
-        return await insist(call, self._context.clock, within_s=within_s)
+        return await retry_while_busy(call, self._context.clock, within_s=within_s)
 
     def _wire_bytes(self, hop: int, what: TrainerWhat) -> int:
         specs = self._settings.specs

@@ -10,7 +10,7 @@ from typing import Protocol
 from swarm.errors import PeerError, Refused, WrongStep
 from swarm.events import ContributionReplayed, ContributionReversed
 from swarm.ids import MicrobatchId, PeerId, stage_part
-from swarm.pipeline.messages import ATTEND, Attend
+from swarm.pipeline.messages import ATTEND, ProbeRequest
 from swarm.pipeline.recall import Errand, Missing, Recalls
 from swarm.pipeline.stage.context import StageContext, StageSettings
 from swarm.pipeline.stage.microbatch_state import Passage, Passages
@@ -152,7 +152,7 @@ class StageSettling:
             return preferred
         for peer in (preferred, *sorted(set(self._replicas(stage)) - {preferred})):
             try:
-                body = Attend(seconds=0.001)
+                body = ProbeRequest(seconds=0.001)
                 await self._context.endpoint.call(peer, ATTEND, body, timeout_s=LIVING_TIMEOUT_S)
             except PeerError:
                 continue

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from swarm.clock import Clock
+from swarm.device import Device
 from swarm.errors import BugError, ConfigError
 
 if TYPE_CHECKING:
@@ -19,20 +20,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class Device(Protocol):
-    """What roles see of :class:`swarm.device.DeviceThread`."""
-
-    @property
-    def torch_device(self) -> torch.device:
-        """Where modules and their inputs belong."""
-
-    async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run ``fn`` after everything asked for before."""
-
-    async def close(self) -> None:
-        """End it."""
 
 
 class InlineDevice:
@@ -43,7 +30,7 @@ class InlineDevice:
 
     @property
     def torch_device(self) -> torch.device:
-        """See :class:`Device`."""
+        """See :class:`swarm.device.Device`."""
         return self._device
 
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -74,7 +61,7 @@ class SimulatedDevice:
 
     @property
     def torch_device(self) -> torch.device:
-        """See :class:`Device`."""
+        """See :class:`swarm.device.Device`."""
         return self._inner.torch_device
 
     def spend(self, seconds: float) -> None:

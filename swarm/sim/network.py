@@ -43,9 +43,9 @@ from swarm.network.protocols import (
     Service,
 )
 from swarm.network.rpc.bodies import decode, pack_error, pack_request, unpack, unpack_error, unpack_request
-from swarm.network.rpc.dispatcher import Admitted, Desk, ServeLimits, handle
+from swarm.network.rpc.dispatcher import Admitted, Dispatcher, ServeLimits, handle
 from swarm.network.rpc.framing import wire_bytes
-from swarm.network.rpc.link import Meter
+from swarm.network.rpc.link import ByteMeter
 from swarm.schema import Record
 from swarm.sim.links import Traffic
 from swarm.sim.wires import Delay, Wires
@@ -88,7 +88,7 @@ class SimNetwork(Wires):
             raise BugError(f"{name} is on this network already")
         if older is not None:
             self._twins.add(older)
-        endpoint = self._peers[peer] = SimEndpoint(peer, self, Desk(self._limits))
+        endpoint = self._peers[peer] = SimEndpoint(peer, self, Dispatcher(self._limits))
         return endpoint
 
     def kill(self, peer: PeerId) -> None:
@@ -151,11 +151,11 @@ class SimEndpoint:
 
     peer: PeerId
     network: SimNetwork
-    desk: Desk
+    desk: Dispatcher
     run: RunId | None = None
     gone: asyncio.Event = field(default_factory=asyncio.Event)
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
-    meter: Meter = field(default_factory=Meter)
+    meter: ByteMeter = field(default_factory=ByteMeter)
     skew_s: float = 0.0
     _asked: dict[asyncio.Task[tuple[bytes, Payload]], None] = field(default_factory=dict)
     _context: contextvars.Context = field(default_factory=contextvars.copy_context)

@@ -14,7 +14,7 @@ from typing import Any
 from swarm.errors import Busy, Violation
 from swarm.ids import PeerId
 
-MOST_BYTES_S = 64 << 20
+MAX_BYTES_S = 64 << 20
 """While nothing suffers: half a gigabit a second, and about half of a processor's time for the streams."""
 LEAST_BYTES_S = 2 << 20
 SUFFERS = 1.05
@@ -32,7 +32,7 @@ class Donation:
     Steps are compared with the upper quartile of those without a download, since a median would take noise for harm.
     """
 
-    def __init__(self, *, most: float = MOST_BYTES_S, least: float = LEAST_BYTES_S) -> None:
+    def __init__(self, *, most: float = MAX_BYTES_S, least: float = LEAST_BYTES_S) -> None:
         self._most, self._least = most, least
         self._bucket = Bucket(most)
         self._quiet: deque[float] = deque(maxlen=_REMEMBERED)

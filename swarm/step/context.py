@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from swarm.clock import Clock
 from swarm.consensus.history import History
-from swarm.consensus.incarnation import Life
+from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.records import CloseRecord, Confirmation, Decision
 from swarm.events import EventSink
 from swarm.ids import PeerId
 from swarm.step.calls import Liveness, StepCalls
-from swarm.step.leader.service import LeadDesk
+from swarm.step.leader.service import LeadService
 from swarm.step.member.open_step import Attempt
 from swarm.step.rules import StepRules
 
 
 @dataclass(slots=True, kw_only=True)
 class MemberContext:
-    """What :class:`swarm.step.member.service.Member` works with.
+    """What :class:`swarm.step.member.service.MemberService` works with.
 
     ``install`` downloads this peer's part for a founding record, from the peer that proposes it; ``decided`` is awaited
     after the swap and before anyone who waits for the next step goes on. ``founder`` may propose the genesis.
@@ -27,7 +27,7 @@ class MemberContext:
     """
 
     me: PeerId
-    life: Life
+    life: Incarnation
     rules: StepRules
     attempt: Attempt
     history: History
@@ -40,7 +40,7 @@ class MemberContext:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Closing:
+class CloseContext:
     """What closing a step needs besides the step itself. ``verify`` says whether a peer signed some bytes. ``waiting``
     is told what the leader waits for, "" for nothing. ``copies`` of every part are kept by peers that hold another;
     ``patience_s`` is how long somebody is waited for who could take over a part that nobody holds any more (None: for
@@ -51,7 +51,7 @@ class Closing:
     calls: StepCalls
     history: History
     events: EventSink
-    desk: LeadDesk
+    desk: LeadService
     liveness: Liveness
     clock: Clock
     timeout_s: Callable[[], float]

@@ -12,12 +12,12 @@ from swarm.consensus.records import CloseRecord, Contribution, MeasuredLink
 from swarm.consensus.roster import Roster
 from swarm.errors import OutOfSync, Superseded
 from swarm.ids import PartName, PeerId, stage_of
-from swarm.schema import MOST_BYTES_PER_S
+from swarm.schema import MAX_BYTES_PER_S
 from swarm.step.messages import Apply, Averaged
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepOutcome:
     """What the members that closed a step hold: all the same."""
 
     committed: tuple[Contribution, ...]
@@ -135,7 +135,7 @@ ATTEMPTS_PER_TERM = 1 << 10
 """A later term's numbers are greater than all of an earlier one's."""
 
 
-MOST_TIES, TIED_S = 3, 30.0
+MAX_TIES, TIED_S = 3, 30.0
 """From so many ties in a term on the next attempt waits for so long: of two replicas one that lies, or whose memory
 fails, may do so each time."""
 
@@ -174,7 +174,7 @@ class Attempts:
         it has answered. Returns how many seconds later: others may be back, or somebody looks at the machines."""
         self.void(part)
         self._ties += 1
-        return TIED_S if self._ties >= MOST_TIES else 0.0
+        return TIED_S if self._ties >= MAX_TIES else 0.0
 
 
 # --- links -----------------------------------------------------------------------------------------------------------
@@ -223,7 +223,7 @@ def _middle(values: list[int], others: int) -> int:
 
 
 def _together(rates: list[int], others: int) -> int:
-    return min(MOST_BYTES_PER_S, _middle(rates, others) * sum(rate > 0 for rate in rates))
+    return min(MAX_BYTES_PER_S, _middle(rates, others) * sum(rate > 0 for rate in rates))
 
 
 def _moved(old: int, new: int) -> int:

@@ -22,16 +22,16 @@ FAREWELL_S = 5.0
 MAX_HEARD = 4096
 
 
-class Farewell(Message):
+class ExitRelease(Message):
     """Everybody has closed the step with which the receiver leaves."""
 
     step: Count
 
 
-FAREWELL = Rpc("parting/1/farewell", Farewell, Empty)
+EXIT_RELEASE = Rpc("parting/1/farewell", ExitRelease, Empty)
 
 
-class Parting:
+class ExitBarrier:
     """The ``parting/1`` service of every member."""
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Parting:
 
     def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        return [FAREWELL.handled(self._on_farewell)]
+        return [EXIT_RELEASE.handled(self._on_farewell)]
 
     async def wait(self, members: Collection[PeerId]) -> None:
         """Return when the leader of our last step, one of its members, lets us go. Takes at most FAREWELL_S."""
@@ -53,9 +53,9 @@ class Parting:
     async def dismiss(self, calls: StepCalls, leaving: Iterable[PeerId], step: int) -> None:
         """As the leader that has seen everybody swap: let these go. Never raises a PeerError; at most FAREWELL_S."""
         others = sorted(peer for peer in leaving if peer != calls.me)
-        await asyncio.gather(*(_say(calls, peer, Farewell(step=step)) for peer in others))
+        await asyncio.gather(*(_say(calls, peer, ExitRelease(step=step)) for peer in others))
 
-    async def _on_farewell(self, caller: PeerId, body: Farewell) -> Empty:
+    async def _on_farewell(self, caller: PeerId, body: ExitRelease) -> Empty:
         if len(self._said) < MAX_HEARD:
             self._said.add(caller)
         async with self._heard:
@@ -63,8 +63,8 @@ class Parting:
         return Empty()
 
 
-async def _say(calls: StepCalls, peer: PeerId, farewell: Farewell) -> None:
+async def _say(calls: StepCalls, peer: PeerId, farewell: ExitRelease) -> None:
     try:
-        await calls.ask(peer, FAREWELL, farewell, timeout_s=FAREWELL_S)
+        await calls.ask(peer, EXIT_RELEASE, farewell, timeout_s=FAREWELL_S)
     except PeerError:
         return  # it has left already, and may

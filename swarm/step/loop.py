@@ -16,17 +16,17 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any
 
-from swarm.consensus.acceptor import MOST_LEAP
+from swarm.consensus.acceptor import MAX_LEAP
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import due_term, own_term
 from swarm.errors import OutOfSync, Superseded, WrongStep
 from swarm.events import LineageGivenUp
 from swarm.ids import PeerId
-from swarm.step.context import Closing
-from swarm.step.exit_barrier import FAREWELL_S, Parting
+from swarm.step.context import CloseContext
+from swarm.step.exit_barrier import FAREWELL_S, ExitBarrier
 from swarm.step.leader.close import Leading
-from swarm.step.leader.provisional import Provisional, Reunion, Solitude
-from swarm.step.member.service import Member
+from swarm.step.leader.provisional import Reunion, Solitude, SpeculativeClose
+from swarm.step.member.service import MemberService
 from swarm.waiting import ExponentialBackoff, first_done
 
 logger = logging.getLogger(__name__)
@@ -46,9 +46,9 @@ class StepLoop:
 
     def __init__(
         self,
-        member: Member,
-        closing: Closing,
-        parting: Parting,
+        member: MemberService,
+        closing: CloseContext,
+        parting: ExitBarrier,
         feed: Feed | None,
         rejoin: Callable[[], Awaitable[None]],
     ) -> None:
@@ -129,7 +129,7 @@ class StepLoop:
                 await self._closing.clock.sleep(patience.pause_s())
                 term = own_term(roster, step, me, max(self._led[1], member.term) + _leap(superseded))
             self._led = (step, term)
-            leading = (Provisional if self._solitude.over() else Leading)(self._closing, step, term)
+            leading = (SpeculativeClose if self._solitude.over() else Leading)(self._closing, step, term)
             self._leading = leading
             try:
                 await first_done(leading.decide(), self._solitude.turned())
@@ -182,4 +182,4 @@ class StepLoop:
 def _leap(superseded: int) -> int:
     """How many terms to leave out after so many that were given up for a later one: somebody may know one that is far
     beyond ours, of a leader of which nothing else was heard."""
-    return 0 if superseded < PATIENT_TERMS else min(1 << superseded, MOST_LEAP // 2)
+    return 0 if superseded < PATIENT_TERMS else min(1 << superseded, MAX_LEAP // 2)

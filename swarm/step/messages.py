@@ -9,9 +9,9 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from swarm.consensus.acceptor import Candidate, Vote
+from swarm.consensus.acceptor import BranchHead, Vote
 from swarm.consensus.changes import NO_CHANGES, Admission, Changes, Departure
-from swarm.consensus.records import Aside, CloseRecord, Contribution, MeasuredLink
+from swarm.consensus.records import CloseRecord, Contribution, MeasuredLink, Quarantined
 from swarm.network.protocols import Rpc
 from swarm.schema import (
     Count,
@@ -24,9 +24,9 @@ from swarm.schema import (
     PeerIdField,
     SignatureField,
 )
-from swarm.step.turnout import MOST_TOLD, REASON_CHARS
+from swarm.step.turnout import MAX_TOLD, REASON_CHARS
 
-MOST_SQ_NORM = 1e100
+MAX_SQ_NORM = 1e100
 """More than any mean gradient has: its numbers fit into float32, so that their squares are below 1.2e77 each."""
 
 
@@ -54,25 +54,25 @@ class Complete(Message):
     receipts: Annotated[tuple[SignatureField, ...], Field(max_length=1024)]
 
 
-class PutAside(Message):
+class Quarantine(Message):
     """No replica could compute this microbatch; it is not counted, and another may be leased for it."""
 
     step: Count
     term: Count
-    aside: Aside
+    aside: Quarantined
 
 
-class Resume(Message):
+class ResumeTrainer(Message):
     """A trainer tells a leader that does not know it what it has begun in the step, in the order of its shard; what
     was put aside of it is listed, what is complete is reported afterwards."""
 
     step: Count
     term: Count
     started: tuple[MicrobatchField, ...]
-    aside: tuple[Aside, ...]
+    aside: tuple[Quarantined, ...]
 
 
-class Resumed(Message):
+class TrainerResumed(Message):
     """The first ``kept`` of what was begun count as leased; the trainer gives up the others and does them later."""
 
     kept: Count
@@ -107,7 +107,7 @@ class Promise(Message):
 
     vote: Vote | None
     free: Count
-    candidate: Candidate | None = None
+    candidate: BranchHead | None = None
     votes_only: bool = False
 
 
@@ -130,7 +130,7 @@ class Reconcile(Message):
     attempts: dict[PartField, Count]
     plainly: Annotated[tuple[PartField, ...], Field(max_length=1024)] = ()
     left_out: Annotated[
-        dict[PeerIdField, Annotated[str, StringConstraints(max_length=REASON_CHARS)]], Field(max_length=MOST_TOLD)
+        dict[PeerIdField, Annotated[str, StringConstraints(max_length=REASON_CHARS)]], Field(max_length=MAX_TOLD)
     ] = {}
 
 
@@ -144,7 +144,7 @@ class Averaged(Message):
     """
 
     digest: Annotated[str, StringConstraints(pattern=r"^([0-9a-f]{16,64})?$")]
-    sq_norm: Annotated[float, Field(ge=0, le=MOST_SQ_NORM, allow_inf_nan=False)]
+    sq_norm: Annotated[float, Field(ge=0, le=MAX_SQ_NORM, allow_inf_nan=False)]
     cursor: tuple[Count, Count] | None
     failure: Annotated[str, StringConstraints(max_length=400)] = ""
     culprit: PeerIdField | None = None
@@ -196,8 +196,8 @@ class Decide(Message):
 # What the leader of a step answers.
 LEASE = Rpc("lead/1/lease", Lease, Leased)
 COMPLETE = Rpc("lead/1/complete", Complete, Empty)
-ASIDE = Rpc("lead/1/aside", PutAside, Empty)
-RESUME = Rpc("lead/1/resume", Resume, Resumed)
+ASIDE = Rpc("lead/1/aside", Quarantine, Empty)
+RESUME = Rpc("lead/1/resume", ResumeTrainer, TrainerResumed)
 JOIN = Rpc("lead/1/join", Admission, Empty)
 LEAVE = Rpc("lead/1/leave", Departure, Empty)
 

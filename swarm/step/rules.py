@@ -13,7 +13,7 @@ from swarm.errors import Refused, Violation
 from swarm.ids import PartName, PeerId, RunId, stage_part
 from swarm.optim.schedules import OptimizerConfig, learning_rate
 
-MOST_LOSS = 1e9
+MAX_LOSS = 1e9
 """Nats a token, more than any model that is trained: the sum of a step's must be a number."""
 
 
@@ -76,7 +76,7 @@ class StepRules:
         """Raises Violation for tokens or a loss that no microbatch has, and that cannot be summed."""
         if not 0 < contribution.tokens <= self.max_tokens:
             raise Violation(f"{contribution.tokens} target tokens in a microbatch of {self.max_tokens}")
-        if not 0 <= contribution.loss_sum <= MOST_LOSS * contribution.tokens:
+        if not 0 <= contribution.loss_sum <= MAX_LOSS * contribution.tokens:
             raise Violation(f"a loss sum of {contribution.loss_sum} over {contribution.tokens} tokens")
 
     def check_committed(self, roster: Roster, committed: Sequence[Contribution]) -> None:

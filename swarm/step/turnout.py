@@ -12,7 +12,7 @@ from swarm.ids import PartName, PeerId, stage_of
 NO_WORK = "no microbatch this step"
 GIVEN_UP = "the step was given up"
 LEFT_OUT = "left out by the step's leader"
-MOST_TOLD, REASON_CHARS = 64, 200
+MAX_TOLD, REASON_CHARS = 64, 200
 """Of how many replicas reasons are passed on, and how much of each: they are for people."""
 
 
@@ -22,7 +22,7 @@ class Turnout:
 
     ``live`` are the roster's replicas without those that were lost, and the ``late`` ones, who joined with the
     step's record; ``participating`` were in the part's round, ``averaged`` had something in it. ``why`` says why
-    not, of other live replicas and of those that were lost: of MOST_TOLD at most, those without work last.
+    not, of other live replicas and of those that were lost: of MAX_TOLD at most, those without work last.
     """
 
     part: PartName
@@ -89,7 +89,7 @@ def _turnout(
         participating=there,
         averaged=averaged,
         late=late,
-        why=dict(list(why.items())[:MOST_TOLD]),
+        why=dict(list(why.items())[:MAX_TOLD]),
     )
 
 

@@ -30,7 +30,7 @@ from swarm.ids import PartName, PeerId, RunId, stage_part
 from swarm.membership.download import PartDownload
 from swarm.membership.founding_record import genesis
 from swarm.membership.observer import Observer, ObserverContext
-from swarm.membership.observer_service import ObserverDesk
+from swarm.membership.observer_service import ObserverService
 from swarm.models.spec import ModelConfig, SplitConfig
 from swarm.models.split import initial_weights, split_model
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
@@ -86,7 +86,7 @@ class Donor(JoinPeer):
         await self.device.run(self.part.install, initial_snapshot(STAGE, layout, weights))
         donor = StateDonor(self.clock)
         first = self.identities[0].peer
-        desk = ObserverDesk(first, donor, self.snapshot, lambda: "", self.clock)
+        desk = ObserverService(first, donor, self.snapshot, lambda: "", self.clock)
         self.endpoint.mount(donor)
         self.endpoint.mount(desk)
         digest = await self.device.run(lambda: _digest(self.part.snapshot()))

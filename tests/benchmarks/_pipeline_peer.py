@@ -24,7 +24,7 @@ import uvloop
 from swarm.clock import SystemClock
 from swarm.compression.codec import codec_named
 from swarm.device import DeviceThread
-from swarm.health.watch import Watch
+from swarm.health.watch import HealthWatch
 from swarm.ids import MicrobatchId, PeerId, RunId
 from swarm.models.split import boundary_spec, token_spec
 from swarm.monitoring.recorder import LoopLagProbe, Recorder
@@ -70,7 +70,7 @@ class Machine:
     endpoint: LibP2PEndpoint
     device: DeviceThread
     recorder: Recorder
-    watch: Watch
+    watch: HealthWatch
     sign: Any
 
     @property
@@ -90,7 +90,7 @@ class Machine:
         clock, identity = SystemClock(), load_or_create(home / "identity.key")
         endpoint = await LibP2PEndpoint.open(EndpointConfig(run_dir=home), identity, clock)
         await endpoint.enter(RUN)
-        watch = Watch(endpoint, clock)
+        watch = HealthWatch(endpoint, clock)
         endpoint.mount(watch)
         return cls(
             size=size,

@@ -25,7 +25,7 @@ from swarm.pipeline.trainer import journey, repair
 from swarm.pipeline.trainer.journey import JourneyContext
 from swarm.pipeline.trainer.pace import Work
 from swarm.pipeline.trainer.repair import Repair
-from swarm.pipeline.trainer.route import Itinerary, Receipt
+from swarm.pipeline.trainer.route import Receipt, RouteState
 from swarm.sim.device import Paced, SimulatedDevice
 
 STAGE_S = {"forward": 0.06, "backward": 0.12}
@@ -77,31 +77,31 @@ def simulate_device() -> None:
 
 def tell_turns() -> None:
     """Journeys of this process write :class:`HopBegan` and :class:`HopDone`."""
-    mock.patch.object(repair, "Itinerary", ToldWay).start()
+    mock.patch.object(repair, "RouteState", ToldWay).start()
     mock.patch.object(journey, "Repair", TellingRepair).start()
 
 
-class ToldWay(Itinerary):
+class ToldWay(RouteState):
     """The state of one journey, of whose turns ``tell`` hears."""
 
     key: JourneyKey
     tell: Callable[[Event], None]
 
     def begin_turn(self, at: int, now: float, seconds: float, work: Work) -> None:
-        """See :class:`~swarm.pipeline.trainer.route.Itinerary`."""
+        """See :class:`~swarm.pipeline.trainer.route.RouteState`."""
         super().begin_turn(at, now, seconds, work)
         step, microbatch, replica = self.key.step, self.key.microbatch, self.hops[at].replica
         self.tell(HopBegan(step=step, microbatch=microbatch, stage=at, replica=replica, work=work))
 
     def forwarded(self, at: int, peer: PeerId) -> bool:
-        """See :class:`~swarm.pipeline.trainer.route.Itinerary`."""
+        """See :class:`~swarm.pipeline.trainer.route.RouteState`."""
         before = self._done_by()
         news = super().forwarded(at, peer)
         self._tell_done(before)
         return news
 
     def contributed(self, at: int, peer: PeerId, receipt: Receipt) -> bool:
-        """See :class:`~swarm.pipeline.trainer.route.Itinerary`."""
+        """See :class:`~swarm.pipeline.trainer.route.RouteState`."""
         before = self._done_by()
         news = super().contributed(at, peer, receipt)
         self._tell_done(before)

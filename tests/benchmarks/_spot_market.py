@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from peers.chaos.figures import Presence
+from peers.chaos.figures import ReplicaPresence
 from peers.chaos.schedule import Removal
 from swarm.errors import Ending
 from swarm.events import Event, PartAssigned, PeerReady, RunStarted, StepClosed
@@ -63,12 +63,14 @@ class SpotMarket:
         """The world's clock."""
         return self.swarm.network.clock.monotonic()
 
-    def lives(self, *, joining: bool) -> Iterator[Presence]:
+    def lives(self, *, joining: bool) -> Iterator[ReplicaPresence]:
         """When each machine was there: from when its peer was ready, or (``joining``) was started."""
         for machine in self.machines.values():
             begin = machine.started_s if joining else machine.ready_s
             if machine.stage is not None and begin is not None:
-                yield Presence(machine.stage, begin, self.ended_s if machine.ended_s is None else machine.ended_s)
+                yield ReplicaPresence(
+                    machine.stage, begin, self.ended_s if machine.ended_s is None else machine.ended_s
+                )
 
     def join_seconds(self) -> list[float]:
         """From start to ready, of those that came later."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from peers.chaos.figures import Presence, capacity
+from peers.chaos.figures import ReplicaPresence, capacity
 from peers.chaos.schedule import (
     BULK_MEAN,
     BULK_MOST,
@@ -64,12 +64,22 @@ def test_trace_announces_its_share_and_never_removes_what_is_not_there() -> None
 
 
 def test_capacity_is_what_the_stage_with_the_fewest_takes_at_each_moment() -> None:
-    lives = [Presence(0, 0.0, 10.0), Presence(0, 0.0, 10.0), Presence(1, 0.0, 10.0), Presence(1, 4.0, 6.0)]
+    lives = [
+        ReplicaPresence(0, 0.0, 10.0),
+        ReplicaPresence(0, 0.0, 10.0),
+        ReplicaPresence(1, 0.0, 10.0),
+        ReplicaPresence(1, 4.0, 6.0),
+    ]
     assert capacity(iter(lives), 2, 3.0, 0.0, 10.0) == pytest.approx(3.0 * (10.0 + 2.0))
 
 
 def test_capacity_counts_nothing_outside_the_window_and_nothing_while_a_stage_has_nobody() -> None:
-    lives = [Presence(0, -5.0, 20.0), Presence(1, -5.0, 3.0), Presence(1, 7.0, 30.0), Presence(1, 40.0, 50.0)]
+    lives = [
+        ReplicaPresence(0, -5.0, 20.0),
+        ReplicaPresence(1, -5.0, 3.0),
+        ReplicaPresence(1, 7.0, 30.0),
+        ReplicaPresence(1, 40.0, 50.0),
+    ]
     assert capacity(lives, 2, 1.0, 0.0, 10.0) == pytest.approx(6.0)
     assert capacity([], 2, 1.0, 0.0, 10.0) == 0.0
 

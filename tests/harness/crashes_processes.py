@@ -27,7 +27,7 @@ from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.events import PeerReady, StepClosed
 from swarm.models.spec import ModelConfig
-from swarm.monitoring.reader import EventTail, Told
+from swarm.monitoring.reader import EventTail, RecordedEvent
 from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 from tests.benchmarks._parity_run import Layout, Scale, build_data, make_manifest, shape_of
@@ -121,7 +121,7 @@ class _View(RunView):
         self.ready: Counter[str] = Counter()
         self.closed: Counter[str] = Counter()
 
-    def add(self, told: Told) -> None:
+    def add(self, told: RecordedEvent) -> None:
         """See :class:`RunView`."""
         super().add(told)
         self.ready[told.name] += isinstance(told.record.event, PeerReady)

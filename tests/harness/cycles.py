@@ -21,7 +21,7 @@ from tests.harness.supervised import introduce, opened
 
 IN_USE = {"endpoint.lock", "p2pd.sock", "client.sock"}
 WARM_UP = 5
-MOST_GROWTH = 1.05
+MAX_GROWTH = 1.05
 # Each death counts alone: what is looked at is the restart, not when there are too many.
 _EVERY_TIME = RestartLimits(deaths=2, within_s=1e-6)
 
@@ -110,7 +110,7 @@ def _assert_flat(loads: Sequence[Load], what: str) -> None:
     three is held against the most of the first half, which a count that grows with every death is above."""
     early, late = loads[: len(loads) // 2], loads[-3:]
     print(f"{what}: {loads[0]} -> {loads[-1]}")
-    assert late[-1].memory_bytes <= MOST_GROWTH * max(load.memory_bytes for load in early)
+    assert late[-1].memory_bytes <= MAX_GROWTH * max(load.memory_bytes for load in early)
     for count in ("descriptors", "tasks", "threads", "children"):
         assert min(getattr(load, count) for load in late) <= max(getattr(load, count) for load in early), count
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from peers.control.server import ControlServer
-from peers.control.status import MemberStanding, Standing
+from peers.control.status import MemberReport, StatusReport
 from peers.exit_codes import EXIT_DRAINED
 from peers.home.places import take_place
 from peers.invites.invite import invite_to
@@ -32,9 +32,9 @@ PEER = "12D3KooWLbT7iWNTNKLbPXXdHbmWBVPvnxhVFBTj4yMJSJ1Hkv{:02d}"
 INVITE = invite_to(RunId(RUN), "tiny", [f"/ip4/127.0.0.1/tcp/4001/p2p/{peer_of(bytes(32))}"]).text()
 
 
-def standing(name: str, number: int = 1) -> Standing:
+def standing(name: str, number: int = 1) -> StatusReport:
     """What a stage host says in the middle of a run."""
-    return Standing(
+    return StatusReport(
         name=name,
         peer=PEER.format(number),
         pid=os.getpid(),
@@ -56,11 +56,11 @@ def standing(name: str, number: int = 1) -> Standing:
     )
 
 
-def members(name: str, count: int) -> list[MemberStanding]:
+def members(name: str, count: int) -> list[MemberReport]:
     """This peer, a trainer, and stage hosts up to ``count``, the last of them still waiting for a part."""
     parts = ["stage-0", "ends", *(f"stage-{number % 12}" for number in range(2, count - 1)), None]
     return [
-        MemberStanding(
+        MemberReport(
             name=name if number == 1 else f"peer-{number}",
             peer=PEER.format(number),
             role="trainer" if part == "ends" else "stage",
@@ -82,14 +82,14 @@ class StandingPeer:
         self._standing = dataclasses.replace(standing(name, number), run=run)
         self._members = members(name, count)
 
-    async def status(self, request: Mapping[str, Any]) -> Standing:
+    async def status(self, request: Mapping[str, Any]) -> StatusReport:
         """As a peer does; the first after a drain is the last."""
         if not self.drained:
             return self._standing
         self.over.set()
         return dataclasses.replace(self._standing, phase="draining", waiting_for="step 13 to close")
 
-    async def peers(self, request: Mapping[str, Any]) -> list[MemberStanding]:
+    async def peers(self, request: Mapping[str, Any]) -> list[MemberReport]:
         """The swarm."""
         return self._members
 

@@ -24,10 +24,10 @@ from swarm.clock import Clock, SystemClock
 from swarm.config import Manifest, parse_manifest
 from swarm.device import DeviceThread, resolve_device
 from swarm.events import Event
-from swarm.health.watch import Watch
+from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId, RunId
 from swarm.membership.membership import Membership
-from swarm.membership.roles import Surroundings
+from swarm.membership.roles import PeerContext
 from swarm.monitoring.recorder import Recorder
 from swarm.network.protocols import Directory, Endpoint
 from swarm.security.signing import PrivateIdentity
@@ -75,7 +75,7 @@ class LocalPeer:
 
     settings: PeerSettings
     endpoint: OpenEndpoint
-    around: Surroundings
+    around: PeerContext
     founder: PeerId
     contact: PeerId
     events: EventList
@@ -187,14 +187,14 @@ class LocalSwarm:
         settings = PeerSettings(home=home, name=name, role=role, **more)
         self.numbers[name] = number
         events, clock = EventList(identity.peer), self._clock(name)
-        around = Surroundings(
+        around = PeerContext(
             manifest=self.manifest,
             identity=identity,
             endpoint=endpoint,
             device=self._device(name),
             events=events,
             clock=clock,
-            watch=Watch(endpoint, clock, incarnation=self._incarnations()),
+            watch=HealthWatch(endpoint, clock, incarnation=self._incarnations()),
             how_to_join=command_to_join,
         )
         self.peers[name] = LocalPeer(

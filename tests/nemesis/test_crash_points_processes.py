@@ -31,7 +31,7 @@ OF_LEADERS = (
 OF_JOINERS = ("PartAssigned", "asks state/1/chunk", "StateDownloaded", "asks lead/1/join", "PeerReady", "RunStarted")
 CYCLES = 50
 WARM_UP = 10
-MOST_GROWTH = 1.05
+MAX_GROWTH = 1.05
 
 pytestmark = [pytest.mark.nemesis, pytest.mark.process, pytest.mark.timeout(3600)]
 
@@ -63,7 +63,7 @@ def assert_flat(aftermath: Aftermath) -> None:
     """Nothing adds up in the one peer that never died, nor on the machine."""
     before, after = aftermath.burdens[WARM_UP : WARM_UP + 5], aftermath.burdens[-5:]
     print(f"{aftermath.deaths.total()} deaths in {aftermath.closed} steps: {before[0]} -> {after[-1]}")
-    assert middle(after, "memory_bytes") <= MOST_GROWTH * middle(before, "memory_bytes")
+    assert middle(after, "memory_bytes") <= MAX_GROWTH * middle(before, "memory_bytes")
     assert middle(after, "descriptors") <= middle(before, "descriptors") + 2, "streams come and go, by twos"
     for name in ("threads", "processes", "files"):
         assert middle(after, name) <= middle(before, name)

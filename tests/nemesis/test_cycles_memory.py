@@ -13,7 +13,7 @@ from tests.harness.cycles_memory import cycle
 ROUNDS = 375
 LEAST = 1000
 WARM_UP = 25
-MOST_GROWTH = 1.05
+MAX_GROWTH = 1.05
 
 pytestmark = [pytest.mark.nemesis, pytest.mark.timeout(7200)]
 
@@ -24,8 +24,8 @@ def test_thousand_deaths_and_returns_leave_nothing_behind(tmp_path: Path, caplog
     assert cycled.cycles >= LEAST
     before, after = cycled.loads[WARM_UP : WARM_UP + 10], cycled.loads[-10:]
     print(f"{cycled.cycles} deaths in {cycled.steps} steps: {before[0]} -> {after[-1]}")
-    assert min(load.memory_bytes for load in after) <= MOST_GROWTH * min(load.memory_bytes for load in before)
-    assert min(load.objects for load in after) <= MOST_GROWTH * min(load.objects for load in before)
+    assert min(load.memory_bytes for load in after) <= MAX_GROWTH * min(load.memory_bytes for load in before)
+    assert min(load.objects for load in after) <= MAX_GROWTH * min(load.objects for load in before)
     assert min(load.tasks for load in after) <= min(load.tasks for load in before)
     for load in after:
         assert load.descriptors <= max(one.descriptors for one in before)

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from swarm.consensus.ledger import assigned, reassigned, weights
-from swarm.consensus.records import Aside, CloseRecord, Contribution
+from swarm.consensus.records import CloseRecord, Contribution, Quarantined
 from swarm.consensus.roster import Member, Roster, due_term, owner
 from swarm.errors import PeerError, Refused, Unreachable
 from swarm.ids import MicrobatchId, PartName, PeerId, RunId, stage_part
 from swarm.membership.founding_record import genesis
 from swarm.network.protocols import Rpc
 from swarm.optim.schedules import OptimizerConfig
-from swarm.pipeline.trainer.taken import Taken
+from swarm.pipeline.trainer.taken import Issued
 from swarm.pipeline.wiring import Wiring
 from swarm.step.decisions import cursors, totals
-from swarm.step.leader.service import LeadDesk
+from swarm.step.leader.service import LeadService
 from swarm.step.member.remote_leader import RemoteLeader
 from swarm.step.messages import COMPLETE, Averaged
 from swarm.step.rules import StepRules
@@ -70,7 +70,7 @@ class Feeder:
     position: int = 0
 
     def __post_init__(self) -> None:
-        self.taken = Taken()
+        self.taken = Issued()
         self.under_way: dict[MicrobatchId, list[PeerId]] = {}
         self.home: dict[MicrobatchId, Contribution] = {}
         self.remote.begun = self
@@ -103,7 +103,7 @@ class Books:
         self.records: list[CloseRecord] = [self.head]
         self.dead: set[PeerId] = set()
         self.suspected: set[PeerId] = set()
-        self.desks: dict[PeerId, LeadDesk] = {}
+        self.desks: dict[PeerId, LeadService] = {}
         self.feeders: dict[PeerId, Feeder] = {}
         self.held: dict[PeerId, set[MicrobatchId]] = defaultdict(set)
         self._open()
@@ -116,17 +116,17 @@ class Books:
 
     @property
     def open_step(self) -> int:
-        """See :class:`~swarm.step.member.service.Member`."""
+        """See :class:`~swarm.step.member.service.MemberService`."""
         return self.head.step + 1
 
     @property
     def leader(self) -> PeerId:
-        """See :class:`~swarm.step.member.service.Member`."""
+        """See :class:`~swarm.step.member.service.MemberService`."""
         return owner(self.roster, self.open_step, self.term)
 
     @property
     def is_member(self) -> bool:
-        """See :class:`~swarm.step.member.service.Member`."""
+        """See :class:`~swarm.step.member.service.MemberService`."""
         return True
 
     async def ask(self, peer: PeerId, rpc: Rpc[Any, Any], body: Any, *, timeout_s: float) -> Any:
@@ -237,7 +237,7 @@ class Books:
     def _open(self) -> None:
         for peer in self.roster.peers:
             if peer not in self.desks:
-                self.desks[peer] = LeadDesk(
+                self.desks[peer] = LeadService(
                     RULES, peer, _opened, lambda *_: True, term_of=lambda: self.term, hosted=self.hosted
                 )
             self.desks[peer].open_step(self.open_step, self.roster, self.head.hash(), self.head.cursors)
@@ -263,9 +263,9 @@ async def _opened(step: int) -> None:
     return None
 
 
-def aside(microbatch: MicrobatchId) -> Aside:
+def aside(microbatch: MicrobatchId) -> Quarantined:
     """Put aside, for a reason."""
-    return Aside(microbatch=microbatch, reason="poison")
+    return Quarantined(microbatch=microbatch, reason="poison")
 
 
 NO = (PeerError, Blocked, Refused)

@@ -19,7 +19,7 @@ from tests.properties.bookkeeping import NO, RULES, STAGES, TRAINERS, Blocked, B
 PEERS = [*STAGES[0], *STAGES[1], *TRAINERS]
 SECONDS = {peer: 0.1 * (1 + index) for replicas in STAGES for index, peer in enumerate(replicas)}
 RECEIPTS = (b"r" * 64, b"r" * 64)
-MOST_TURNS = 60
+MAX_TURNS = 60
 """Of all trainers together, to fill a batch of 6."""
 which = st.integers(0, 10**6)
 
@@ -171,7 +171,7 @@ class BooksMachine(RuleBasedStateMachine):
     @rule(back=st.sets(st.sampled_from(PEERS)), first=which, poison=st.booleans(), struck=st.booleans())
     def close(self, back: set[PeerId], first: int, poison: bool, struck: bool) -> None:
         """Whoever is there fills the batch, whatever went before; on the way one may be given up, the leader die."""
-        for turn in range(first, first + MOST_TURNS):
+        for turn in range(first, first + MAX_TURNS):
             if self.books.desks[self.books.leader].full:
                 break
             self.report(turn)

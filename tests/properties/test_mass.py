@@ -8,11 +8,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from swarm.averaging.gossip.mass import Mass, MassNode, Message, Parcel, Taken
+from swarm.averaging.gossip.mass import Message, Parcel, ParcelTaken, PushSumNode, PushSumState
 from swarm.ids import PeerId
 
 PEERS = [PeerId(name) for name in "abcd"]
-MOST_PUSHES = 40
+MAX_PUSHES = 40
 """Values are whole numbers below 16 and every push adds a binary digit, so float64 is exact throughout."""
 which = st.integers(0, 10**6)
 Key = tuple[PeerId, PeerId, int]
@@ -24,12 +24,12 @@ class MassMachine(RuleBasedStateMachine):
     @initialize(values=st.lists(st.integers(-15, 15), min_size=4, max_size=4))
     def begin(self, values: list[int]) -> None:
         self.nodes = {
-            peer: MassNode(Mass(torch.tensor([value, 1], dtype=torch.float64), 1.0), most_weight=4.0)
+            peer: PushSumNode(PushSumState(torch.tensor([value, 1], dtype=torch.float64), 1.0), most_weight=4.0)
             for peer, value in zip(PEERS, values, strict=True)
         }
         self.live = set(PEERS)
         self.network: list[tuple[PeerId, PeerId, Message]] = []
-        self.parcels: dict[Key, Mass] = {}
+        self.parcels: dict[Key, PushSumState] = {}
         self.there = self.owned()
         self.lost = torch.zeros(3, dtype=torch.float64)
 
@@ -59,7 +59,7 @@ class MassMachine(RuleBasedStateMachine):
     def node(self, pick: int) -> PeerId:
         return sorted(self.live)[pick % len(self.live)]
 
-    @precondition(lambda self: len(self.parcels) < MOST_PUSHES)
+    @precondition(lambda self: len(self.parcels) < MAX_PUSHES)
     @rule(pick=which, to=st.sampled_from(PEERS))
     def push(self, pick: int, to: PeerId) -> None:
         sender = self.node(pick)
@@ -77,7 +77,7 @@ class MassMachine(RuleBasedStateMachine):
         """What a node says again: parcels without an answer, and that it took what it has put aside."""
         node = self.nodes[peer]
         again: list[tuple[PeerId, PeerId, Message]] = [(peer, to, parcel) for to, parcel in node._sent.items()]
-        return again + [(peer, to, Taken(parcel.number)) for to, parcel in node._aside.items()]
+        return again + [(peer, to, ParcelTaken(parcel.number)) for to, parcel in node._aside.items()]
 
     # --- what the network does ------------------------------------------------------------------------------------
 
@@ -98,7 +98,7 @@ class MassMachine(RuleBasedStateMachine):
         node, sent_and_aside = self.nodes[target], self.under_way()
         if isinstance(message, Parcel):
             answer: Message | None = node.take(source, message)
-        elif isinstance(message, Taken):
+        elif isinstance(message, ParcelTaken):
             answer = node.taken(source, message)
         else:
             answer = node.yielded(source, message)
@@ -148,7 +148,7 @@ class MassMachine(RuleBasedStateMachine):
         self.mass_is_conserved()
 
 
-def row(mass: Mass) -> torch.Tensor:
+def row(mass: PushSumState) -> torch.Tensor:
     """(sum, weight) as one vector."""
     return torch.cat((mass.sum, torch.tensor([mass.weight], dtype=torch.float64)))
 

@@ -34,7 +34,7 @@ from swarm.membership.leaving import ended_in_order
 from swarm.network.discovery.records import PeerRecord
 from swarm.sim.loop import run_world
 from swarm.state.checkpoints.files import held
-from swarm.step.leader.service import LeadDesk
+from swarm.step.leader.service import LeadService
 from tests.harness.expect import eventually
 from tests.harness.simulated import SimSwarm
 from tests.harness.swarm import LocalPeer, LocalSwarm, _documents
@@ -542,9 +542,9 @@ async def test_joiner_that_dies_between_asking_and_the_close_is_not_let_in(
 ) -> None:
     swarm = LocalSwarm(tmp_path, hosts=2, trainers=1, run={"steps": 80})
     asked: list[PeerId] = []
-    honest = LeadDesk.asking
+    honest = LeadService.asking
 
-    def asking(desk: LeadDesk) -> tuple[PeerId, ...]:
+    def asking(desk: LeadService) -> tuple[PeerId, ...]:
         """The step begins to close: just now it dies."""
         found = honest(desk)
         if found and not asked:
@@ -552,7 +552,7 @@ async def test_joiner_that_dies_between_asking_and_the_close_is_not_let_in(
             swarm.kill("short")
         return found
 
-    monkeypatch.setattr(LeadDesk, "asking", asking)
+    monkeypatch.setattr(LeadService, "asking", asking)
 
     async def story(swarm: LocalSwarm) -> None:
         await after_step(swarm, 2)

@@ -22,7 +22,7 @@ from swarm.events import CopyDropped, CopyHeld, DonorDropped, Event, StepClosed
 from swarm.ids import PartName, PeerId
 from swarm.membership.copying import Copying
 from swarm.membership.observer import Observer, ObserverContext
-from swarm.membership.observer_service import ObserverDesk
+from swarm.membership.observer_service import ObserverService
 from swarm.membership.part_copy import PartCopy
 from swarm.membership.roles import spec_of
 from swarm.membership.rules import update_of
@@ -202,7 +202,7 @@ def test_copy_does_not_take_a_hostile_update_and_follows_another_replica(
     """``decided_too``: the liar lies about what was decided, not about what is ahead only."""
     swarm = copying_swarm(tmp_path)
     lies: list[tuple[str, str]] = []
-    update, averaged = ObserverDesk._update, ObserverDesk._wait_averaged
+    update, averaged = ObserverService._update, ObserverService._wait_averaged
 
     def lies_now(step: int, of: str) -> bool:
         if step < 3 or (lies and lies[0][0] != PEER.get()):
@@ -210,16 +210,16 @@ def test_copy_does_not_take_a_hostile_update_and_follows_another_replica(
         lies.append((PEER.get(), of))
         return True
 
-    async def lie_ahead(desk: ObserverDesk, part: PartName, step: int) -> torch.Tensor | None:
+    async def lie_ahead(desk: ObserverService, part: PartName, step: int) -> torch.Tensor | None:
         true = await averaged(desk, part, step)
         return torch.ones_like(true) if true is not None and lies_now(step, "ahead") else true
 
-    async def lie(desk: ObserverDesk, caller: PeerId, part: PartName, step: int) -> Payload:
+    async def lie(desk: ObserverService, caller: PeerId, part: PartName, step: int) -> Payload:
         true = await update(desk, caller, part, step)
         return bytes(len(true)) if decided_too and lies_now(step, "decided") else true
 
-    monkeypatch.setattr(ObserverDesk, "_wait_averaged", lie_ahead)
-    monkeypatch.setattr(ObserverDesk, "_update", lie)
+    monkeypatch.setattr(ObserverService, "_wait_averaged", lie_ahead)
+    monkeypatch.setattr(ObserverService, "_update", lie)
     run_world(swarm.run())
     assert {of for _, of in lies} == ({"ahead", "decided"} if decided_too else {"ahead"}), "the fault did not fire"
     assert all(one.digest == one.record.digests[one.part] for one in arrivals)

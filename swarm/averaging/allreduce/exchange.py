@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 from swarm.averaging.allreduce.inbox import Inbox
-from swarm.averaging.allreduce.messages import AGREE, CHUNK, ENTER, STAY, Agreement, ChunkRequest, RoundMessage
-from swarm.averaging.allreduce.output import Floats, Output, Reducer
-from swarm.averaging.allreduce.partition import Chunk
+from swarm.averaging.allreduce.messages import AGREE, CHUNK, ENTER, STAY, Agreement, ReduceRequest, RoundMessage
+from swarm.averaging.allreduce.output import Floats, ReducedVector, Reducer
+from swarm.averaging.allreduce.partition import ReduceChunk
 from swarm.averaging.allreduce.plan import RoundPlan
 from swarm.averaging.allreduce.wire import WireType
 from swarm.clock import Clock
@@ -72,7 +72,7 @@ class Exchange:
         self._came_in: set[PeerId] = set()
         self._bytes_asked = 0
         self.formed_s = 0.0
-        self.output = Output(self._plan)
+        self.output = ReducedVector(self._plan)
 
     @property
     def bytes_sent(self) -> int:
@@ -143,11 +143,11 @@ class Exchange:
             for _ in range(min(self._plan.window if place.asks(root) else 1, len(mine))):
                 lanes.create_task(self._lane(chunks, work))
 
-    async def _lane(self, chunks: Iterator[Chunk], work: Callable[[Chunk], Awaitable[memoryview]]) -> None:
+    async def _lane(self, chunks: Iterator[ReduceChunk], work: Callable[[ReduceChunk], Awaitable[memoryview]]) -> None:
         for chunk in chunks:
             self._inbox.publish(chunk, await work(chunk))
 
-    async def _pass_on(self, chunk: Chunk) -> memoryview:
+    async def _pass_on(self, chunk: ReduceChunk) -> memoryview:
         """Ask the member above with the sum of our own and of all below us: the chunk's result."""
         root, place = self._plan.reducer(chunk), self._inbox.place
         parent, sums = place.parent(root), await self._sums(chunk)
@@ -155,58 +155,60 @@ class Exchange:
         payload: Payload = sums.get(self._me, b"")
         if sums.keys() - {self._me}:
             payload = await self._off_loop(chunk, self._added, chunk, sums)
-        question = ChunkRequest.of(self._plan, index=chunk.index, weight=place.weight(root, 0))
+        question = ReduceRequest.of(self._plan, index=chunk.index, weight=place.weight(root, 0))
         encoded = await self._ask(parent, CHUNK, question, payload, self.output.bytes_of(chunk))
         return await self._off_loop(chunk, self.output.store, chunk, encoded, parent)
 
-    async def _finish(self, chunk: Chunk) -> memoryview:
+    async def _finish(self, chunk: ReduceChunk) -> memoryview:
         """Add up all sums: the chunk's result."""
         return await self._off_loop(chunk, self._reduce, chunk, await self._sums(chunk))
 
-    async def _swap(self, chunk: Chunk) -> memoryview:
+    async def _swap(self, chunk: ReduceChunk) -> memoryview:
         """Trade with one member after the other, each of whom adds up the same: the chunk's result."""
         place, root = self._inbox.place, self._plan.reducer(chunk)
         sums = await self._sums(chunk)
         async with asyncio.TaskGroup() as asked:
             for level, partner in enumerate(place.asks(root), start=1):
                 own = await self._off_loop(chunk, self._added, chunk, sums)
-                question = ChunkRequest.of(self._plan, index=chunk.index, weight=place.weight(root, level), level=level)
+                question = ReduceRequest.of(
+                    self._plan, index=chunk.index, weight=place.weight(root, level), level=level
+                )
                 asked.create_task(self._ask(partner, CHUNK, question, own))
                 sums = await self._inbox.wait_sums(chunk, level)
                 if own:
                     sums[self._me] = own
         return await self._off_loop(chunk, self._reduce, chunk, sums)
 
-    async def _sums(self, chunk: Chunk) -> dict[PeerId, Payload]:
+    async def _sums(self, chunk: ReduceChunk) -> dict[PeerId, Payload]:
         """Those of a chunk that come here, our own with them."""
         sums = await self._inbox.wait_sums(chunk)
         if self._plan.weights[self._me]:
             sums[self._me] = await self._encoded(chunk)
         return sums
 
-    async def _encoded(self, chunk: Chunk) -> Payload:
+    async def _encoded(self, chunk: ReduceChunk) -> Payload:
         """Our sum of a chunk as any reducer gets it, we ourselves too: whoever reduces, the bits are the same."""
         if not self._plan.weights[self._me] or self._local is None:
             return b""
         values, wire = self._local[chunk.start : chunk.stop], self._plan.sums_wire
         return wire.encode(values) if wire.exact else await self._off_loop(chunk, wire.encode, values)
 
-    def _reduce(self, chunk: Chunk, sums: Mapping[PeerId, Payload]) -> memoryview:
+    def _reduce(self, chunk: ReduceChunk, sums: Mapping[PeerId, Payload]) -> memoryview:
         result = self._total(chunk, sums, self._plan.divisor, self._plan.result_dtype)
         return self.output.settle(chunk, result)
 
-    def _added(self, chunk: Chunk, sums: Mapping[PeerId, Payload]) -> Payload:
+    def _added(self, chunk: ReduceChunk, sums: Mapping[PeerId, Payload]) -> Payload:
         """As one more sum for somebody else; nothing of nothing."""
         if not sums:
             return b""
         return self._plan.sums_wire.encode(self._total(chunk, sums, 1, self._plan.dtype))
 
-    def _total(self, chunk: Chunk, encoded: Mapping[PeerId, Payload], divisor: int, dtype: WireType) -> Floats:
+    def _total(self, chunk: ReduceChunk, encoded: Mapping[PeerId, Payload], divisor: int, dtype: WireType) -> Floats:
         sums = {peer: self._decoded(peer, chunk, payload) for peer, payload in encoded.items()}
         order = [peer for peer in self._plan.members if peer in sums]
         return self._means.reducer(sums, order, divisor, dtype)
 
-    def _decoded(self, peer: PeerId, chunk: Chunk, payload: Payload) -> Floats:
+    def _decoded(self, peer: PeerId, chunk: ReduceChunk, payload: Payload) -> Floats:
         try:
             return self._plan.sums_wire.decode(payload, chunk.elements)
         except Violation as error:
@@ -279,7 +281,7 @@ class Exchange:
             self._inbox.meter.answered(peer, self._means.clock.monotonic() - began)
         return encoded
 
-    async def _off_loop(self, chunk: Chunk, work: Callable[..., T], *args: object) -> T:
+    async def _off_loop(self, chunk: ReduceChunk, work: Callable[..., T], *args: object) -> T:
         try:
             if chunk.elements <= INLINE_ELEMENTS:
                 return work(*args)

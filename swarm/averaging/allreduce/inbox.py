@@ -7,10 +7,10 @@ import math
 from collections import Counter
 from collections.abc import Callable
 
-from swarm.averaging.allreduce.messages import ChunkRequest
-from swarm.averaging.allreduce.meter import Meter
-from swarm.averaging.allreduce.partition import Chunk
-from swarm.averaging.allreduce.plan import Place, RoundPlan
+from swarm.averaging.allreduce.messages import ReduceRequest
+from swarm.averaging.allreduce.meter import RoundMeter
+from swarm.averaging.allreduce.partition import ReduceChunk
+from swarm.averaging.allreduce.plan import MemberPlan, RoundPlan
 from swarm.errors import Busy, Refused, RoundFailed, Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Payload
@@ -35,8 +35,8 @@ class Inbox:
         self.failure: RoundFailed | None = None
         self.agreements: dict[PeerId, str] = {}
         self.bytes_answered = 0
-        self.place = Place(plan, me)
-        self.meter = Meter()
+        self.place = MemberPlan(plan, me)
+        self.meter = RoundMeter()
         self._sums: dict[_Topic, dict[PeerId, Payload]] = {}
         self._held: Counter[tuple[PeerId, int, int]] = Counter()
         self._open: dict[tuple[PeerId, int, int], bool] = {}  # calls; whether their sum is still coming
@@ -49,7 +49,7 @@ class Inbox:
         self._results: dict[int, memoryview] = {}
         self._changed: dict[object, asyncio.Event] = {}
 
-    def admit(self, caller: PeerId, request: ChunkRequest, payload_bytes: int) -> None:
+    def admit(self, caller: PeerId, request: ReduceRequest, payload_bytes: int) -> None:
         """Raise Violation or Refused unless this member may send this many bytes, before there is room for them."""
         self.admit_member(caller, request.plan)
         if request.index >= len(self.plan.chunks):
@@ -64,7 +64,7 @@ class Inbox:
         if payload_bytes != expected:
             raise Violation(f"chunk {request.index} has {payload_bytes} bytes, not {expected}", peer=caller)
 
-    def take_place(self, caller: PeerId, request: ChunkRequest) -> None:
+    def take_place(self, caller: PeerId, request: ReduceRequest) -> None:
         """An admitted call begins: its sum counts from now on, whether it has arrived or not, until :meth:`call_over`.
 
         Raises Busy when more chunks of this member are unreduced here, or coming, than its window allows, and for what
@@ -79,7 +79,7 @@ class Inbox:
             self._coming[at] += 1
         self._open[call] = self._is_new(caller, request)
 
-    def call_over(self, caller: PeerId, request: ChunkRequest) -> None:
+    def call_over(self, caller: PeerId, request: ReduceRequest) -> None:
         """A call that took a place is over: one whose sum has not arrived gives it back."""
         if self._open.pop((caller, request.index, request.level), False):
             self._coming[self._window_of(caller, request)] -= 1
@@ -92,7 +92,7 @@ class Inbox:
         if plan_digest != self.plan.digest:
             raise Refused(f"round {self.plan.key} is planned differently here")
 
-    async def answer(self, caller: PeerId, request: ChunkRequest, payload: memoryview) -> memoryview:
+    async def answer(self, caller: PeerId, request: ReduceRequest, payload: memoryview) -> memoryview:
         """Hold an admitted sum and wait for the chunk's result, as bytes that must not change before the round ends; a
         trade waits for nothing.
 
@@ -145,7 +145,7 @@ class Inbox:
         for topic in list(self._changed):
             self._wake(topic)
 
-    async def wait_sums(self, chunk: Chunk, level: int = 0) -> dict[PeerId, Payload]:
+    async def wait_sums(self, chunk: ReduceChunk, level: int = 0) -> dict[PeerId, Payload]:
         """All sums of one chunk that are due at a level, encoded; they are let go here. Raises RoundFailed."""
         topic, due = (chunk.index, level), self.place.station(chunk, level).due
         await self._wait(topic, lambda: self._sums.get(topic, {}).keys() >= due)
@@ -155,7 +155,7 @@ class Inbox:
             self._let_in(chunk, level)
         return self._sums.pop(topic, {})
 
-    def publish(self, chunk: Chunk, encoded: memoryview) -> None:
+    def publish(self, chunk: ReduceChunk, encoded: memoryview) -> None:
         """Answer those who wait for a chunk's result, and let their next ones in. ``encoded`` must stay as it is."""
         if self.place.asked(chunk):
             self._results[chunk.index] = encoded
@@ -278,14 +278,14 @@ class Inbox:
         if self.failure is not None:
             raise Refused(f"round {self.plan.key} is void: {self.failure}")
 
-    def _window_of(self, caller: PeerId, request: ChunkRequest) -> tuple[PeerId, int, int]:
+    def _window_of(self, caller: PeerId, request: ReduceRequest) -> tuple[PeerId, int, int]:
         return caller, self.plan.chunks[request.index].rank, request.level
 
-    def _is_new(self, caller: PeerId, request: ChunkRequest) -> bool:
+    def _is_new(self, caller: PeerId, request: ReduceRequest) -> bool:
         topic = request.index, request.level
         return topic not in self._taken and caller not in self._sums.get(topic, {})
 
-    def _let_in(self, chunk: Chunk, level: int) -> None:
+    def _let_in(self, chunk: ReduceChunk, level: int) -> None:
         for peer in self.place.station(chunk, level).due:
             self._held[peer, chunk.rank, level] -= 1
 

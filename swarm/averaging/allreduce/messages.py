@@ -37,7 +37,7 @@ class RoundMessage(Message):
         return cls.model_validate({**plan.key._asdict(), "plan": plan.digest, **fields})
 
 
-class ChunkRequest(RoundMessage):
+class ReduceRequest(RoundMessage):
     """ "Here is my sum of this chunk, with those of all below me: give me its result." The payload is the sum (empty
     when ``weight`` is 0), the answer's payload what the plan gives. ``weight`` is a claim, checked against the plan and
     never used. A ``level`` above 0 is a trade of sums instead: the answer is empty, and comes at once."""
@@ -64,6 +64,6 @@ class Abort(RoundMessage):
 
 ENTER = Rpc("averaging/1/enter", RoundMessage, Empty)
 STAY = Rpc("averaging/1/stay", RoundMessage, Empty)
-CHUNK = Rpc("averaging/1/chunk", ChunkRequest, Empty)
+CHUNK = Rpc("averaging/1/chunk", ReduceRequest, Empty)
 AGREE = Rpc("averaging/1/agree", Agreement, Empty)
 ABORT = Rpc("averaging/1/abort", Abort, Empty)

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from swarm.ids import PeerId
-from swarm.schema import MOST_BYTES_PER_S, MOST_LATENCY_US
+from swarm.schema import MAX_BYTES_PER_S, MAX_LATENCY_US
 
 MEASURED_BYTES = 64 << 10
 """A smaller payload says more about latency than about bandwidth."""
 
 
-class Heard(NamedTuple):
+class LinkMeasurement(NamedTuple):
     """Of one other member: microseconds one way, and the bytes a second at which its payloads came while any of them
     was on its way; 0 for what could not be measured."""
 
@@ -21,7 +21,7 @@ class Heard(NamedTuple):
     bytes_per_s: int
 
 
-class Meter:
+class RoundMeter:
     """One round's. Pure; times are seconds of one clock."""
 
     def __init__(self) -> None:
@@ -51,26 +51,26 @@ class Meter:
         self._busy_s[peer] = self._busy_s.get(peer, 0.0) + now - self._since[peer]
         self._since[peer] = now
 
-    def heard(self) -> Mapping[PeerId, Heard]:
+    def heard(self) -> Mapping[PeerId, LinkMeasurement]:
         """What is known by now."""
         return {
-            peer: Heard(_bounded(latency_s * 1e6, MOST_LATENCY_US), self._rate(peer))
+            peer: LinkMeasurement(_bounded(latency_s * 1e6, MAX_LATENCY_US), self._rate(peer))
             for peer, latency_s in self._latency_s.items()
         }
 
     def _rate(self, peer: PeerId) -> int:
         busy_s = self._busy_s.get(peer, 0.0)
-        return _bounded(self._bytes[peer] / busy_s, MOST_BYTES_PER_S) if busy_s > 0 else 0
+        return _bounded(self._bytes[peer] / busy_s, MAX_BYTES_PER_S) if busy_s > 0 else 0
 
 
-def heard_in_all(rounds: Iterable[Mapping[PeerId, Heard]]) -> dict[PeerId, Heard]:
+def heard_in_all(rounds: Iterable[Mapping[PeerId, LinkMeasurement]]) -> dict[PeerId, LinkMeasurement]:
     """What several rounds told of each member. The best of each counts: who is met twice may have sent nothing worth
     clocking the second time, and what else goes on only ever makes a link look worse."""
-    best: dict[PeerId, Heard] = {}
+    best: dict[PeerId, LinkMeasurement] = {}
     for peer, one in (item for heard in rounds for item in heard.items()):
         other = best.get(peer, one)
         latencies = [each.latency_us for each in (one, other) if each.latency_us]
-        best[peer] = Heard(min(latencies, default=0), max(one.bytes_per_s, other.bytes_per_s))
+        best[peer] = LinkMeasurement(min(latencies, default=0), max(one.bytes_per_s, other.bytes_per_s))
     return best
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from swarm.averaging.allreduce.partition import Chunk
+from swarm.averaging.allreduce.partition import ReduceChunk
 from swarm.averaging.allreduce.plan import RoundPlan
 from swarm.averaging.allreduce.wire import WireType, raw
 from swarm.errors import Violation
@@ -18,7 +18,7 @@ from swarm.ids import PeerId
 from swarm.network.protocols import Payload
 
 
-class Output:
+class ReducedVector:
     """One vector of ``elements`` of the plan's result. Every chunk enters as encoded bytes, one's own included, so that
     what one's own machine computed and what others received cannot differ.
 
@@ -31,7 +31,7 @@ class Output:
         self.vector = np.empty(plan.elements, dtype=np.dtype(plan.result_dtype).newbyteorder("<"))
         self._seals: dict[int, tuple[float, bytes]] = {}
 
-    def store(self, chunk: Chunk, encoded: Payload, source: PeerId | None = None) -> memoryview:
+    def store(self, chunk: ReduceChunk, encoded: Payload, source: PeerId | None = None) -> memoryview:
         """Take one chunk's result; returns its bytes for others, which stay as they are: those in the vector where the
         wire is exact, else ``encoded``. Raises Violation when length or values are wrong, naming its source, or else
         its reducer.
@@ -51,11 +51,11 @@ class Output:
         self._seals[chunk.index] = (squared, blake3(encoded).digest())
         return raw(self.vector[chunk.start : chunk.stop]) if self._wire.exact else memoryview(encoded)
 
-    def bytes_of(self, chunk: Chunk) -> int:
+    def bytes_of(self, chunk: ReduceChunk) -> int:
         """How many bytes a chunk's result has on the wire."""
         return self._wire.bytes_of(chunk.elements)
 
-    def settle(self, chunk: Chunk, result: NDArray[Any]) -> memoryview:
+    def settle(self, chunk: ReduceChunk, result: NDArray[Any]) -> memoryview:
         """:meth:`store` a result of our own as everybody else will."""
         return self.store(chunk, self._wire.encode(np.ascontiguousarray(result)))
 

@@ -20,7 +20,7 @@ _CHUNKS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class ReduceChunk:
     """Elements ``start`` up to, not including, ``stop`` of the vector, reduced by the reducer of that ``rank``."""
 
     index: int
@@ -57,7 +57,7 @@ def part_bounds(elements: int, shares: Sequence[int]) -> tuple[tuple[int, int], 
 
 def cut(
     elements: int, shares: Sequence[int], chunk_elements: int = CHUNK_ELEMENTS, *, aligned: bool = False
-) -> tuple[Chunk, ...]:
+) -> tuple[ReduceChunk, ...]:
     """All chunks of a vector in its order, numbered from 0; none is empty, none crosses two parts.
 
     ``shares`` as in :func:`part_bounds`; rank is the position in it. ``aligned``: parts end where chunks do, so that
@@ -70,8 +70,8 @@ def cut(
     if aligned:
         whole = part_bounds(-(-elements // chunk_elements), shares)
         bounds = tuple((start * chunk_elements, min(elements, stop * chunk_elements)) for start, stop in whole)
-    chunks: list[Chunk] = []
+    chunks: list[ReduceChunk] = []
     for rank, (start, stop) in enumerate(bounds):
         for offset in range(start, stop, chunk_elements):
-            chunks.append(Chunk(len(chunks), rank, offset, min(stop, offset + chunk_elements)))
+            chunks.append(ReduceChunk(len(chunks), rank, offset, min(stop, offset + chunk_elements)))
     return tuple(chunks)

@@ -1,6 +1,6 @@
 """The plan that a round's members agree on before it starts, one member's place in it, and the result.
 
-:class:`RoundPlan` comes first; :class:`Place` derives from it whom a member asks for what.
+:class:`RoundPlan` comes first; :class:`MemberPlan` derives from it whom a member asks for what.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 import torch
 
-from swarm.averaging.allreduce.meter import Heard
-from swarm.averaging.allreduce.partition import CHUNK_ELEMENTS, Chunk, cut
+from swarm.averaging.allreduce.meter import LinkMeasurement
+from swarm.averaging.allreduce.partition import CHUNK_ELEMENTS, ReduceChunk, cut
 from swarm.averaging.allreduce.wire import Wire, WireCodec, WireType, wire_of
 from swarm.averaging.schedules import SCHEDULES, ScheduleName
-from swarm.averaging.schedules.patterns import MOST_PARTS
+from swarm.averaging.schedules.patterns import MAX_PARTS
 from swarm.averaging.schedules.routes import Routes
 from swarm.errors import BugError
 from swarm.ids import PartName, PeerId
@@ -133,7 +133,7 @@ class RoundPlan:
         return tuple(peer for peer in self.members if self.weights[peer] > 0)
 
     @cached_property
-    def chunks(self) -> tuple[Chunk, ...]:
+    def chunks(self) -> tuple[ReduceChunk, ...]:
         """All chunks of the vector, in its order; a chunk's ``rank`` is its reducer's place in ``members``."""
         shares = [self.routes.roots.get(peer, 0) for peer in self.members]
         return cut(self.elements, shares, self.chunk_elements, aligned=self.aligned)
@@ -150,7 +150,7 @@ class RoundPlan:
         vector, and a pair's calls within what may be open."""
         held_bytes = len(self.members) * self.chunk_elements * self.item_bytes
         room = int(WINDOW_SHARE * self.elements * self.item_bytes / held_bytes)
-        most = MAX_WINDOW if self.schedule == "direct" else 2 * MOST_PARTS // len(self.routes.roots)
+        most = MAX_WINDOW if self.schedule == "direct" else 2 * MAX_PARTS // len(self.routes.roots)
         return max(MIN_WINDOW, min(MAX_WINDOW, most, room))
 
     @property
@@ -187,11 +187,11 @@ class RoundPlan:
         """Whom a member calls: all others that can be called."""
         return tuple(other for other in self.members if other != peer and other not in self.outgoing)
 
-    def reducer(self, chunk: Chunk) -> PeerId:
+    def reducer(self, chunk: ReduceChunk) -> PeerId:
         """The root of a chunk's tree: who reduces it."""
         return self.members[chunk.rank]
 
-    def chunks_of(self, peer: PeerId) -> tuple[Chunk, ...]:
+    def chunks_of(self, peer: PeerId) -> tuple[ReduceChunk, ...]:
         """The chunks a member reduces, in order."""
         rank = self.members.index(peer)
         return tuple(chunk for chunk in self.chunks if chunk.rank == rank)
@@ -218,7 +218,7 @@ class RoundResult:
     bytes_sent: int
     seconds: float
     formed_s: float = 0.0
-    heard: Mapping[PeerId, Heard] = field(default_factory=dict)
+    heard: Mapping[PeerId, LinkMeasurement] = field(default_factory=dict)
 
 
 # --- one member's place in a round: who asks it for what, and what that must weigh -----------------------------------
@@ -241,7 +241,7 @@ class Station:
 NOBODY = Station.of({})
 
 
-class Place:
+class MemberPlan:
     """What a plan means for one of its members. Pure."""
 
     def __init__(self, plan: RoundPlan, me: PeerId) -> None:
@@ -255,15 +255,15 @@ class Place:
             partner = plan.routes.partner(me, level)
             self._stations[root, level + 1] = Station.of({partner: plan.routes.traded_weight(partner, level)})
 
-    def station(self, chunk: Chunk, level: int) -> Station:
+    def station(self, chunk: ReduceChunk, level: int) -> Station:
         """Where sums of a chunk arrive; nobody comes at a level that there is not."""
         return self._stations.get((self._roots[chunk.rank], level), NOBODY)
 
-    def asked(self, chunk: Chunk) -> bool:
+    def asked(self, chunk: ReduceChunk) -> bool:
         """Whether anybody asks us for a chunk's result."""
         return bool(self.station(chunk, 0).weights)
 
-    def blamed(self, chunk: Chunk) -> frozenset[PeerId]:
+    def blamed(self, chunk: ReduceChunk) -> frozenset[PeerId]:
         """Who owes us a sum for which it need not wait for others."""
         root = self._roots[chunk.rank]
         return frozenset(peer for peer in self.station(chunk, 0).due if not self._routes.children(peer, root))

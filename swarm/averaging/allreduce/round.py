@@ -16,8 +16,8 @@ from swarm.averaging.allreduce.plan import Gives, RoundKey, RoundPlan, RoundResu
 from swarm.averaging.allreduce.service import ABORT_S, AllReduce
 from swarm.averaging.allreduce.wire import WireCodec, WireType
 from swarm.averaging.schedules import ScheduleName
-from swarm.averaging.schedules.auto import Situation, Wanted, choose
-from swarm.averaging.schedules.costs import Link, Vector
+from swarm.averaging.schedules.auto import ScheduleInputs, UnavailableSchedule, choose
+from swarm.averaging.schedules.costs import LinkCost, Vector
 from swarm.averaging.strategies import STRATEGIES, Group, Strategy
 from swarm.errors import BugError, RoundFailed
 from swarm.events import EventSink, RoundDone, RoundVoid
@@ -51,7 +51,7 @@ class RoundCall:
     codec: WireCodec = "float32"
     seed: int = 0
     schedule: ScheduleName | Literal["auto"] = "direct"
-    links: Mapping[PeerId, Link] = field(default_factory=dict)
+    links: Mapping[PeerId, LinkCost] = field(default_factory=dict)
     dial_only: Collection[PeerId] = ()
     turn: int = 0
 
@@ -121,14 +121,14 @@ def _by_site(call: RoundCall, members: Sequence[PeerId]) -> tuple[PeerId, ...]:
     return (*beside[turn:], *beside[:turn])
 
 
-def _situation(call: RoundCall, plan: RoundPlan) -> Situation:
+def _situation(call: RoundCall, plan: RoundPlan) -> ScheduleInputs:
     vector = Vector(
         elements=plan.elements,
         item_bytes=plan.item_bytes,
         result_bytes=np.dtype(plan.result_dtype).itemsize,
         chunk_elements=plan.chunk_elements,
     )
-    return Situation(
+    return ScheduleInputs(
         members=plan.members,
         weights=plan.weights,
         vector=vector,
@@ -138,14 +138,14 @@ def _situation(call: RoundCall, plan: RoundPlan) -> Situation:
     )
 
 
-def _wanted(call: RoundCall, plan: RoundPlan) -> Wanted | None:
+def _wanted(call: RoundCall, plan: RoundPlan) -> UnavailableSchedule | None:
     """Trees add in another order for other shares, and groups that swap must all add alike; and what is rounded to 8
     bits is rounded once."""
     if plan.aligned:
-        return Wanted("direct", "the groups swap")
+        return UnavailableSchedule("direct", "the groups swap")
     if not plan.sums_wire.exact:
-        return Wanted("direct", f"{plan.codec} is rounded once")
-    return None if call.schedule == "auto" else Wanted(call.schedule, "the manifest says so")
+        return UnavailableSchedule("direct", f"{plan.codec} is rounded once")
+    return None if call.schedule == "auto" else UnavailableSchedule(call.schedule, "the manifest says so")
 
 
 def _carried(groups: Sequence[Group], weights: Mapping[PeerId, int]) -> dict[PeerId, int]:

@@ -21,7 +21,7 @@ from swarm.averaging.allreduce.messages import (
     STAY,
     Abort,
     Agreement,
-    ChunkRequest,
+    ReduceRequest,
     RoundMessage,
 )
 from swarm.averaging.allreduce.output import Floats, Reducer, weighted_mean
@@ -216,18 +216,18 @@ class AllReduce:
 
     # --- what others ask ---------------------------------------------------------------------------------------------
 
-    def _admit_chunk(self, caller: PeerId, request: ChunkRequest, payload_bytes: int) -> None:
+    def _admit_chunk(self, caller: PeerId, request: ReduceRequest, payload_bytes: int) -> None:
         inbox = self._inbox_of(request)
         self._checked(inbox, caller, request, payload_bytes)
         inbox.take_place(caller, request)
         inbox.meter.begins(caller, payload_bytes, self._means.clock.monotonic())
 
-    def _over(self, caller: PeerId, request: ChunkRequest) -> None:
+    def _over(self, caller: PeerId, request: ReduceRequest) -> None:
         inbox = self._find(request.key)
         if inbox is not None:
             inbox.call_over(caller, request)
 
-    def _checked(self, inbox: Inbox, caller: PeerId, request: ChunkRequest, payload_bytes: int) -> None:
+    def _checked(self, inbox: Inbox, caller: PeerId, request: ReduceRequest, payload_bytes: int) -> None:
         """See :meth:`Inbox.admit`. A member that violates it breaks the round here at once: it will tell everybody, and
         not us, that it broke on us."""
         try:
@@ -251,7 +251,7 @@ class AllReduce:
             await inbox.wait_traded()
         return Empty()
 
-    async def _chunk(self, caller: PeerId, request: ChunkRequest, incoming: Incoming) -> Answer[Empty]:
+    async def _chunk(self, caller: PeerId, request: ReduceRequest, incoming: Incoming) -> Answer[Empty]:
         # Admitted again: the transport may not ask about an empty payload, and the round may have ended meanwhile.
         inbox, payload = self._inbox_of(request), incoming.payload
         inbox.meter.arrived(caller, len(payload), self._means.clock.monotonic())

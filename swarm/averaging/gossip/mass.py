@@ -22,7 +22,7 @@ What a death costs: what the dead one held, and the parcels between it and other
 and nothing is ever counted twice. The mass of a dead one is not shared out anew: nodes do not agree on who is dead
 before the step closes, and every step begins with new nodes, of those that its roster names.
 
-Not promised: honesty. Weights are claims, and within the bounds of :meth:`MassNode.take` a peer can make mass of
+Not promised: honesty. Weights are claims, and within the bounds of :meth:`PushSumNode.take` a peer can make mass of
 nothing.
 Source: push-sum, Kempe, Dobra and Gehrke, FOCS 2003; for parameters, stochastic gradient push, arXiv 1811.10792; mass
 that survives losses, Hadjicostis, Vaidya and Domínguez-García, IEEE TAC 61(6), 2016, who keep running sums instead.
@@ -44,19 +44,19 @@ ROUNDING = 1.0 + 1e-6
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Mass:
+class PushSumState:
     """``sum`` is a flat float vector (elements,) that nobody writes to again, ``weight`` is above 0."""
 
     sum: Tensor
     weight: float
 
-    def __add__(self, other: Mass) -> Mass:
+    def __add__(self, other: PushSumState) -> PushSumState:
         """Both together."""
-        return Mass(self.sum + other.sum, self.weight + other.weight)
+        return PushSumState(self.sum + other.sum, self.weight + other.weight)
 
-    def half(self) -> Mass:
+    def half(self) -> PushSumState:
         """Exact but for the smallest subnormal numbers: it is a division by two."""
-        return Mass(self.sum / 2, self.weight / 2)
+        return PushSumState(self.sum / 2, self.weight / 2)
 
     @property
     def value(self) -> Tensor:
@@ -69,33 +69,33 @@ class Parcel:
     """``number`` counts this sender's parcels to this receiver from 1."""
 
     number: int
-    mass: Mass
+    mass: PushSumState
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ParcelTaken:
     """The receiver has put parcel ``number`` aside."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Yield:
+class ParcelTransferred:
     """The sender has given parcel ``number`` up: it is the receiver's."""
 
     number: int
 
 
-Message = Parcel | Taken | Yield
+Message = Parcel | ParcelTaken | ParcelTransferred
 
 
-class MassNode:
+class PushSumNode:
     """One node's side of push-sum. Every method is one event; what is returned is to be sent to the peer it is about.
 
     Memory: the mass, and one vector for each parcel under way or put aside. One thread at a time.
     """
 
-    def __init__(self, mass: Mass, *, most_weight: float) -> None:
+    def __init__(self, mass: PushSumState, *, most_weight: float) -> None:
         """``most_weight`` is Σ weights of all nodes: no parcel can have more."""
         self._held, self._most_weight = mass, most_weight
         self._sent: dict[PeerId, Parcel] = {}
@@ -104,13 +104,13 @@ class MassNode:
         self._last_added: dict[PeerId, int] = {}
 
     @property
-    def held(self) -> Mass:
+    def held(self) -> PushSumState:
         """What is in the value: neither what is under way nor what is put aside."""
         return self._held
 
     def change(self, difference: Tensor) -> None:
         """Add to the value, as a local optimizer step does: ``weight`` times that is added to the sum."""
-        self._held = Mass(self._held.sum + difference * self._held.weight, self._held.weight)
+        self._held = PushSumState(self._held.sum + difference * self._held.weight, self._held.weight)
 
     def push(self, target: PeerId) -> Parcel | None:
         """Half of what is held, to be sent to ``target``; None, all being kept, where that still owes an answer."""
@@ -122,7 +122,7 @@ class MassNode:
         self._sent[target] = Parcel(number, self._held)
         return self._sent[target]
 
-    def take(self, sender: PeerId, parcel: Parcel) -> Taken:
+    def take(self, sender: PeerId, parcel: Parcel) -> ParcelTaken:
         """A parcel has come: the answer, which is the same when it comes again.
 
         Raises Violation, with nothing changed, for mass that no honest peer sends: of another shape or dtype, not
@@ -130,15 +130,15 @@ class MassNode:
         """
         added, aside = self._last_added.get(sender, 0), self._aside.get(sender)
         if parcel.number <= added or (aside is not None and parcel.number == aside.number):
-            return Taken(parcel.number)
+            return ParcelTaken(parcel.number)
         if parcel.number != added + (1 if aside is None else 2):
             raise Violation(f"parcel {parcel.number} out of turn", peer=sender)
         self._check(sender, parcel.mass)
         self._add(sender)
         self._aside[sender] = parcel
-        return Taken(parcel.number)
+        return ParcelTaken(parcel.number)
 
-    def taken(self, receiver: PeerId, answer: Taken) -> Yield:
+    def taken(self, receiver: PeerId, answer: ParcelTaken) -> ParcelTransferred:
         """The receiver has the parcel: it is its own now. The answer is the same when this comes again. Raises
         Violation for a parcel that was never sent."""
         if not 0 < answer.number <= self._last_sent.get(receiver, 0):
@@ -146,9 +146,9 @@ class MassNode:
         sent = self._sent.get(receiver)
         if sent is not None and sent.number == answer.number:
             del self._sent[receiver]
-        return Yield(answer.number)
+        return ParcelTransferred(answer.number)
 
-    def yielded(self, sender: PeerId, message: Yield) -> None:
+    def yielded(self, sender: PeerId, message: ParcelTransferred) -> None:
         """What was put aside is this node's own. Said again, or late, it changes nothing."""
         aside = self._aside.get(sender)
         if aside is not None and aside.number == message.number:
@@ -164,7 +164,7 @@ class MassNode:
             self._held += parcel.mass
             self._last_added[sender] = parcel.number
 
-    def _check(self, sender: PeerId, mass: Mass) -> None:
+    def _check(self, sender: PeerId, mass: PushSumState) -> None:
         ours = self._held.sum
         if mass.sum.shape != ours.shape or mass.sum.dtype != ours.dtype:
             raise Violation(f"mass of {mass.sum.dtype} {tuple(mass.sum.shape)}", peer=sender)

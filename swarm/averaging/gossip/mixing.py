@@ -19,24 +19,18 @@ from typing import Protocol, TypeVar
 import torch
 
 from swarm.averaging.allreduce.round import group_of
-from swarm.averaging.gossip.patience import CEILING_S, Patience
+from swarm.averaging.gossip.patience import CEILING_S, PatientCalls
 from swarm.averaging.gossip.versions import HeldVersion, TakeRequest, Version, take
 from swarm.averaging.gossip.wait_avoiding import Published, WaitAvoiding
 from swarm.averaging.strategies import Strategy
 from swarm.clock import Clock
+from swarm.device import Executor
 from swarm.errors import PeerError, Violation
 from swarm.events import EventSink, Mixed
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Endpoint
 
 T = TypeVar("T")
-
-
-class Runs(Protocol):
-    """Where a part is worked on."""
-
-    async def run(self, fn: Callable[..., T], *args: object) -> T:
-        """Run ``fn`` off the event loop, after everything asked for before."""
 
 
 class MixedPart(HeldVersion, Protocol):
@@ -64,7 +58,7 @@ class MixingContext:
     """What mixing works with. ``held`` is our part with its replicas in the open step, None for none."""
 
     endpoint: Endpoint
-    device: Runs
+    device: Executor
     clock: Clock
     events: EventSink
     held: Callable[[], Held | None]
@@ -111,7 +105,7 @@ class Taking:
 
     def __init__(self, context: MixingContext, rules: MixingRules) -> None:
         self._context, self._rules = context, rules
-        self._patience = Patience[Version](context.clock)
+        self._patience = PatientCalls[Version](context.clock)
 
     async def mix(self, beside: asyncio.TaskGroup, name: PartName, part: MixedPart, replicas: Sequence[PeerId]) -> None:
         """See :class:`Mix`: with a group that is another after each leg."""

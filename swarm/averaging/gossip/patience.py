@@ -20,7 +20,7 @@ CEILING_S = 60.0
 T = TypeVar("T")
 
 
-class Patience(Generic[T]):
+class PatientCalls(Generic[T]):
     """Calls to others, at most one at a time to each.
 
     A mixing waits for those who answered the last time, until a deadline from what answers took. Who misses it is

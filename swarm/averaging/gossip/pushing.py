@@ -21,9 +21,9 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
-from swarm.averaging.gossip.mass import Mass, MassNode, Parcel, Taken, Yield
+from swarm.averaging.gossip.mass import Parcel, ParcelTaken, ParcelTransferred, PushSumNode, PushSumState
 from swarm.averaging.gossip.mixing import Held, MixedPart, MixingContext, check_near, why_not
-from swarm.averaging.gossip.patience import CEILING_S, Patience
+from swarm.averaging.gossip.patience import CEILING_S, PatientCalls
 from swarm.averaging.gossip.versions import Version
 from swarm.averaging.strategies.groups import shuffled
 from swarm.errors import Refused, Violation, WrongStep
@@ -48,7 +48,7 @@ class TakenAnswer(Message):
     number: Count
 
 
-class YieldRequest(Message):
+class TransferRequest(Message):
     """ "Parcel ``number`` is yours." """
 
     part: PartField
@@ -57,7 +57,7 @@ class YieldRequest(Message):
 
 
 PUSH = Rpc("mass/1/push", PushRequest, TakenAnswer)
-YIELD = Rpc("mass/1/yield", YieldRequest, Empty)
+YIELD = Rpc("mass/1/yield", TransferRequest, Empty)
 
 
 class Pushing:
@@ -66,8 +66,8 @@ class Pushing:
 
     def __init__(self, context: MixingContext, strategy: PushSum, seed: int, reach: float) -> None:
         self._context, self._strategy, self._seed, self._reach = context, strategy, seed, reach
-        self._patience = Patience[None](context.clock)
-        self._node: MassNode | None = None
+        self._patience = PatientCalls[None](context.clock)
+        self._node: PushSumNode | None = None
         self._step = 0
         self._had = torch.empty(0)
         self._heard: set[PeerId] = set()
@@ -115,14 +115,14 @@ class Pushing:
         payload: Payload = parcel.mass.sum.numpy().data.cast("B")
         answer, _ = await context.endpoint.call(target, PUSH, body, timeout_s=CEILING_S, payload=payload)
 
-        def hear() -> Yield | None:
+        def hear() -> ParcelTransferred | None:
             if self._node is None or step != self._step:
                 return None
-            return self._node.taken(target, Taken(answer.number))
+            return self._node.taken(target, ParcelTaken(answer.number))
 
         given = await context.device.run(hear)
         if given is not None:
-            ours = YieldRequest(part=name, step=step, number=given.number)
+            ours = TransferRequest(part=name, step=step, number=given.number)
             await context.endpoint.call(target, YIELD, ours, timeout_s=CEILING_S)
 
     # --- where the part is worked on -----------------------------------------------------------------------------
@@ -139,11 +139,14 @@ class Pushing:
             return "kept", None
         return ("pushed", parcel) if parcel else ("pushed again", node.unanswered_by(target))
 
-    def _begun(self, version: Version, replicas: int) -> MassNode:
+    def _begun(self, version: Version, replicas: int) -> PushSumNode:
         """The node of the open step, which begins with what we are when we first push or are pushed to."""
         if self._node is None or self._step != version.step:
             self._had = version.params.cpu()
-            self._node, self._step = MassNode(Mass(self._had, 1.0), most_weight=float(replicas)), version.step
+            self._node, self._step = (
+                PushSumNode(PushSumState(self._had, 1.0), most_weight=float(replicas)),
+                version.step,
+            )
         return self._node
 
     # --- what others push ----------------------------------------------------------------------------------------
@@ -157,9 +160,9 @@ class Pushing:
     async def _on_push(self, caller: PeerId, body: PushRequest, incoming: Incoming) -> Answer[TakenAnswer]:
         _, part, replicas = self._for(caller, body.part, body.step)
         vector = torch.frombuffer(incoming.payload, dtype=torch.float32)
-        parcel = Parcel(body.number, Mass(vector, body.weight))
+        parcel = Parcel(body.number, PushSumState(vector, body.weight))
 
-        def take() -> Taken:
+        def take() -> ParcelTaken:
             _check_open(part, body.step)
             check_near(parcel.mass.value, part.version.params, self._reach, caller)
             return self._begun(part.version, len(replicas)).take(caller, parcel)
@@ -167,13 +170,13 @@ class Pushing:
         taken = await self._context.device.run(take)
         return Answer(TakenAnswer(number=taken.number))
 
-    async def _on_yield(self, caller: PeerId, body: YieldRequest) -> Empty:
+    async def _on_yield(self, caller: PeerId, body: TransferRequest) -> Empty:
         _, part, _ = self._for(caller, body.part, body.step)
 
         def take_in() -> None:
             _check_open(part, body.step)
             if self._node is not None and self._step == body.step:
-                self._node.yielded(caller, Yield(body.number))
+                self._node.yielded(caller, ParcelTransferred(body.number))
 
         await self._context.device.run(take_in)
         self._heard.add(caller)

@@ -44,16 +44,16 @@ class TakeRequest(Message):
     least: Count
 
 
-class Taken(Message):
+class VersionTaken(Message):
     """It is that of leg ``leg``. The payload is float32, little-endian."""
 
     leg: Count
 
 
-TAKE = Rpc("versions/1/take", TakeRequest, Taken)
+TAKE = Rpc("versions/1/take", TakeRequest, VersionTaken)
 
 
-class VersionDesk:
+class VersionService:
     """Shows the version of the part that is ``held`` to the replicas that share it in the open step."""
 
     def __init__(self, held: Callable[[], tuple[PartName, HeldVersion, Collection[PeerId]] | None]) -> None:
@@ -63,7 +63,7 @@ class VersionDesk:
         """See :class:`~swarm.network.protocols.Service`."""
         return [TAKE.handled_with_payload(self._on_take)]
 
-    async def _on_take(self, caller: PeerId, body: TakeRequest, incoming: Incoming) -> Answer[Taken]:
+    async def _on_take(self, caller: PeerId, body: TakeRequest, incoming: Incoming) -> Answer[VersionTaken]:
         held = self._held()
         if held is None or held[0] != body.part:
             raise Refused(f"{body.part} is not held here")
@@ -75,7 +75,7 @@ class VersionDesk:
             raise WrongStep(f"step {version.step} is open here, not {body.step}")
         if version.leg < body.least:
             raise Busy(f"its newest version is of leg {version.leg}")
-        return Answer(Taken(leg=version.leg), version.params.numpy().data.cast("B"))
+        return Answer(VersionTaken(leg=version.leg), version.params.numpy().data.cast("B"))
 
 
 async def take(endpoint: Endpoint, peer: PeerId, request: TakeRequest, elements: int, timeout_s: float) -> Version:

@@ -11,7 +11,7 @@ from math import gcd
 from statistics import median_low
 
 from swarm.averaging.schedules import SCHEDULES, Schedule, ScheduleName
-from swarm.averaging.schedules.costs import Link, Vector, seconds
+from swarm.averaging.schedules.costs import LinkCost, Vector, seconds
 from swarm.averaging.schedules.routes import Routes
 from swarm.errors import BugError
 from swarm.ids import PeerId
@@ -20,19 +20,19 @@ WORTH = 0.9
 """Another schedule than ``direct`` is chosen when it takes less than this share of its time: links are measured, not
 known, and the fewer hops, the fewer can fail."""
 
-MOST_COMPARED = 32
+MAX_COMPARED = 32
 """Comparing takes O(K²): 30 ms for 16 members, 110 ms for 32, and more on a busy machine: off the event loop."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
+class ScheduleInputs:
     """What the members of a round have agreed on. ``members`` in rank order, near ones side by side; ``links`` as the
     last close record has them, which may lack some; ``dial_only`` are those that others reach through relays alone."""
 
     members: tuple[PeerId, ...]
     weights: Mapping[PeerId, int]
     vector: Vector
-    links: Mapping[PeerId, Link] = field(default_factory=dict)
+    links: Mapping[PeerId, LinkCost] = field(default_factory=dict)
     dial_only: Collection[PeerId] = ()
     turn: int = 0
 
@@ -47,18 +47,18 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class UnavailableSchedule:
     """A schedule that is not to be chosen, and why."""
 
     schedule: ScheduleName
     why: str
 
 
-def choose(situation: Situation, wanted: Wanted | None = None) -> Choice:
+def choose(situation: ScheduleInputs, wanted: UnavailableSchedule | None = None) -> Choice:
     """The schedule that takes the least time, or the one that is ``wanted``, with parts sized by bandwidth.
 
     Only members that have something to add and can be dialled reduce anything (all that add something, when none of
-    them can be dialled). Cost: see MOST_COMPARED.
+    them can be dialled). Cost: see MAX_COMPARED.
     """
     known = {peer: link for peer, link in situation.links.items() if peer in situation.members}
     able = [peer for peer in situation.members if situation.weights[peer] and peer not in situation.dial_only]
@@ -70,8 +70,8 @@ def choose(situation: Situation, wanted: Wanted | None = None) -> Choice:
     sized = shares(steady({peer: links[peer].bytes_per_s for peer in able}), len(situation.members))
     if wanted is not None:
         return Choice(wanted.schedule, sized, _told(wanted, _sizes(sized)))
-    if len(able) > MOST_COMPARED:
-        return Choice("direct", sized, f"more than {MOST_COMPARED} members are too many to compare; {_sizes(sized)}")
+    if len(able) > MAX_COMPARED:
+        return Choice("direct", sized, f"more than {MAX_COMPARED} members are too many to compare; {_sizes(sized)}")
     times = {name: _seconds(schedule, situation, sized, links) for name, schedule in SCHEDULES.items()}
     best = min(times, key=lambda name: times[name])
     chosen: ScheduleName = best if times[best] < WORTH * times["direct"] else "direct"
@@ -79,13 +79,13 @@ def choose(situation: Situation, wanted: Wanted | None = None) -> Choice:
 
 
 def _seconds(
-    schedule: Schedule, situation: Situation, sized: Mapping[PeerId, int], links: Mapping[PeerId, Link]
+    schedule: Schedule, situation: ScheduleInputs, sized: Mapping[PeerId, int], links: Mapping[PeerId, LinkCost]
 ) -> float:
     routes = Routes(schedule, situation.members, situation.weights, sized, situation.turn)
     return seconds(routes, situation.vector, links)
 
 
-def _told(wanted: Wanted | None, why: str) -> str:
+def _told(wanted: UnavailableSchedule | None, why: str) -> str:
     return why if wanted is None else f"{wanted.why}; {why}"
 
 
@@ -105,9 +105,9 @@ def _sizes(sized: Mapping[PeerId, int]) -> str:
     return f"parts by bandwidth, the largest {most / least:.3g} times the smallest"
 
 
-def _completed(members: Collection[PeerId], known: Mapping[PeerId, Link]) -> dict[PeerId, Link]:
+def _completed(members: Collection[PeerId], known: Mapping[PeerId, LinkCost]) -> dict[PeerId, LinkCost]:
     """Links of all: one that nobody has measured yet counts as the middle one of those that are."""
-    middle = Link(
+    middle = LinkCost(
         latency_s=sorted(link.latency_s for link in known.values())[len(known) // 2],
         bytes_per_s=median_low(link.bytes_per_s for link in known.values()),
     )
@@ -118,7 +118,7 @@ def _completed(members: Collection[PeerId], known: Mapping[PeerId, Link]) -> dic
 # In integers, the same everywhere.
 
 
-MOST_CLASSES = 10
+MAX_CLASSES = 10
 """A link counts as at most 2¹⁰ times as fast, or as slow, as the middle one."""
 
 
@@ -157,7 +157,7 @@ def steady(rates: Mapping[PeerId, int]) -> dict[PeerId, int]:
     if not rates or min(rates.values()) < 1:
         raise BugError(f"rates of links {dict(rates)}")
     middle = median_low(rates.values())
-    return {peer: 1 << (MOST_CLASSES + _class(rate, middle)) for peer, rate in rates.items()}
+    return {peer: 1 << (MAX_CLASSES + _class(rate, middle)) for peer, rate in rates.items()}
 
 
 def _class(rate: int, middle: int) -> int:
@@ -165,4 +165,4 @@ def _class(rate: int, middle: int) -> int:
     if rate < middle:
         return -_class(middle, rate)
     doublings = (rate // middle).bit_length() - 1
-    return min(MOST_CLASSES, doublings if rate > 2 * middle else 0)
+    return min(MAX_CLASSES, doublings if rate > 2 * middle else 0)

@@ -18,7 +18,7 @@ SITE_LATENCY_S = 0.0005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class LinkCost:
     """What is known of one member's link: seconds of a message one way to the others, the middle one of them; bytes a
     second, up and down alike; and its site, whose members share what leads out of it."""
 
@@ -81,7 +81,7 @@ def _chunks(elements: int, vector: Vector) -> int:
     return -(-elements // vector.chunk_elements)
 
 
-def seconds(routes: Routes, vector: Vector, links: Mapping[PeerId, Link]) -> float:
+def seconds(routes: Routes, vector: Vector, links: Mapping[PeerId, LinkCost]) -> float:
     """What a round takes from its first sum to its last result, when all begin at once: the latency of its longest
     path, the messages of the busiest member, the bytes of the busiest link, and a chunk on each hop before the ways
     are full (the alpha-beta model of Hockney, 1994, with a price per message, and links in place of pairs).
@@ -103,7 +103,7 @@ def seconds(routes: Routes, vector: Vector, links: Mapping[PeerId, Link]) -> flo
     )
 
 
-def _busy_s(asked: Load, links: Mapping[PeerId, Link]) -> Iterator[float]:
+def _busy_s(asked: Load, links: Mapping[PeerId, LinkCost]) -> Iterator[float]:
     """How long each direction of each link, and each site's, carries bytes."""
     flows: Counter[tuple[str, str]] = Counter()
     rates: Counter[str] = Counter()
@@ -121,7 +121,7 @@ def _busy_s(asked: Load, links: Mapping[PeerId, Link]) -> Iterator[float]:
         yield count / rates[way]
 
 
-def _latency_s(routes: Routes, links: Mapping[PeerId, Link]) -> float:
+def _latency_s(routes: Routes, links: Mapping[PeerId, LinkCost]) -> float:
     """Of the longest path, there and back."""
     longest = 0.0
     for root in routes.roots:
@@ -133,10 +133,10 @@ def _latency_s(routes: Routes, links: Mapping[PeerId, Link]) -> float:
     return longest + math.fsum(_level_s(routes, level, links) for level in range(routes.levels))
 
 
-def _level_s(routes: Routes, level: int, links: Mapping[PeerId, Link]) -> float:
+def _level_s(routes: Routes, level: int, links: Mapping[PeerId, LinkCost]) -> float:
     return max(_hop_s(links[peer], links[routes.partner(peer, level)]) for peer in routes.core)
 
 
-def _hop_s(one: Link, other: Link) -> float:
+def _hop_s(one: LinkCost, other: LinkCost) -> float:
     between = (one.latency_s + other.latency_s) / 2
     return min(between, SITE_LATENCY_S) if one.site and one.site == other.site else between

@@ -13,14 +13,14 @@ from typing import Literal
 # --- limits: how many parts one pair of members may carry ------------------------------------------------------------
 
 
-MOST_PARTS = 64
+MAX_PARTS = 64
 """Calls of all parts between two members are open at the same time, a window of each. With the smallest window they are
 128, half of what one peer may have open at another (``ServeLimits.calls_per_peer``)."""
 
 
 def spread(core: int) -> tuple[int, ...]:
     """As many ranks of a core as may reduce a part where all parts go through the same few pairs, evenly spread."""
-    return tuple(range(0, core, -(-core // MOST_PARTS)))
+    return tuple(range(0, core, -(-core // MAX_PARTS)))
 
 
 def folded(able: int) -> tuple[int, ...]:

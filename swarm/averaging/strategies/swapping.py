@@ -16,7 +16,7 @@ from swarm.ids import PeerId
 FULL_ENOUGH = 0.75
 """Share of cells that must be taken. Below, random groups mix better: published runs on 32 x 32 cells need 8.2 rounds
 with the grid and 6.1 with random groups where half is taken, as many where 3/4 are, and 5.0 and 6.4 at 0.88."""
-MOST_SKEW = 2
+MAX_SKEW = 2
 """The longest side is at most so many times the shortest where that leaves no cell more empty: the groups of a flat
 grid are nearly all replicas, or nearly none."""
 
@@ -76,13 +76,13 @@ class Grid:
 
 def _grids(replicas: int, dimensions: int) -> list[tuple[int, ...]]:
     """Grids with room for all, with no row too many."""
-    least = max(2, int(replicas ** (1 / dimensions) / MOST_SKEW))
+    least = max(2, int(replicas ** (1 / dimensions) / MAX_SKEW))
     if dimensions == 1:
         return [(replicas,)]
     found: list[tuple[int, ...]] = []
     for side in range(least, round(replicas ** (1 / dimensions)) + 2):
         rests = _grids(-(-replicas // side), dimensions - 1)
-        found += [(*rest, side) for rest in rests if rest[-1] >= side and rest[0] <= MOST_SKEW * side]
+        found += [(*rest, side) for rest in rests if rest[-1] >= side and rest[0] <= MAX_SKEW * side]
     return found or [_even(replicas, dimensions)]
 
 

@@ -32,7 +32,7 @@ class _Short(NamedTuple):
     lock: int
 
 
-class RunDirectory:
+class SocketDirectory:
     """A lock and two socket paths inside the peer's own 0700 directory.
 
     When that directory's path is too long for a socket, the sockets lie in a short private one under the system's

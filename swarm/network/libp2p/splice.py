@@ -27,7 +27,7 @@ class SpliceLimits:
     idle_s: float
 
 
-class Pace:
+class RateLimiter:
     """How long to wait after each piece, so that a rate is kept. A token bucket: time and sizes are arguments."""
 
     def __init__(self, bytes_per_s: float, now: float) -> None:
@@ -46,7 +46,7 @@ class Splice:
     def __init__(self, limits: SpliceLimits, clock: Clock, passed: Callable[[int], None]) -> None:
         """``passed`` is told of every piece's size."""
         self._limits, self._clock, self._passed = limits, clock, passed
-        self._pace = Pace(limits.bytes_per_s, clock.monotonic())
+        self._pace = RateLimiter(limits.bytes_per_s, clock.monotonic())
         self._last = clock.monotonic()
 
     async def run(self, here: Streams, there: Streams) -> None:

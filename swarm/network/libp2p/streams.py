@@ -1,6 +1,6 @@
 """Streams between this peer and others, one for each peer and protocol: those we open, and those opened to us.
 
-:class:`Outgoing` dials a stream when it is first needed or was lost; :class:`Incoming` serves the others.
+:class:`Outgoing` dials a stream when it is first needed or was lost; :class:`StreamServer` serves the others.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from swarm.network.libp2p.attach import AttachedP2P
 from swarm.network.libp2p.dialling import Dialler
 from swarm.network.libp2p.supervisor import Supervisor
 from swarm.network.rpc.client import CallerStream
-from swarm.network.rpc.dispatcher import Desk
-from swarm.network.rpc.link import Meter, enlarge
+from swarm.network.rpc.dispatcher import Dispatcher
+from swarm.network.rpc.link import ByteMeter, enlarge
 from swarm.network.rpc.server import ServerStream
 
 _Key = tuple[PeerId, str]
@@ -29,7 +29,13 @@ class Outgoing:
     """Gives streams until :meth:`close`. A call on a live stream meets nothing of this but one look into a table."""
 
     def __init__(
-        self, me: PeerId, dialler: Dialler, supervisor: Supervisor, incoming: Incoming, meter: Meter, timeout_s: float
+        self,
+        me: PeerId,
+        dialler: Dialler,
+        supervisor: Supervisor,
+        incoming: StreamServer,
+        meter: ByteMeter,
+        timeout_s: float,
     ) -> None:
         """A dial takes ``timeout_s`` at most. What we call ourselves goes straight to ``incoming``. Whoever sets
         ``on_lost`` is told of the peer to whom a stream broke."""
@@ -140,10 +146,10 @@ class _Served(NamedTuple):
     writer: asyncio.StreamWriter
 
 
-class Incoming:
+class StreamServer:
     """Serves streams with the methods of one desk, until :meth:`close`."""
 
-    def __init__(self, desk: Desk, clock: Clock, meter: Meter, public_protocol: str) -> None:
+    def __init__(self, desk: Dispatcher, clock: Clock, meter: ByteMeter, public_protocol: str) -> None:
         """On streams of ``public_protocol`` only public methods may be called."""
         self._desk, self._clock, self._meter, self._public = desk, clock, meter, public_protocol
         self._serving: dict[asyncio.Task[None], _Served] = {}

@@ -14,7 +14,7 @@ from swarm.ids import PeerId
 from swarm.network.protocols import Payload, ReplyT, RequestT, Rpc
 from swarm.network.rpc.bodies import decode, pack_request, unpack, unpack_error
 from swarm.network.rpc.framing import Header, Kind, cut, room
-from swarm.network.rpc.link import Link, Meter
+from swarm.network.rpc.link import ByteMeter, Link
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +38,7 @@ class _Pending:
 class CallerStream:
     """Our calls to one peer over one stream. Implements :class:`~swarm.network.rpc.link.StreamOwner`."""
 
-    def __init__(self, peer: PeerId, meter: Meter, lost: Callable[[PeerId], None] | None = None) -> None:
+    def __init__(self, peer: PeerId, meter: ByteMeter, lost: Callable[[PeerId], None] | None = None) -> None:
         """``lost`` is told once that the stream is over."""
         self._peer, self._lost = peer, lost
         self._pending: dict[int, _Pending] = {}
@@ -50,7 +50,7 @@ class CallerStream:
     async def over(
         cls,
         peer: PeerId,
-        meter: Meter,
+        meter: ByteMeter,
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         *,

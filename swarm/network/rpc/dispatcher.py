@@ -1,6 +1,6 @@
 """The answering side: what may be called, by whom, how much at once, and how a handler's outcome becomes an answer.
 
-:class:`Desk` holds the methods and the admission rules, which the in-memory network uses too. One peer's incoming
+:class:`Dispatcher` holds the methods and the admission rules, which the in-memory network uses too. One peer's incoming
 stream is :class:`swarm.network.rpc.server.ServerStream`.
 """
 
@@ -43,7 +43,7 @@ class Admitted:
     payload_bytes: int
 
 
-class Desk:
+class Dispatcher:
     """Every mounted method, who may call it, and what each peer has open. ``may`` can be set at any time."""
 
     def __init__(self, limits: ServeLimits, may: May = anybody_may) -> None:

@@ -60,7 +60,7 @@ class _Counts(dict[PeerId, int]):
         return 0
 
 
-class Meter:
+class ByteMeter:
     """Bytes by remote peer, for the life of an endpoint; of very many peers, those with the least only in the sum."""
 
     def __init__(self) -> None:
@@ -89,7 +89,9 @@ class Link(asyncio.BufferedProtocol):
     frame has been arriving for FRAME_S, or when the other side takes nothing for UNREAD_S of what waits for it.
     """
 
-    def __init__(self, peer: PeerId, meter: Meter, owner: StreamOwner, most_content: int = MAX_CONTENT_BYTES) -> None:
+    def __init__(
+        self, peer: PeerId, meter: ByteMeter, owner: StreamOwner, most_content: int = MAX_CONTENT_BYTES
+    ) -> None:
         """Frames that come may hold ``most_content`` bytes, chunks apart."""
         self.peer = peer
         self.lost: PeerError | None = None

@@ -12,9 +12,9 @@ from swarm.errors import DeadlineMissed, PeerError, Unreachable, Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Incoming
 from swarm.network.rpc.bodies import pack_error, unpack_request
-from swarm.network.rpc.dispatcher import Admitted, Desk, handle
+from swarm.network.rpc.dispatcher import Admitted, Dispatcher, handle
 from swarm.network.rpc.framing import MAX_CONTENT_BYTES, MAX_PUBLIC_BYTES, Header, Kind, cut, room
-from swarm.network.rpc.link import Link, Meter
+from swarm.network.rpc.link import ByteMeter, Link
 
 logger = logging.getLogger(__name__)
 
@@ -43,9 +43,9 @@ class ServerStream:
     """
 
     peer: PeerId
-    desk: Desk
+    desk: Dispatcher
     clock: Clock
-    meter: Meter
+    meter: ByteMeter
     public: bool
     _calls: dict[int, _Call] = field(default_factory=dict)
     _unwanted: dict[int, int] = field(default_factory=dict)  # call -> bytes of a refused payload still to come

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from swarm.clock import Clock
-from swarm.device import DeviceThread
+from swarm.device import Device
 from swarm.events import EventSink
 from swarm.ids import PeerId, RunId
 from swarm.network.protocols import Endpoint
@@ -57,7 +57,7 @@ class StageContext:
     """What a replica works with. ``sign`` signs receipts with this peer's key."""
 
     endpoint: Endpoint
-    device: DeviceThread
+    device: Device
     compute: StageCompute
     sign: Callable[[bytes], bytes]
     events: EventSink

@@ -27,7 +27,7 @@ from swarm.pipeline.stage.context import StageContext, StageSettings
 from swarm.pipeline.stage.microbatch_state import Passage
 from swarm.schema import Empty
 from swarm.security.signing import receipt_bytes
-from swarm.waiting import insist
+from swarm.waiting import retry_while_busy
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class Handover:
 
     async def _hand_back(self, target: PeerId, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload) -> None:
         """Only this peer can take it, so a busy one is asked again."""
-        await insist(
+        await retry_while_busy(
             lambda: self._send(target, rpc, body, payload),
             self._context.clock,
             within_s=self._settings.send_timeout_s,

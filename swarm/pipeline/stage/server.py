@@ -25,10 +25,10 @@ from swarm.pipeline.messages import (
     RESEND,
     TARGETS,
     Adopt,
-    Attend,
     Backward,
     Drop,
     Forward,
+    ProbeRequest,
     Recall,
     Resend,
     Targets,
@@ -204,7 +204,7 @@ class StageServer:
         self._passages.drop(passage)
         return DONE
 
-    async def _on_attend(self, caller: PeerId, body: Attend) -> Empty:
+    async def _on_attend(self, caller: PeerId, body: ProbeRequest) -> Empty:
         await self._context.clock.sleep(body.seconds)
         return DONE
 

@@ -22,7 +22,7 @@ class OwnFailure(Poisoned):
     """It cannot be computed by its trainer's own part. One after the other: something is wrong with that."""
 
 
-class Blame:
+class JourneyFailures:
     """What went wrong on one journey, by stage. Being busy, or a step ahead or behind, is no fault."""
 
     def __init__(self, context: JourneyContext) -> None:

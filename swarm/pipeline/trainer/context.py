@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from swarm.clock import Clock
-from swarm.device import DeviceThread
+from swarm.device import Device
 from swarm.events import EventSink
 from swarm.ids import PeerId, RunId
 from swarm.network.protocols import Endpoint
 from swarm.pipeline.compute import EndsCompute
-from swarm.pipeline.trainer.pace import Pace, Silence
+from swarm.pipeline.trainer.pace import JourneyDeadlines, UnresponsivePeers
 from swarm.pipeline.wiring import Wiring
 
 
@@ -37,7 +37,7 @@ class JourneyContext:
     run: RunId
     stages: int
     endpoint: Endpoint
-    device: DeviceThread
+    device: Device
     ends: EndsCompute | None
     wiring: Wiring
     events: EventSink
@@ -46,8 +46,8 @@ class JourneyContext:
     suspect: Callable[[PeerId, str], None]
     gone: Callable[[], Collection[PeerId]] = nobody
     doubted: Callable[[], Collection[PeerId]] = nobody
-    pace: Pace = field(default_factory=Pace)
-    silence: Silence = field(default_factory=Silence)
+    pace: JourneyDeadlines = field(default_factory=JourneyDeadlines)
+    silence: UnresponsivePeers = field(default_factory=UnresponsivePeers)
     seed: int = 0
     target: int = 0
     send_timeout_s: float = 30.0

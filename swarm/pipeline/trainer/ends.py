@@ -17,16 +17,16 @@ from swarm.pipeline.messages import RECALL, Recall, TrainerRecall, What
 from swarm.pipeline.recall import MAX_RECALLS, NESTED_SHARE
 from swarm.pipeline.retention import Retained, Retention
 from swarm.pipeline.trainer.context import JourneyContext
-from swarm.pipeline.trainer.taken import Kept, read_again
+from swarm.pipeline.trainer.taken import IssuedMicrobatch, read_again
 from swarm.schema import Empty
-from swarm.waiting import insist
+from swarm.waiting import retry_while_busy
 
 
 @dataclass(frozen=True, slots=True)
 class _Need:
     """A tensor of a microbatch, to be had along a route."""
 
-    kept: Kept
+    kept: IssuedMicrobatch
     route: tuple[PeerId, ...]
     within_s: float
 
@@ -39,16 +39,16 @@ class TrainerEnds:
         self, context: JourneyContext, source: BatchSource, *, activation_bytes: int, retention_bytes: int
     ) -> None:
         self._context, self._source, self._activation_bytes = context, source, activation_bytes
-        self._kept: dict[tuple[int, MicrobatchId], Kept] = {}
+        self._kept: dict[tuple[int, MicrobatchId], IssuedMicrobatch] = {}
         self._retention = Retention(retention_bytes, _let_go)
         self._step, self._after, self._begin = 0, "", source.cursor
         self._recalls = 0
 
-    def keep(self, kept: Kept) -> None:
+    def keep(self, kept: IssuedMicrobatch) -> None:
         """Retain a microbatch from now on."""
         self._kept[kept.step, kept.batch.id] = kept
 
-    def came_home(self, kept: Kept) -> None:
+    def came_home(self, kept: IssuedMicrobatch) -> None:
         """Its journey is over: from now on it may be dropped for want of space."""
         kept.loss_gradient, kept.complete = None, True
         self._retention.hold(kept)
@@ -66,11 +66,11 @@ class TrainerEnds:
             self._retention.forget(kept)
         self._kept.clear()
 
-    def _find(self, step: int, microbatch: MicrobatchId) -> Kept:
+    def _find(self, step: int, microbatch: MicrobatchId) -> IssuedMicrobatch:
         """What is retained, or for once what can be read again: nobody can make us hold more by asking."""
         kept = self._kept.get((step, microbatch))
         if kept is None:
-            return Kept(step, read_again(self._source, microbatch), self._after, complete=True)
+            return IssuedMicrobatch(step, read_again(self._source, microbatch), self._after, complete=True)
         return kept
 
     def _check_fed(self, step: int, microbatch: MicrobatchId) -> None:
@@ -158,7 +158,7 @@ class TrainerEnds:
         self._hold(kept)
         return payload
 
-    def _hold(self, kept: Kept) -> None:
+    def _hold(self, kept: IssuedMicrobatch) -> None:
         """Count what it holds now, which may let go of it at once. One that was read again for once is not counted."""
         if self._kept.get((kept.step, kept.batch.id)) is kept:
             self._retention.hold(kept)
@@ -176,7 +176,7 @@ class TrainerEnds:
             )
             return payload
 
-        payload = await insist(call, self._context.clock, within_s=within_s)
+        payload = await retry_while_busy(call, self._context.clock, within_s=within_s)
         if memoryview(payload).nbytes != size:
             raise Violation(
                 f"{what} of {memoryview(payload).nbytes} bytes where {size} are expected", peer=need.route[at]

@@ -20,9 +20,9 @@ from swarm.pipeline.compute import EndsCompute
 from swarm.pipeline.messages import Blocked, HopReport
 from swarm.pipeline.trainer.blame import OwnFailure, Poisoned
 from swarm.pipeline.trainer.context import JourneyContext
-from swarm.pipeline.trainer.repair import Escort, Repair
+from swarm.pipeline.trainer.repair import JourneyHooks, Repair
 from swarm.pipeline.trainer.route import Receipt
-from swarm.pipeline.trainer.taken import Kept
+from swarm.pipeline.trainer.taken import IssuedMicrobatch
 from swarm.security.signing import receipt_bytes
 
 LOOK_EVERY_S = 1.0
@@ -47,7 +47,9 @@ class FinishedJourney:
 class Journey:
     """A journey belongs to one (step, parameter version) for life; its trainer alone decides its route."""
 
-    def __init__(self, context: JourneyContext, kept: Kept, route: tuple[PeerId, ...], escort: Escort) -> None:
+    def __init__(
+        self, context: JourneyContext, kept: IssuedMicrobatch, route: tuple[PeerId, ...], escort: JourneyHooks
+    ) -> None:
         self._context, self._kept = context, kept
         self._step, self._batch, self._after = kept.step, kept.batch, kept.after
         self._started = context.clock.monotonic()

@@ -10,7 +10,7 @@ from swarm.clock import Clock
 from swarm.errors import DeadlineMissed, PeerError, Unreachable
 from swarm.ids import PeerId
 from swarm.network.protocols import Endpoint
-from swarm.pipeline.messages import ATTEND, Attend
+from swarm.pipeline.messages import ATTEND, ProbeRequest
 
 QUESTION_S = 20.0
 ANSWER_S = 30.0
@@ -27,7 +27,7 @@ def begin_in(group: asyncio.TaskGroup, work: Coroutine[Any, Any, None]) -> async
         return None
 
 
-class Attendance:
+class LivenessProbes:
     """Open questions to replicas, one each while ``group`` lasts. ``lost`` is told who broke off, once, and may call
     :meth:`need` again later. Costs one call in 20 s per replica in use."""
 
@@ -51,7 +51,7 @@ class Attendance:
             task.cancel()
 
     async def _attend(self, peer: PeerId) -> None:
-        body = Attend(seconds=QUESTION_S)
+        body = ProbeRequest(seconds=QUESTION_S)
         while True:
             try:
                 await self._endpoint.call(peer, ATTEND, body, timeout_s=ANSWER_S)

@@ -25,7 +25,7 @@ Work = Literal["forward", "backward", "adopt"]
 """``adopt`` is taking a hop over: fetching what it takes, and both directions."""
 
 
-class Pace:
+class JourneyDeadlines:
     """Deadlines in seconds per (peer, kind of work): a multiple of a high quantile of its recent durations, within
     bounds. Pure.
 
@@ -72,7 +72,7 @@ class Pace:
 # What one journey finds out holds for all of them.
 
 
-class Silence:
+class UnresponsivePeers:
     """A replica that let a whole turn pass and meanwhile said nothing, about any microbatch, is late with everything:
     no other turn there is waited for to its end, until it is heard of or tried again. Who is merely slow with one
     microbatch goes on telling of others. Times are monotonic seconds; memory is a number per replica."""

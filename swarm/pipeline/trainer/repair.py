@@ -18,21 +18,21 @@ from swarm.events import HopMoved
 from swarm.ids import JourneyKey, PeerId
 from swarm.network.protocols import Payload
 from swarm.pipeline.messages import Blocked, Direction
-from swarm.pipeline.trainer.blame import GONE, POISON, Blame
+from swarm.pipeline.trainer.blame import GONE, POISON, JourneyFailures
 from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.pace import Work
-from swarm.pipeline.trainer.route import Courier, Itinerary
+from swarm.pipeline.trainer.route import RouteState, StageClient
 from swarm.waiting import ExponentialBackoff, doubled
 
 FETCH_SHARE = 0.5
 """Part of the time of a takeover that fetching may take: so a stalled neighbour is named before the deadline."""
-MOST_DOUBLINGS = 6
+MAX_DOUBLINGS = 6
 EXTRA_TURNS = 2
 POSTPONE_S = 0.05
 
 
 @dataclass(slots=True)
-class Cargo:
+class JourneyPayloads:
     """What the trainer itself sends for a journey, wire-encoded: to the first stage; to the last stage the gradient
     (private ends, once the loss is computed) or the targets (hosted)."""
 
@@ -42,7 +42,7 @@ class Cargo:
 
 
 @dataclass(frozen=True, slots=True)
-class Escort:
+class JourneyHooks:
     """What a trainer lends its journeys: ``attend`` notices the death of peers, ``spawn`` does small things beside,
     ``warn`` has all its journeys look again."""
 
@@ -82,13 +82,13 @@ class Repair:
         context: JourneyContext,
         key: JourneyKey,
         route: tuple[PeerId, ...],
-        escort: Escort,
+        escort: JourneyHooks,
         wake: Callable[[], None],
     ) -> None:
         self._context, self._key, self._escort, self._wake = context, key, escort, wake
-        self.cargo, self.way, self.blame = Cargo(), Itinerary(route), Blame(context)
+        self.cargo, self.way, self.blame = JourneyPayloads(), RouteState(route), JourneyFailures(context)
         self.way.home = context.ends is None  # token ids have no gradient
-        self._courier = Courier(context.endpoint, context.clock, key, self.way)
+        self._courier = StageClient(context.endpoint, context.clock, key, self.way)
         self._drives: dict[int, asyncio.Task[None]] = {}
         self._later: list[tuple[int, PeerId, PeerError | None]] = []
         self._broken: BaseException | None = None
@@ -348,7 +348,7 @@ class Repair:
         """The replica's turn begins. Returns how many seconds it has: twice as many each time that the hop was late."""
         hop = self.way.hops[at]
         pace = self._context.pace
-        seconds = doubled(pace.seconds(hop.replica, work), min(hop.misses, MOST_DOUBLINGS), pace.ceiling_s)
+        seconds = doubled(pace.seconds(hop.replica, work), min(hop.misses, MAX_DOUBLINGS), pace.ceiling_s)
         self.way.begin_turn(at, self._context.clock.monotonic(), seconds, work)
         self._wake()
         return seconds

@@ -2,7 +2,7 @@
 
 A hop's turn begins when the hop before it (on the way back: the one after it) reported; from then on its deadline runs.
 Every replica that was ever named at a hop may still answer: the first answer counts, and names its sender.
-:class:`Itinerary` keeps that and is pure; :class:`Courier` sends.
+:class:`RouteState` keeps that and is pure; :class:`StageClient` sends.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from swarm.pipeline.messages import (
 )
 from swarm.pipeline.trainer.pace import Work
 from swarm.schema import Empty
-from swarm.waiting import insist
+from swarm.waiting import retry_while_busy
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Hop:
         return self.replica in self.receipts
 
 
-class Itinerary:
+class RouteState:
     """The state of one journey. ``back`` is set when the loss was computed and the way back began."""
 
     def __init__(self, route: Sequence[PeerId]) -> None:
@@ -178,10 +178,10 @@ class Itinerary:
 # Sends to the replicas of a journey: each method is one message along the present route.
 
 
-class Courier:
+class StageClient:
     """Sends for one journey. Every method raises the PeerError that came of it; ``within_s`` bounds it."""
 
-    def __init__(self, endpoint: Endpoint, clock: Clock, key: JourneyKey, way: Itinerary) -> None:
+    def __init__(self, endpoint: Endpoint, clock: Clock, key: JourneyKey, way: RouteState) -> None:
         self._endpoint, self._clock, self._key, self._way = endpoint, clock, key, way
 
     async def forward(self, payload: Payload, within_s: float) -> None:
@@ -230,4 +230,4 @@ class Courier:
     async def _insist(
         self, peer: PeerId, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload, within_s: float
     ) -> None:
-        await insist(lambda: self._call(peer, rpc, body, payload, within_s), self._clock, within_s=within_s)
+        await retry_while_busy(lambda: self._call(peer, rpc, body, payload, within_s), self._clock, within_s=within_s)

@@ -1,7 +1,7 @@
 """The microbatches that a trainer took of its shard, by step, what it retains of each until the step is closed, and how
 many it keeps in flight.
 
-:class:`Taken` and :func:`journeys_in_flight` are pure.
+:class:`Issued` and :func:`journeys_in_flight` are pure.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from swarm.pipeline.retention import payload_bytes
 Standing = Literal["counts", "left", "set aside"]
 
 
-class Taken:
+class Issued:
     """Microbatches by step, in the order in which they were taken, and what became of them. Those ``left`` are always
     the last ones: the shard goes back to the first of them, so that they are taken again before any other, in this
     step or in another. Those ``set aside`` never count; the step's leader must know of them as of those that may."""
@@ -72,7 +72,7 @@ class Taken:
 
 
 @dataclass(slots=True, eq=False)
-class Kept:
+class IssuedMicrobatch:
     """One microbatch. Implements :class:`~swarm.pipeline.retention.Retained`.
 
     Its ``step`` follows the record whose hash begins with ``after``. ``output`` is the last stage's, ``gradient`` that

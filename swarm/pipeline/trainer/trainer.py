@@ -35,9 +35,9 @@ from swarm.pipeline.trainer.blame import OwnFailure, Poisoned
 from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.ends import TrainerEnds
 from swarm.pipeline.trainer.journey import FinishedJourney, Journey
-from swarm.pipeline.trainer.liveness import Attendance, begin_in
-from swarm.pipeline.trainer.repair import Escort, choose_route
-from swarm.pipeline.trainer.taken import Kept, Taken, journeys_in_flight
+from swarm.pipeline.trainer.liveness import LivenessProbes, begin_in
+from swarm.pipeline.trainer.repair import JourneyHooks, choose_route
+from swarm.pipeline.trainer.taken import Issued, IssuedMicrobatch, journeys_in_flight
 from swarm.schema import Empty
 from swarm.waiting import first_done
 
@@ -93,7 +93,7 @@ class Trainer:
         self._outcomes: dict[tuple[int, MicrobatchId], FinishedJourney | Poisoned] = {}
         self._changed = asyncio.Event()
         self._own_failures = 0
-        self._taken = Taken()
+        self._taken = Issued()
         self._step, self._after = 0, ""
         self._ends = TrainerEnds(context, source, activation_bytes=activation_bytes, retention_bytes=retention_bytes)
         self._round_trips: deque[float] = deque(maxlen=32)
@@ -204,8 +204,8 @@ class Trainer:
         """
         changed = self._changed
         async with asyncio.TaskGroup() as group:
-            attendance = Attendance(self._context.endpoint, self._context.clock, group, self.lost)
-            escort = Escort(attendance.need, lambda work: begin_in(group, work), self._warn)
+            attendance = LivenessProbes(self._context.endpoint, self._context.clock, group, self.lost)
+            escort = JourneyHooks(attendance.need, lambda work: begin_in(group, work), self._warn)
             while step >= self._step:
                 changed.clear()
                 room = self._in_flight_limit() - self._under_way(step)
@@ -217,7 +217,7 @@ class Trainer:
                 # Also for nothing: a new leader waits to hear what was begun.
                 granted = await leader.lease(step, max(0, room) if way else 0)
                 for _ in range(granted if step >= self._step else 0):
-                    self._start(group, Kept(step, self._source.take(), self._after), leader, escort)
+                    self._start(group, IssuedMicrobatch(step, self._source.take(), self._after), leader, escort)
                 if not way:
                     await self._context.clock.sleep(LOOK_S)
                 elif granted <= 0 < room:
@@ -238,7 +238,9 @@ class Trainer:
         for journey in list(self._journeys.values()):
             journey.look_again()
 
-    def _start(self, group: asyncio.TaskGroup, kept: Kept, leader: StepLeader, escort: Escort) -> None:
+    def _start(
+        self, group: asyncio.TaskGroup, kept: IssuedMicrobatch, leader: StepLeader, escort: JourneyHooks
+    ) -> None:
         """Send a microbatch on its way, and report what comes of it. One that was left is on its way or at its end
         already."""
         index = (kept.step, kept.batch.id)
@@ -259,7 +261,7 @@ class Trainer:
 
         task.add_done_callback(ended)
 
-    async def _journey(self, kept: Kept, leader: StepLeader, escort: Escort) -> None:
+    async def _journey(self, kept: IssuedMicrobatch, leader: StepLeader, escort: JourneyHooks) -> None:
         index = (kept.step, kept.batch.id)
         try:
             outcome = await self._travel(kept, escort)
@@ -271,7 +273,7 @@ class Trainer:
         if self._taken.counts(*index):
             await self._report(index, leader)
 
-    async def _travel(self, kept: Kept, escort: Escort) -> FinishedJourney | Poisoned:
+    async def _travel(self, kept: IssuedMicrobatch, escort: JourneyHooks) -> FinishedJourney | Poisoned:
         """One microbatch's journey. Raises WrongStep when the step was closed meanwhile."""
         index = step, microbatch = kept.step, kept.batch.id
         route = await choose_route(self._context)

@@ -16,11 +16,11 @@ from swarm.consensus.roster import Roster
 from swarm.errors import OutOfSync, Refused, Violation, WrongStep
 from swarm.ids import PartName, PeerId
 from swarm.schema import Message
-from swarm.step.context import Closing
+from swarm.step.context import CloseContext
 from swarm.step.member.acceptance import AcceptanceRules
 from swarm.step.messages import Accepted, Averaged, Promise, Propose
 
-MOST_VOID = 3
+MAX_VOID = 3
 """Void rounds of a part that are put up with: then who is blamed for as many is left out. Where that is nobody, its
 rounds go plainly: straight to who reduces, with other duties in each attempt, so that faults show to several."""
 
@@ -39,7 +39,7 @@ class Verdict(NamedTuple):
     differs: bool = False
 
 
-class Blame:
+class VoidRounds:
     """Void rounds of one term of a step, part by part. Parts in ``plainly`` take the plainest way by now."""
 
     def __init__(self) -> None:
@@ -66,30 +66,30 @@ class Blame:
         the part goes plainly from now on, and is judged by that alone."""
         for peer, by_round in self._differing[part].items():
             # In a turn of each in which that one reduced nothing: else a reducer could have it differ.
-            if peer in group and len(by_round) >= max(MOST_VOID, len(group)) and len(set().union(*by_round)) >= 2:
+            if peer in group and len(by_round) >= max(MAX_VOID, len(group)) and len(set().union(*by_round)) >= 2:
                 return Verdict(peer, "it held another result than the others, whoever had reduced it", differs=True)
         voids = [frozenset(pair for pair in void if set(pair) <= set(group)) for void in self._void[part]]
         found = self._judged(voids, group, alone=part in self.plainly or len(group) == 2)
-        if found is not None or (len(voids) >= MOST_VOID and part not in self.plainly):
+        if found is not None or (len(voids) >= MAX_VOID and part not in self.plainly):
             self._void[part].clear()
-        if found is None and len(voids) >= MOST_VOID:
+        if found is None and len(voids) >= MAX_VOID:
             self.plainly.add(part)
         return found
 
     def at_a_loss(self, part: PartName) -> bool:
         """Whether even plain rounds broke again and again without anybody to leave out."""
-        return part in self.plainly and len(self._void[part]) >= MOST_VOID
+        return part in self.plainly and len(self._void[part]) >= MAX_VOID
 
     def _judged(self, voids: Sequence[frozenset[Blamed]], group: Sequence[PeerId], *, alone: bool) -> Verdict | None:
         by = {peer: {one for void in voids for one, other in void if other == peer} for peer in group}
         times = {peer: sum(any(other == peer for _, other in void) for void in voids) for peer in group}
         needed = 1 if len(group) == 2 else 2
         worst = max(group, key=lambda peer: (len(by[peer]) >= needed, times[peer]), default=None)
-        if worst is not None and times[worst] >= MOST_VOID and len(by[worst]) >= needed:
+        if worst is not None and times[worst] >= MAX_VOID and len(by[worst]) >= needed:
             return Verdict(worst, "rounds with it failed again and again")
         made = {peer: sum(any(one == peer for one, _ in void) for void in voids) for peer in group}
         loudest = max(group, key=lambda peer: made[peer] and made[peer] + times[peer], default=None)
-        if alone and loudest is not None and made[loudest] >= MOST_VOID:
+        if alone and loudest is not None and made[loudest] >= MAX_VOID:
             return Verdict(loudest, "rounds with it failed again and again, and nobody else found others to blame")
         return None
 
@@ -131,7 +131,7 @@ def _unexplained(answers: Mapping[PeerId, Averaged]) -> set[Blamed]:
 class AnswerRules:
     """Those of the leader of one term of a step."""
 
-    def __init__(self, closing: Closing, step: int, term: int, roster: Roster) -> None:
+    def __init__(self, closing: CloseContext, step: int, term: int, roster: Roster) -> None:
         self._history, self._verify = closing.history, closing.verify
         self._step, self._term, self._roster = step, term, roster
         self._accepts = AcceptanceRules(closing.calls.me, closing.rules, closing.history, closing.verify)

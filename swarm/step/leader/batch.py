@@ -1,4 +1,4 @@
-"""How a leader gets its step's batch complete, with the trainers that are there: see :meth:`Filling.run`."""
+"""How a leader gets its step's batch complete, with the trainers that are there: see :meth:`BatchCollection.run`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from swarm.events import WorkWithdrawn
 from swarm.ids import PartName, PeerId
 from swarm.step.blocked import awaited_answer, awaited_holders, awaited_majority, awaited_numbers, awaited_others
 from swarm.step.calls import LiveCalls
-from swarm.step.context import Closing
-from swarm.step.leader.exclusion import LOOK_S, STALLED_S, BatchStall, Fitness
+from swarm.step.context import CloseContext
+from swarm.step.leader.exclusion import LOOK_S, STALLED_S, BatchStall, ExclusionPolicy
 from swarm.step.messages import AGAIN, OVER, PREPARE, Feed, Over, Prepare
-from swarm.step.turnout import MOST_TOLD, REASON_CHARS
+from swarm.step.turnout import MAX_TOLD, REASON_CHARS
 from swarm.waiting import ExponentialBackoff, first_done
 
 logger = logging.getLogger(__name__)
@@ -38,10 +38,12 @@ class PartsLost(Exception):
     """Parts of the model have no replica that is there, and nobody came back: nothing of the step can be finished."""
 
 
-class Filling:
+class BatchCollection:
     """The batch of one term of a step. ``fitness`` says whom its leader leaves out."""
 
-    def __init__(self, closing: Closing, step: int, term: int, fitness: Fitness, electors: Electors) -> None:
+    def __init__(
+        self, closing: CloseContext, step: int, term: int, fitness: ExclusionPolicy, electors: Electors
+    ) -> None:
         self._closing, self._step, self._term, self._fitness = closing, step, term, fitness
         self._electors = electors
         self._roster: Roster = closing.history.head.members
@@ -60,7 +62,7 @@ class Filling:
     def left_out(self) -> dict[str, str]:
         """Those of them that take part in the step, as far as others are told."""
         told = [(peer, why) for peer, why in sorted(self.out.items()) if peer in self._roster]
-        return {peer: why[:REASON_CHARS] for peer, why in told[:MOST_TOLD]}
+        return {peer: why[:REASON_CHARS] for peer, why in told[:MAX_TOLD]}
 
     def forgive_needed(self) -> None:
         """Have those asked again that were left out and without whom a part is lost, or nobody feeds: what kept them

@@ -26,11 +26,11 @@ from swarm.network.protocols import ReplyT, RequestT, Rpc
 from swarm.optim.update import clip_factor
 from swarm.step.blocked import awaited_agreement, awaited_majority, awaited_round
 from swarm.step.calls import LiveCalls
-from swarm.step.context import Closing
-from swarm.step.decisions import Attempts, Disagreement, Outcome, agreed, cursors, global_norm, measured, totals
-from swarm.step.leader.answers import AnswerRules, Blame
-from swarm.step.leader.batch import RETURNED_S, Filling, PartsLost
-from swarm.step.leader.exclusion import Fitness
+from swarm.step.context import CloseContext
+from swarm.step.decisions import Attempts, Disagreement, StepOutcome, agreed, cursors, global_norm, measured, totals
+from swarm.step.leader.answers import AnswerRules, VoidRounds
+from swarm.step.leader.batch import RETURNED_S, BatchCollection, PartsLost
+from swarm.step.leader.exclusion import ExclusionPolicy
 from swarm.step.leader.rescue import Rescuing, absent
 from swarm.step.messages import (
     APPLY,
@@ -63,17 +63,17 @@ class Leading:
     """One term of one step. ``decided`` is its record, once a majority accepted it; the members ``told`` know it."""
 
     provisional: ClassVar[bool] = False
-    closing: Closing
+    closing: CloseContext
     step: int
     term: int
     _roster: Roster = field(init=False)
-    _fitness: Fitness = field(default_factory=Fitness)
-    _blame: Blame = field(default_factory=Blame)
+    _fitness: ExclusionPolicy = field(default_factory=ExclusionPolicy)
+    _blame: VoidRounds = field(default_factory=VoidRounds)
     _attempts: Attempts = field(init=False)
     _refusals: dict[PeerId, PeerError] = field(default_factory=dict)
     _tries: int = 0
     _calls: LiveCalls = field(init=False)
-    _filling: Filling = field(init=False)
+    _filling: BatchCollection = field(init=False)
     _rescuing: Rescuing = field(init=False)
     _believes: AnswerRules = field(init=False)
     told: set[PeerId] = field(default_factory=set)
@@ -84,7 +84,7 @@ class Leading:
         self._roster = self.closing.history.head.members
         self._attempts = Attempts(self.term, self._roster)
         self._calls = LiveCalls(self.closing.calls, self.closing.liveness)
-        self._filling = Filling(self.closing, self.step, self.term, self._fitness, self._electors)
+        self._filling = BatchCollection(self.closing, self.step, self.term, self._fitness, self._electors)
         self._rescuing = Rescuing(self.closing, self.step, self.term, self._filling)
         self._believes = AnswerRules(self.closing, self.step, self.term, self._roster)
 
@@ -190,7 +190,7 @@ class Leading:
         out = self._filling.out
         return tuple(peer for peer in self._roster.peers if peer not in out)
 
-    async def _attempt(self, committed: tuple[Contribution, ...]) -> Outcome:
+    async def _attempt(self, committed: tuple[Contribution, ...]) -> StepOutcome:
         """Reconcile, average and apply, once, with those that are there. Raises _Retry when one of them fails."""
         live = self._live()
         stages = [[peer for peer in replicas if peer in live] for replicas in self._roster.stages()]
@@ -218,7 +218,7 @@ class Leading:
         except Disagreement as found:
             self._leave_out(found)
             raise _Retry(str(found)) from found
-        return Outcome(counted, averaged, norm, apply, digests, live)
+        return StepOutcome(counted, averaged, norm, apply, digests, live)
 
     def _leave_out(self, found: Disagreement) -> None:
         """Who differs from what most replicas of a part have is unfit: the step closes without it, so it is cut off and
@@ -293,7 +293,7 @@ class Leading:
 
     # --- the record ----------------------------------------------------------------------------------------------
 
-    def _proposal(self, outcome: Outcome, changes: Changes, following: Roster) -> Propose:
+    def _proposal(self, outcome: StepOutcome, changes: Changes, following: Roster) -> Propose:
         history = self.closing.history
         (tokens, loss_sum), averaged = totals(outcome.committed), outcome.averaged
         record = CloseRecord(

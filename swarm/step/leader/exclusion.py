@@ -1,6 +1,6 @@
 """Exclude members that are there from a step: which, why and for how long. Pure.
 
-:class:`Fitness` judges members in one term, :class:`BatchStall` trainers that hold a batch up.
+:class:`ExclusionPolicy` judges members in one term, :class:`BatchStall` trainers that hold a batch up.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from swarm.errors import Busy, DeadlineMissed, PeerError, Unreachable
 from swarm.ids import PeerId
 from swarm.waiting import StallDetector
 
-MOST_FAILURES = 3
+MAX_FAILURES = 3
 """How often a member that answers pings may fail to answer a question, before it is left out of the step."""
 
 
-class Fitness:
+class ExclusionPolicy:
     """Of the members, in one term of a step. Who is late, lacks something or says no may be asked again where nobody
     else is there; who differs from what most others hold may not, unless it is trusted: alone, it would decide."""
 
@@ -39,7 +39,7 @@ class Fitness:
         self._failures[peer] += 1
         late = isinstance(error, (Unreachable, Busy, DeadlineMissed))
         may_pass = late and (last or not isinstance(error, DeadlineMissed))
-        if there and not (may_pass and self._failures[peer] < MOST_FAILURES):
+        if there and not (may_pass and self._failures[peer] < MAX_FAILURES):
             self._unfit[peer] = str(error)
             if not late:
                 self._no.add(peer)
@@ -47,7 +47,7 @@ class Fitness:
     def lacks(self, peer: PeerId, why: str) -> None:
         """It does not hold what counts: once or twice, that may be because who was to help it died meanwhile."""
         self._failures[peer] += 1
-        if self._failures[peer] >= MOST_FAILURES:
+        if self._failures[peer] >= MAX_FAILURES:
             self._unfit[peer] = why
 
     def holds_up(self, peers: Mapping[PeerId, str]) -> None:

@@ -19,9 +19,9 @@ from swarm.errors import OutOfSync, PeerError, Refused, Superseded, WrongStep
 from swarm.events import LineageConfirmed
 from swarm.ids import PeerId
 from swarm.network.protocols import ReplyT, RequestT, Rpc
-from swarm.step.context import Closing
+from swarm.step.context import CloseContext
 from swarm.step.leader.close import Leading
-from swarm.step.member.service import Member
+from swarm.step.member.service import MemberService
 from swarm.step.messages import Propose
 from swarm.step.observe_messages import NEXT, START, NextRequest, StartRequest
 from swarm.waiting import ExponentialBackoff, first_done
@@ -33,7 +33,7 @@ ASK_S = 2.0
 logger = logging.getLogger(__name__)
 
 
-class Provisional(Leading):
+class SpeculativeClose(Leading):
     """Closes a step with those that are there, who are no majority: see :meth:`Leading.run`."""
 
     provisional: ClassVar[bool] = True
@@ -88,7 +88,7 @@ def may_go_on_alone(head: CloseRecord, gone: Collection[str], grace_s: float) ->
 class Solitude:
     """Whether no majority of the voters has been there for so long that those who are may go on by themselves."""
 
-    def __init__(self, member: Member, closing: Closing) -> None:
+    def __init__(self, member: MemberService, closing: CloseContext) -> None:
         self._member, self._closing = member, closing
         self._since: float | None = None
         self._since_wall = 0.0
@@ -140,7 +140,7 @@ class Solitude:
 class Reunion:
     """What a member of a provisional lineage does when others of the fork point are back."""
 
-    def __init__(self, member: Member, closing: Closing) -> None:
+    def __init__(self, member: MemberService, closing: CloseContext) -> None:
         self._member, self._closing = member, closing
         self._patience = ExponentialBackoff(0.1)
 

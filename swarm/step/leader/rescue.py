@@ -16,9 +16,9 @@ from swarm.errors import Ending, PeerError, Refused, RunEnded, Superseded, Viola
 from swarm.ids import PartName, PeerId
 from swarm.step.blocked import awaited_holders
 from swarm.step.calls import StepCalls, fell_silent
-from swarm.step.context import Closing
+from swarm.step.context import CloseContext
 from swarm.step.decisions import given_up
-from swarm.step.leader.batch import Filling
+from swarm.step.leader.batch import BatchCollection
 from swarm.step.member.rescue import CONSENT, Consent, ConsentRequest, choose
 from swarm.step.messages import Propose
 from swarm.step.observe_messages import STANDING, StandingRequest
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 class Rescuing:
     """What the leader of a term does when parts have lost their last replica."""
 
-    def __init__(self, closing: Closing, step: int, term: int, filling: Filling) -> None:
+    def __init__(self, closing: CloseContext, step: int, term: int, filling: BatchCollection) -> None:
         self._closing, self._step, self._term, self._filling = closing, step, term, filling
         self._roster: Roster = closing.history.head.members
 

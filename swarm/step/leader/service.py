@@ -9,9 +9,18 @@ import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Mapping, Sequence
 
-from swarm.consensus.changes import ALL_ASKED, MAX_CHANGES, Admission, ChangeRules, Changes, Departure, Moment, Reassign
+from swarm.consensus.changes import (
+    ALL_ASKED,
+    MAX_CHANGES,
+    Admission,
+    ChangeRules,
+    Changes,
+    Departure,
+    OpenStepFacts,
+    Reassign,
+)
 from swarm.consensus.ledger import Ledger
-from swarm.consensus.records import NO_RECORD, Aside, Contribution
+from swarm.consensus.records import NO_RECORD, Contribution, Quarantined
 from swarm.consensus.roster import Roster, owner
 from swarm.errors import Busy, Refused, Superseded, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
@@ -28,14 +37,14 @@ from swarm.step.messages import (
     Complete,
     Lease,
     Leased,
-    PutAside,
-    Resume,
-    Resumed,
+    Quarantine,
+    ResumeTrainer,
+    TrainerResumed,
 )
 from swarm.step.rules import StepRules
 
 
-class LeadDesk:
+class LeadService:
     """The ``lead/1`` service of every peer; it has a ledger only while this peer leads.
 
     ``term_of`` is the highest term of the open step that this peer knows. ``hosted`` says that the ends are part of the
@@ -184,7 +193,7 @@ class LeadDesk:
             return tuple(sorted(self._awaited)) if len(self._awaited) < len(ledger.trainers) else ()
         return () if ledger is None or ledger.full else ledger.waits_for()
 
-    def aside(self) -> tuple[Aside, ...]:
+    def aside(self) -> tuple[Quarantined, ...]:
         """What was put aside in the step we lead."""
         return () if self._ledger is None else self._ledger.aside()
 
@@ -210,7 +219,7 @@ class LeadDesk:
         everybody = {**self._unspared, **self._leaves}  # who could not be spared before may be by now
         return self._change_rules.end(self._roster, tuple(everybody.values())) if self._may_end else None
 
-    def _may_join(self, now: Moment, join: Admission) -> bool:
+    def _may_join(self, now: OpenStepFacts, join: Admission) -> bool:
         """Whether it may still: who is lost, and who can be called, has changed since it asked."""
         try:
             self._change_rules.check_admission(now, join)
@@ -244,8 +253,8 @@ class LeadDesk:
         return changes, roster
 
     @property
-    def _moment(self) -> Moment:
-        return Moment(self._step, self._roster, self._previous)
+    def _moment(self) -> OpenStepFacts:
+        return OpenStepFacts(self._step, self._roster, self._previous)
 
     async def _on_lease(self, caller: PeerId, body: Lease) -> Leased:
         ledger = await self._book(caller, body.step, body.term)
@@ -268,14 +277,14 @@ class LeadDesk:
             raise self._not_leading()
         return Empty()
 
-    async def _on_aside(self, caller: PeerId, body: PutAside) -> Empty:
+    async def _on_aside(self, caller: PeerId, body: Quarantine) -> Empty:
         ledger = await self._book(caller, body.step, body.term)
         self._check_resumed(caller)
         if ledger.put_aside(body.step, caller, body.aside):
             self._given_back.set()
         return Empty()
 
-    async def _on_resume(self, caller: PeerId, body: Resume) -> Resumed:
+    async def _on_resume(self, caller: PeerId, body: ResumeTrainer) -> TrainerResumed:
         ledger = await self._book(caller, body.step, body.term)
         if caller not in ledger.trainers:
             raise Busy("this trainer was taken for gone; its leader has yet to count on it again")
@@ -288,7 +297,7 @@ class LeadDesk:
         kept = ledger.resume(body.step, caller, body.started, body.aside)
         self._awaited.discard(caller)
         self._changed.set()
-        return Resumed(kept=kept)
+        return TrainerResumed(kept=kept)
 
     async def _book(self, caller: PeerId, step: int, term: int) -> Ledger:
         """Our ledger, for a trainer of the roster. Raises Superseded when another leads, or the trainer knows another

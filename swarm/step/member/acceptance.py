@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 
 from swarm.consensus.acceptor import Vote, has_majority
-from swarm.consensus.changes import ChangeRules, Moment
+from swarm.consensus.changes import ChangeRules, OpenStepFacts
 from swarm.consensus.history import History
 from swarm.consensus.records import CloseRecord, Decision, check_acceptances, check_confirmed, voters
 from swarm.consensus.roster import Roster, lost_parts, needed, part_lost
@@ -160,7 +160,7 @@ class AcceptanceRules:
     def _check_void(self, roster: Roster, body: Propose) -> None:
         record, head = body.record, self._history.head
         self._check_next(record)
-        following = self._changes.give_up(Moment(record.step, roster, self._history.head_hash), body.changes)
+        following = self._changes.give_up(OpenStepFacts(record.step, roster, self._history.head_hash), body.changes)
         expected = given_up(head, record.previous, record.term, following, body.changes.absent, self._rules.max_members)
         if record.term > body.term or record != expected:
             raise Violation("a record that gives its step up changes more than the roster")
@@ -190,6 +190,6 @@ class AcceptanceRules:
             raise Refused("the record's absent members are not those of its changes")
         if body.record.ended != body.changes.end(roster) or (body.record.ended and body.record.provisional):
             raise Refused("the run ends when all members ask for it, not provisionally, and else goes on")
-        now = Moment(step, roster, self._history.head_hash)
+        now = OpenStepFacts(step, roster, self._history.head_hash)
         if body.record.roster != self._changes.apply(now, body.changes).members:
             raise Refused("the record's roster is not what the requests with it make of the one before")

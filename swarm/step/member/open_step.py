@@ -15,12 +15,12 @@ from swarm.consensus.ballot import Ballot
 from swarm.consensus.ledger import assigned, weights
 from swarm.consensus.records import CloseRecord
 from swarm.consensus.roster import Member, Roster
-from swarm.device import DeviceThread
+from swarm.device import Device
 from swarm.errors import PeerError, Refused, RoundFailed, Superseded
 from swarm.ids import MicrobatchId, PartName, PeerId, stage_of
 from swarm.step.messages import Apply, Averaged, Reconcile
 
-MOST_HEARD = 1024
+MAX_HEARD = 1024
 """Members of whose links a member tells."""
 SETTLE_ROUNDS = 8
 """How often a sum is made equal to what counts while late gradients still come in."""
@@ -187,7 +187,7 @@ class Attempt:
     these microbatches; ``left_out`` is told, for a step, of whom its leader makes it without, and why."""
 
     me: PeerId
-    device: DeviceThread
+    device: Device
     settle: Settle
     average: Average
     cursor: Callable[[int, Collection[MicrobatchId]], tuple[int, int] | None]
@@ -233,7 +233,7 @@ class Attempt:
             culprit, told_by = error.peer or None, error.aborted_by or None
             return _failed(error.reason, culprit=culprit, aborted_by=told_by, differs=error.differs)
         heard: dict[str, tuple[int, int]] = {
-            peer: (each.latency_us, each.bytes_per_s) for peer, each in list(result.heard.items())[:MOST_HEARD]
+            peer: (each.latency_us, each.bytes_per_s) for peer, each in list(result.heard.items())[:MAX_HEARD]
         }
         answer = Averaged(digest=result.digest, sq_norm=result.squared_norm, cursor=cursor, heard=heard)
         return Mean(result.tensor, answer)

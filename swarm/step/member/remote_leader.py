@@ -8,15 +8,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
 from swarm.clock import Clock
-from swarm.consensus.records import Aside, Contribution
+from swarm.consensus.records import Contribution, Quarantined
 from swarm.consensus.roster import owner
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import AnyMethod
 from swarm.schema import Empty
 from swarm.step.calls import LiveCalls
-from swarm.step.member.service import Member
-from swarm.step.messages import AGAIN, ASIDE, COMPLETE, LEASE, RESUME, Complete, Feed, Lease, PutAside, Resume
+from swarm.step.member.service import MemberService
+from swarm.step.messages import AGAIN, ASIDE, COMPLETE, LEASE, RESUME, Complete, Feed, Lease, Quarantine, ResumeTrainer
 from swarm.waiting import ExponentialBackoff, first_done
 
 logger = logging.getLogger(__name__)
@@ -43,13 +43,13 @@ class RemoteLeader:
     through which a leader says that there is quota again.
     """
 
-    def __init__(self, calls: LiveCalls, member: Member, clock: Clock, timeout_s: Callable[[], float]) -> None:
+    def __init__(self, calls: LiveCalls, member: MemberService, clock: Clock, timeout_s: Callable[[], float]) -> None:
         self._calls, self._member, self._clock, self._timeout_s = calls, member, clock, timeout_s
         self.begun: Begun | None = None
         self._step = self._term = 0
         self._leased = 0
         self._reports: dict[MicrobatchId, tuple[Contribution, tuple[bytes, ...]]] = {}
-        self._aside: dict[MicrobatchId, Aside] = {}
+        self._aside: dict[MicrobatchId, Quarantined] = {}
         self._resuming = asyncio.Lock()
         self._again = asyncio.Event()
 
@@ -124,12 +124,12 @@ class RemoteLeader:
     async def put_aside(self, step: int, microbatch: MicrobatchId, reason: str) -> None:
         """No replica can compute it. Raises as :meth:`complete`."""
         self._open(step)
-        aside = self._aside[microbatch] = Aside(microbatch=microbatch, reason=reason[:200])
+        aside = self._aside[microbatch] = Quarantined(microbatch=microbatch, reason=reason[:200])
 
         async def tell(leader: PeerId, term: int) -> None:
             if microbatch not in self._aside:
                 raise Refused("the leader has no room for it any more", peer=leader)
-            body = PutAside(step=step, term=term, aside=aside)
+            body = Quarantine(step=step, term=term, aside=aside)
             await self._calls.ask(leader, ASIDE, body, timeout_s=self._timeout_s())
 
         await self._until_told(step, tell, NOT_COUNTED)
@@ -184,7 +184,7 @@ class RemoteLeader:
                 return
             leader, started = self._member.leader, tuple(self.begun.started(step))
             aside = tuple(self._aside[m] for m in started if m in self._aside)
-            body = Resume(step=step, term=term, started=started, aside=aside)
+            body = ResumeTrainer(step=step, term=term, started=started, aside=aside)
             answer = await self._calls.ask(leader, RESUME, body, timeout_s=self._timeout_s())
             kept = frozenset(started[: answer.kept])
             self.begun.keep(step, len(kept))

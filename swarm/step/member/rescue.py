@@ -21,7 +21,7 @@ from swarm.errors import Busy, Refused
 from swarm.ids import PartName, PeerId, RunId, stage_of
 from swarm.network.protocols import AnyMethod, Rpc
 from swarm.schema import Count, Message, PartField
-from swarm.step.member.service import Member
+from swarm.step.member.service import MemberService
 
 
 class ConsentRequest(Message):
@@ -46,13 +46,13 @@ CONSENT = Rpc("rescue/1/consent", ConsentRequest, Consent)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RescueDesk:
+class RescueService:
     """The ``rescue/1`` service. ``holds`` says whether a copy of a part is here, just as it was after a step; ``takes``
     whether it is just being brought there."""
 
     run: RunId
     me: PeerId
-    member: Member
+    member: MemberService
     history: History
     sign: Callable[[bytes], bytes]
     holds: Callable[[PartName, int], bool]

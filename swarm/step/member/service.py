@@ -30,7 +30,7 @@ from swarm.step.messages import Accepted, Apply, Decide, Over, Prepare, Prepared
 from swarm.waiting import News
 
 
-class Member:
+class MemberService:
     """Answers the step's leader. ``part`` is None for a peer that holds nothing (a bootstrap, hosted-ends trainers)."""
 
     def __init__(self, context: MemberContext) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from swarm.averaging.allreduce.messages import CHUNK, ENTER, ChunkRequest, RoundMessage
+from swarm.averaging.allreduce.messages import CHUNK, ENTER, ReduceRequest, RoundMessage
 from swarm.averaging.allreduce.output import Floats, weighted_mean
 from swarm.averaging.allreduce.partition import CHUNK_ELEMENTS
 from swarm.averaging.allreduce.plan import RoundKey, RoundPlan, RoundResult
@@ -150,7 +150,7 @@ def test_expected_round_that_does_not_start_is_forgotten_and_refuses_who_waits()
         plan = make_plan([1, 1], 8, timeout_s=10.0)
         services = await serve_members(network := Network(), plan.members)
         services[P1].expect(plan)
-        request = ChunkRequest.of(plan, index=plan.chunks_of(P1)[0].index, weight=1)
+        request = ReduceRequest.of(plan, index=plan.chunks_of(P1)[0].index, weight=1)
         held = asyncio.ensure_future(network.endpoints[P0].call(P1, CHUNK, request, timeout_s=60, payload=bytes(16)))
         await asyncio.sleep(11)
         with pytest.raises(Busy):
@@ -182,7 +182,7 @@ def test_reduce_with_a_chunk_sent_twice_counts_it_once() -> None:
         services = await serve_members(network, plan.members)
         services[P1].expect(plan)
         chunk = plan.chunks_of(P1)[0]
-        request = ChunkRequest.of(plan, index=chunk.index, weight=1)
+        request = ReduceRequest.of(plan, index=chunk.index, weight=1)
         payload = sums[P0][chunk.start : chunk.stop].numpy().tobytes()
 
         async def send(what: bytes) -> bytes:

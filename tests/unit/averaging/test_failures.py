@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from swarm.averaging.allreduce.messages import ABORT, AGREE, CHUNK, ENTER, Abort, Agreement, ChunkRequest
+from swarm.averaging.allreduce.messages import ABORT, AGREE, CHUNK, ENTER, Abort, Agreement, ReduceRequest
 from swarm.averaging.allreduce.plan import RoundPlan, RoundResult
 from swarm.averaging.schedules import SCHEDULES, ScheduleName
 from swarm.averaging.strategies.exact import Plain
@@ -216,7 +216,7 @@ def test_member_that_sends_what_is_no_sum_breaks_the_round_here_at_once() -> Non
         services[P1].expect(PLAN)
         jobs = [asyncio.ensure_future(services[peer].reduce(PLAN, sums[peer])) for peer in (P0, P2)]
         await asyncio.sleep(1)
-        request = ChunkRequest.of(PLAN, index=PLAN.chunks_of(P0)[0].index, weight=2)
+        request = ReduceRequest.of(PLAN, index=PLAN.chunks_of(P0)[0].index, weight=2)
         with pytest.raises(Violation):
             await network.endpoints[P1].call(P0, CHUNK, request, timeout_s=5, payload=bytes(16))
         outcomes = await asyncio.gather(*jobs, return_exceptions=True)
@@ -336,7 +336,7 @@ def test_chunk_that_is_not_right_is_refused_before_allocation(
         services = await serve_members(Network(), PLAN.members)
         services[P1].expect(PLAN)
         method = next(method for method in services[P1].methods() if method.rpc == CHUNK)
-        request = ChunkRequest.of(PLAN, index=CHUNK_OF_P1, weight=1).model_copy(update=changes)
+        request = ReduceRequest.of(PLAN, index=CHUNK_OF_P1, weight=1).model_copy(update=changes)
         assert method.admit is not None
         with pytest.raises(error):
             method.admit(PeerId(caller), request, payload_bytes)
@@ -350,7 +350,7 @@ def test_observer_that_sends_a_sum_is_refused() -> None:
         services = await serve_members(Network(), plan.members)
         services[P1].expect(plan)
         method = next(method for method in services[P1].methods() if method.rpc == CHUNK)
-        request = ChunkRequest.of(plan, index=plan.chunks_of(P1)[0].index, weight=0)
+        request = ReduceRequest.of(plan, index=plan.chunks_of(P1)[0].index, weight=0)
         assert method.admit is not None
         method.admit(P2, request, 0)
         with pytest.raises(Violation):
@@ -367,7 +367,7 @@ def test_sender_beyond_its_window_is_told_busy() -> None:
         services[P1].expect(plan)
         held = []
         for chunk in plan.chunks_of(P1)[: plan.window + 1]:
-            request = ChunkRequest.of(plan, index=chunk.index, weight=1)
+            request = ReduceRequest.of(plan, index=chunk.index, weight=1)
             call = network.endpoints[P0].call(P1, CHUNK, request, timeout_s=5, payload=bytes(16))
             held.append(asyncio.ensure_future(call))
             await asyncio.sleep(0.1)
@@ -387,7 +387,7 @@ def test_sum_that_is_on_its_way_counts_a_repeat_is_busy_and_a_broken_call_gives_
         assert method.admit is not None
         assert method.over is not None
         first, *more, beyond = (
-            ChunkRequest.of(plan, index=chunk.index, weight=1) for chunk in plan.chunks_of(P1)[: plan.window + 1]
+            ReduceRequest.of(plan, index=chunk.index, weight=1) for chunk in plan.chunks_of(P1)[: plan.window + 1]
         )
         for request in (first, *more):
             method.admit(P0, request, 16)
@@ -407,7 +407,7 @@ def test_sum_whose_call_broke_after_it_arrived_is_kept_and_may_be_asked_for_agai
         plan, network = make_plan([1, 1], 8), Network()
         services = await serve_members(network, plan.members)
         services[P1].expect(plan)
-        request = ChunkRequest.of(plan, index=plan.chunks_of(P1)[0].index, weight=1)
+        request = ReduceRequest.of(plan, index=plan.chunks_of(P1)[0].index, weight=1)
 
         async def ask(payload: bytes) -> bytes:
             call = network.endpoints[P0].call
@@ -435,7 +435,7 @@ def test_late_message_of_a_dead_round_is_refused() -> None:
         with pytest.raises(RoundFailed):
             await services[P0].reduce(plan, torch.zeros(8))
         call = network.endpoints[P1].call
-        request = ChunkRequest.of(plan, index=plan.chunks_of(P0)[0].index, weight=1)
+        request = ReduceRequest.of(plan, index=plan.chunks_of(P0)[0].index, weight=1)
         with pytest.raises(Refused):
             await call(P0, CHUNK, request, timeout_s=5, payload=bytes(16))
         with pytest.raises(Refused):

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from swarm.averaging.gossip.mass import Mass, MassNode, Message, Parcel, Taken, Yield
+from swarm.averaging.gossip.mass import Message, Parcel, ParcelTaken, ParcelTransferred, PushSumNode, PushSumState
 from swarm.averaging.gossip.pushing import PushSum
 from swarm.errors import Violation
 from swarm.ids import PeerId
@@ -15,19 +15,19 @@ from swarm.ids import PeerId
 A, B = PeerId("a"), PeerId("b")
 
 
-def node(value: float, weight: float = 1.0) -> MassNode:
-    return MassNode(Mass(torch.tensor([value]), weight), most_weight=8.0)
+def node(value: float, weight: float = 1.0) -> PushSumNode:
+    return PushSumNode(PushSumState(torch.tensor([value]), weight), most_weight=8.0)
 
 
-def put_aside(one: MassNode) -> dict[PeerId, int]:
+def put_aside(one: PushSumNode) -> dict[PeerId, int]:
     return {peer: parcel.number for peer, parcel in one._aside.items()}
 
 
-def held(one: MassNode) -> tuple[float, float]:
+def held(one: PushSumNode) -> tuple[float, float]:
     return one.held.sum.item(), one.held.weight
 
 
-def sent(sender: MassNode, target: PeerId) -> Parcel:
+def sent(sender: PushSumNode, target: PeerId) -> Parcel:
     parcel = sender.push(target)
     assert parcel is not None
     return parcel
@@ -38,10 +38,10 @@ def test_parcel_moves_half_in_three_messages() -> None:
     parcel = sent(a, B)
     assert held(a) == (4.0, 0.5)
     answer = b.take(A, parcel)
-    assert answer == Taken(1)
+    assert answer == ParcelTaken(1)
     assert held(b) == (0.0, 1.0), "the sender may still take it back"
-    assert a.taken(B, answer) == Yield(1)
-    b.yielded(A, Yield(1))
+    assert a.taken(B, answer) == ParcelTransferred(1)
+    b.yielded(A, ParcelTransferred(1))
     assert held(b) == (4.0, 1.5)
     assert put_aside(b) == {}
     assert sent(a, B).number == 2, "it owes no answer"
@@ -51,21 +51,21 @@ def test_messages_said_again_or_late_change_nothing() -> None:
     a, b = node(8.0), node(0.0)
     first = sent(a, B)
     for _ in range(2):
-        assert b.take(A, first) == Taken(1)
-        assert a.taken(B, Taken(1)) == Yield(1)
-        b.yielded(A, Yield(1))
+        assert b.take(A, first) == ParcelTaken(1)
+        assert a.taken(B, ParcelTaken(1)) == ParcelTransferred(1)
+        b.yielded(A, ParcelTransferred(1))
     second = sent(a, B)
     assert second.number == 2
-    assert b.take(A, first) == Taken(1)
+    assert b.take(A, first) == ParcelTaken(1)
     b.take(A, second)
-    b.yielded(A, Yield(1))
+    b.yielded(A, ParcelTransferred(1))
     assert held(b) == (4.0, 1.5), "a late yield of the first is not one of the second"
 
 
 def test_later_parcel_yields_the_one_before() -> None:
     a, b = node(8.0), node(0.0)
     b.take(A, sent(a, B))
-    a.taken(B, Taken(1))
+    a.taken(B, ParcelTaken(1))
     b.take(A, sent(a, B))
     assert held(b) == (4.0, 1.5)
     assert put_aside(b) == {A: 2}
@@ -88,15 +88,15 @@ def test_change_moves_the_value_whatever_the_weight() -> None:
 @pytest.mark.parametrize(
     ("mass", "what"),
     [
-        (Mass(torch.tensor([1.0, 2.0]), 1.0), "mass of"),
-        (Mass(torch.tensor([1.0], dtype=torch.float64), 1.0), "mass of"),
-        (Mass(torch.tensor([float("nan")]), 1.0), "not finite"),
-        (Mass(torch.tensor([1.0]), 0.0), "weight"),
-        (Mass(torch.tensor([1.0]), 9.0), "weight"),
-        (Mass(torch.tensor([1.0]), float("nan")), "weight"),
+        (PushSumState(torch.tensor([1.0, 2.0]), 1.0), "mass of"),
+        (PushSumState(torch.tensor([1.0], dtype=torch.float64), 1.0), "mass of"),
+        (PushSumState(torch.tensor([float("nan")]), 1.0), "not finite"),
+        (PushSumState(torch.tensor([1.0]), 0.0), "weight"),
+        (PushSumState(torch.tensor([1.0]), 9.0), "weight"),
+        (PushSumState(torch.tensor([1.0]), float("nan")), "weight"),
     ],
 )
-def test_mass_that_no_honest_peer_sends_is_refused(mass: Mass, what: str) -> None:
+def test_mass_that_no_honest_peer_sends_is_refused(mass: PushSumState, what: str) -> None:
     b = node(1.0)
     with pytest.raises(Violation, match=what):
         b.take(A, Parcel(1, mass))
@@ -107,15 +107,15 @@ def test_mass_that_no_honest_peer_sends_is_refused(mass: Mass, what: str) -> Non
 def test_numbers_out_of_turn_are_refused() -> None:
     b = node(1.0)
     with pytest.raises(Violation, match="out of turn"):
-        b.take(A, Parcel(2, Mass(torch.tensor([1.0]), 1.0)))
+        b.take(A, Parcel(2, PushSumState(torch.tensor([1.0]), 1.0)))
     with pytest.raises(Violation, match="never sent"):
-        b.taken(A, Taken(1))
+        b.taken(A, ParcelTaken(1))
 
 
 def test_values_meet_at_the_mean_over_a_network_that_loses_every_third_message() -> None:
     peers = [PeerId(str(number)) for number in range(7)]
     nodes = {
-        peer: MassNode(Mass(torch.tensor([float(number)], dtype=torch.float64), 1.0), most_weight=7.0)
+        peer: PushSumNode(PushSumState(torch.tensor([float(number)], dtype=torch.float64), 1.0), most_weight=7.0)
         for number, peer in enumerate(peers)
     }
     rng, lost = random.Random(1), 0
@@ -131,7 +131,7 @@ def test_values_meet_at_the_mean_over_a_network_that_loses_every_third_message()
                 lost += 1
             elif isinstance(message, Parcel):
                 messages.append((target, source, nodes[target].take(source, message)))
-            elif isinstance(message, Taken):
+            elif isinstance(message, ParcelTaken):
                 messages.append((target, source, nodes[target].taken(source, message)))
             else:
                 nodes[target].yielded(source, message)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swarm.averaging.allreduce.exchange import Output
+from swarm.averaging.allreduce.exchange import ReducedVector
 from swarm.averaging.allreduce.messages import CHUNK, ENTER
 from swarm.averaging.allreduce.plan import RoundPlan, RoundResult
 from swarm.averaging.schedules.routes import Routes
@@ -37,8 +37,8 @@ def outputs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]
     """The vectors of all that are made; the collector does not run meanwhile."""
     made: list[weakref.ref[Any]] = []
 
-    def noted(plan: RoundPlan) -> Output:
-        output = Output(plan)
+    def noted(plan: RoundPlan) -> ReducedVector:
+        output = ReducedVector(plan)
         made.append(weakref.ref(output.vector))
         return output
 

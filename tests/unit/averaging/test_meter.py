@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from swarm.averaging.allreduce.meter import (
+    MAX_BYTES_PER_S,
+    MAX_LATENCY_US,
     MEASURED_BYTES,
-    MOST_BYTES_PER_S,
-    MOST_LATENCY_US,
-    Heard,
-    Meter,
+    LinkMeasurement,
+    RoundMeter,
     heard_in_all,
 )
 from swarm.averaging.allreduce.plan import RoundResult
@@ -23,7 +23,7 @@ MIB = 1 << 20
 
 
 def test_payloads_that_come_at_the_same_time_count_their_time_once() -> None:
-    meter = Meter()
+    meter = RoundMeter()
     meter.answered(A, 0.02)
     meter.begins(A, MIB, 1.0)
     meter.begins(A, MIB, 1.5)
@@ -31,32 +31,39 @@ def test_payloads_that_come_at_the_same_time_count_their_time_once() -> None:
     meter.arrived(A, MIB, 3.0)
     meter.begins(A, MIB, 10.0)  # nothing came meanwhile
     meter.arrived(A, MIB, 11.0)
-    assert meter.heard() == {A: Heard(10_000, MIB)}
+    assert meter.heard() == {A: LinkMeasurement(10_000, MIB)}
 
 
 def test_small_payloads_and_instant_ones_say_nothing_of_bandwidth() -> None:
-    meter = Meter()
+    meter = RoundMeter()
     meter.answered(A, 0.001)
     meter.begins(A, MEASURED_BYTES - 1, 1.0)
     meter.arrived(A, MEASURED_BYTES - 1, 2.0)
     meter.arrived(A, MIB, 2.0)
     meter.begins(B, MIB, 3.0)
     meter.arrived(B, MIB, 3.0)
-    assert meter.heard() == {A: Heard(500, 0)}
+    assert meter.heard() == {A: LinkMeasurement(500, 0)}
 
 
 def test_what_is_measured_has_bounds() -> None:
-    meter = Meter()
+    meter = RoundMeter()
     meter.answered(A, 1e9)
     meter.begins(A, MIB, 0.0)
     meter.arrived(A, MIB, 1e-9)
     meter.answered(B, 0.0)
-    assert meter.heard() == {A: Heard(MOST_LATENCY_US, MOST_BYTES_PER_S), B: Heard(1, 0)}
+    assert meter.heard() == {A: LinkMeasurement(MAX_LATENCY_US, MAX_BYTES_PER_S), B: LinkMeasurement(1, 0)}
 
 
 def test_later_round_that_could_not_measure_a_link_takes_nothing_back() -> None:
-    first, second = {A: Heard(10, MIB), B: Heard(7, 0)}, {A: Heard(20, 0), B: Heard(0, 5)}
-    assert heard_in_all([first, second]) == heard_in_all([second, first]) == {A: Heard(10, MIB), B: Heard(7, 5)}
+    first, second = (
+        {A: LinkMeasurement(10, MIB), B: LinkMeasurement(7, 0)},
+        {A: LinkMeasurement(20, 0), B: LinkMeasurement(0, 5)},
+    )
+    assert (
+        heard_in_all([first, second])
+        == heard_in_all([second, first])
+        == {A: LinkMeasurement(10, MIB), B: LinkMeasurement(7, 5)}
+    )
     assert heard_in_all([]) == {}
 
 

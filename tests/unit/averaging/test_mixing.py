@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from swarm.averaging.gossip.mixing import Mixing, MixingContext, MixingRules, Taking
 from swarm.averaging.gossip.patience import FIRST_S
-from swarm.averaging.gossip.versions import TAKE, Taken, TakeRequest, Version, VersionDesk, take
+from swarm.averaging.gossip.versions import TAKE, TakeRequest, Version, VersionService, VersionTaken, take
 from swarm.averaging.gossip.wait_avoiding import WaitAvoiding
 from swarm.averaging.strategies import STRATEGIES
 from swarm.errors import PeerError
@@ -80,17 +80,17 @@ class World:
         self.endpoints = [self.network.endpoint(peer) for peer in self.peers]
         self.replicas = self.peers[: len(parts)]
         for endpoint, part in zip(self.endpoints, parts, strict=False):
-            endpoint.mount(VersionDesk(lambda part=part: self._held(part)))  # type: ignore[misc]
+            endpoint.mount(VersionService(lambda part=part: self._held(part)))  # type: ignore[misc]
         self.events: list[Event] = []
         self.device = Inline()
 
     def _held(self, part: FakePart) -> tuple[PartName, FakePart, Sequence[PeerId]]:
         return PART, part, self.replicas
 
-    def replace(self, number: int, answer: Callable[[], Answer[Taken]]) -> None:
+    def replace(self, number: int, answer: Callable[[], Answer[VersionTaken]]) -> None:
         """This peer answers as it likes."""
 
-        async def handle(caller: PeerId, body: TakeRequest, incoming: Incoming) -> Answer[Taken]:
+        async def handle(caller: PeerId, body: TakeRequest, incoming: Incoming) -> Answer[VersionTaken]:
             return answer()
 
         class Liar:
@@ -192,7 +192,7 @@ def test_leg_that_one_alone_claims_makes_nobody_too_old() -> None:
 )
 def test_hostile_version_is_left_out_and_the_others_count(leg: int, values: list[float], reason: str) -> None:
     def answer() -> Answer:
-        return Answer(Taken(leg=leg), torch.tensor(values).numpy().data.cast("B"))
+        return Answer(VersionTaken(leg=leg), torch.tensor(values).numpy().data.cast("B"))
 
     event, (mean,) = mixed(
         FakePart(2, 1.0), FakePart(2, 3.0), FakePart(2, 0.0), prepare=lambda world: world.replace(2, answer)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from swarm.averaging.allreduce.output import Output, squared_norm, weighted_mean
+from swarm.averaging.allreduce.output import ReducedVector, squared_norm, weighted_mean
 from swarm.averaging.allreduce.wire import WireType, raw
 from swarm.errors import Violation
 from swarm.ids import PeerId
@@ -65,7 +65,7 @@ def test_squared_norm_of_the_largest_floats_is_finite() -> None:
 def test_output_filled_in_any_order_has_the_same_norm_and_digest() -> None:
     plan = make_plan([1, 1], 37)
     values = np.random.default_rng(0).standard_normal(37).astype(np.float32)
-    outputs = [Output(plan), Output(plan)]
+    outputs = [ReducedVector(plan), ReducedVector(plan)]
     for output, chunks in zip(outputs, (plan.chunks, plan.chunks[::-1]), strict=True):
         for chunk in chunks:
             output.store(chunk, bytes(raw(values[chunk.start : chunk.stop])))
@@ -78,7 +78,7 @@ def test_output_with_one_bit_changed_has_another_digest() -> None:
     plan = make_plan([1], 2)
     digests = set()
     for value in (1.0, np.nextafter(np.float32(1), np.float32(2))):
-        output = Output(plan)
+        output = ReducedVector(plan)
         output.store(plan.chunks[0], np.array([0, value], np.float32).tobytes())
         digests.add(output.digest())
     assert len(digests) == 2
@@ -86,7 +86,7 @@ def test_output_with_one_bit_changed_has_another_digest() -> None:
 
 @pytest.mark.parametrize("encoded", [b"", bytes(7), np.array([np.nan, 0], np.float32).tobytes()])
 def test_output_refuses_wrong_bytes_naming_the_reducer(encoded: bytes) -> None:
-    output = Output(make_plan([0, 1], 2))
+    output = ReducedVector(make_plan([0, 1], 2))
     with pytest.raises(Violation) as caught:
         output.store(make_plan([0, 1], 2).chunks[0], encoded)
     assert caught.value.peer == B

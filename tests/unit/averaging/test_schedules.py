@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from swarm.averaging.schedules import SCHEDULES, Schedule
-from swarm.averaging.schedules.auto import Situation, Wanted, choose, shares, steady
-from swarm.averaging.schedules.costs import Link, Vector, load, seconds
-from swarm.averaging.schedules.patterns import MOST_PARTS
+from swarm.averaging.schedules.auto import ScheduleInputs, UnavailableSchedule, choose, shares, steady
+from swarm.averaging.schedules.costs import LinkCost, Vector, load, seconds
+from swarm.averaging.schedules.patterns import MAX_PARTS
 from swarm.averaging.schedules.routes import Routes
 from swarm.errors import BugError
 from swarm.ids import PeerId
@@ -122,7 +122,7 @@ def test_no_two_members_have_more_parts_between_them_than_may_be_open() -> None:
     for schedule in ALL:
         plan = routes(schedule, [1] * 150)
         between = Counter((peer, plan.parent(peer, root)) for root in plan.roots for peer in plan.members)
-        assert max(count for (_, parent), count in between.items() if parent is not None) <= MOST_PARTS
+        assert max(count for (_, parent), count in between.items() if parent is not None) <= MAX_PARTS
 
 
 def test_routes_without_anybody_to_reduce_are_a_bug() -> None:
@@ -170,15 +170,17 @@ def test_steady_takes_no_notice_of_what_measurements_differ_by() -> None:
 # --- choosing --------------------------------------------------------------------------------------------------------
 
 
-def situation(count: int, elements: int, ms: float, mib_s: int, sites: int = 0) -> Situation:
+def situation(count: int, elements: int, ms: float, mib_s: int, sites: int = 0) -> ScheduleInputs:
     """Equal links; each member at a site of its own, or side by side at so many."""
     members = names(count) if count <= 10 else tuple(PeerId(f"p{rank:02}") for rank in range(count))
     site = [str(rank * sites // count if sites else rank) for rank in range(count)]
     links = {
-        peer: Link(latency_s=ms / 1e3, bytes_per_s=mib_s << 20, site=where)
+        peer: LinkCost(latency_s=ms / 1e3, bytes_per_s=mib_s << 20, site=where)
         for peer, where in zip(members, site, strict=True)
     }
-    return Situation(members=members, weights=dict.fromkeys(members, 1), vector=Vector(elements=elements), links=links)
+    return ScheduleInputs(
+        members=members, weights=dict.fromkeys(members, 1), vector=Vector(elements=elements), links=links
+    )
 
 
 @pytest.mark.parametrize(
@@ -192,7 +194,7 @@ def situation(count: int, elements: int, ms: float, mib_s: int, sites: int = 0) 
         (situation(4, 4_000_000, ms=1, mib_s=100, sites=1), "direct"),
     ],
 )
-def test_auto_takes_the_one_that_these_links_favour(case: Situation, expected: str) -> None:
+def test_auto_takes_the_one_that_these_links_favour(case: ScheduleInputs, expected: str) -> None:
     choice = choose(case)
     assert choice.schedule == expected
     assert "s expected" in choice.reason
@@ -201,16 +203,17 @@ def test_auto_takes_the_one_that_these_links_favour(case: Situation, expected: s
 
 def test_unmeasured_links_give_direct_and_say_so() -> None:
     case = situation(3, 100, 1, 1)
-    choice = choose(Situation(members=case.members, weights=case.weights, vector=case.vector))
+    choice = choose(ScheduleInputs(members=case.members, weights=case.weights, vector=case.vector))
     assert (choice.schedule, set(choice.shares.values())) == ("direct", {1})
     assert "measured" in choice.reason
 
 
 def test_what_the_manifest_wants_is_taken_with_parts_by_bandwidth() -> None:
     case = situation(4, 100, 1, 100)
-    links = dict(case.links) | {PeerId("p3"): Link(latency_s=0.001, bytes_per_s=1 << 20)}
+    links = dict(case.links) | {PeerId("p3"): LinkCost(latency_s=0.001, bytes_per_s=1 << 20)}
     choice = choose(
-        Situation(members=case.members, weights=case.weights, vector=case.vector, links=links), Wanted("ring", "asked")
+        ScheduleInputs(members=case.members, weights=case.weights, vector=case.vector, links=links),
+        UnavailableSchedule("ring", "asked"),
     )
     assert choice.schedule == "ring"
     assert list(choice.shares.values()) == [1, 1, 1, 0]
@@ -222,13 +225,13 @@ def test_members_that_can_only_dial_out_and_observers_reduce_nothing() -> None:
     case = situation(4, 100, 1, 100)
     weights = dict(case.weights) | {PeerId("p0"): 0}
     for links in ({}, case.links):
-        told = Situation(
+        told = ScheduleInputs(
             members=case.members, weights=weights, vector=case.vector, links=links, dial_only={PeerId("p2")}
         )
         assert {peer for peer, share in choose(told).shares.items() if share} == {PeerId("p1"), PeerId("p3")}
-    alone = Situation(members=case.members, weights=weights, vector=case.vector, dial_only=set(case.members[1:3]))
+    alone = ScheduleInputs(members=case.members, weights=weights, vector=case.vector, dial_only=set(case.members[1:3]))
     assert set(choose(alone).shares) == {PeerId("p3")}
-    nobody = Situation(members=case.members, weights=weights, vector=case.vector, dial_only=set(case.members))
+    nobody = ScheduleInputs(members=case.members, weights=weights, vector=case.vector, dial_only=set(case.members))
     assert len(choose(nobody).shares) == 3, "somebody must"
 
 

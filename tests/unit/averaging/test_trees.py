@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from swarm.averaging.allreduce.messages import CHUNK, STAY, ChunkRequest
+from swarm.averaging.allreduce.messages import CHUNK, STAY, ReduceRequest
 from swarm.averaging.allreduce.plan import RoundPlan, RoundResult
 from swarm.averaging.schedules import SCHEDULES, ScheduleName
 from swarm.averaging.schedules.costs import Vector, load
@@ -263,8 +263,8 @@ def test_sum_of_a_wrong_subtree_is_refused_before_allocation(
         method = next(method for method in services[P1].methods() if method.rpc == CHUNK)
         assert method.admit is not None
         if schedule == "butterfly":
-            method.admit(P0, ChunkRequest.of(plan, index=0, weight=2, level=1), 16)
+            method.admit(P0, ReduceRequest.of(plan, index=0, weight=2, level=1), 16)
         with pytest.raises(Violation):
-            method.admit(caller, ChunkRequest.of(plan, **changes), size)
+            method.admit(caller, ReduceRequest.of(plan, **changes), size)
 
     in_virtual_time(scene())

@@ -1,17 +1,17 @@
 from __future__ import annotations
 
-from peers.chaos.container_networks import Links
+from peers.chaos.container_networks import ContainerLinks
 from swarm.sim.links import LinkShape
 
 ADDRESSES = {"a": ("10.0.0.1", "10.0.1.1"), "b": ("10.0.0.2",), "c": ("10.0.0.3",)}
 
 
-def rules(links: Links, name: str) -> str:
+def rules(links: ContainerLinks, name: str) -> str:
     return "\n".join(links.commands(name, ADDRESSES, ["eth0"]))
 
 
 def test_partition_drops_what_comes_from_the_others_in_each_direction_asked_for() -> None:
-    links = Links()
+    links = ContainerLinks()
     links.part(["a"], ["b", "c"], both=False)
     assert [f"-s {address} -j DROP" in rules(links, "b") for address in ADDRESSES["a"]] == [True, True]
     assert "DROP" not in rules(links, "a")
@@ -21,7 +21,7 @@ def test_partition_drops_what_comes_from_the_others_in_each_direction_asked_for(
 
 def test_what_is_cut_stays_so_while_something_else_is_changed() -> None:
     """The chain is never emptied first: it is put in place whole."""
-    links = Links()
+    links = ContainerLinks()
     links.part(["a"], ["b"], both=True)
     links.shape(["c"], ["b"], LinkShape(loss=0.1))
     told = [line for line in links.commands("b", ADDRESSES, ["eth0"]) if "DROP" in line]
@@ -31,7 +31,7 @@ def test_what_is_cut_stays_so_while_something_else_is_changed() -> None:
 
 
 def test_mending_some_links_leaves_the_others() -> None:
-    links = Links()
+    links = ContainerLinks()
     links.part(["a"], ["b", "c"], both=True, cause="first")
     links.part(["a"], ["b"], both=True, cause="second")
     links.shape(["b"], ["c"], LinkShape(loss=0.1), cause="third")
@@ -45,7 +45,7 @@ def test_mending_some_links_leaves_the_others() -> None:
 
 
 def test_shape_makes_a_queue_for_what_is_sent_there_alone() -> None:
-    links = Links()
+    links = ContainerLinks()
     links.shape(["a"], ["b"], LinkShape(bytes_per_s=125_000))
     assert "rate 1000kbit" in rules(links, "a")
     assert "match ip dst 10.0.0.2/32 flowid 1:1" in rules(links, "a")
@@ -54,7 +54,7 @@ def test_shape_makes_a_queue_for_what_is_sent_there_alone() -> None:
 
 
 def test_loss_is_drawn_at_whom_it_reaches_and_delay_is_a_queue() -> None:
-    links = Links()
+    links = ContainerLinks()
     links.shape(["a"], ["b"], LinkShape(loss=0.25, latency_s=0.02, jitter_s=0.01))
     assert "-s 10.0.0.2 -m statistic --mode random --probability 0.2500 -j DROP" in rules(links, "a")
     assert "netem delay 20.0ms 5.0ms" in rules(links, "a")

@@ -10,7 +10,7 @@ import pytest
 from peers.chaos import theatre, worlds
 from peers.chaos.faults import Restart
 from peers.chaos.lives import Player
-from peers.chaos.play import Outcome
+from peers.chaos.play import PlayOutcome
 from peers.chaos.scenario import parse_scenario
 from peers.chaos.verdict import Judged, judge
 from peers.chaos.worlds import CannotPlay
@@ -88,7 +88,7 @@ def _judged(root: Path, players: tuple[Player, ...]) -> Judged:
     home.mkdir(parents=True)
     line = {"t": 1.0, "m": 1.0, "peer": "A", "kind": "PeerReady", "step": 0, "part": "stage-0", "seconds": 1.0}
     (home / "events.jsonl").write_text(json.dumps(line) + "\n")
-    return judge(SCENARIO, "processes", _Left(root), players, Outcome(started={"a", "b"}))
+    return judge(SCENARIO, "processes", _Left(root), players, PlayOutcome(started={"a", "b"}))
 
 
 def test_who_was_started_and_left_nothing_is_a_problem(tmp_path: Path) -> None:

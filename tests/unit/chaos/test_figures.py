@@ -12,7 +12,7 @@ from peers.chaos.figures import FIGURES, Played, by_kind, closed_by_minority, cl
 from peers.chaos.invariants.check import Report, check
 from peers.chaos.invariants.evidence import Evidence, Fact
 from peers.chaos.invariants.findings import Limits
-from peers.chaos.lives import Life, Player, Struck, lives
+from peers.chaos.lives import PeerLifetime, Player, Struck, lives
 from peers.chaos.picture import picture_svg
 from swarm.ids import PeerId
 
@@ -50,7 +50,7 @@ FACTS = (
 )
 
 
-def _lives(strikes: tuple[Struck, ...] = (KILL, BACK), facts: tuple[Fact, ...] = FACTS) -> tuple[Life, ...]:
+def _lives(strikes: tuple[Struck, ...] = (KILL, BACK), facts: tuple[Fact, ...] = FACTS) -> tuple[PeerLifetime, ...]:
     return lives(Evidence(facts, ()), PLAYERS, strikes, {}, 20.0)
 
 

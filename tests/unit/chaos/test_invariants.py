@@ -16,7 +16,7 @@ from peers.chaos.invariants.check import CHECKERS, Report, check, check_run
 from peers.chaos.invariants.evidence import FaultFact, Gatherer, event_hash, gather
 from peers.chaos.invariants.findings import ENDED_BY, HARMLESS, PASSING, REBORN, Limits
 from peers.chaos.invariants.microbatches import prefix_problem
-from swarm.consensus.records import NO_RECORD, Aside, CloseRecord, Contribution
+from swarm.consensus.records import NO_RECORD, CloseRecord, Contribution, Quarantined
 from swarm.consensus.roster import Member
 from swarm.events import (
     Accumulated,
@@ -565,7 +565,7 @@ def test_microbatch_that_was_set_aside_is_not_lost_and_leaves_no_hole() -> None:
     said = JourneySetAside(step=2, microbatch=gone.microbatch, reason="it is not finite, whoever computes it")
     run.say(gone.microbatch.trainer, 2, said)  # what its trainer says is in no record
     assert run.report(target=TARGET) == {"I2": 1, "I8": 1, "I10": 3}
-    aside = Aside(microbatch=gone.microbatch, reason="it is not finite, whoever computes it")
+    aside = Quarantined(microbatch=gone.microbatch, reason="it is not finite, whoever computes it")
     run.rewrite(2, committed=left, aside=(aside,))
     assert run.report(target=TARGET) == {"I8": 1}
 

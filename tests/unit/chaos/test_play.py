@@ -13,13 +13,13 @@ import pytest
 from peers.chaos.cast import cast_of
 from peers.chaos.faults import CannotInflict, Fault, Kill, LimitMemory, Pause, Restart, Stop, Twin
 from peers.chaos.plan import FaultPlan, Fired, Strike
-from peers.chaos.play import Outcome, Play
+from peers.chaos.play import Play, PlayOutcome
 from peers.chaos.scenario import Scenario, parse_scenario
 from peers.chaos.schedule import Draw
-from peers.chaos.striker import Striker
+from peers.chaos.striker import FaultInjector
 from peers.chaos.strikes import NEVER, planned
 from peers.chaos.timeline import Timeline
-from peers.chaos.watch import Watch
+from peers.chaos.watch import RunWatch
 from peers.chaos.world import PeerSpec, Stamps
 from peers.console.interrupt import Interrupted
 
@@ -162,7 +162,7 @@ def _scenario(**keys: Any) -> Scenario:
     return parse_scenario({**SCENARIO, **keys}, "a.toml")
 
 
-def _play(world: MadeUpWorld, scenario: Scenario, draws: Sequence[Draw] = ()) -> tuple[Outcome, list[str]]:
+def _play(world: MadeUpWorld, scenario: Scenario, draws: Sequence[Draw] = ()) -> tuple[PlayOutcome, list[str]]:
     cast = cast_of(scenario, Path("/run.toml"), {"sample": Path("/s"), "trainer-0": Path("/t")})
     lines: list[str] = []
     play = Play(scenario, cast, world, planned(scenario, cast), draws)
@@ -384,8 +384,8 @@ def test_who_is_still_leaving_when_it_is_started_again_was_forced(tmp_path: Path
 def test_of_two_with_one_key_one_may_give_up(tmp_path: Path) -> None:
     scenario, world = _scenario(), MadeUpWorld(tmp_path)
     cast = cast_of(scenario, Path("/run.toml"), {"sample": Path("/s"), "trainer-0": Path("/t")})
-    plan, watch = FaultPlan(world=world), Watch(world.stamps)
-    striker = Striker(scenario, cast, world, plan, watch, Timeline(lambda line: None, str))
+    plan, watch = FaultPlan(world=world), RunWatch(world.stamps)
+    striker = FaultInjector(scenario, cast, world, plan, watch, Timeline(lambda line: None, str))
     strike = Strike("two", NEVER, Twin("host-0-1"))
     plan.fired["two"] = Fired(strike, 1.0, ("host-0-1",), ("A",))
     striker.note()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from peers.chaos import faults, theatre
-from peers.chaos.cast import Cast, cast_of, manifest_of, trainers_of
+from peers.chaos.cast import SwarmSpec, cast_of, manifest_of, trainers_of
 from peers.chaos.process_world import ProcessWorld
 from peers.chaos.processes import RealPeer
 from peers.chaos.scenario import KINDS, Scenario, load_scenario, parse_scenario
@@ -29,7 +29,7 @@ def _with(**keys: Any) -> Scenario:
     return parse_scenario({**SMALL, **keys}, "a.toml")
 
 
-def _cast(scenario: Scenario) -> Cast:
+def _cast(scenario: Scenario) -> SwarmSpec:
     texts = {name: Path(f"/d/{name}.txt") for name in ("sample", *trainers_of(scenario))}
     return cast_of(scenario, Path("/d/run.toml"), texts)
 

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from peers.chaos.scenario import Schedule, TraceSection
+from peers.chaos.scenario import FaultSchedule, TraceSection
 from peers.chaos.schedule import Draw, choose, draws, market, read_trace
 from swarm.errors import ConfigError
 
-SCHEDULE = Schedule(per_hour=100, kinds={"kill": 3, "stop": 1, "pause": 1})
+SCHEDULE = FaultSchedule(per_hour=100, kinds={"kill": 3, "stop": 1, "pause": 1})
 READY = {"host-0-0": "stage-0", "host-0-1": "stage-0", "host-1-0": "stage-1", "trainer-0": "ends", "trainer-1": "ends"}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from peers.chaos.invariants.evidence import EVENTS, gather
-from peers.chaos.watch import Watch
+from peers.chaos.watch import RunWatch
 from peers.chaos.world import Stamps
 from swarm.clock import SystemClock
 from tests.unit.chaos.worlds import contained
@@ -15,7 +15,7 @@ from tests.unit.chaos.worlds import contained
 def test_an_event_is_stamped_when_it_was_written_however_late_it_is_read() -> None:
     now = [1000.0]
     stamps = Stamps(lambda: now[0])
-    watch = Watch(stamps)
+    watch = RunWatch(stamps)
     for monotonic, read, step in ((50.0, 1000.02, 1), (60.0, 1010.0, 2), (65.0, 1031.0, 3), (71.0, 1031.0, 4)):
         now[0] = read  # the third was read 16 s late: whoever reads was striking
         stamps.tell(monotonic)
@@ -26,7 +26,7 @@ def test_an_event_is_stamped_when_it_was_written_however_late_it_is_read() -> No
 def test_a_step_that_another_tells_earlier_was_closed_then() -> None:
     now = [1000.0]
     stamps = Stamps(lambda: now[0])
-    watch = Watch(stamps)
+    watch = RunWatch(stamps)
     for monotonic, name in ((50.0, "a"), (49.0, "b"), (50.5, "c")):
         stamps.tell(monotonic)
         now[0] += 1.0

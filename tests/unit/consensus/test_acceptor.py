@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from swarm.consensus.acceptor import MOST_LEAP, Acceptor, Promised, Vote, check_promise, majority, must_propose
+from swarm.consensus.acceptor import MAX_LEAP, Acceptor, Promised, Vote, check_promise, majority, must_propose
 from swarm.consensus.history import History
 from swarm.errors import Busy, Refused, Superseded, Violation
 from tests.unit.step.world import GENESIS, record
@@ -43,11 +43,11 @@ def test_acceptor_follows_the_highest_term_only() -> None:
 
 def test_acceptor_follows_no_term_that_is_out_of_reach() -> None:
     acceptor = Acceptor(term=7)
-    for beyond in (8 + MOST_LEAP, 1 << 52):
+    for beyond in (8 + MAX_LEAP, 1 << 52):
         with pytest.raises(Busy, match="out of reach"):
             acceptor.follow(beyond)
     assert acceptor.term == 7
-    assert acceptor.follow(7 + MOST_LEAP)
+    assert acceptor.follow(7 + MAX_LEAP)
 
 
 def test_acceptor_accepts_one_record_a_term_and_another_in_the_next() -> None:

@@ -16,7 +16,7 @@ from swarm.consensus.changes import (
     ChangeRules,
     Changes,
     Departure,
-    Moment,
+    OpenStepFacts,
     Reassign,
     admission_bytes,
     departure_bytes,
@@ -64,7 +64,7 @@ ROSTER = Roster(
         member("T2", "trainer", "ends"),
     ]
 )
-NOW = Moment(STEP, ROSTER, BEFORE)
+NOW = OpenStepFacts(STEP, ROSTER, BEFORE)
 RULES = ChangeRules(RUN, PARTS, 9, verify)
 
 
@@ -243,7 +243,7 @@ def test_more_than_a_record_takes_leave_one_after_the_other_before_the_run_ends(
     many = Roster([member("A"), member("B", part="stage-1"), *(member(f"T{i}", "trainer", "ends") for i in range(90))])
     rules, leaves = ChangeRules(RUN, PARTS, 500, verify), [departure(peer, ends=True) for peer in many.peers]
     assert rules.end(many, leaves) is None
-    after = rules.apply(Moment(STEP, many, BEFORE), rules.gather(many, (), leaves))
+    after = rules.apply(OpenStepFacts(STEP, many, BEFORE), rules.gather(many, (), leaves))
     assert len(after) == len(many) - MAX_CHANGES + 2, "A and B are not spared"
     assert rules.end(after, [leave for leave in leaves if leave.peer in after]) is not None
 
@@ -266,7 +266,7 @@ def test_member_that_would_hold_what_its_role_does_not_is_refused(role: str, par
 
 def test_trainer_of_a_run_with_hosted_ends_holds_nothing_and_the_last_one_stays() -> None:
     roster = Roster([member("A1"), member("B1", part="stage-1"), member("T1", "trainer", None)])
-    now, rules = Moment(STEP, roster, BEFORE), ChangeRules(RUN, PARTS[:2], 9, verify)
+    now, rules = OpenStepFacts(STEP, roster, BEFORE), ChangeRules(RUN, PARTS[:2], 9, verify)
     with pytest.raises(Refused, match="only trainer"):
         rules.apply(now, Changes(leaves=(departure("T1"),)))
     with pytest.raises(Refused, match="does not hold ends"):
@@ -277,7 +277,7 @@ def test_trainer_of_a_run_with_hosted_ends_holds_nothing_and_the_last_one_stays(
 def test_leader_grants_no_more_than_a_record_takes() -> None:
     many = Roster([member("A"), member("B", part="stage-1"), *(member(f"T{i}", "trainer", "ends") for i in range(90))])
     rules = ChangeRules(RUN, PARTS, 500, verify)
-    now = Moment(STEP, many, BEFORE)
+    now = OpenStepFacts(STEP, many, BEFORE)
     leaves = [departure(f"T{i}") for i in range(90)]
     joins = [admission(member(f"N{i}")) for i in range(90)]
     changes = rules.gather(many, joins, leaves)
@@ -307,7 +307,7 @@ def test_whatever_was_asked_the_leaders_changes_are_accepted_and_the_run_can_go_
     there before, the run a trainer, and the record its size."""
     leaving = data.draw(st.lists(st.sampled_from(roster.peers), unique=True))
     joining = data.draw(st.lists(places, max_size=8))
-    now, rules = Moment(STEP, roster, BEFORE), ChangeRules(RUN, PARTS, room, verify)
+    now, rules = OpenStepFacts(STEP, roster, BEFORE), ChangeRules(RUN, PARTS, room, verify)
     joins = [admission(member(f"N{index}", role, part)) for index, (role, part) in enumerate(joining)]
     leaves = [departure(peer) for peer in leaving]
     for join in joins:

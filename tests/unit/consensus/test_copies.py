@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from swarm.consensus.copies import COPY_BYTES_S, KEPT_UPDATES, MOST_COPIES, copies_of, copy_holders, copy_rate
+from swarm.consensus.copies import COPY_BYTES_S, KEPT_UPDATES, MAX_COPIES, copies_of, copy_holders, copy_rate
 from swarm.consensus.roster import Member, Roster
 from swarm.ids import PartName, PeerId
 
 PARTS = ("ends", "stage-0", "stage-1", "stage-2", "stage-3")
-COPIES = st.integers(0, MOST_COPIES)
+COPIES = st.integers(0, MAX_COPIES)
 
 
 def listed(peer: str, part: str | None) -> Member:

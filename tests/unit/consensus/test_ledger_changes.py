@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from swarm.consensus.ledger import Ledger, fixed_quota, free_quota, reassigned
-from swarm.consensus.records import ASIDE_BYTES, MOST_ASIDE, Aside, Contribution, record_bytes, record_room
+from swarm.consensus.records import ASIDE_BYTES, MAX_ASIDE, Contribution, Quarantined, record_bytes, record_room
 from swarm.consensus.roster import Roster
 from swarm.errors import Refused, WrongStep
 from swarm.ids import MicrobatchId, PeerId
@@ -35,8 +35,8 @@ def contribution(trainer: PeerId, number: int, route: tuple[str, ...] = ("a0",))
     return Contribution(microbatch=microbatch(trainer, number), tokens=8, loss_sum=1.5, route=route)
 
 
-def aside(trainer: PeerId, number: int) -> Aside:
-    return Aside(microbatch=microbatch(trainer, number), reason="no number anywhere")
+def aside(trainer: PeerId, number: int) -> Quarantined:
+    return Quarantined(microbatch=microbatch(trainer, number), reason="no number anywhere")
 
 
 def ledger(target: int = 4, trainers: tuple[PeerId, ...] = TRAINERS[:2]) -> Ledger:
@@ -75,7 +75,7 @@ def test_microbatch_put_aside_counts_for_nothing_and_another_may_be_leased() -> 
 
 
 def test_trainer_that_puts_one_after_the_other_aside_is_stopped_before_no_record_can_hold_them() -> None:
-    book, most = ledger(2, tuple(PeerId(f"t{number}") for number in range(512))), MOST_ASIDE // 512
+    book, most = ledger(2, tuple(PeerId(f"t{number}") for number in range(512))), MAX_ASIDE // 512
     trainer = PeerId("t0")
     for number in range(most):
         book.lease(STEP, trainer, number + 1)
@@ -91,9 +91,9 @@ def test_trainer_that_puts_one_after_the_other_aside_is_stopped_before_no_record
 
 def put_all_aside(book: Ledger, trainer: PeerId) -> None:
     """As much as it may, with ids and reasons as long as they can be."""
-    for number in range(MOST_ASIDE + 1):
+    for number in range(MAX_ASIDE + 1):
         at = MicrobatchId(trainer, "f" * 16, 1 << 51, (1 << 51) + number)
-        book.put_aside(STEP, trainer, Aside(microbatch=at, reason="\U0001f9e8" * 200))
+        book.put_aside(STEP, trainer, Quarantined(microbatch=at, reason="\U0001f9e8" * 200))
 
 
 @pytest.mark.parametrize("trainers", [1, 3, 512, record_room(1, 1, MAX_BODY_BYTES)])
@@ -101,27 +101,27 @@ def test_all_that_trainers_may_put_aside_is_within_what_a_record_has_room_for(tr
     each = [PeerId(f"{number:x>64}") for number in range(trainers)]
     book = Ledger(STEP, 1 << 50, dict.fromkeys(each, 1 << 40))
     for trainer in each:
-        book.lease(STEP, trainer, MOST_ASIDE + 1)
+        book.lease(STEP, trainer, MAX_ASIDE + 1)
         with pytest.raises(Refused, match="put aside already"):
             put_all_aside(book, trainer)
     put = book.aside()
     assert len({one.microbatch.trainer for one in put}) == trainers
-    assert len(put) <= MOST_ASIDE
+    assert len(put) <= MAX_ASIDE
     assert len(pack([one.model_dump() for one in put])) <= len(put) * ASIDE_BYTES
-    assert MOST_ASIDE * ASIDE_BYTES < record_bytes(1, 1, trainers) <= MAX_BODY_BYTES
+    assert MAX_ASIDE * ASIDE_BYTES < record_bytes(1, 1, trainers) <= MAX_BODY_BYTES
 
 
 def test_what_trainers_that_are_lost_have_put_aside_leaves_less_room_for_the_others() -> None:
-    book, poison = ledger(1 << 20), {ANN: list[Aside](), BEN: list[Aside]()}
+    book, poison = ledger(1 << 20), {ANN: list[Quarantined](), BEN: list[Quarantined]()}
     for trainer, put in poison.items():
-        ids = (MicrobatchId(trainer, "0" * 16, 0, number) for number in range(MOST_ASIDE))
-        put += [Aside(microbatch=one, reason="no number") for one in ids]
-    book.lease(STEP, ANN, MOST_ASIDE)
-    for one in poison[ANN][: MOST_ASIDE // 2]:
+        ids = (MicrobatchId(trainer, "0" * 16, 0, number) for number in range(MAX_ASIDE))
+        put += [Quarantined(microbatch=one, reason="no number") for one in ids]
+    book.lease(STEP, ANN, MAX_ASIDE)
+    for one in poison[ANN][: MAX_ASIDE // 2]:
         book.put_aside(STEP, ANN, one)
     book.share({BEN: 1 << 20}, {ANN: (0, 0)})
     book.resume(STEP, BEN, [one.microbatch for one in poison[BEN]], poison[BEN])
-    assert Counter(one.microbatch.trainer for one in book.aside()) == {ANN: MOST_ASIDE // 2, BEN: MOST_ASIDE // 2}
+    assert Counter(one.microbatch.trainer for one in book.aside()) == {ANN: MAX_ASIDE // 2, BEN: MAX_ASIDE // 2}
 
 
 def test_microbatch_is_completed_or_put_aside_within_what_is_leased() -> None:

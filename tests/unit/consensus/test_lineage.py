@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from swarm.consensus.acceptor import Acceptor, Candidate, Promised, Vote, majority, must_propose
+from swarm.consensus.acceptor import Acceptor, BranchHead, Promised, Vote, majority, must_propose
 from swarm.consensus.ballot import VoteFile
 from swarm.consensus.branches import Fork, best, check_alone, check_lineage
 from swarm.consensus.changes import NO_CHANGES
-from swarm.consensus.incarnation import Life
+from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.records import CloseRecord, Confirmation, Decision, check_acceptances, check_confirmed
 from swarm.consensus.roster import Roster, owner
 from swarm.errors import Busy, Refused, Superseded, Violation
@@ -42,12 +42,12 @@ def fork(me: PeerId = T, candidate: CloseRecord | None = None) -> Fork:
 
 def test_best_candidate_is_the_one_for_which_most_was_done() -> None:
     small, large = Vote(term=3, record=forked(A, B)), Vote(term=1, record=forked(T, B))
-    offers = [Candidate(vote=small, samples=12), Candidate(vote=large, samples=18)]
+    offers = [BranchHead(vote=small, samples=12), BranchHead(vote=large, samples=18)]
     assert best(offers) == large
     assert best([]) is None
-    boast = Candidate(vote=small, samples=10**6)
+    boast = BranchHead(vote=small, samples=10**6)
     assert best([*offers, boast]) == large, "one of two cannot make it more alone"
-    even = [Candidate(vote=small, samples=12), Candidate(vote=large, samples=12)]
+    even = [BranchHead(vote=small, samples=12), BranchHead(vote=large, samples=12)]
     assert best(even) == best(even[::-1]) == max((small, large), key=lambda vote: vote.record.hash())
 
 
@@ -135,7 +135,7 @@ class Voter:
     """One voter of the step after the fork point."""
 
     acceptor: Acceptor = field(default_factory=Acceptor)
-    offers: Candidate | None = None
+    offers: BranchHead | None = None
 
 
 class Step:
@@ -161,7 +161,7 @@ class Step:
         candidate = record(lineage=1, term=self.term, loss_sum=float(self.term))
         for peer in there:
             self.voters[peer].acceptor.follow(max(self.term, self.voters[peer].acceptor.term))
-            self.voters[peer].offers = Candidate(vote=Vote(term=self.term, record=candidate), samples=samples)
+            self.voters[peer].offers = BranchHead(vote=Vote(term=self.term, record=candidate), samples=samples)
         self.alone |= there
 
     def lead(self, promising: set[PeerId]) -> None:
@@ -249,7 +249,7 @@ async def in_a_lineage() -> tuple[Bench, CloseRecord]:
     """T went on provisionally after the genesis. With the record that it went on with."""
     candidate = forked(A, B)
     bench = Bench(me=T)
-    state = OpenStep(Life(T).ballot(GENESIS))
+    state = OpenStep(Incarnation(T).ballot(GENESIS))
     await state.accept(Vote(term=1, record=candidate), T)
     bench.history.append(candidate)
     await bench.member.forking.closed(Decision(candidate, {}, term=1), GENESIS, state)
@@ -306,13 +306,13 @@ async def _stubborn(gate: asyncio.Event) -> Mean:
 
 async def test_later_life_does_not_take_what_lies_there_for_all_that_was_voted(tmp_path: Path) -> None:
     votes, candidate = VoteFile(tmp_path / "vote"), forked(T, B)
-    bench = Bench(me=A, life=Life(A, votes=votes))
-    state = OpenStep(Life(A, votes=votes).ballot(GENESIS))
+    bench = Bench(me=A, life=Incarnation(A, votes=votes))
+    state = OpenStep(Incarnation(A, votes=votes).ballot(GENESIS))
     await state.accept(Vote(term=1, record=candidate), A)
-    assert Life(A, 2, votes).inherits(GENESIS), "it has voted for nothing yet"
+    assert Incarnation(A, 2, votes).inherits(GENESIS), "it has voted for nothing yet"
     await bench.member.forking.closed(Decision(candidate, {}, term=1), GENESIS, state)
     with pytest.raises(Busy, match="closed without a majority"):
         await state.ballot.follow(9)
     other = Propose(record=forked(A, B, term=2), changes=NO_CHANGES, term=3)
     assert bench.member.forking.accept(owner(ROSTER, 1, 3), other)
-    assert not Life(A, 2, votes).inherits(GENESIS)
+    assert not Incarnation(A, 2, votes).inherits(GENESIS)

@@ -15,7 +15,7 @@ import pytest
 from swarm.consensus.acceptor import Acceptor, Vote
 from swarm.consensus.ballot import Ballot, KeptVote, VoteFile
 from swarm.consensus.changes import Admission, Changes, admission_bytes
-from swarm.consensus.incarnation import Life
+from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import Member, Roster
 from swarm.errors import Busy, Refused, Superseded
@@ -192,16 +192,16 @@ async def test_ballot_that_abstains_says_why() -> None:
 
 
 def test_life_takes_part_in_what_names_it_and_in_nothing_else() -> None:
-    assert Life(A, BORN).is_named(AFTER)
-    assert not Life(A, REBORN).is_named(AFTER)
-    assert not Life(A, BORN).is_named(record(roster=()))
-    founded = Life(A, REBORN)
+    assert Incarnation(A, BORN).is_named(AFTER)
+    assert not Incarnation(A, REBORN).is_named(AFTER)
+    assert not Incarnation(A, BORN).is_named(record(roster=()))
+    founded = Incarnation(A, REBORN)
     assert not founded.is_named(GENESIS)
     founded.founded()
     assert founded.is_named(GENESIS)
 
 
-async def _votes(life: Life, after: CloseRecord) -> bool:
+async def _votes(life: Incarnation, after: CloseRecord) -> bool:
     try:
         await life.ballot(after).follow(7)
     except Busy:
@@ -211,7 +211,7 @@ async def _votes(life: Life, after: CloseRecord) -> bool:
 
 async def test_life_that_is_named_votes_whatever_lies_on_its_disk(path: Path) -> None:
     VoteFile(path).write(kept(after=AFTER, vote=None, term=6))
-    life = Life(A, BORN, VoteFile(path))
+    life = Incarnation(A, BORN, VoteFile(path))
     assert not life.inherits(AFTER)
     assert life.ballot(AFTER).term == 0
     assert await _votes(life, AFTER)
@@ -239,7 +239,7 @@ async def test_life_started_anew_votes_only_with_a_disk_that_reaches_up_to_the_s
 ) -> None:
     if left is not None:
         VoteFile(path).write(left)
-    life = Life(A, REBORN, VoteFile(path))
+    life = Incarnation(A, REBORN, VoteFile(path))
     assert life.inherits(AFTER) == votes
     assert await _votes(life, AFTER) == votes
 
@@ -247,7 +247,7 @@ async def test_life_started_anew_votes_only_with_a_disk_that_reaches_up_to_the_s
 async def test_life_started_anew_keeps_the_promise_and_repeats_the_vote(path: Path) -> None:
     before = kept(record(AFTER), after=AFTER, term=5)
     VoteFile(path).write(before)
-    ballot = Life(A, REBORN, VoteFile(path)).ballot(AFTER)
+    ballot = Incarnation(A, REBORN, VoteFile(path)).ballot(AFTER)
     assert (ballot.term, ballot.vote, ballot.free) == (5, before.vote, 1)
     with pytest.raises(Superseded):
         await ballot.follow(4)
@@ -256,7 +256,7 @@ async def test_life_started_anew_keeps_the_promise_and_repeats_the_vote(path: Pa
 # --- members ---------------------------------------------------------------------------------------------------------
 
 
-async def observing(life: Life) -> Bench:
+async def observing(life: Incarnation) -> Bench:
     """A process that was started anew and sees the record that names the life before it."""
     bench = Bench(A, founded=False, life=life)
     bench.member.part = None
@@ -265,7 +265,7 @@ async def observing(life: Life) -> Bench:
 
 
 async def test_member_is_not_heard_before_its_vote_is_on_the_disk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = Bench(A, life=Life(A, 0, VoteFile(path)))
+    bench = Bench(A, life=Incarnation(A, 0, VoteFile(path)))
 
     def full(file: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -289,7 +289,7 @@ async def test_member_is_not_heard_before_its_vote_is_on_the_disk(path: Path, mo
 
 
 async def test_member_started_anew_without_its_disk_answers_nothing_in_the_open_step() -> None:
-    bench = await observing(Life(A, REBORN))
+    bench = await observing(Incarnation(A, REBORN))
     assert bench.member.open_step == 0, "it does not even look on"
     await bench.member.observe(Decision(AFTER, acceptances(AFTER)))
     assert (bench.member.open_step, bench.member.is_member) == (2, False)
@@ -307,7 +307,7 @@ async def test_member_started_anew_without_its_disk_answers_nothing_in_the_open_
 async def test_member_started_anew_with_its_disk_votes_and_does_nothing_else(path: Path) -> None:
     vote = record(AFTER)
     VoteFile(path).write(kept(vote, after=AFTER, term=1))
-    bench = await observing(Life(A, REBORN, VoteFile(path)))
+    bench = await observing(Incarnation(A, REBORN, VoteFile(path)))
     assert (bench.member.open_step, bench.member.is_member) == (2, False)
     promise = await bench.ask(prepare(2, term=2))
     assert promise.vote is not None
@@ -325,7 +325,7 @@ async def test_member_started_anew_with_its_disk_votes_and_does_nothing_else(pat
 
 async def test_member_that_voted_for_its_former_life_is_not_cut_off_when_the_run_goes_on_without_it(path: Path) -> None:
     VoteFile(path).write(kept(None, after=AFTER, term=1))
-    bench = await observing(Life(A, REBORN, VoteFile(path)))
+    bench = await observing(Incarnation(A, REBORN, VoteFile(path)))
     absent = Changes(absent=(A,))
     without = [m for m in named(BORN).members if m.peer != A]
     committed = tuple(one.model_copy(update={"route": (B,)}) for one in COMMITTED)
@@ -350,7 +350,7 @@ async def test_vote_of_a_closed_step_that_a_slow_disk_takes_late_does_not_replac
             slow.wait(5)
         write(file, left)
 
-    bench = Bench(A, life=Life(A, 0, VoteFile(path)))
+    bench = Bench(A, life=Incarnation(A, 0, VoteFile(path)))
     for body in (reconcile(), apply(), Propose(record=ONE)):
         await bench.ask(body)
     monkeypatch.setattr(VoteFile, "write", stalls)

@@ -14,7 +14,7 @@ from hypothesis.stateful import rule
 
 from swarm.consensus.acceptor import Promised, Vote
 from swarm.consensus.ballot import Ballot, KeptVote
-from swarm.consensus.incarnation import Life
+from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.roster import Member, Roster
 from swarm.errors import Busy, Superseded
 from swarm.ids import PeerId
@@ -66,7 +66,7 @@ class Lives(Ballots):
 
     def begun(self, voter: int) -> Ballot:
         """The vote of a voter's present life."""
-        return Life(PEERS[voter], self.born[voter], self.disks[voter]).ballot(AFTER)  # type: ignore[arg-type]
+        return Incarnation(PEERS[voter], self.born[voter], self.disks[voter]).ballot(AFTER)  # type: ignore[arg-type]
 
     @rule(voter=voters, keep_disk=st.sampled_from([True, True, True, False]))
     def start_again(self, voter: int, keep_disk: bool) -> None:

@@ -9,22 +9,22 @@ from typing import Any
 import pytest
 
 from swarm.errors import DeadlineMissed, Unreachable
-from swarm.health.heartbeat import Beat, Questions, Standing
+from swarm.health.heartbeat import Heartbeat, HeartbeatReply, Questions
 from swarm.ids import PeerId
 from swarm.network.protocols import LinkStatistics
 from tests.unit.averaging.world import in_virtual_time
 
 PEER = PeerId("p")
-STANDING = Standing(step=0, member=True, incarnation=1)
+STANDING = HeartbeatReply(step=0, member=True, incarnation=1)
 
 
 class Line:
     """Calls to a peer that the test answers."""
 
     def __init__(self) -> None:
-        self.calls: list[asyncio.Future[Standing]] = []
+        self.calls: list[asyncio.Future[HeartbeatReply]] = []
 
-    async def call(self, *args: Any, **options: Any) -> tuple[Standing, memoryview]:
+    async def call(self, *args: Any, **options: Any) -> tuple[HeartbeatReply, memoryview]:
         self.calls.append(asyncio.get_running_loop().create_future())
         return await self.calls[-1], memoryview(b"")
 
@@ -41,8 +41,8 @@ def test_questions_that_fail_as_another_is_answered_are_nobodys_business() -> No
         questions = Questions(line, PEER, 1.0, 60.0)  # type: ignore[arg-type]
         for _ in range(20):
             with pytest.raises(DeadlineMissed):
-                await questions.ask(Beat())
-        asking = asyncio.create_task(questions.ask(Beat()))
+                await questions.ask(Heartbeat())
+        asking = asyncio.create_task(questions.ask(Heartbeat()))
         await asyncio.sleep(0.5)
         for call in line.calls[:-1]:
             call.set_exception(Unreachable("the stream broke", peer=PEER))

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from swarm.errors import Refused
-from swarm.health.heartbeat import BEAT, LONGEST_TALK_S, LOST, PING, Beat, Lost, Ping, Standing
+from swarm.health.heartbeat import BEAT, LONGEST_TALK_S, LOST, PING, Heartbeat, HeartbeatReply, Lost, Ping
 from swarm.health.verdicts import MISSES_TO_LOSE, SHORTEST_LOSS_S, STRANGER_BEATS
-from swarm.health.watch import CHECK_S, PING_EVERY_S, PING_TIMEOUT_S, PROBE_EVERY_S, Watch, watched
+from swarm.health.watch import CHECK_S, PING_EVERY_S, PING_TIMEOUT_S, PROBE_EVERY_S, HealthWatch, watched
 from swarm.ids import PeerId, RunId
 from swarm.network.protocols import AnyMethod, Rpc
 from swarm.schema import Empty
@@ -33,7 +33,7 @@ class Neighbour:
 
     def __init__(self, endpoint: SimEndpoint) -> None:
         self.endpoint, self.silent, self.late_s = endpoint, False, 0.0
-        self.standing = Standing(step=0, member=True, incarnation=1)
+        self.standing = HeartbeatReply(step=0, member=True, incarnation=1)
         self.pings = 0
         self.told: list[Lost] = []
         endpoint.mount(self)
@@ -45,7 +45,7 @@ class Neighbour:
             LOST.handled(self._lost),
         ]
 
-    async def _beat(self, caller: PeerId, body: Beat) -> Standing:
+    async def _beat(self, caller: PeerId, body: Heartbeat) -> HeartbeatReply:
         self.pings += 1
         if self.silent:
             await asyncio.get_running_loop().create_future()
@@ -73,7 +73,7 @@ class Ring:
             endpoint = self.network.endpoint(peer)
             await endpoint.enter(RunId("ab" * 32))
             if peer == ME:
-                self.watch = Watch(endpoint, LoopClock(), incarnation=3)
+                self.watch = HealthWatch(endpoint, LoopClock(), incarnation=3)
                 endpoint.mount(self.watch)
             else:
                 self.neighbours[peer] = Neighbour(endpoint)
@@ -300,7 +300,7 @@ def test_watch_loses_a_peer_that_was_started_anew_and_does_not_find_it_again() -
 def test_watch_told_that_a_stranger_was_started_anew_does_not_find_it_until_it_takes_part() -> None:
     async def story(ring: Ring) -> None:
         victim = ring.neighbours[FAR[0]]
-        victim.standing = Standing(step=0, member=False, incarnation=2)
+        victim.standing = HeartbeatReply(step=0, member=False, incarnation=2)
         async with ring.watching():
             await ring.neighbours[NEAR[0]].tell(FAR[0], "it was started anew")
             await asyncio.sleep(60.0)
@@ -333,7 +333,7 @@ def test_watch_tells_of_members_that_are_ahead() -> None:
         ring.watch.stand = lambda: (4, True)
         for peer, standing in [(NEAR[0], (5, True)), (NEAR[1], (9, False)), (NEAR[2], (4, True))]:
             step, member = standing
-            ring.neighbours[peer].standing = Standing(step=step, member=member, incarnation=1)
+            ring.neighbours[peer].standing = HeartbeatReply(step=step, member=member, incarnation=1)
         await ring.watch_for(0.5)
         assert ring.news == [("ahead", NEAR[0], 5)]
 
@@ -344,8 +344,8 @@ def test_watch_says_where_it_stands_itself() -> None:
     async def story(ring: Ring) -> None:
         ring.watch.stand = lambda: (7, False)
         endpoint = ring.neighbours[FAR[0]].endpoint
-        standing, _ = await endpoint.call(ME, BEAT, Beat(), timeout_s=5)
-        assert standing == Standing(step=7, member=False, incarnation=3)
+        standing, _ = await endpoint.call(ME, BEAT, Heartbeat(), timeout_s=5)
+        assert standing == HeartbeatReply(step=7, member=False, incarnation=3)
         await endpoint.call(ME, PING, Ping(), timeout_s=5)
 
     play(story)
@@ -413,7 +413,7 @@ def test_watch_takes_who_said_farewell_for_gone_though_it_answers_until_it_has_c
             await asyncio.sleep(10.0)
             assert ring.watch.gone == {FAR[0]: "Ctrl-C"}
             assert ring.news == [("lost", FAR[0])]
-            leaving.standing = Standing(step=0, member=True, incarnation=2)
+            leaving.standing = HeartbeatReply(step=0, member=True, incarnation=2)
             ring.watch.follow(EVERYBODY, {FAR[0]: 2})
             await asyncio.sleep(10.0)
             assert ring.watch.gone == {}

@@ -15,7 +15,7 @@ from swarm.consensus.roster import Member, Roster
 from swarm.ids import PartName, PeerId, stage_part
 from swarm.membership.founding_record import genesis
 from swarm.membership.observer import Observer, ObserverContext
-from swarm.membership.observer_service import ObserverDesk
+from swarm.membership.observer_service import ObserverService
 from swarm.models.spec import ModelConfig, SplitConfig
 from swarm.models.split import initial_weights, split_model
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc
@@ -153,17 +153,17 @@ class Bench:
         self.twists: Twists = {}
         self.donors = {peer: StateDonor(self.clock, max_downloads=downloads, run=inline) for peer in replicas}
         self.desks = {
-            peer: ObserverDesk(CONTACT, donor, self._snapshot(peer), lambda: "peers", self.clock)
+            peer: ObserverService(CONTACT, donor, self._snapshot(peer), lambda: "peers", self.clock)
             for peer, donor in self.donors.items()
         }
         self.parts = {peer: self.run.part.snapshot() for peer in replicas}
-        self.desks[CONTACT] = ObserverDesk(CONTACT, StateDonor(self.clock), _holds_nothing, lambda: "", self.clock)
+        self.desks[CONTACT] = ObserverService(CONTACT, StateDonor(self.clock), _holds_nothing, lambda: "", self.clock)
         self.told: list[int] = []
         self.endpoints: dict[PeerId, SimEndpoint] = {}
         self.asked: list[tuple[PeerId, Rpc[Any, Any]]] = []
 
     @property
-    def desk(self) -> ObserverDesk:
+    def desk(self) -> ObserverService:
         """The first donor's."""
         return self.desks[self.replicas[0]]
 
@@ -173,7 +173,7 @@ class Bench:
         return self.donors[self.replicas[0]]
 
     @property
-    def contact(self) -> ObserverDesk:
+    def contact(self) -> ObserverService:
         """The contact's."""
         return self.desks[CONTACT]
 

@@ -12,8 +12,8 @@ from swarm.consensus.records import NO_RECORD, CloseRecord, Contribution, accept
 from swarm.consensus.roster import Candidate, assign_stages
 from swarm.errors import OutOfSync, Refused, RunEnded
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId
+from swarm.membership.founding_record import FoundingTimeout as Waits
 from swarm.membership.founding_record import Origin, enough, found, founding_record, gather_candidates, genesis
-from swarm.membership.founding_record import Patience as Waits
 from swarm.network.protocols import AnyMethod
 from swarm.schema import Empty
 from swarm.sim.network import SimNetwork

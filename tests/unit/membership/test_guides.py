@@ -15,7 +15,7 @@ from swarm.ids import PeerId, stage_part
 from swarm.membership import observer_start as starting
 from swarm.membership.observer import ALIVE_S, Observer
 from swarm.membership.observer_service import KEPT_UPDATES, LEASE_S, MAX_OBSERVERS
-from swarm.membership.observer_sources import LONGEST_PATIENCE_S, MOST_IDLE, PATIENCE_S, GuidePatience, Guides
+from swarm.membership.observer_sources import LONGEST_PATIENCE_S, MAX_IDLE, PATIENCE_S, UpdateSources, UpdateTimeout
 from swarm.membership.observer_start import MAX_DONORS
 from swarm.network.protocols import Answer
 from swarm.optim.part import TrainedPart
@@ -285,7 +285,7 @@ async def test_observer_takes_no_stand_in_that_lacks_what_it_needs_next() -> Non
     bench = await bench_of(DONOR, OTHER)
     behind = bench.run.head
     await bench.close()
-    guides = Guides(bench.endpoints[JOINER], STAGE)
+    guides = UpdateSources(bench.endpoints[JOINER], STAGE)
     guides.set([DONOR])
     await guides.keep(behind)
     assert guides.peers == (DONOR,), "the other had closed step 3 already, and kept nothing of it"
@@ -403,7 +403,7 @@ async def withheld() -> tuple[Bench, Observer, asyncio.Task[CloseRecord]]:
 
 async def test_observer_leaves_a_guide_that_says_it_closed_the_step_and_gives_nothing() -> None:
     bench, observer, waiting = await withheld()
-    for _ in range(2 ** (MOST_IDLE + 1) - 1):
+    for _ in range(2 ** (MAX_IDLE + 1) - 1):
         await turns()
         assert not waiting.done()
         await bench.clock.advance(PATIENCE_S)
@@ -415,7 +415,7 @@ async def test_observer_leaves_a_guide_that_says_it_closed_the_step_and_gives_no
 
 async def test_observer_notices_the_death_of_the_next_guide_as_soon_as_of_the_first() -> None:
     bench, observer, waiting = await withheld()
-    for _ in range(2 ** (MOST_IDLE + 1) - 1):
+    for _ in range(2 ** (MAX_IDLE + 1) - 1):
         await turns()
         await bench.clock.advance(PATIENCE_S)
     await turns()
@@ -443,7 +443,7 @@ async def test_observer_that_wants_an_update_before_it_is_decided_leaves_who_giv
     bench, observer, waiting = await withheld()
     waiting.cancel()
     ahead = asyncio.create_task(observer.ahead())
-    for _ in range(2 ** (MOST_IDLE + 1)):
+    for _ in range(2 ** (MAX_IDLE + 1)):
         await turns()
         await bench.clock.advance(PATIENCE_S)
     await turns()
@@ -452,7 +452,7 @@ async def test_observer_that_wants_an_update_before_it_is_decided_leaves_who_giv
 
 
 def test_guide_that_brings_a_large_update_slowly_is_given_twice_the_time_to_the_longest() -> None:
-    patience = GuidePatience()
+    patience = UpdateTimeout()
     patience.begin(DONOR)
     size = 1_000_000
     while patience.seconds < LONGEST_PATIENCE_S:
@@ -466,7 +466,7 @@ def test_guide_that_brings_a_large_update_slowly_is_given_twice_the_time_to_the_
 
 @pytest.mark.parametrize("brought", [0, 1000], ids=["nothing", "beats only"])
 def test_guide_that_brings_too_little_is_given_twice_the_time_twice(brought: int) -> None:
-    patience = GuidePatience()
+    patience = UpdateTimeout()
     patience.begin(DONOR)
     assert [bool(patience.late(patience.seconds, brought, 1_000_000)) for _ in range(3)] == [False, False, True]
     patience.begin(DONOR)

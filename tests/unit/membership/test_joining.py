@@ -18,7 +18,7 @@ from swarm.ids import PeerId, stage_part
 from swarm.membership import joining
 from swarm.membership.joining import LISTEN_EVERY_S, MAX_FAILURES, Joining
 from swarm.membership.observer import ObserverContext
-from swarm.membership.status import Situation
+from swarm.membership.status import PeerStatus
 from swarm.network.protocols import Rpc
 from swarm.step.observe_messages import RunStanding
 from tests.harness.swarm import EventList
@@ -99,7 +99,7 @@ class World:
         self.broken: list[tuple[int, Exception]] = []
         self.admissions: list[tuple[PeerId, Admission]] = []
         self.clock, self.events = FakeClock(), EventList(JOINER)
-        self.situation = Situation(self.events)
+        self.situation = PeerStatus(self.events)
         self.leaving = SimpleNamespace(asked=False, ending=Ending.DONE, admitted=_Flag())
         self.member = SimpleNamespace(
             head=None,

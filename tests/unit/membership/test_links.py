@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.averaging.schedules.costs import Link
+from swarm.averaging.schedules.costs import LinkCost
 from swarm.consensus.records import NO_RECORD, CloseRecord
 from swarm.consensus.roster import Member
 from swarm.membership.rounds import ASSUMED_BYTES_PER_S, dial_only, links_of, site_of
@@ -28,8 +28,8 @@ def test_record_gives_links_of_those_that_were_measured_and_who_can_only_dial() 
         cursors={}, roster=(A, B, C), links={"a": (2000, 0), "c": (500_000, 77)}, previous=NO_RECORD,
     )  # fmt: skip
     assert links_of(record) == {
-        "a": Link(latency_s=0.002, bytes_per_s=ASSUMED_BYTES_PER_S, site="1.2.3.4"),
-        "c": Link(latency_s=0.5, bytes_per_s=77, site="c"),
+        "a": LinkCost(latency_s=0.002, bytes_per_s=ASSUMED_BYTES_PER_S, site="1.2.3.4"),
+        "c": LinkCost(latency_s=0.5, bytes_per_s=77, site="c"),
     }
     assert dial_only(record) == {"c"}
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from swarm.events import QuorumBack, QuorumLost, Waiting
-from swarm.health.watch import Watch
+from swarm.health.watch import HealthWatch
 from swarm.membership.quorum import Quorum
-from swarm.membership.status import Situation
+from swarm.membership.status import PeerStatus
 from swarm.sim.network import SimNetwork
 from tests.unit.averaging.world import LoopClock
 from tests.unit.step.puppets import Sink, virtual
@@ -20,8 +20,8 @@ class Scene:
     async def set(self, *, founded: bool = True) -> Scene:
         endpoint = SimNetwork(LoopClock()).endpoint(A)
         await endpoint.enter(RUN)
-        self.watch, self.bench, self.events = Watch(endpoint, LoopClock()), Bench(A, founded=founded), Sink()
-        self.situation = Situation(self.events)
+        self.watch, self.bench, self.events = HealthWatch(endpoint, LoopClock()), Bench(A, founded=founded), Sink()
+        self.situation = PeerStatus(self.events)
         self.watch.follow(ROSTER.peers)
         self.quorum = Quorum(self.watch, self.bench.member, self.situation, LoopClock(), 600.0)
         return self

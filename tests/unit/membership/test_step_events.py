@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from swarm.consensus.records import CloseRecord
 from swarm.events import Participation, StepClosed
-from swarm.membership.status import Situation
+from swarm.membership.status import PeerStatus
 from swarm.membership.step_events import StepEvents
 from tests.unit.peers.fake_clock import FakeClock
 from tests.unit.peers.kept_run import kept_run
@@ -20,7 +20,7 @@ class Told:
 
     def __init__(self) -> None:
         self.events, self.clock = Sink(), FakeClock()
-        self.situation = Situation(self.events)
+        self.situation = PeerStatus(self.events)
         endpoint = SimpleNamespace(peer=A, statistics=lambda: SimpleNamespace(total=(0, 0)))
         self.gone: dict[str, str] = {}
         around = SimpleNamespace(

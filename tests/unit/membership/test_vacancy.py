@@ -15,8 +15,8 @@ from swarm.consensus.roster import Member, Roster
 from swarm.events import QuorumLost, Waiting
 from swarm.ids import ENDS, PeerId, stage_part
 from swarm.membership.founding_record import genesis
-from swarm.membership.quorum import Quorum, Vacancy
-from swarm.membership.status import Situation
+from swarm.membership.quorum import MissingReplicas, Quorum
+from swarm.membership.status import PeerStatus
 from swarm.step.blocked import awaited_holders
 from tests.harness.standing_peer import standing
 from tests.unit.peers.fake_clock import FakeClock
@@ -45,7 +45,7 @@ class Scene:
     def __init__(self, there: Roster, me: str, leader: str) -> None:
         self.gone: dict[PeerId, str] = {}
         self.events, self.clock = Sink(), FakeClock()
-        self.situation = Situation(self.events)
+        self.situation = PeerStatus(self.events)
         digests = {stage_part(0): "0" * 64, stage_part(1): "1" * 64, ENDS: "2" * 64}
         self.member = SimpleNamespace(
             head=genesis(RUN, there, digests), roster=there, is_member=True, over=False, cut_off="", open_step=1,
@@ -58,7 +58,7 @@ class Scene:
             manifest=SimpleNamespace(run=SimpleNamespace(copies=KEPT)),
             how_to_join=command_to_join,
         )
-        self.vacancy = Vacancy(cast(Any, around), cast(Any, self.member), self.situation)
+        self.vacancy = MissingReplicas(cast(Any, around), cast(Any, self.member), self.situation)
         self.quorum = Quorum(watch, cast(Any, self.member), self.situation, self.clock, 600.0)
 
     def lose(self, *names: str) -> None:

@@ -10,8 +10,8 @@ import pytest
 from swarm.consensus.records import Decision
 from swarm.errors import Ending, Refused, RunEnded, WrongStep
 from swarm.events import PeerBack, PeerLost
-from swarm.health.heartbeat import BEAT, Beat, Standing
-from swarm.health.watch import Watch
+from swarm.health.heartbeat import BEAT, Heartbeat, HeartbeatReply
+from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId
 from swarm.membership.watching import Watching
 from swarm.network.protocols import AnyMethod
@@ -52,8 +52,8 @@ class Other:
             STANDING.handled(self._standing),
         ]
 
-    async def _beat(self, caller: PeerId, body: Beat) -> Standing:
-        return Standing(step=self.step, member=True, incarnation=self.incarnation)
+    async def _beat(self, caller: PeerId, body: Heartbeat) -> HeartbeatReply:
+        return HeartbeatReply(step=self.step, member=True, incarnation=self.incarnation)
 
     async def _standing(self, caller: PeerId, body: StandingRequest) -> RunStanding:
         return RunStanding(founder=T, closed=self.step - 1, waiting_for="")
@@ -77,7 +77,7 @@ class Home:
             endpoint = self.network.endpoint(peer)
             await endpoint.enter(RUN)
             if peer == A:
-                self.watch = Watch(endpoint, LoopClock())
+                self.watch = HealthWatch(endpoint, LoopClock())
                 endpoint.mount(self.watch)
                 self.watching = Watching(
                     self.watch,

@@ -28,7 +28,7 @@ from swarm.monitoring.views import (
     Population,
     StepBytes,
     StepTable,
-    Traffic,
+    TrafficView,
     fold,
 )
 
@@ -134,7 +134,7 @@ def test_bytes_by_step_add_up_over_peers_with_each_ones_last_word() -> None:
         at(2, A, LinkUsage(step=1, bytes_sent=10, bytes_received=20)),
         at(2, B, LinkUsage(step=1, bytes_sent=1, bytes_received=2)),
     ]
-    assert fold(Traffic(), events).by_step == {1: StepBytes(sent=11, received=22, peers=2)}
+    assert fold(TrafficView(), events).by_step == {1: StepBytes(sent=11, received=22, peers=2)}
 
 
 def test_digest_mismatches_are_found_though_nobody_reported_them() -> None:

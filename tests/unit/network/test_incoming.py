@@ -11,9 +11,9 @@ import pytest
 
 from swarm.clock import SystemClock
 from swarm.ids import PeerId
-from swarm.network.libp2p.streams import Incoming
-from swarm.network.rpc.dispatcher import Desk, ServeLimits
-from swarm.network.rpc.link import Meter
+from swarm.network.libp2p.streams import StreamServer
+from swarm.network.rpc.dispatcher import Dispatcher, ServeLimits
+from swarm.network.rpc.link import ByteMeter
 from tests.harness.expect import eventually
 from tests.unit.network.test_serving import Generous, Slow, request
 
@@ -27,9 +27,9 @@ class Door:
     """The incoming streams of a peer that knows one other."""
 
     def __init__(self) -> None:
-        self.service, self.desk = Slow(), Desk(ServeLimits())
+        self.service, self.desk = Slow(), Dispatcher(ServeLimits())
         self.desk.mount(self.service)
-        self.incoming = Incoming(self.desk, SystemClock(), Meter(), "public")
+        self.incoming = StreamServer(self.desk, SystemClock(), ByteMeter(), "public")
         self.incoming.known = lambda peer: peer == MEMBER
         self._ends: list[socket.socket] = []
 

@@ -11,7 +11,7 @@ import pytest
 from swarm.errors import Unreachable
 from swarm.ids import PeerId
 from swarm.network.libp2p.streams import Outgoing
-from swarm.network.rpc.link import Meter
+from swarm.network.rpc.link import ByteMeter
 
 TARGET = PeerId("target")
 
@@ -28,7 +28,7 @@ def dialling_for_ever() -> tuple[Outgoing, asyncio.Event]:
         await asyncio.get_running_loop().create_future()
 
     dialler = SimpleNamespace(open_stream=open_stream)
-    return Outgoing(PeerId("me"), dialler, SimpleNamespace(through=through), None, Meter(), 30.0), begun
+    return Outgoing(PeerId("me"), dialler, SimpleNamespace(through=through), None, ByteMeter(), 30.0), begun
 
 
 async def test_call_that_waits_for_a_dial_when_the_endpoint_closes_is_unreachable_and_not_cancelled() -> None:

@@ -17,9 +17,9 @@ from swarm.errors import Busy, SpeaksOtherWire
 from swarm.ids import PeerId
 from swarm.network.protocols import AnyMethod, Rpc
 from swarm.network.rpc.client import CallerStream
-from swarm.network.rpc.dispatcher import Desk, ServeLimits
+from swarm.network.rpc.dispatcher import Dispatcher, ServeLimits
 from swarm.network.rpc.framing import Kind, encode_frame
-from swarm.network.rpc.link import Meter
+from swarm.network.rpc.link import ByteMeter
 from swarm.network.rpc.server import ServerStream
 from swarm.schema import Empty, Message
 
@@ -48,12 +48,12 @@ class Full:
 
 
 async def test_payload_of_a_refused_call_is_let_go_without_the_collector() -> None:
-    desk = Desk(ServeLimits())
+    desk = Dispatcher(ServeLimits())
     desk.mount(Full())
     ours, theirs = socket.socketpair()
-    server = ServerStream(CALLER, desk, SystemClock(), Meter(), public=False)
+    server = ServerStream(CALLER, desk, SystemClock(), ByteMeter(), public=False)
     serving = asyncio.create_task(server.serve(*await asyncio.open_connection(sock=theirs)))
-    stream = await CallerStream.over(SERVER, Meter(), *await asyncio.open_connection(sock=ours))
+    stream = await CallerStream.over(SERVER, ByteMeter(), *await asyncio.open_connection(sock=ours))
     payload = np.zeros(1000, dtype=np.uint8)
     alive = weakref.ref(payload)
     deadline = asyncio.get_running_loop().time() + 30
@@ -75,7 +75,7 @@ async def test_call_to_a_peer_of_another_wire_version_fails_at_once_and_says_whi
     theirs.setblocking(False)
     loop = asyncio.get_running_loop()
     with theirs:
-        stream = await CallerStream.over(SERVER, Meter(), *await asyncio.open_connection(sock=ours))
+        stream = await CallerStream.over(SERVER, ByteMeter(), *await asyncio.open_connection(sock=ours))
         asking = asyncio.create_task(stream.call(FULL, Ask(), deadline=loop.time() + 30))
         assert await loop.sock_recv(theirs, 1 << 10)
         frame = bytearray(encode_frame(Kind.ERROR, 0, b"of which we can read nothing"))
@@ -89,7 +89,7 @@ async def test_call_to_a_peer_of_another_wire_version_fails_at_once_and_says_whi
 
 def test_bytes_of_very_many_peers_are_counted_and_not_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.network.rpc.link.MAX_METERED", 8)
-    meter = Meter()
+    meter = ByteMeter()
     meter.received[CALLER] += 1000
     for number in range(100):
         meter.received[PeerId(f"stranger{number}")] += 1

@@ -16,7 +16,7 @@ import pytest
 
 from swarm.errors import ConfigError
 from swarm.network.libp2p import rundir
-from swarm.network.libp2p.rundir import RunDirectory, sweep_temporary
+from swarm.network.libp2p.rundir import SocketDirectory, sweep_temporary
 from tests.harness.expect import wait_until
 
 HOLDER = """
@@ -67,20 +67,20 @@ def names(path: Path) -> set[str]:
 def test_directory_of_a_killed_process_is_swept_by_one_that_starts_beside_it(home: Path) -> None:
     with holder(home / "old") as process:
         assert names(home / "old") == {"endpoint.lock", "p2pd.sock", "client.sock"}
-        RunDirectory(home / "new").close()
+        SocketDirectory(home / "new").close()
         assert names(home / "old") == {"endpoint.lock", "p2pd.sock", "client.sock"}, "its owner lives"
         process.kill()
         process.wait()
     (home / "old" / "events.jsonl").write_text("kept")
-    RunDirectory(home / "new").close()
+    SocketDirectory(home / "new").close()
     assert names(home / "old") == {"events.jsonl"}
 
 
 def test_directory_of_a_killed_process_is_taken_and_swept_by_the_next(home: Path) -> None:
     with holder(home / "a") as process, pytest.raises(ConfigError, match="no other running peer"):
-        RunDirectory(home / "a")
+        SocketDirectory(home / "a")
     assert process.returncode == -signal.SIGKILL
-    taken = RunDirectory(home / "a")
+    taken = SocketDirectory(home / "a")
     assert names(home / "a") == {"endpoint.lock"}
     taken.close()
     assert names(home / "a") == set()
@@ -90,9 +90,9 @@ def test_directory_of_a_killed_process_is_taken_and_swept_by_the_next(home: Path
 def test_daemon_that_outlived_its_peer_is_ended_by_the_next_that_starts(home: Path, next_one: str) -> None:
     with stopped_program(home, "p2pd") as daemon:
         with holder(home / "old", str(daemon.pid)):
-            RunDirectory(home / "beside").close()
+            SocketDirectory(home / "beside").close()
             assert daemon.poll() is None, "its peer lives"
-        RunDirectory(home / next_one).close()
+        SocketDirectory(home / next_one).close()
         assert daemon.wait(5) == -signal.SIGKILL
 
 
@@ -100,11 +100,11 @@ def test_process_that_got_the_pid_of_a_daemon_is_left_alone(home: Path) -> None:
     with stopped_program(home, "other") as other:
         with holder(home / "old", str(other.pid)):
             pass
-        RunDirectory(home / "old").close()
+        SocketDirectory(home / "old").close()
         assert other.poll() is None
         lock = home / "old" / "endpoint.lock"
         lock.write_text(f"{os.getpid()}:1 {other.pid}:1")  # began at another time
-        RunDirectory(home / "beside").close()
+        SocketDirectory(home / "beside").close()
         assert other.poll() is None
         assert not lock.exists()
 
@@ -114,7 +114,7 @@ def test_lock_with_anything_in_it_is_no_obstacle(home: Path, content: str) -> No
     for name in ("a", "b"):
         (home / name).mkdir()
         (home / name / "endpoint.lock").write_text(content.format(pid=os.getpid()))
-    RunDirectory(home / "a").close()
+    SocketDirectory(home / "a").close()
 
 
 def test_directories_taken_side_by_side_never_meet_one_that_sweeps(home: Path) -> None:
@@ -126,7 +126,7 @@ def test_directories_taken_side_by_side_never_meet_one_that_sweeps(home: Path) -
         begin.wait()
         for _ in range(40):
             try:
-                held = RunDirectory(home / name)
+                held = SocketDirectory(home / name)
             except ConfigError as error:
                 failures.append(error)
                 return
@@ -141,7 +141,7 @@ def test_directories_taken_side_by_side_never_meet_one_that_sweeps(home: Path) -
     for thread in threads:
         thread.join()
     assert failures == []
-    RunDirectory(home / "last").close()
+    SocketDirectory(home / "last").close()
     assert [path for path in home.rglob("*") if not path.is_dir()] == []
 
 
@@ -149,7 +149,7 @@ def test_short_directory_is_left_alone_while_its_process_lives_whatever_its_pid_
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a container beside this one, with the same temporary directory, ours is nobody's pid."""
-    held = RunDirectory(home / ("a" * 120))
+    held = SocketDirectory(home / ("a" * 120))
     held.control.touch()
     monkeypatch.setattr("swarm.network.libp2p.rundir._stamp", lambda pid: "")
     sweep_temporary()
@@ -175,7 +175,7 @@ def test_short_directory_that_is_swept_before_it_is_locked_is_made_again(
         return opened(path)
 
     monkeypatch.setattr("swarm.network.libp2p.rundir._open_directory", sweep_first)
-    held = RunDirectory(home / ("a" * 120))
+    held = SocketDirectory(home / ("a" * 120))
     assert held.control.parent.is_dir()
     assert held.control.parent not in swept
     held.close()

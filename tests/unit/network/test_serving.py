@@ -17,9 +17,9 @@ from swarm.errors import Busy, Refused, Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc, anybody_may
 from swarm.network.rpc.bodies import Envelope, pack, pack_request
-from swarm.network.rpc.dispatcher import Desk, ServeLimits
+from swarm.network.rpc.dispatcher import Dispatcher, ServeLimits
 from swarm.network.rpc.framing import HEADER_BYTES, MAX_PUBLIC_BYTES, Kind, decode_header, encode_frame, encode_header
-from swarm.network.rpc.link import Meter
+from swarm.network.rpc.link import ByteMeter
 from swarm.network.rpc.server import ServerStream
 from swarm.schema import Empty, Message
 from tests.harness.expect import eventually
@@ -70,9 +70,9 @@ class Slow:
 
 
 @contextlib.asynccontextmanager
-async def serving(desk: Desk, *, public: bool = False) -> AsyncIterator[socket.socket]:
+async def serving(desk: Dispatcher, *, public: bool = False) -> AsyncIterator[socket.socket]:
     ours, theirs = socket.socketpair()
-    stream = ServerStream(CALLER, desk, SystemClock(), Meter(), public=public)
+    stream = ServerStream(CALLER, desk, SystemClock(), ByteMeter(), public=public)
     task = asyncio.create_task(stream.serve(*await asyncio.open_connection(sock=theirs)))
     try:
         yield ours
@@ -110,7 +110,7 @@ async def answered(caller: socket.socket) -> tuple[Kind, int, object]:
     return header.kind, header.call, msgpack.Unpacker(io.BytesIO(content), use_list=False).unpack()
 
 
-def places(desk: Desk) -> int:
+def places(desk: Dispatcher) -> int:
     """How many more calls of the caller the desk would take."""
     taken = 0
     with contextlib.suppress(Busy):
@@ -122,7 +122,7 @@ def places(desk: Desk) -> int:
 
 async def test_serving_call_cancelled_before_its_handler_began_gives_its_place_back() -> None:
     """Request and cancel in one piece: the handler's task is cancelled before its first step."""
-    desk, service = Desk(ServeLimits(calls_per_peer=4)), Slow()
+    desk, service = Dispatcher(ServeLimits(calls_per_peer=4)), Slow()
     desk.mount(service)
     async with serving(desk) as caller:
         for call in range(1, 4):
@@ -134,7 +134,7 @@ async def test_serving_call_cancelled_before_its_handler_began_gives_its_place_b
 
 
 async def test_serving_payloads_that_are_announced_and_never_sent_end_the_stream() -> None:
-    desk = Desk(ServeLimits(calls_per_peer=10_000))
+    desk = Dispatcher(ServeLimits(calls_per_peer=10_000))
     desk.mount(Slow())
     async with serving(desk) as caller:
         caller.send(b"".join(request(call, remaining_s=1e-3, payload_bytes=8) for call in range(1, 1100)))
@@ -144,7 +144,7 @@ async def test_serving_payloads_that_are_announced_and_never_sent_end_the_stream
 async def test_serving_frame_that_begins_and_does_not_go_on_ends_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("swarm.network.rpc.link.FRAME_S", 0.01)
     monkeypatch.setattr("swarm.network.rpc.link.LAST_LOOK_S", 0.01)
-    async with serving(Desk(ServeLimits())) as caller:
+    async with serving(Dispatcher(ServeLimits())) as caller:
         caller.send(encode_header(Kind.REQUEST, 1, 1000))
         with contextlib.suppress(ConnectionResetError):
             assert await told(caller) == b""
@@ -155,7 +155,7 @@ async def test_serving_caller_who_does_not_read_his_answer_loses_it_and_the_stre
 ) -> None:
     monkeypatch.setattr("swarm.network.rpc.link.UNREAD_S", 0.01)
     monkeypatch.setattr("swarm.network.rpc.link.LAST_LOOK_S", 0.01)
-    desk, service = Desk(ServeLimits()), Generous(LONG)
+    desk, service = Dispatcher(ServeLimits()), Generous(LONG)
     desk.mount(service)
     async with serving(desk) as caller:
         caller.send(request(1, "give", remaining_s=3600.0, max_reply_bytes=LONG))
@@ -164,7 +164,7 @@ async def test_serving_caller_who_does_not_read_his_answer_loses_it_and_the_stre
 
 
 async def test_serving_stranger_who_announces_a_long_body_is_told_no_before_he_sends_it() -> None:
-    async with serving(Desk(ServeLimits()), public=True) as caller:
+    async with serving(Dispatcher(ServeLimits()), public=True) as caller:
         caller.send(encode_header(Kind.REQUEST, 1, MAX_PUBLIC_BYTES + 1))
         assert b"exceeds the limit" in await told(caller)
 
@@ -178,7 +178,7 @@ async def test_serving_caller_whom_the_gate_refuses_has_no_byte_of_his_body_deco
     def no_decoder(*args: object, **options: object) -> None:
         raise AssertionError("it was decoded")
 
-    desk, service = Desk(ServeLimits(), may), Slow()
+    desk, service = Dispatcher(ServeLimits(), may), Slow()
     desk.mount(service)
     head, malformed = pack_request(SLOW.name, 30.0, 0, Ask())[0], b"\xc1"
     async with serving(desk) as caller:
@@ -197,7 +197,7 @@ async def test_serving_caller_whom_the_gate_refuses_has_no_byte_of_his_body_deco
 
 
 async def test_serving_caller_with_too_many_calls_is_busy_before_his_body_is_decoded() -> None:
-    desk = Desk(ServeLimits(calls_per_peer=1))
+    desk = Dispatcher(ServeLimits(calls_per_peer=1))
     desk.mount(Slow())
     assert places(desk) == 1
     with pytest.raises(Busy):
@@ -205,14 +205,14 @@ async def test_serving_caller_with_too_many_calls_is_busy_before_his_body_is_dec
 
 
 async def test_serving_payload_that_no_method_takes_is_a_violation_before_the_body_is_decoded() -> None:
-    desk = Desk(ServeLimits())
+    desk = Dispatcher(ServeLimits())
     desk.mount(Generous(1))
     with pytest.raises(Violation, match="takes no payload"):
         desk.admit(CALLER, Envelope(GIVE.name, 30.0, 0, b"\xc1"), 1, public=False)
 
 
 async def test_serving_public_stream_knows_no_method_by_another_name() -> None:
-    desk = Desk(ServeLimits())
+    desk = Dispatcher(ServeLimits())
     desk.mount(Slow())
     with pytest.raises(Refused, match="no method"):
         desk.admit(CALLER, Envelope(SLOW.name, 30.0, 0, b"\xc1"), 0, public=True)

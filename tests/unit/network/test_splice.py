@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from swarm.clock import SystemClock
-from swarm.network.libp2p.splice import Pace, Splice, SpliceLimits, Streams
+from swarm.network.libp2p.splice import RateLimiter, Splice, SpliceLimits, Streams
 
 KIB = 1 << 10
 
@@ -115,7 +115,7 @@ async def test_splice_of_strangers_passes_on_no_more_than_its_rate() -> None:
 
 
 def test_pace_waits_for_what_is_beyond_the_burst() -> None:
-    pace = Pace(100.0, now=50.0)
+    pace = RateLimiter(100.0, now=50.0)
     assert pace.wait_s(200, now=50.0) == 0
     assert pace.wait_s(50, now=50.0) == pytest.approx(0.5)
     assert pace.wait_s(100, now=50.5) == pytest.approx(1.0)

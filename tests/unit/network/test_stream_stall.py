@@ -10,7 +10,7 @@ import pytest
 
 from swarm.ids import PeerId
 from swarm.network.rpc.framing import Kind
-from swarm.network.rpc.link import Link, Meter, StreamStall
+from swarm.network.rpc.link import ByteMeter, Link, StreamStall
 from tests.harness.expect import eventually
 
 pytestmark = pytest.mark.usefixtures("_without_patience")
@@ -44,7 +44,7 @@ class Unread:
 
 def link_over(transport: Unread) -> Link:
     owner = SimpleNamespace(on_lost=lambda reason: None)
-    link = Link(PeerId("reader"), Meter(), cast(Any, owner))
+    link = Link(PeerId("reader"), ByteMeter(), cast(Any, owner))
     link._transport = cast(Any, transport)
     return link
 

@@ -17,7 +17,7 @@ from peers.checkpoints.pull import pull
 from peers.checkpoints.resume import FromCheckpoint, find_resumable
 from peers.checkpoints.source import Source, directory_source
 from peers.cli.app import run as swarm
-from peers.console.words import Complaint
+from peers.console.words import CommandError
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, EXIT_USAGE
 from peers.home.places import take_place
 from peers.home.run_directory import RunDirectory, find_run_directory, known_runs, said_run_id
@@ -425,7 +425,7 @@ def test_resume_of_a_run_whose_last_step_lies_elsewhere_in_part_says_how_to_gath
     earlier = step_directory(directory.checkpoints, 58)
     assert f"new --resume {earlier}" in error
     assert find_resumable(earlier, None).step == 58
-    with pytest.raises(Complaint, match="step 100 lacks stage-1 and ends here"):
+    with pytest.raises(CommandError, match="step 100 lacks stage-1 and ends here"):
         find_resumable(step_directory(directory.checkpoints, 100), None)
 
 
@@ -461,7 +461,7 @@ def test_resume_of_a_run_that_a_peer_here_saw_ended_does_not_go_back(
     kept: RunDirectory, run: KeptRun, tmp_path: Path
 ) -> None:
     saw(tmp_path / "home", run.manifest.run_id, {"kind": "StepClosed", "step": 23, "ended": True})
-    with pytest.raises(Complaint, match="the run is over: its last step, 23, is closed; step 23 is not here"):
+    with pytest.raises(CommandError, match="the run is over: its last step, 23, is closed; step 23 is not here"):
         find_resumable(kept.root, None)
     assert find_resumable(step_directory(kept.checkpoints, 10), None).step == 10
     run.decide(23, ended=True)
@@ -473,16 +473,16 @@ def test_resume_goes_on_where_another_peer_here_saw_the_run_go_on_after_its_end(
     kept: RunDirectory, run: KeptRun, tmp_path: Path
 ) -> None:
     saw(tmp_path / "home", run.manifest.run_id, {"kind": "StepClosed", "t": 1.0, "step": 23, "ended": True})
-    with pytest.raises(Complaint, match="its last step, 23, is closed"):
+    with pytest.raises(CommandError, match="its last step, 23, is closed"):
         find_resumable(kept.root, None)
     run.keep(kept.root, 30, [STAGE_0])
     assert find_resumable(kept.root, None).step == 10, "what lies here of a later step says that it went on"
     shutil.rmtree(step_directory(kept.checkpoints, 30))
     saw(tmp_path / "home", run.manifest.run_id, {"kind": "StepClosed", "t": 2.0, "step": 22}, place="b")
-    with pytest.raises(Complaint, match="its last step, 23, is closed"):
+    with pytest.raises(CommandError, match="its last step, 23, is closed"):
         find_resumable(kept.root, None)  # it was a little behind
     saw(tmp_path / "home", run.manifest.run_id, place="c", started=3.0)
-    with pytest.raises(Complaint, match="its last step, 23, is closed"):
+    with pytest.raises(CommandError, match="its last step, 23, is closed"):
         find_resumable(kept.root, None)  # it found nobody
     later = {"kind": "StepClosed", "t": 4.0, "step": 21}
     saw(tmp_path / "home", run.manifest.run_id, later, place="d", started=3.0)
@@ -499,7 +499,7 @@ def test_resume_of_a_run_that_a_peer_here_saw_end(
         set_aside(kept.checkpoints, [20])
         assert find_resumable(kept.root, None).step == 10
         return
-    with pytest.raises(Complaint, match="the run is over: its last step, 100, is closed; step 100 is not here"):
+    with pytest.raises(CommandError, match="the run is over: its last step, 100, is closed; step 100 is not here"):
         find_resumable(kept.root, None)
     assert find_resumable(step_directory(kept.checkpoints, 10), None).step == 10
 

@@ -20,9 +20,9 @@ from peers.commands.leave import follow
 from peers.commands.look import Seen, look_at_all, members_from, standing_from
 from peers.commands.status_text import detail_lines, member_lines, status_lines
 from peers.console.interrupt import Interrupted
-from peers.console.words import Complaint
+from peers.console.words import CommandError
 from peers.control.client import ask
-from peers.control.status import MemberStanding, Standing
+from peers.control.status import MemberReport, StatusReport
 from peers.home.places import PlaceInfo, list_places, look_at_place, take_place
 from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.clock import SystemClock
@@ -301,7 +301,7 @@ def test_texts_of_a_peer_that_only_starts_say_so() -> None:
 
 
 def test_members_say_where_they_are_and_who_only_calls() -> None:
-    plain = MemberStanding(
+    plain = MemberReport(
         name="owl", peer=PEER.format(3), role="stage", part="stage-0", state="member", link="direct", addresses=()
     )
     there = dataclasses.replace(plain, name="hen", region="eu-west", outgoing=True, copies=("ends",))
@@ -334,7 +334,7 @@ def test_turnout_is_shown_once_for_each_run_as_the_newest_step_has_it() -> None:
     ]
     assert "averaging  stage-0: 3 live / 3 participating / 3 averaged" in detail_lines(Seen(place=place, standing=old))
     answer = json.loads(json.dumps(dataclasses.asdict(new)))
-    assert standing_from(Standing, answer, "owl") == new
+    assert standing_from(StatusReport, answer, "owl") == new
 
 
 def test_status_says_what_is_averaged_when_and_how_often_a_peer_mixed_alone() -> None:
@@ -353,7 +353,7 @@ def test_status_says_what_is_averaged_when_and_how_often_a_peer_mixed_alone() ->
 
 @pytest.mark.parametrize("answer", [None, {}, [1], "x"])
 def test_members_from_what_is_no_list_of_them_complain(answer: object) -> None:
-    with pytest.raises(Complaint):
+    with pytest.raises(CommandError):
         members_from(answer, "brave-otter")
 
 

@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 
 from peers.commands.look import standing_from
-from peers.console.words import Complaint
+from peers.console.words import CommandError
 from peers.control import server as control_module
 from peers.control.client import MAX_REQUEST_BYTES, NotServing, ask, short_path
 from peers.control.server import MAX_CONNECTIONS, ControlServer
-from peers.control.status import MemberStanding, Standing
+from peers.control.status import MemberReport, StatusReport
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_UNREACHABLE, EXIT_USAGE, exit_code_of
 from swarm.errors import ConfigError, Ending, RunEnded
 from tests.harness.expect import eventually
@@ -46,7 +46,7 @@ class Commands:
         raise ConfigError("grace", 7, "less", "Give less.")
 
     async def complain(self, request: Mapping[str, Any]) -> object:
-        raise Complaint("no run yet", check="the bootstrap", next_="the same again", exit_code=4)
+        raise CommandError("no run yet", check="the bootstrap", next_="the same again", exit_code=4)
 
     async def over(self, request: Mapping[str, Any]) -> object:
         raise RunEnded("it is over", Ending.UNREACHABLE, check="its log", remedy="start it again")
@@ -93,9 +93,9 @@ async def _raw(server: ControlServer, line: bytes) -> dict[str, Any]:
 
 
 async def test_control_answers_with_standings_as_plain_data(server: ControlServer) -> None:
-    assert standing_from(Standing, await _ask(server, "status"), WHO) == standing("brave-otter")
+    assert standing_from(StatusReport, await _ask(server, "status"), WHO) == standing("brave-otter")
     told = await _ask(server, "peers")
-    assert [standing_from(MemberStanding, one, WHO) for one in told] == members("brave-otter", 3)
+    assert [standing_from(MemberReport, one, WHO) for one in told] == members("brave-otter", 3)
     assert await _ask(server, "echo", a=[1, "é"]) == {"command": "echo", "a": [1, "é"]}
 
 
@@ -174,7 +174,7 @@ async def test_control_request_that_is_none_is_answered(server: ControlServer, l
 async def test_control_no_arrives_with_its_words_and_code(
     server: ControlServer, command: str, told: str, check: str, next_: str, code: int
 ) -> None:
-    with pytest.raises(Complaint) as caught:
+    with pytest.raises(CommandError) as caught:
         await _ask(server, command)
     assert told in caught.value.cause
     assert (caught.value.check, caught.value.next, exit_code_of(caught.value)) == (check, next_, code)
@@ -211,14 +211,14 @@ async def test_control_client_that_reads_nothing_is_cut_off(
 
 async def test_control_command_that_hangs_is_given_up(server: ControlServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_module, "COMMAND_S", 0.01)
-    with pytest.raises(Complaint, match="hold was not done"):
+    with pytest.raises(CommandError, match="hold was not done"):
         await _ask(server, "hold")
 
 
 async def test_control_with_too_many_at_once_answers_busy(server: ControlServer, commands: Commands) -> None:
     waiting = [asyncio.create_task(_raw(server, b'{"command": "hold"}\n')) for _ in range(MAX_CONNECTIONS)]
     await eventually(lambda: len(server._talks) == MAX_CONNECTIONS, what="all to be served")
-    with pytest.raises(Complaint, match="being answered"):
+    with pytest.raises(CommandError, match="being answered"):
         await _ask(server, "echo")
     commands.held.set()
     assert {answer["ok"] for answer in await asyncio.gather(*waiting)} == {True}
@@ -229,12 +229,12 @@ def test_ask_of_a_silent_peer_ends_in_time_and_names_it(home: Path) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(home / "control.sock"))
         listener.listen(1)
-        with pytest.raises(Complaint, match=r"brave-otter \(pid 7\) does not answer") as caught:
+        with pytest.raises(CommandError, match=r"brave-otter \(pid 7\) does not answer") as caught:
             ask(home / "control.sock", "status", who=WHO, timeout_s=0.02)
         assert exit_code_of(caught.value) == EXIT_UNREACHABLE
         # And so does the next, when nobody takes what waits in the queue.
         for _ in range(3):
-            with pytest.raises(Complaint, match="does not answer"):
+            with pytest.raises(CommandError, match="does not answer"):
                 ask(home / "control.sock", "status", who=WHO, timeout_s=0.02)
 
 
@@ -244,7 +244,7 @@ def test_ask_where_nobody_listens_says_so(home: Path) -> None:
             ask(path, "status", who=WHO)
         assert exit_code_of(caught.value) == EXIT_UNREACHABLE
     (home / "file").write_text("")
-    with pytest.raises(Complaint):
+    with pytest.raises(CommandError):
         ask(home / "file", "status", who=WHO)
 
 
@@ -268,7 +268,7 @@ async def test_ask_of_a_peer_that_answers_strangely_complains(home: Path, reply:
         writer.close()
 
     server = await asyncio.start_unix_server(answer, path=str(home / "control.sock"))
-    with pytest.raises(Complaint) as caught:
+    with pytest.raises(CommandError) as caught:
         await asyncio.to_thread(ask, home / "control.sock", "status", who=WHO)
     assert exit_code_of(caught.value) == code
     server.close()
@@ -278,6 +278,6 @@ async def test_ask_of_a_peer_that_answers_strangely_complains(home: Path, reply:
 
 @pytest.mark.parametrize("answer", [None, [], "status", {}, {"schema": 1, "name": "a"}])
 def test_standing_from_another_version_complains(answer: object) -> None:
-    with pytest.raises(Complaint) as caught:
-        standing_from(Standing, answer, WHO)
+    with pytest.raises(CommandError) as caught:
+        standing_from(StatusReport, answer, WHO)
     assert exit_code_of(caught.value) == EXIT_INCOMPATIBLE

@@ -6,7 +6,7 @@ import pytest
 
 from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.commands.evaluate import Sampling, load_checkpoint, sample_text
-from peers.console.words import Complaint
+from peers.console.words import CommandError
 from peers.data.prepare import RunShape, make_manifest
 from peers.home.run_directory import RunDirectory
 from peers.manifest_file import write_manifest
@@ -64,12 +64,12 @@ def test_checkpoint_whose_parts_are_elsewhere_names_them_and_where_they_belong(r
         for part in ("stage-1", "ends"):
             (run.checkpoints / f"step-{step:08d}" / f"{part}.safetensors").unlink()
     with pytest.raises(
-        Complaint, match="no step is complete here: the newest, step 3 lacks stage-1 and ends"
+        CommandError, match="no step is complete here: the newest, step 3 lacks stage-1 and ends"
     ) as newest:
         load_checkpoint(run)
     assert str(run.checkpoints / "step-00000003") in newest.value.check
     assert f"ckpt pull {run.root} --from A --from B" in newest.value.next
-    with pytest.raises(Complaint, match="step 0 lacks stage-1 and ends here"):
+    with pytest.raises(CommandError, match="step 0 lacks stage-1 and ends here"):
         load_checkpoint(run, 0)
 
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from peers.local.launch import PeerExit
-from peers.local.progress import Stopped
-from peers.local.run import Blame, blame, last_words
+from peers.local.progress import ExitNotice
+from peers.local.run import PeerFailure, blame, last_words
 
 
 def _exit(name: str, code: int) -> PeerExit:
@@ -12,34 +12,34 @@ def _exit(name: str, code: int) -> PeerExit:
 
 
 def test_blame_killed_peer_before_those_that_lost_it() -> None:
-    stopped = {"b": Stopped(1.0, "a is gone", 3)}
+    stopped = {"b": ExitNotice(1.0, "a is gone", 3)}
     found = blame([_exit("b", 3), _exit("a", -9)], stopped, {"a": "no answer"}, {})
-    assert found == Blame("a", "(pid 7) was killed by SIGKILL")
+    assert found == PeerFailure("a", "(pid 7) was killed by SIGKILL")
 
 
 def test_blame_mute_crash_brings_its_last_words() -> None:
-    found = blame([_exit("b", 3), _exit("a", 1)], {"b": Stopped(1.0, "a is gone", 3)}, {}, {"a": "ValueError: x"})
-    assert found == Blame("a", "(pid 7) exited with 1: ValueError: x")
+    found = blame([_exit("b", 3), _exit("a", 1)], {"b": ExitNotice(1.0, "a is gone", 3)}, {}, {"a": "ValueError: x"})
+    assert found == PeerFailure("a", "(pid 7) exited with 1: ValueError: x")
 
 
 def test_blame_stalled_peer_that_others_report() -> None:
-    found = blame([_exit("b", 3)], {"b": Stopped(1.0, "a is gone", 3)}, {"a": "no answer for 4 s"}, {})
-    assert found == Blame("a", "was lost: no answer for 4 s")
+    found = blame([_exit("b", 3)], {"b": ExitNotice(1.0, "a is gone", 3)}, {"a": "no answer for 4 s"}, {})
+    assert found == PeerFailure("a", "was lost: no answer for 4 s")
 
 
 def test_blame_reported_peer_speaks_for_itself() -> None:
-    stopped = {"b": Stopped(1.0, "a is gone", 3), "a": Stopped(2.0, "the daemon died", 3)}
+    stopped = {"b": ExitNotice(1.0, "a is gone", 3), "a": ExitNotice(2.0, "the daemon died", 3)}
     found = blame([_exit("b", 3)], stopped, {"a": "connection closed"}, {})
-    assert found == Blame("a", "ended the run: the daemon died (exit code 3)")
+    assert found == PeerFailure("a", "ended the run: the daemon died (exit code 3)")
 
 
 def test_blame_earliest_of_the_last_words() -> None:
-    stopped = {"b": Stopped(2.0, "late", 3), "a": Stopped(1.0, "early", 1), "c": Stopped(0.0, "fine", 0)}
-    assert blame([], stopped, {}, {}) == Blame("a", "ended the run: early (exit code 1)")
+    stopped = {"b": ExitNotice(2.0, "late", 3), "a": ExitNotice(1.0, "early", 1), "c": ExitNotice(0.0, "fine", 0)}
+    assert blame([], stopped, {}, {}) == PeerFailure("a", "ended the run: early (exit code 1)")
 
 
 def test_blame_nothing_wrong_is_nobody() -> None:
-    assert blame([_exit("a", 0)], {"a": Stopped(1.0, "done", 0)}, {}, {}) is None
+    assert blame([_exit("a", 0)], {"a": ExitNotice(1.0, "done", 0)}, {}, {}) is None
 
 
 def test_last_words_are_the_last_line_that_says_something(tmp_path: Path) -> None:

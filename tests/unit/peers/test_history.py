@@ -15,7 +15,7 @@ from peers.commands.history import SHOWN_NAMES, Named, row_lines, row_of
 from peers.home.places import take_place
 from swarm.clock import SystemClock
 from swarm.consensus.history import History, HistoryLine
-from swarm.consensus.records import Aside
+from swarm.consensus.records import Quarantined
 from swarm.consensus.roster import owner
 from swarm.ids import MicrobatchId
 from tests.unit.peers.decided_chain import PEERS, RUN, TRAINER, document, eventful, roster, write
@@ -102,7 +102,7 @@ def test_history_row_of_many_and_strange_names_is_one_harmless_line() -> None:
 
 
 def test_history_row_of_a_joiner_s_first_record_knows_no_leader_and_counts_what_was_set_aside() -> None:
-    aside = Aside(microbatch=MicrobatchId(TRAINER, "c0" * 8, 0, 9), reason="not finite")
+    aside = Quarantined(microbatch=MicrobatchId(TRAINER, "c0" * 8, 0, 9), reason="not finite")
     line = HistoryLine(CHAIN.lines[3].record.model_copy(update={"aside": (aside,)}), None, 2)
     row = row_of(line, None)
     assert (row.leader, row.joined, row.left, row.accepted, row.aside) == (None, (), (), None, 1)

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from peers.console.narration import EventLines, Narration
-from peers.console.narrator import Narrator
-from peers.console.voice import Voice
+from peers.console.narration import EventLines, EventNarration
+from peers.console.narrator import EventPrinter
+from peers.console.voice import ConsolePrinter
 from peers.settings import PeerSettings, exact_settings
 from swarm.clock import moment
 from swarm.events import (
@@ -178,14 +178,14 @@ def _step(step: int) -> StepClosed:
 )
 def test_narrator_says_what_happens(event: Event, line: str) -> None:
     heard = Heard()
-    Narrator(heard, heard, FakeClock()).emit(event)
+    EventPrinter(heard, heard, FakeClock()).emit(event)
     assert heard.lines == [line]
     assert heard.events == [event]
 
 
 def test_narrator_a_late_joiner_is_told_that_it_joined() -> None:
     heard = Heard()
-    narrator = Narrator(heard, heard, FakeClock())
+    narrator = EventPrinter(heard, heard, FakeClock())
     narrator.emit(StateDownloaded(part=ENDS, step=4, donor=PEER, bytes_received=1, seconds=0.5))
     narrator.emit(RunStarted(run=RunId("ab" * 32), stages=2, roster=({},) * 4, parameters=1000))
     assert heard.lines[1:] == ["joined        the run at step 4: 4 peers, 1,000 parameters"]
@@ -193,7 +193,7 @@ def test_narrator_a_late_joiner_is_told_that_it_joined() -> None:
 
 def test_narrator_calls_peers_by_their_names_once_it_knows_them() -> None:
     heard = Heard()
-    narrator = Narrator(heard, heard, FakeClock())
+    narrator = EventPrinter(heard, heard, FakeClock())
     other = "12D3KooWLbT7iWNTNKLbPXXdHbmWBVPvnxhVFBTj4yMJSJ1Hkv11"
     members = ({"peer": PEER, "name": "kind-owl"}, {"peer": other, "name": "dry\nhen"})
     narrator.emit(RunStarted(run=RunId("ab" * 32), stages=2, roster=members[:1], parameters=1000))
@@ -210,7 +210,7 @@ def test_narrator_calls_peers_by_their_names_once_it_knows_them() -> None:
 
 def test_narrator_says_of_averaging_only_what_is_not_as_before() -> None:
     heard = Heard()
-    narrator = Narrator(heard, heard, FakeClock())
+    narrator = EventPrinter(heard, heard, FakeClock())
 
     def turnout(live: int, participating: int, **why: str) -> None:
         narrator.emit(
@@ -237,14 +237,14 @@ def test_narrator_says_of_averaging_only_what_is_not_as_before() -> None:
 
 def test_narrator_first_step_of_a_joiner_has_no_rate_of_its_own() -> None:
     heard = Heard()
-    Narrator(heard, heard, FakeClock()).emit(dataclasses.replace(_step(7), seconds=0.01, whole=False))
+    EventPrinter(heard, heard, FakeClock()).emit(dataclasses.replace(_step(7), seconds=0.01, whole=False))
     assert heard.lines == ["step 7        loss 7.500, 4,096 tokens"]
 
 
 @pytest.mark.parametrize(("again", "since"), [(False, "it entered the run"), (True, "it was cut off")])
 def test_narrator_ready_says_since_when_it_counts(again: bool, since: str) -> None:
     heard = Heard()
-    Narrator(heard, heard, FakeClock()).emit(PeerReady(part=ENDS, step=3, reason="", seconds=1.0, again=again))
+    EventPrinter(heard, heard, FakeClock()).emit(PeerReady(part=ENDS, step=3, reason="", seconds=1.0, again=again))
     assert (
         heard.lines[0]
         == f"READY         the ends (embedding and head) at step 3, averages from step 4 on, 1.0 s after {since}"
@@ -253,7 +253,7 @@ def test_narrator_ready_says_since_when_it_counts(again: bool, since: str) -> No
 
 def test_narrator_ready_says_what_to_type_next() -> None:
     heard = Heard()
-    Narrator(heard, heard, FakeClock()).emit(PeerReady(part=ENDS, step=3, reason="", seconds=1.0))
+    EventPrinter(heard, heard, FakeClock()).emit(PeerReady(part=ENDS, step=3, reason="", seconds=1.0))
     assert heard.lines[0].startswith("READY         the ends")
     assert "status" in heard.lines[1]
     assert "drain" in heard.lines[1]
@@ -261,14 +261,14 @@ def test_narrator_ready_says_what_to_type_next() -> None:
 
 def test_narrator_passes_over_what_is_for_machines() -> None:
     heard = Heard()
-    Narrator(heard, heard, FakeClock()).emit(LoopLag(p50_ms=1, p99_ms=1, max_ms=1))
+    EventPrinter(heard, heard, FakeClock()).emit(LoopLag(p50_ms=1, p99_ms=1, max_ms=1))
     assert heard.lines == []
     assert len(heard.events) == 1
 
 
 def test_narrator_fast_steps_are_told_once_a_second_and_the_last_always() -> None:
     heard, clock = Heard(), FakeClock()
-    narrator = Narrator(heard, heard, clock)
+    narrator = EventPrinter(heard, heard, clock)
     narrator.emit(FOUND)
     for step in range(1, 10):
         narrator.emit(_step(step))
@@ -279,7 +279,7 @@ def test_narrator_fast_steps_are_told_once_a_second_and_the_last_always() -> Non
 
 def test_narrator_what_is_waited_for_with_each_step_is_told_once_a_minute() -> None:
     heard, clock = Heard(), FakeClock()
-    narrator = Narrator(heard, heard, clock)
+    narrator = EventPrinter(heard, heard, clock)
     for _ in range(13):
         narrator.emit(Waiting(what="another trainer"))
         narrator.emit(Waiting(what=""))
@@ -298,7 +298,7 @@ def _labels(heard: Heard) -> list[str]:
 
 def test_narrator_the_same_wait_is_said_again_after_it_said_that_all_were_back() -> None:
     heard, clock = Heard(), FakeClock()
-    narrator = Narrator(heard, heard, clock)
+    narrator = EventPrinter(heard, heard, clock)
     for _ in range(2):
         narrator.emit(LOST)
         narrator.emit(Waiting(what="a stage host to join"))
@@ -311,7 +311,7 @@ def test_narrator_the_same_wait_is_said_again_after_it_said_that_all_were_back()
 
 def test_narrator_a_wait_that_goes_on_is_said_once_its_time_has_come() -> None:
     heard, clock = Heard(), FakeClock()
-    narrator = Narrator(heard, heard, clock)
+    narrator = EventPrinter(heard, heard, clock)
     for what in ("another trainer", "", "another trainer"):
         narrator.emit(Waiting(what=what))
         clock.now += 1.0
@@ -326,7 +326,7 @@ def test_narrator_a_wait_that_goes_on_is_said_once_its_time_has_come() -> None:
 )
 def test_narrator_a_wait_that_is_over_is_not_said_late(over: Event) -> None:
     heard, clock = Heard(), FakeClock()
-    narrator = Narrator(heard, heard, clock)
+    narrator = EventPrinter(heard, heard, clock)
     for what in ("the run to start", "", "the run to start"):
         narrator.emit(Waiting(what=what))
     clock.now += 70.0
@@ -337,7 +337,7 @@ def test_narrator_a_wait_that_is_over_is_not_said_late(over: Event) -> None:
 
 def test_narrator_end_says_that_one_part_was_kept_and_not_the_whole_step() -> None:
     heard = Heard()
-    narrator = Narrator(heard, heard, FakeClock())
+    narrator = EventPrinter(heard, heard, FakeClock())
     path = "/h/runs/a/checkpoints/step-00000004/ends.safetensors"
     narrator.emit(CheckpointWritten(part=ENDS, step=4, path=path, seconds=0.1))
     narrator.emit(PeerStopped(reason="stopped", exit_code=143))
@@ -349,7 +349,7 @@ def test_narrator_end_says_that_one_part_was_kept_and_not_the_whole_step() -> No
 
 def test_narrator_end_names_all_parts_that_were_kept_of_the_newest_step() -> None:
     heard = Heard()
-    narrator = Narrator(heard, heard, FakeClock())
+    narrator = EventPrinter(heard, heard, FakeClock())
     for step, part in ((4, ENDS), (5, ENDS), (5, stage_part(0))):
         path = f"/h/runs/a/checkpoints/step-{step:08}/{part}.safetensors"
         narrator.emit(CheckpointWritten(part=part, step=step, path=path, seconds=0.1))
@@ -363,7 +363,7 @@ def test_narrator_end_is_said_though_the_disk_cannot_be_read_any_more(monkeypatc
 
     monkeypatch.setattr("peers.console.narrator.held", refused)
     heard = Heard()
-    narrator = Narrator(heard, heard, FakeClock())
+    narrator = EventPrinter(heard, heard, FakeClock())
     path = "/h/runs/a/checkpoints/step-00000004/ends.safetensors"
     narrator.emit(CheckpointWritten(part=ENDS, step=4, path=path, seconds=0.1))
     narrator.emit(PeerStopped(reason="stopped", exit_code=143))
@@ -373,7 +373,7 @@ def test_narrator_end_is_said_though_the_disk_cannot_be_read_any_more(monkeypatc
 def test_narrator_end_does_not_advise_to_gather_what_is_there(tmp_path: Path) -> None:
     directory = kept_run().keep(tmp_path / "a", 4)
     heard = Heard()
-    narrator = Narrator(heard, heard, FakeClock())
+    narrator = EventPrinter(heard, heard, FakeClock())
     path = str(part_path(directory.checkpoints, 4, ENDS))
     narrator.emit(CheckpointWritten(part=ENDS, step=4, path=path, seconds=0.1))
     narrator.emit(PeerStopped(reason="stopped", exit_code=143))
@@ -383,7 +383,7 @@ def test_narrator_end_does_not_advise_to_gather_what_is_there(tmp_path: Path) ->
 
 def test_narrator_what_was_kept_back_is_said_before_the_end() -> None:
     heard, clock = Heard(), FakeClock()
-    narrator = Narrator(heard, heard, clock)
+    narrator = EventPrinter(heard, heard, clock)
     narrator.emit(_step(1))
     narrator.emit(_step(2))
     narrator.emit(PeerStopped(reason="stopped", exit_code=143))
@@ -397,7 +397,7 @@ def _progress(received: int) -> SyncProgress:
 
 def test_narrator_download_is_a_line_per_quarter_where_there_is_no_terminal() -> None:
     heard = Heard()
-    narrator = Narrator(heard, heard, FakeClock())
+    narrator = EventPrinter(heard, heard, FakeClock())
     for received in range(0, 101, 5):
         narrator.emit(_progress(received))
     assert [line.split("(")[1] for line in heard.lines] == ["25%)", "50%)", "75%)", "100%)"]
@@ -405,7 +405,7 @@ def test_narrator_download_is_a_line_per_quarter_where_there_is_no_terminal() ->
 
 def test_narrator_download_moves_on_a_terminal() -> None:
     heard = Heard(terminal=True)
-    narrator = Narrator(heard, heard, FakeClock())
+    narrator = EventPrinter(heard, heard, FakeClock())
     for received in (0, 10, 100):
         narrator.emit(_progress(received))
     assert (len(heard.updates), heard.lines) == (3, [])
@@ -413,13 +413,13 @@ def test_narrator_download_moves_on_a_terminal() -> None:
 
 def test_narrator_nothing_of_others_reaches_the_terminal_raw() -> None:
     heard = Heard()
-    Narrator(heard, heard, FakeClock()).emit(PeerLost(peer=PEER, name="\x1b[2Jx", reason="\r\x07"))
+    EventPrinter(heard, heard, FakeClock()).emit(PeerLost(peer=PEER, name="\x1b[2Jx", reason="\r\x07"))
     assert not set("\x1b\r\x07") & set("".join(heard.lines))
 
 
 def test_narrator_invite_stands_alone_on_its_line_with_what_to_paste() -> None:
     heard = Heard()
-    Narrator(heard, heard, FakeClock(), founder=True).emit(Invited(invite="swarm1:abc"))
+    EventPrinter(heard, heard, FakeClock(), founder=True).emit(Invited(invite="swarm1:abc"))
     assert "swarm1:abc" in heard.lines
     assert any(line.endswith("join swarm1:abc --role stage") for line in heard.lines)
     assert any(line.endswith("join swarm1:abc --role trainer --data TEXT") for line in heard.lines)
@@ -445,7 +445,7 @@ def _settings(role: str, **more: Any) -> PeerSettings:
 @pytest.mark.parametrize("order", [(FOUND, STARTED), (STARTED, FOUND)])
 def test_narration_founder_invites_once_it_can_be_reached(order: tuple[Event, ...]) -> None:
     heard = Heard()
-    narration = Narration(_settings("bootstrap"), heard, FakeClock(), peer=PEER)
+    narration = EventNarration(_settings("bootstrap"), heard, FakeClock(), peer=PEER)
     for event in (*order, *order):
         narration.emit(event)
     invited = [event for event in heard.events if isinstance(event, Invited)]
@@ -455,7 +455,7 @@ def test_narration_founder_invites_once_it_can_be_reached(order: tuple[Event, ..
 
 def test_narration_others_invite_nobody_and_a_silent_one_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     heard = Heard()
-    narration = Narration(_settings("stage"), heard, FakeClock(), peer=PEER)
+    narration = EventNarration(_settings("stage"), heard, FakeClock(), peer=PEER)
     narration.emit(FOUND)
     narration.emit(STARTED)
     assert heard.events == [FOUND, STARTED]
@@ -467,7 +467,7 @@ def test_narration_in_words_puts_what_is_logged_into_the_same_columns(
 ) -> None:
     heard, logger = Heard(), logging.getLogger("swarm.consensus.ballot")
     monkeypatch.setattr("peers.console.narration.Voice", lambda: heard)
-    narration = Narration(_settings("stage", verbose=True), heard, FakeClock(), peer=PEER)
+    narration = EventNarration(_settings("stage", verbose=True), heard, FakeClock(), peer=PEER)
     logger.info("for nobody")
     logger.warning("%s is not a vote\nREADY", "/h/vote")
     try:
@@ -492,7 +492,7 @@ def _pipe() -> tuple[int, io.TextIOWrapper]:
 def test_voice_says_everything_before_it_closes() -> None:
     reading, out = _pipe()
     with out:
-        voice = Voice(out)
+        voice = ConsolePrinter(out)
         voice.say("one")
         voice.update("moving")
         voice.say("…two")
@@ -504,7 +504,7 @@ def test_voice_says_everything_before_it_closes() -> None:
 
 def test_voice_nobody_reads_is_no_trouble() -> None:
     reading, out = _pipe()
-    voice = Voice(out)
+    voice = ConsolePrinter(out)
     os.close(reading)
     for _ in range(10):
         voice.say("x" * 10_000)
@@ -514,7 +514,7 @@ def test_voice_nobody_reads_is_no_trouble() -> None:
 
 def test_voice_a_reader_who_stands_still_holds_up_nobody() -> None:
     reading, out = _pipe()
-    voice = Voice(out)
+    voice = ConsolePrinter(out)
     for _ in range(3000):
         voice.say("x" * 1000)
     os.close(reading)
@@ -537,6 +537,6 @@ FORGED = "otter\nREADY         stage 0\r\n\u2028error: run this"
 )
 def test_narrator_names_of_others_forge_no_lines(event: Event) -> None:
     heard = Heard()
-    Narrator(heard, heard, FakeClock()).emit(event)
+    EventPrinter(heard, heard, FakeClock()).emit(event)
     assert len(heard.lines) == 1
     assert "otter READY stage 0" in heard.lines[0]

@@ -10,7 +10,7 @@ import pytest
 
 from peers import node
 from peers.exit_codes import EXIT_UNREACHABLE, exit_code_of
-from peers.node import MOST_DESCRIPTORS, Node, allow_descriptors
+from peers.node import MAX_DESCRIPTORS, Node, allow_descriptors
 from peers.orders import Orders
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
@@ -77,8 +77,8 @@ async def test_node_whose_endpoint_was_closed_has_nothing_to_say(tmp_path: Path)
     ("soft", "hard", "after"),
     [
         (1024, 4096, 4096),
-        (1024, resource.RLIM_INFINITY, MOST_DESCRIPTORS),
-        (1024, 1 << 20, MOST_DESCRIPTORS),
+        (1024, resource.RLIM_INFINITY, MAX_DESCRIPTORS),
+        (1024, 1 << 20, MAX_DESCRIPTORS),
         (1 << 17, 1 << 20, 1 << 17),
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, resource.RLIM_INFINITY),
     ],

@@ -13,7 +13,7 @@ import pytest
 from peers.preemption import watcher
 from peers.preemption.local import CommandSource, FileSource
 from peers.preemption.source import WORD_BYTES, Notice, SourceFailed, spoken_notice
-from peers.preemption.watcher import FAILURES_TOLD, MOST_PAUSE_S, PreemptionWatcher, pause_after, reason_of
+from peers.preemption.watcher import FAILURES_TOLD, MAX_PAUSE_S, PreemptionWatcher, pause_after, reason_of
 from swarm.clock import SystemClock
 from swarm.events import Event, PreemptionNotice, PreemptionWatch
 from tests.harness.expect import eventually
@@ -111,7 +111,7 @@ def test_pauses_double_up_to_the_most() -> None:
     assert [pause_after(failures, 1.0) for failures in (0, 1, 2, 3, 4, 10_000)] == [1, 2, 4, 8, 10, 10]
     assert [pause_after(failures, 5.0) for failures in (0, 1, 2)] == [5, 10, 10]
     assert pause_after(3, 20.0) == 20.0
-    assert MOST_PAUSE_S == 10.0
+    assert MAX_PAUSE_S == 10.0
 
 
 async def test_mistake_of_ours_ends_the_watching_and_nothing_else(

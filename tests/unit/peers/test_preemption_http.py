@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from peers.preemption.choice import MetadataUrl
-from peers.preemption.http import BODY_BYTES, HEAD_BYTES, Answer, MetadataServer
+from peers.preemption.http import BODY_BYTES, HEAD_BYTES, HttpResponse, MetadataServer
 from peers.preemption.source import SourceFailed
 from tests.harness.expect import eventually
 
@@ -48,7 +48,7 @@ async def raw(says: bytes, *, stays: bool = False) -> AsyncIterator[Raw]:
         server.close()
 
 
-async def ask(one: Raw, *, timeout_s: float = 5.0, method: str = "GET", prefix: str = "") -> Answer:
+async def ask(one: Raw, *, timeout_s: float = 5.0, method: str = "GET", prefix: str = "") -> HttpResponse:
     server = MetadataServer(MetadataUrl(host="127.0.0.1", port=one.port, prefix=prefix))
     return await server.ask("/a/b?c=d", {"X-Own": "1"}, timeout_s=timeout_s, method=method)
 

@@ -15,24 +15,24 @@ from peers.data.prepare import RunShape, make_manifest
 from peers.home.run_directory import create_run_directory, find_run_directory
 from peers.local.plot import loss_svg, ticks
 from peers.local.progress import RunView
-from peers.local.report import Evaluation, Outcome, RunFacts, build_report, closed_steps, render_report, write_report
+from peers.local.report import Evaluation, RunFacts, RunOutcome, build_report, closed_steps, render_report, write_report
 from peers.manifest_file import render_manifest
 from swarm.clock import SystemClock
 from swarm.config import parse_manifest
 from swarm.errors import ConfigError, StateError
 from swarm.events import Committed, Event, JourneyStarted, StepClosed
 from swarm.ids import MicrobatchId, PeerId
-from swarm.monitoring.reader import Recorded, Told
+from swarm.monitoring.reader import Recorded, RecordedEvent
 
 FACTS = RunFacts(run=None, directory="d", peers=2, stages=2, trainers=1, steps_wanted=5, began=10.0, ended=20.0)
-FAILED = Outcome(exit_reason="peer_failed", exit_code=3, message="a died", blamed="a")
+FAILED = RunOutcome(exit_reason="peer_failed", exit_code=3, message="a died", blamed="a")
 SHAPE = RunShape(steps=5, peers=3, stages=2, trainers=1, seed=7, ends="hosted", reproducible=True)
 
 
 def _view(*events: Event) -> RunView:
     view = RunView()
     for event in events:
-        view.add(Told("a", Recorded(12.0, 12.0, PeerId("A"), event)))
+        view.add(RecordedEvent("a", Recorded(12.0, 12.0, PeerId("A"), event)))
     return view
 
 

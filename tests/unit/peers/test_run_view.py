@@ -18,10 +18,10 @@ from swarm.events import (
     StepClosed,
 )
 from swarm.ids import MicrobatchId, PartName, PeerId
-from swarm.monitoring.reader import Recorded, Told
+from swarm.monitoring.reader import Recorded, RecordedEvent
 
 
-def _closed(step: int, name: str = "a", wall: float = 0.0, **changes: Any) -> Told:
+def _closed(step: int, name: str = "a", wall: float = 0.0, **changes: Any) -> RecordedEvent:
     fields: dict[str, Any] = {
         "step": step, "loss": 5.0, "tokens": 100, "microbatches": 1, "grad_norm": 1.0, "clip": 1.0, "lr": 0.1,
         "digests": {"stage-0": "x"}, "leader": PeerId("L"), "record": "r", "seconds": 0.5,
@@ -29,11 +29,11 @@ def _closed(step: int, name: str = "a", wall: float = 0.0, **changes: Any) -> To
     return _told(StepClosed(**(fields | changes)), name, wall)
 
 
-def _told(event: Event, name: str = "a", wall: float = 0.0) -> Told:
-    return Told(name, Recorded(wall, wall, PeerId(f"peer{name.replace('-', '')}"), event))
+def _told(event: Event, name: str = "a", wall: float = 0.0) -> RecordedEvent:
+    return RecordedEvent(name, Recorded(wall, wall, PeerId(f"peer{name.replace('-', '')}"), event))
 
 
-def _view(*told: Told) -> RunView:
+def _view(*told: RecordedEvent) -> RunView:
     view = RunView()
     for one in told:
         view.add(one)

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 
 from peers.console import words
-from peers.console.words import Complaint, another_path, command_to_join, listed, reason_of, report_error, with_commands
+from peers.console.words import (
+    CommandError,
+    another_path,
+    command_to_join,
+    listed,
+    reason_of,
+    report_error,
+    with_commands,
+)
 from peers.exit_codes import EXIT_CODES, exit_code_of
 from swarm.errors import Advice, ConfigError, Ending, RunEnded, SwarmError
 from swarm.ids import ENDS, PartName, stage_part
@@ -34,7 +42,7 @@ def test_report_of_a_lost_peer_says_what_can_be_done_now(capsys: pytest.CaptureF
     [
         (RunEnded("no", Ending.UNREACHABLE, check="a", remedy="b"), ["error: no", "  check: a", "  next:  b"]),
         (RunEnded("over", Ending.FAILED), ["error: over"]),
-        (Complaint("no", check="a", next_="b\x1b"), ["error: no", "  check: a", "  next:  b "]),
+        (CommandError("no", check="a", next_="b\x1b"), ["error: no", "  check: a", "  next:  b "]),
         (ConfigError("--x", None, "a", "b"), ["error: --x is missing", "  check: expected a", "  next:  b"]),
         (
             ConfigError("--x", 1, "a", "b", why="it is c"),

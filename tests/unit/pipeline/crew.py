@@ -10,7 +10,7 @@ from swarm.clock import SystemClock
 from swarm.ids import MicrobatchId, PeerId
 from swarm.pipeline.settle import Assigned
 from swarm.pipeline.stage.context import Places
-from swarm.pipeline.trainer.pace import Pace
+from swarm.pipeline.trainer.pace import JourneyDeadlines
 from swarm.sim.network import SimNetwork
 from tests.unit.pipeline.world import TRAINER, FakeLeader, Replica, TrainerSide, enter, working
 
@@ -19,9 +19,9 @@ PHASES = ("forward", "handed on", "backward", "accumulate", "accumulated")
 after the sum is changed."""
 
 
-def quick() -> Pace:
+def quick() -> JourneyDeadlines:
     """Deadlines of a test's size."""
-    return Pace(floor_s=0.1, ceiling_s=0.4)
+    return JourneyDeadlines(floor_s=0.1, ceiling_s=0.4)
 
 
 class Crew:

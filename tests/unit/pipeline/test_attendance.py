@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from swarm.ids import PeerId
-from swarm.pipeline.trainer.liveness import Attendance
+from swarm.pipeline.trainer.liveness import LivenessProbes
 from swarm.sim.network import SimNetwork
 from tests.unit.membership.observed import HandClock
 
@@ -21,7 +21,7 @@ async def test_need_of_a_peer_while_the_group_is_ending_is_nobody_s_error(recwar
 
     async def feed() -> None:
         async with asyncio.TaskGroup() as group:
-            attendance = Attendance(endpoint, clock, group, lambda peer, reason: None)
+            attendance = LivenessProbes(endpoint, clock, group, lambda peer, reason: None)
 
             async def need_it_late() -> None:
                 try:

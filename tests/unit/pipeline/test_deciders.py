@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from swarm.errors import Refused
-from swarm.health.heartbeat import Standing
+from swarm.health.heartbeat import HeartbeatReply
 from swarm.health.verdicts import ANEW_S, MISSES_TO_LOSE, SHORTEST_LOSS_S, STRANGER_BEATS, Health
 from swarm.health.watch import watched
 from swarm.ids import PeerId
@@ -180,7 +180,7 @@ def test_health_forgets_witnesses_of_who_answers() -> None:
 
 def test_health_loses_who_was_started_anew_for_good() -> None:
     health = Health()
-    standing = Standing(step=1, member=True, incarnation=7)
+    standing = HeartbeatReply(step=1, member=True, incarnation=7)
     assert [health.answered(A, standing) for _ in range(2)] == [None, None]
     anew = standing.model_copy(update={"incarnation": 8})
     verdicts = [health.answered(A, anew, now) for now in (10.0, 9.9 + ANEW_S, 10.0 + ANEW_S, 99.0)]
@@ -193,7 +193,7 @@ def test_health_loses_who_was_started_anew_for_good() -> None:
 
 def test_health_loses_who_says_long_enough_that_it_does_not_take_part() -> None:
     health = Health()
-    out, inside = (Standing(step=1, member=member, incarnation=7) for member in (False, True))
+    out, inside = (HeartbeatReply(step=1, member=member, incarnation=7) for member in (False, True))
     assert [health.answered(A, out) for _ in range(STRANGER_BEATS - 1)] == [None] * (STRANGER_BEATS - 1)
     assert health.answered(A, inside) is None
     verdicts = [health.answered(A, out) for _ in range(STRANGER_BEATS + 1)]

@@ -14,8 +14,8 @@ from swarm.events import HopMoved, JourneyCompleted, JourneySetAside
 from swarm.ids import MicrobatchId, PeerId
 from swarm.models.dropout import dropout_seed
 from swarm.pipeline.messages import Blocked
-from swarm.pipeline.trainer.pace import Pace, Silence
-from swarm.pipeline.trainer.repair import EXTRA_TURNS, Escort, Repair
+from swarm.pipeline.trainer.pace import JourneyDeadlines, UnresponsivePeers
+from swarm.pipeline.trainer.repair import EXTRA_TURNS, JourneyHooks, Repair
 from swarm.pipeline.trainer.trainer import OWN_FAILURES
 from swarm.pipeline.wiring import Wiring
 from swarm.step.calls import first_leaf
@@ -119,13 +119,13 @@ async def test_replica_that_was_only_slow_counts_nothing_twice(hosted: bool, whe
 
 @pytest.mark.parametrize("alive", [True, False])
 async def test_late_replica_of_a_run_that_has_only_begun_gets_another_turn_if_it_is_alive(alive: bool) -> None:
-    clock, silence, suspected = FakeClock(), Silence(), []
+    clock, silence, suspected = FakeClock(), UnresponsivePeers(), []
     context: Any = SimpleNamespace(
-        endpoint=None, clock=clock, pace=Pace(), silence=silence, ends=object(), gone=tuple,
+        endpoint=None, clock=clock, pace=JourneyDeadlines(), silence=silence, ends=object(), gone=tuple,
         suspect=lambda peer, reason: suspected.append(peer), wiring=Wiring([A, B], seed=1),
     )  # fmt: skip
     context.pace.observe(B[0], "forward", 0.1)
-    escort = Escort(attend=lambda peers: None, spawn=lambda work: work.close())
+    escort = JourneyHooks(attend=lambda peers: None, spawn=lambda work: work.close())
     repair = Repair(context, (1, MicrobatchId(TRAINER, "00" * 8, 0, 0)), (A[0], B[0]), escort, lambda: None)
     repair.awaits(1, "forward")
     clock.now = context.pace.seconds(B[0], "forward") + 0.1
@@ -219,7 +219,7 @@ async def test_trainer_whose_journeys_are_all_under_way_tells_a_new_leader_at_on
 
 async def test_replica_believed_gone_while_it_holds_work_is_replaced_without_a_deadline() -> None:
     gone: set[PeerId] = set()
-    crew = await Crew.of([A, B], in_flight=1, gone=lambda: gone, pace=Pace(floor_s=60.0))
+    crew = await Crew.of([A, B], in_flight=1, gone=lambda: gone, pace=JourneyDeadlines(floor_s=60.0))
     for peer in B:
         crew.replicas[peer].device.gate = asyncio.Event()
     leader = FakeLeader(1)
@@ -235,7 +235,7 @@ async def test_replica_believed_gone_while_it_holds_work_is_replaced_without_a_d
 
 
 async def test_killed_replica_is_replaced_long_before_its_deadline() -> None:
-    crew = await Crew.of([A, B, C], in_flight=2, pace=Pace(floor_s=60.0))
+    crew = await Crew.of([A, B, C], in_flight=2, pace=JourneyDeadlines(floor_s=60.0))
     crew.strike(1, "backward", crew.kill)
     async with asyncio.timeout(5):
         leader = await run_with(crew)

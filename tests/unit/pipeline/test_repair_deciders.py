@@ -9,9 +9,9 @@ import pytest
 from swarm.errors import Refused
 from swarm.ids import MicrobatchId, PeerId
 from swarm.pipeline.retention import Retention
-from swarm.pipeline.trainer.pace import YOUNG, Pace
-from swarm.pipeline.trainer.route import Itinerary, Receipt
-from swarm.pipeline.trainer.taken import Taken
+from swarm.pipeline.trainer.pace import YOUNG, JourneyDeadlines
+from swarm.pipeline.trainer.route import Receipt, RouteState
+from swarm.pipeline.trainer.taken import Issued
 from swarm.pipeline.wiring import FIRST_LEAVE_S, LONGEST_LEAVE_S, Wiring
 
 A, B, C, D = (PeerId(name) for name in "abcd")
@@ -26,12 +26,12 @@ def named(position: int) -> MicrobatchId:
 
 
 def test_pace_gives_all_the_time_there_is_until_something_was_measured() -> None:
-    pace = Pace(ceiling_s=60.0)
+    pace = JourneyDeadlines(ceiling_s=60.0)
     assert {pace.seconds(A, work) for work in ("forward", "backward", "adopt")} == {60.0}  # type: ignore[arg-type]
 
 
 def test_pace_is_each_peers_own_in_each_direction_and_else_what_others_take() -> None:
-    pace = Pace(floor_s=0.1, ceiling_s=60.0, factor=3.0)
+    pace = JourneyDeadlines(floor_s=0.1, ceiling_s=60.0, factor=3.0)
     for _ in range(20):
         pace.observe(A, "forward", 1.0)
         pace.observe(B, "forward", 0.1)
@@ -42,7 +42,7 @@ def test_pace_is_each_peers_own_in_each_direction_and_else_what_others_take() ->
 
 
 def test_pace_allows_a_takeover_both_directions_twice() -> None:
-    pace = Pace(floor_s=0.1, factor=3.0)
+    pace = JourneyDeadlines(floor_s=0.1, factor=3.0)
     pace.observe(A, "forward", 1.0)
     pace.observe(A, "backward", 2.0)
     assert pace.seconds(A, "adopt") == pytest.approx(2 * (3.0 + 6.0))
@@ -51,14 +51,14 @@ def test_pace_allows_a_takeover_both_directions_twice() -> None:
 
 
 def test_pace_of_a_stalled_peer_is_below_five_seconds_for_hops_of_a_second() -> None:
-    pace = Pace()
+    pace = JourneyDeadlines()
     for seconds in [0.8, 1.0, 1.2] * 10:
         pace.observe(A, "forward", seconds)
     assert 1.2 < pace.seconds(A, "forward") <= 4.0
 
 
 def test_pace_is_young_until_enough_was_measured_in_that_direction() -> None:
-    pace = Pace()
+    pace = JourneyDeadlines()
     for _ in range(YOUNG):
         assert pace.young("forward")
         pace.observe(A, "forward", 0.5)
@@ -66,7 +66,7 @@ def test_pace_is_young_until_enough_was_measured_in_that_direction() -> None:
 
 
 def test_pace_forgets_who_has_left() -> None:
-    pace = Pace(floor_s=0.0)
+    pace = JourneyDeadlines(floor_s=0.0)
     pace.observe(A, "forward", 9.0)
     pace.observe(B, "forward", 1.0)
     pace.follow({B})
@@ -157,7 +157,7 @@ def test_retention_drops_the_oldest_complete_ones_and_says_so() -> None:
 
 
 def test_itinerary_takes_whoever_answers_first_and_later_reports_imply_earlier_ones() -> None:
-    way = Itinerary([A, B, C])
+    way = RouteState([A, B, C])
     way.move(1, D)
     assert (way.route, way.attempt) == ((A, D, C), 1)
     assert way.forwarded(1, B)
@@ -167,14 +167,14 @@ def test_itinerary_takes_whoever_answers_first_and_later_reports_imply_earlier_o
 
 
 def test_itinerary_moved_on_the_way_out_does_what_follows_again() -> None:
-    way = Itinerary([A, B, C])
+    way = RouteState([A, B, C])
     way.forwarded(1, B)
     way.move(0, D)
     assert not any(way.done(at) for at in range(3))
 
 
 def test_itinerary_counts_the_receipt_of_whoever_is_on_the_route() -> None:
-    way = Itinerary([A, B])
+    way = RouteState([A, B])
     way.back, way.home = True, True
     assert way.contributed(1, B, SIGNED)
     way.move(1, C)
@@ -190,7 +190,7 @@ def test_itinerary_counts_the_receipt_of_whoever_is_on_the_route() -> None:
 
 
 def test_itinerary_knows_whose_turn_has_passed() -> None:
-    way = Itinerary([A, B])
+    way = RouteState([A, B])
     way.begin_turn(0, 10.0, 2.0, "forward")
     assert (way.overdue(11.9), way.overdue(12.0), way.next_due()) == ([], [0], 12.0)
     assert way.heard_of(0, A, 13.5) == ("forward", 3.5)
@@ -201,7 +201,7 @@ def test_itinerary_knows_whose_turn_has_passed() -> None:
 
 
 def test_taken_knows_where_the_shard_continues() -> None:
-    taken = Taken()
+    taken = Issued()
     for position in range(5):
         taken.add(1, named(position))
     taken.set_aside(1, named(0))
@@ -217,7 +217,7 @@ def test_taken_knows_where_the_shard_continues() -> None:
 
 
 def test_taken_again_counts_again_and_what_is_not_kept_is_not_set_aside_either() -> None:
-    taken = Taken()
+    taken = Issued()
     for position in range(4):
         taken.add(1, named(position))
     taken.set_aside(1, named(2))

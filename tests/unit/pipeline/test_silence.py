@@ -8,8 +8,8 @@ import pytest
 
 from swarm.events import HopMoved
 from swarm.ids import PeerId
-from swarm.pipeline.trainer.pace import Pace, Silence, Work
-from swarm.pipeline.trainer.route import Itinerary
+from swarm.pipeline.trainer.pace import JourneyDeadlines, UnresponsivePeers, Work
+from swarm.pipeline.trainer.route import RouteState
 from tests.unit.pipeline.crew import Crew
 from tests.unit.pipeline.world import FakeLeader, working
 
@@ -18,7 +18,7 @@ SLOW, OTHER = B
 
 
 def test_silence_is_a_turn_without_any_word() -> None:
-    silence = Silence()
+    silence = UnresponsivePeers()
     silence.heard(SLOW, 5.0)
     assert not silence.passed(SLOW, 4.0)
     assert SLOW not in silence
@@ -30,7 +30,7 @@ def test_silence_is_a_turn_without_any_word() -> None:
 
 @pytest.mark.parametrize("how", ["heard", "tried", "forgotten"])
 def test_silence_ends_with_a_word_or_another_try(how: str) -> None:
-    silence = Silence()
+    silence = UnresponsivePeers()
     silence.lost(SLOW)
     if how == "heard":
         silence.heard(SLOW, 9.0)
@@ -42,14 +42,14 @@ def test_silence_ends_with_a_word_or_another_try(how: str) -> None:
 
 
 def test_itinerary_does_not_wait_for_the_silent() -> None:
-    way = Itinerary([A[0], SLOW])
+    way = RouteState([A[0], SLOW])
     way.begin_turn(1, 0.0, 60.0, "forward")
     assert way.overdue(1.0) == []
     assert way.overdue(1.0, {SLOW}) == [1]
     assert way.overdue(1.0, {A[0]}) == []  # it is not its turn
 
 
-class FirstShort(Pace):
+class FirstShort(JourneyDeadlines):
     """The first piece of each kind of work has a fifth of a second at each replica, all others a minute."""
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class FirstShort(Pace):
         self._asked: set[tuple[PeerId, Work]] = set()
 
     def seconds(self, peer: PeerId, work: Work) -> float:
-        """See :class:`Pace`."""
+        """See :class:`JourneyDeadlines`."""
         first = (peer, work) not in self._asked
         self._asked.add((peer, work))
         return 0.2 if first else 60.0

@@ -38,7 +38,7 @@ from swarm.pipeline.stage.context import Places, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.journey import FinishedJourney
-from swarm.pipeline.trainer.pace import Pace
+from swarm.pipeline.trainer.pace import JourneyDeadlines
 from swarm.pipeline.trainer.trainer import Trainer
 from swarm.pipeline.wiring import Wiring
 from swarm.schema import Empty
@@ -416,7 +416,7 @@ class TrainerSide:
         stages: Sequence[Sequence[PeerId]],
         *,
         hosted: bool = False,
-        pace: Pace | None = None,
+        pace: JourneyDeadlines | None = None,
         gone: Callable[[], Any] = tuple,
         doubted: Callable[[], Any] = tuple,
         in_flight: int | None = None,
@@ -440,7 +440,7 @@ class TrainerSide:
             events=self.events,
             clock=clock or SystemClock(),
             verify=verify,
-            pace=pace or Pace(floor_s=5.0, ceiling_s=5.0),
+            pace=pace or JourneyDeadlines(floor_s=5.0, ceiling_s=5.0),
             suspect=self.suspected.__setitem__,
             gone=gone,
             doubted=doubted,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from swarm.state.donation import BURST_BYTES, LEAST_BYTES_S, MOST_BYTES_S, Donation
+from swarm.state.donation import BURST_BYTES, LEAST_BYTES_S, MAX_BYTES_S, Donation
 
 Seconds = Callable[[Donation], float]
 
@@ -26,13 +26,13 @@ def test_donation_gives_all_it_can_as_long_as_nothing_suffers() -> None:
     donation = Donation()
     now = steps(donation, 20, lambda _: 2.0, giving=False)
     steps(donation, 50, lambda _: 2.0, giving=True, now=now)
-    assert donation.bytes_s == MOST_BYTES_S
+    assert donation.bytes_s == MAX_BYTES_S
 
 
 def test_donation_knows_nothing_to_compare_with_and_does_not_guess() -> None:
     donation = Donation()
     steps(donation, 20, lambda _: 9.0, giving=True)
-    assert donation.bytes_s == MOST_BYTES_S
+    assert donation.bytes_s == MAX_BYTES_S
 
 
 @pytest.mark.parametrize("harmless", [4 << 20, 20 << 20])
@@ -59,7 +59,7 @@ def test_donation_that_always_harms_goes_on_slowly() -> None:
     now = steps(donation, 30, lambda _: 3.0, giving=True, now=now)
     assert donation.bytes_s == LEAST_BYTES_S
     steps(donation, 30, lambda _: 2.0, giving=True, now=now)
-    assert donation.bytes_s == MOST_BYTES_S
+    assert donation.bytes_s == MAX_BYTES_S
 
 
 def test_donation_does_not_take_noise_for_harm() -> None:
@@ -73,7 +73,7 @@ def test_donation_does_not_take_noise_for_harm() -> None:
     for _ in range(300):
         now = steps(donation, 1, noisy, giving=True, now=now)
         rates.append(donation.bytes_s)
-    assert sorted(rates)[len(rates) // 2] > MOST_BYTES_S / 2
+    assert sorted(rates)[len(rates) // 2] > MAX_BYTES_S / 2
 
 
 def test_donation_gives_a_burst_and_then_waits_for_more() -> None:

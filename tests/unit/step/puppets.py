@@ -17,9 +17,9 @@ from swarm.network.protocols import AnyMethod, Rpc
 from swarm.schema import Empty
 from swarm.sim.network import SimEndpoint, SimNetwork
 from swarm.step.calls import StepCalls
-from swarm.step.context import Closing
+from swarm.step.context import CloseContext
 from swarm.step.leader.close import Leading
-from swarm.step.leader.service import LeadDesk
+from swarm.step.leader.service import LeadService
 from swarm.step.messages import (
     AGAIN,
     APPLY,
@@ -40,7 +40,7 @@ from swarm.step.messages import (
     Prepared,
     Promise,
     Reconcile,
-    Resumed,
+    TrainerResumed,
 )
 from swarm.step.observe_messages import NEXT, START
 from tests.harness.asked import asked
@@ -103,7 +103,7 @@ class Puppet:
             (LEASE, lambda body: Leased(total=body.total, reason="")),
             (COMPLETE, lambda body: Empty()),
             (ASIDE, lambda body: Empty()),
-            (RESUME, lambda body: Resumed(kept=len(body.started))),
+            (RESUME, lambda body: TrainerResumed(kept=len(body.started))),
         ]
         kinds += leading if self.desk else []
         return [rpc.handled(self._handler(rpc, usual)) for rpc, usual in kinds]
@@ -148,7 +148,7 @@ class Stage:
         self.puppets = {peer: Puppet(peer, roster) for peer in roster.peers}
         self.endpoints: dict[PeerId, SimEndpoint] = {}
         self.waited: list[str] = []
-        self.desk = LeadDesk(
+        self.desk = LeadService(
             RULES, self.leader, self._opened, lambda peer, data, signature: True, hosted=hosted, term_of=lambda: 0
         )
         self.desk.open_step(1, roster, self.genesis.hash(), {})
@@ -168,7 +168,7 @@ class Stage:
         history = History()
         history.append(self.genesis)
         self.calls = StepCalls(self.endpoints[self.leader])
-        self.closing = Closing(
+        self.closing = CloseContext(
             rules=RULES,
             calls=self.calls,
             history=history,

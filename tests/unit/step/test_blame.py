@@ -7,7 +7,7 @@ import pytest
 from swarm.errors import Superseded
 from swarm.ids import PartName, PeerId
 from swarm.step.decisions import ATTEMPTS_PER_TERM, Attempts
-from swarm.step.leader.answers import MOST_VOID, Blame
+from swarm.step.leader.answers import MAX_VOID, VoidRounds
 from swarm.step.messages import Averaged
 from tests.unit.step.world import COMMITTED, ROSTER, A, B, T
 
@@ -22,7 +22,7 @@ def said(culprit: PeerId | None = None, aborted_by: PeerId | None = None) -> Ave
 
 def judged(*voids: dict[PeerId, Averaged]) -> list[PeerId | None]:
     """Who is left out after each void round of those that are left; who says nothing knows nothing."""
-    blame, out = Blame(), list[PeerId | None]()
+    blame, out = VoidRounds(), list[PeerId | None]()
     for void in voids:
         group = tuple(peer for peer in ALL if peer not in out)
         blame.void(PART, {peer: void.get(peer, said()) for peer in group})
@@ -64,7 +64,7 @@ def test_member_that_gives_up_because_of_another_is_not_to_blame() -> None:
 
 
 def test_of_two_the_one_that_is_blamed_is_left_out() -> None:
-    blame = Blame()
+    blame = VoidRounds()
     for last in (False, False, True):
         blame.void(PART, {A: said(B), B: said()})
         found = blame.unfit(PART, (A, B))
@@ -76,12 +76,12 @@ def test_blame_of_who_is_not_in_the_part_and_of_oneself_counts_for_nothing() -> 
 
 
 def test_rounds_that_nobody_explains_go_plainly_and_then_the_leader_is_at_a_loss() -> None:
-    blame = Blame()
-    for made in range(1, 2 * MOST_VOID + 1):
+    blame = VoidRounds()
+    for made in range(1, 2 * MAX_VOID + 1):
         blame.void(PART, dict.fromkeys(ALL, said()))
         assert blame.unfit(PART, ALL) is None
-        assert blame.plainly == ({PART} if made >= MOST_VOID else set())
-        assert blame.at_a_loss(PART) == (made == 2 * MOST_VOID)
+        assert blame.plainly == ({PART} if made >= MAX_VOID else set())
+        assert blame.at_a_loss(PART) == (made == 2 * MAX_VOID)
 
 
 def test_term_has_no_more_attempts_than_the_next_one_leaves_it() -> None:
@@ -97,10 +97,10 @@ def test_term_has_no_more_attempts_than_the_next_one_leaves_it() -> None:
 HOLDS = Averaged(digest="a" * 64, sq_norm=1.0, cursor=None)
 
 
-def plain() -> Blame:
+def plain() -> VoidRounds:
     """Whose part goes plainly by now."""
-    blame = Blame()
-    for _ in range(MOST_VOID):
+    blame = VoidRounds()
+    for _ in range(MAX_VOID):
         blame.void(PART, dict.fromkeys(ALL, said()))
         assert blame.unfit(PART, ALL) is None
     assert blame.plainly == {PART}
@@ -109,7 +109,7 @@ def plain() -> Blame:
 
 def test_who_says_void_and_not_why_where_all_others_hold_the_result_is_left_out() -> None:
     blame, found = plain(), None
-    for _ in range(MOST_VOID):
+    for _ in range(MAX_VOID):
         assert found is None
         blame.void(PART, {A: HOLDS, B: HOLDS, C: HOLDS, D: said()})
         found = blame.unfit(PART, ALL)
@@ -119,7 +119,7 @@ def test_who_says_void_and_not_why_where_all_others_hold_the_result_is_left_out(
 
 def test_who_gives_up_and_says_that_one_of_those_it_told_did_is_left_out() -> None:
     blame, found = plain(), None
-    for _ in range(MOST_VOID):
+    for _ in range(MAX_VOID):
         assert found is None
         blame.void(PART, {A: said(aborted_by=D), B: said(aborted_by=D), C: said(aborted_by=D), D: said(aborted_by=A)})
         found = blame.unfit(PART, ALL)

@@ -12,7 +12,7 @@ from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.membership.founding_record import genesis
 from swarm.optim.update import clip_factor
 from swarm.step.decisions import Disagreement, agreed, cursors, global_norm
-from swarm.step.messages import MOST_SQ_NORM, Averaged
+from swarm.step.messages import MAX_SQ_NORM, Averaged
 
 RUN = "ab" * 32
 ROSTER = Roster(
@@ -58,7 +58,7 @@ def test_global_norm_is_not_what_one_of_three_replicas_claims(liar: str, claim: 
 def test_global_norm_is_a_number_whatever_members_may_claim() -> None:
     parts = range(1000)
     many = Roster(Member(peer=f"p{n}", role="stage", name="", part=f"stage-{n}", addresses=()) for n in parts)
-    assert math.isfinite(global_norm(many, {peer: averaged("a" * 16, MOST_SQ_NORM) for peer in many.peers}))
+    assert math.isfinite(global_norm(many, {peer: averaged("a" * 16, MAX_SQ_NORM) for peer in many.peers}))
 
 
 def test_global_norm_with_a_replica_that_differs_names_part_and_digests() -> None:

@@ -12,7 +12,7 @@ from swarm.errors import Refused, Superseded, Violation, WrongStep
 from swarm.ids import ENDS, MicrobatchId, PeerId, RunId, stage_part
 from swarm.optim.schedules import OptimizerConfig
 from swarm.security.signing import PrivateIdentity, receipt_bytes, verify
-from swarm.step.leader.service import LeadDesk
+from swarm.step.leader.service import LeadService
 from swarm.step.messages import Complete, Lease
 from swarm.step.rules import StepRules
 from tests.harness.asked import asked
@@ -43,8 +43,8 @@ async def _open(step: int) -> None:
     return None
 
 
-def desk(me: PeerId) -> LeadDesk:
-    opened = LeadDesk(RULES, me, _open, verify)
+def desk(me: PeerId) -> LeadService:
+    opened = LeadService(RULES, me, _open, verify)
     opened.open_step(1, ROSTER)
     return opened
 
@@ -58,11 +58,11 @@ def complete(*, signers: list[PrivateIdentity] | None = None, term: int = 0, **f
     return Complete(step=1, term=term, contribution=Contribution(**values), receipts=receipts)
 
 
-async def tell(opened: LeadDesk, body: Any, caller: PeerId = TRAINER.peer) -> Any:
+async def tell(opened: LeadService, body: Any, caller: PeerId = TRAINER.peer) -> Any:
     return await asked(opened, body, caller)
 
 
-async def lead() -> LeadDesk:
+async def lead() -> LeadService:
     opened = desk(ROSTER.succession(1)[0])
     await tell(opened, Lease(step=1, term=0, total=2))
     return opened

@@ -15,13 +15,13 @@ from swarm.consensus.changes import ALL_ASKED, NO_CHANGES, Admission, Departure
 from swarm.consensus.roster import Roster
 from swarm.errors import Busy, PeerError, Refused, Superseded, Violation, WrongStep
 from swarm.ids import PartName, PeerId
-from swarm.membership.observer_service import ObserverDesk
+from swarm.membership.observer_service import ObserverService
 from swarm.sim.network import SimNetwork
 from swarm.state.transfer import StateDonor
 from swarm.step.calls import StepCalls
 from swarm.step.leader import service as lead
 from swarm.step.leader.rescue import absent
-from swarm.step.leader.service import LeadDesk
+from swarm.step.leader.service import LeadService
 from tests.harness.asked import asked
 from tests.harness.expect import eventually
 from tests.unit.consensus import test_changes
@@ -38,13 +38,13 @@ async def _open(step: int) -> None:
     return None
 
 
-def desk(me: PeerId = LEADER, *, step: int = STEP, **rules: Any) -> LeadDesk:
-    opened = LeadDesk(replace(RULES, **rules), me, _open, verify)
+def desk(me: PeerId = LEADER, *, step: int = STEP, **rules: Any) -> LeadService:
+    opened = LeadService(replace(RULES, **rules), me, _open, verify)
     opened.open_step(step, ROSTER, BEFORE)
     return opened
 
 
-async def tell(opened: LeadDesk, body: Admission | Departure, caller: str | None = None) -> None:
+async def tell(opened: LeadService, body: Admission | Departure, caller: str | None = None) -> None:
     asks = caller or (body.member.peer if isinstance(body, Admission) else body.peer)
     await asked(opened, body, PeerId(asks))
 
@@ -118,7 +118,7 @@ async def test_second_replica_that_wants_to_leave_is_told_why_it_cannot() -> Non
     assert {"B1", "C"} <= set(opened.settle(())[1].peers)
 
 
-async def ask_for_the_end(opened: LeadDesk, *but: str) -> list[str]:
+async def ask_for_the_end(opened: LeadService, *but: str) -> list[str]:
     """All want to leave, and all but these agree that the run ends; who is refused, and why."""
     refused = []
     for peer in ROSTER.peers:
@@ -141,7 +141,7 @@ async def test_run_ends_when_the_last_member_asks_for_it_whom_it_could_not_spare
 
 @pytest.mark.parametrize("why", ["one does not agree", "one is lost", "it is provisional"])
 async def test_run_goes_on_with_those_that_it_needs_though_all_want_to_leave(why: str) -> None:
-    opened = LeadDesk(RULES, LEADER, _open, verify)
+    opened = LeadService(RULES, LEADER, _open, verify)
     opened.open_step(STEP, ROSTER, BEFORE, may_end=why != "it is provisional")
     refused = await ask_for_the_end(opened, *(["A1"] if why == "one does not agree" else []))
     changes, roster = opened.settle((), [PeerId("F")] if why == "one is lost" else ())
@@ -190,7 +190,7 @@ async def test_member_that_can_be_spared_by_now_ends_the_run_with_the_others() -
     some = [m.model_copy(update={"outgoing": m.peer != "A1"}) for m in ROSTER.members if m.part == "stage-0"]
     others = [m for m in ROSTER.members if m.part != "stage-0"]
     before = Roster([*others, *some, some[-1].model_copy(update={"peer": "A3", "outgoing": True})])
-    opened = LeadDesk(replace(RULES, served=True), before.succession(STEP)[0], _open, verify)
+    opened = LeadService(replace(RULES, served=True), before.succession(STEP)[0], _open, verify)
     opened.open_step(STEP, before, BEFORE)
     with pytest.raises(Refused, match="that others can call"):
         await tell(opened, departure("A1", ends=True))
@@ -239,7 +239,7 @@ async def test_newcomer_that_does_not_answer_any_more_is_not_let_in() -> None:
 async def test_newcomer_to_a_part_that_was_not_lost_after_all_has_to_ask_again() -> None:
     """Its only replica calls others and is called by nobody, as the newcomer: they could not average."""
     one = Roster(m.model_copy(update={"outgoing": m.peer == "B1"}) for m in ROSTER.members if m.peer != "B2")
-    opened = LeadDesk(replace(RULES, served=True), one.succession(STEP)[0], _open, verify)
+    opened = LeadService(replace(RULES, served=True), one.succession(STEP)[0], _open, verify)
     opened.open_step(STEP, one, BEFORE)
     late, other = (admission(member(peer, part=part, outgoing=True)) for peer, part in PLACES)
     with pytest.raises(Refused, match="no replica of stage-1 can be called"):
@@ -258,7 +258,7 @@ async def test_newcomer_to_a_part_that_was_not_lost_after_all_has_to_ask_again()
 async def test_step_is_given_up_without_a_newcomer_that_may_not_join_any_more(how: str) -> None:
     """One request that held when it was made would else keep a lost part lost for ever."""
     before = Roster(m.model_copy(update={"outgoing": m.peer == "A1"}) for m in ROSTER.members)
-    opened = LeadDesk(replace(RULES, served=True), before.succession(STEP)[0], _open, verify)
+    opened = LeadService(replace(RULES, served=True), before.succession(STEP)[0], _open, verify)
     opened.open_step(STEP, before, BEFORE)
     dead = [PeerId("B1"), PeerId("B2")]
     if how == "a member that is back":
@@ -296,7 +296,7 @@ async def test_absent_are_those_that_died_or_fell_silent_and_nobody_waits_for_th
         endpoint = network.endpoint(peer)
         await endpoint.enter(RUN)
         donor = StateDonor(network.clock)
-        endpoint.mount(ObserverDesk(me, donor, _nothing, lambda: "", network.clock))
+        endpoint.mount(ObserverService(me, donor, _nothing, lambda: "", network.clock))
     network.kill(dead)
     network.cut(me, silent)
     mine = network.find(me)
@@ -319,7 +319,7 @@ async def test_request_for_the_step_that_opens_next_waits_for_it() -> None:
     async def wait_open(step: int) -> None:
         await opened_next.wait()
 
-    early = LeadDesk(RULES, LEADER, wait_open, verify)
+    early = LeadService(RULES, LEADER, wait_open, verify)
     early.open_step(STEP - 1, Roster(ROSTER.members[1:]), "ee" * 32)
     asking = asyncio.create_task(tell(early, admission(member("C"))))
     await asyncio.sleep(0)

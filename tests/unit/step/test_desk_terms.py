@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from swarm.consensus.records import Aside, Contribution
+from swarm.consensus.records import Contribution, Quarantined
 from swarm.consensus.roster import Member, Roster, owner
 from swarm.errors import Busy, PeerError, Refused, Superseded, Violation
 from swarm.ids import MicrobatchId, PeerId
-from swarm.step.leader.service import LeadDesk
-from swarm.step.messages import Complete, Lease, PutAside, Resume
+from swarm.step.leader.service import LeadService
+from swarm.step.messages import Complete, Lease, Quarantine, ResumeTrainer
 from tests.harness.asked import asked
 from tests.unit.step.world import RULES, A, B, T
 
@@ -31,7 +31,7 @@ class Desk:
 
     def __init__(self, *, hosted: bool = False, me: PeerId = LEADER, cursors: dict[str, tuple[int, int]] | None = None):
         self.known = 0
-        self.desk = LeadDesk(
+        self.desk = LeadService(
             RULES, me, self._opened, lambda peer, data, signature: True, term_of=lambda: self.known, hosted=hosted
         )
         self.desk.open_step(1, ROSTER, "ab" * 32, cursors or {})
@@ -55,7 +55,7 @@ class Desk:
 
     async def resume(self, trainer: PeerId, *positions: int, term: int) -> int:
         started = tuple(microbatch(trainer, position) for position in positions)
-        return (await self.ask(Resume(step=1, term=term, started=started, aside=()), trainer)).kept
+        return (await self.ask(ResumeTrainer(step=1, term=term, started=started, aside=()), trainer)).kept
 
     @property
     async def committed(self) -> list[MicrobatchId]:
@@ -115,11 +115,11 @@ async def test_batch_waits_for_trainers_that_have_yet_to_say_what_they_have_begu
 async def test_desk_of_another_term_than_the_trainer_knows_says_who_leads(term: int) -> None:
     desk = Desk(me=owner(ROSTER, 1, 2))
     desk.begin(2)
-    aside = Aside(microbatch=microbatch(T, 0), reason="no number")
+    aside = Quarantined(microbatch=microbatch(T, 0), reason="no number")
     asked = [
         Lease(step=1, term=term, total=1),
-        PutAside(step=1, term=term, aside=aside),
-        Resume(step=1, term=term, started=(), aside=()),
+        Quarantine(step=1, term=term, aside=aside),
+        ResumeTrainer(step=1, term=term, started=(), aside=()),
     ]
     for body in asked:
         with pytest.raises(Superseded, match=f"{owner(ROSTER, 1, 2)} leads step 1 in term 2"):
@@ -155,10 +155,10 @@ async def test_desk_that_leads_again_begins_anew() -> None:
 @pytest.mark.parametrize(
     ("body", "error", "words"),
     [
-        (Resume(step=1, term=1, started=(microbatch(U, 0),), aside=()), Refused, "its own"),
-        (Resume(step=1, term=1, started=(microbatch(T, 0),) * 2, aside=()), Violation, "twice"),
+        (ResumeTrainer(step=1, term=1, started=(microbatch(U, 0),), aside=()), Refused, "its own"),
+        (ResumeTrainer(step=1, term=1, started=(microbatch(T, 0),) * 2, aside=()), Violation, "twice"),
         (
-            Resume(step=1, term=1, started=tuple(microbatch(T, p) for p in range(5)), aside=()),
+            ResumeTrainer(step=1, term=1, started=tuple(microbatch(T, p) for p in range(5)), aside=()),
             Violation,
             "5 microbatches",
         ),
@@ -170,7 +170,7 @@ async def test_desk_takes_no_word_that_no_honest_trainer_says(body: Any, error: 
     with pytest.raises(error, match=words):
         await desk.ask(body)
     with pytest.raises(Refused, match="not a trainer"):
-        await desk.ask(Resume(step=1, term=1, started=(), aside=()), A)
+        await desk.ask(ResumeTrainer(step=1, term=1, started=(), aside=()), A)
 
 
 # --- witnesses -------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from swarm.errors import Refused
 from swarm.events import AttemptFailed, Committed, DigestMismatch
 from swarm.ids import PeerId
 from swarm.network.protocols import Rpc
-from swarm.step.decisions import MOST_TIES, TIED_S
+from swarm.step.decisions import MAX_TIES, TIED_S
 from swarm.step.messages import Averaged
 from tests.unit.step.leading import OTHER, THREE, stage
 from tests.unit.step.puppets import APPLY, DECIDE, LEADER, PROPOSE, QUESTIONS, RECONCILE, Puppet, no, virtual
@@ -128,7 +128,7 @@ async def test_tie_that_repeats_is_tried_now_and_then_and_ends_when_who_is_there
     lie(here.puppets[liar], what, times=1_000)
     running = asyncio.create_task(here.leading().run())
     await asyncio.sleep(10 * TIED_S)
-    assert MOST_TIES < len(here.events.of(DigestMismatch)) <= MOST_TIES + 10
+    assert MAX_TIES < len(here.events.of(DigestMismatch)) <= MAX_TIES + 10
     assert not here.asked(PROPOSE)
     assert words in here.events.of(AttemptFailed)[-1].reason
     before = asyncio.get_running_loop().time()

@@ -13,8 +13,8 @@ from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Superseded, U
 from swarm.events import AttemptFailed, WorkExcluded, WorkWithdrawn
 from swarm.ids import PeerId
 from swarm.step.decisions import ATTEMPTS_PER_TERM
-from swarm.step.leader.answers import MOST_VOID
-from swarm.step.leader.exclusion import MOST_FAILURES, STALLED_S
+from swarm.step.leader.answers import MAX_VOID
+from swarm.step.leader.exclusion import MAX_FAILURES, STALLED_S
 from swarm.step.messages import Lease
 from tests.harness.expect import eventually
 from tests.unit.step.leading import HOSTED, OTHER, U, by, stage
@@ -196,11 +196,11 @@ async def test_member_that_never_answers_a_question_and_all_pings_is_left_out() 
 @pytest.mark.parametrize("question", [RECONCILE, APPLY])
 @virtual
 async def test_member_that_fails_once_or_twice_takes_part(question: str, error: PeerError) -> None:
-    for times in range(1, MOST_FAILURES + 1):
+    for times in range(1, MAX_FAILURES + 1):
         here = await stage()
         here.puppets[OTHER].instead[question] = no(error, times=times)
         closed = await here.leading().run()
-        assert closed.absent == ((OTHER,) if times == MOST_FAILURES else ())
+        assert closed.absent == ((OTHER,) if times == MAX_FAILURES else ())
         assert len(here.events.of(AttemptFailed)) == times
         assert len({tuple(body.attempts.items()) for body in here.puppets[T].told(RECONCILE)}) == 1 + bool(
             closed.absent
@@ -218,10 +218,10 @@ async def test_member_that_does_not_hold_what_counts_is_left_out() -> None:
 @virtual
 async def test_member_that_lacked_something_while_another_died_takes_part() -> None:
     here = await stage()
-    lacks, left = broken(OTHER, missing=(COMMITTED[0].microbatch,)), iter(range(MOST_FAILURES - 1))
+    lacks, left = broken(OTHER, missing=(COMMITTED[0].microbatch,)), iter(range(MAX_FAILURES - 1))
     here.puppets[OTHER].instead[RECONCILE] = lambda body: None if next(left, None) is None else lacks(body)
     closed = await here.leading().run()
-    assert (closed.absent, len(here.events.of(AttemptFailed))) == ((), MOST_FAILURES - 1)
+    assert (closed.absent, len(here.events.of(AttemptFailed))) == ((), MAX_FAILURES - 1)
 
 
 @virtual
@@ -253,7 +253,7 @@ async def test_rounds_that_nobody_explains_go_plainly_are_told_and_end_with_the_
     with pytest.raises(Superseded, match="attempts"):
         await here.leading().run()
     asked = here.puppets[A].told(RECONCILE)
-    assert [body.plainly for body in asked[:4]] == [()] * MOST_VOID + [("stage-0",)]
+    assert [body.plainly for body in asked[:4]] == [()] * MAX_VOID + [("stage-0",)]
     assert max(body.attempts["stage-0"] for body in asked) < ATTEMPTS_PER_TERM
     assert any("a round of stage-0 that does not break" in waited for waited in here.waited)
 

@@ -12,7 +12,7 @@ from swarm.events import AttemptFailed, DigestMismatch
 from swarm.health.verdicts import Health
 from swarm.ids import PeerId
 from swarm.step.leader.batch import ALONE_S, LOST_PART_S
-from swarm.step.leader.exclusion import MOST_FAILURES
+from swarm.step.leader.exclusion import MAX_FAILURES
 from swarm.step.leader.rescue import AGAIN_S, SILENT_PART_S
 from swarm.step.messages import Reconcile
 from tests.unit.step.leading import HOSTED, OTHER, THREE, U, stage
@@ -131,13 +131,13 @@ async def test_last_replica_of_a_part_that_is_late_is_asked_again_until_it_answe
     here = await stage()
     here.liveness.lose(OTHER, "cut off")
     late = DeadlineMissed("no answer in 20 s", peer=LEADER)
-    here.puppets[LEADER].instead[RECONCILE] = no(late, times=2 * MOST_FAILURES + 1)
+    here.puppets[LEADER].instead[RECONCILE] = no(late, times=2 * MAX_FAILURES + 1)
     closed = await here.leading().run()
     assert (closed.absent, len(closed.committed)) == ((OTHER,), 2)
-    assert len(here.events.of(AttemptFailed)) == 2 * MOST_FAILURES + 1
+    assert len(here.events.of(AttemptFailed)) == 2 * MAX_FAILURES + 1
 
 
-@pytest.mark.parametrize("times", [MOST_FAILURES, 3 * MOST_FAILURES])
+@pytest.mark.parametrize("times", [MAX_FAILURES, 3 * MAX_FAILURES])
 @virtual
 async def test_part_whose_replicas_are_all_late_is_asked_again_until_one_answers(times: int) -> None:
     here = await stage()
@@ -153,7 +153,7 @@ async def test_part_whose_replicas_are_all_late_is_asked_again_until_one_answers
 @virtual
 async def test_only_trainer_is_asked_again_with_hosted_ends(error: PeerError) -> None:
     here = await stage(roster=Roster(member for member in HOSTED.members if member.peer != U))
-    here.puppets[T].instead[RECONCILE] = no(error, times=MOST_FAILURES + 1)
+    here.puppets[T].instead[RECONCILE] = no(error, times=MAX_FAILURES + 1)
     closed = await here.leading().run()
     assert (closed.absent, len(closed.committed)) == ((), 2)
 

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
-from swarm.consensus.acceptor import Candidate, Vote
+from swarm.consensus.acceptor import BranchHead, Vote
 from swarm.consensus.records import acceptance_bytes
 from swarm.consensus.roster import Member, Roster
 from swarm.errors import PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
 from swarm.events import TermBegan
 from swarm.ids import PeerId
-from swarm.step.messages import Accepted, Promise, Resume
+from swarm.step.messages import Accepted, Promise, ResumeTrainer
 from tests.harness.expect import eventually
 from tests.unit.step.leading import OTHER, stage
 from tests.unit.step.puppets import (
@@ -42,7 +42,7 @@ async def test_successor_closes_the_step_anew_when_nobody_accepted_anything() ->
     here = await successor()
     running = asyncio.create_task(here.leading(1).run())
     await eventually(lambda: here.puppets[T].told(AGAIN))
-    assert (await here.ask_desk(Resume(step=1, term=1, started=(), aside=()), T)).kept == 0
+    assert (await here.ask_desk(ResumeTrainer(step=1, term=1, started=(), aside=()), T)).kept == 0
     await here.feed(term=1)
     closed = await running
     assert (closed.term, closed.absent) == (1, (LEADER,))
@@ -74,7 +74,7 @@ async def test_successor_is_free_when_a_later_leader_was() -> None:
     here.puppets[T].instead[PREPARE] = lambda body: Promise(vote=None, free=2)
     running = asyncio.create_task(here.leading(4).run())
     await eventually(lambda: here.puppets[T].told(AGAIN))
-    await here.ask_desk(Resume(step=1, term=4, started=(), aside=()), T)
+    await here.ask_desk(ResumeTrainer(step=1, term=4, started=(), aside=()), T)
     await here.feed(term=4)
     assert (await running).term == 4
 
@@ -93,7 +93,7 @@ BEYOND_NUMBERS = tuple(one.model_copy(update={"loss_sum": 1.7e308}) for one in C
         Promise(vote=Vote(term=0, record=record(lr=9.0)), free=0),
         Promise(vote=Vote(term=0, record=record(digests={})), free=0),
         Promise(vote=Vote(term=0, record=record(void=True, committed=(), tokens=0, loss_sum=0.0)), free=0),
-        Promise(vote=None, free=0, candidate=Candidate(vote=Vote(term=0, record=record(lineage=1)), samples=10**9)),
+        Promise(vote=None, free=0, candidate=BranchHead(vote=Vote(term=0, record=record(lineage=1)), samples=10**9)),
     ],
     ids=["free", "previous", "roster", "sums", "no sum", "rate", "digests", "void", "candidate"],
 )
@@ -113,7 +113,7 @@ async def test_candidate_that_those_who_were_there_signed_is_proposed_where_noth
     here = await successor()
     alone = record(lineage=1)
     signed = acceptances(alone, 0, [A, T])
-    offered = Candidate(vote=Vote(term=0, record=alone), samples=2, term=0, acceptances=signed)
+    offered = BranchHead(vote=Vote(term=0, record=alone), samples=2, term=0, acceptances=signed)
     here.puppets[T].instead[PREPARE] = lambda body: Promise(vote=None, free=0, candidate=offered)
     assert await here.leading(1).run() == alone
 
@@ -184,7 +184,7 @@ async def test_leader_whom_so_many_do_not_follow_asks_on_in_its_term_and_says_wh
     for peer in (LEADER, T):
         del here.puppets[peer].instead[PREPARE]
     await eventually(lambda: here.puppets[T].told(AGAIN))
-    await here.ask_desk(Resume(step=1, term=1, started=(), aside=()), T)
+    await here.ask_desk(ResumeTrainer(step=1, term=1, started=(), aside=()), T)
     await here.feed(term=1)
     assert (await running).absent == ()
 

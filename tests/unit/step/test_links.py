@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from swarm.consensus.records import NO_RECORD, CloseRecord, MeasuredLink
 from swarm.consensus.roster import Member, Roster
 from swarm.ids import PeerId
-from swarm.schema import MOST_BYTES_PER_S, MOST_LATENCY_US
+from swarm.schema import MAX_BYTES_PER_S, MAX_LATENCY_US
 from swarm.step.decisions import measured
 from swarm.step.messages import Averaged
 
@@ -62,9 +62,9 @@ def test_one_that_hears_everybody_slowly_is_slow_itself() -> None:
 def test_whatever_one_says_makes_a_record_and_nobody_elses_link_slower(known: int) -> None:
     """The others measured nothing, as vectors were small, or the same of all."""
     liar = PEERS[2]
-    for lie in (1, MOST_BYTES_PER_S):
+    for lie in (1, MAX_BYTES_PER_S):
         said = answers(dict.fromkeys(PEERS, known))
-        heard = {peer: (MOST_LATENCY_US, lie) for peer in PEERS if peer != liar}
+        heard = {peer: (MAX_LATENCY_US, lie) for peer in PEERS if peer != liar}
         said[liar] = said[liar].model_copy(update={"heard": heard})
         found = measured(record({}), said, ROSTER)
         record(found)

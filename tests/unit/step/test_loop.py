@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from swarm.consensus.acceptor import MOST_LEAP
+from swarm.consensus.acceptor import MAX_LEAP
 from swarm.consensus.changes import Departure, departure_bytes
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.errors import Busy, DeadlineMissed, Ending, PeerError, Refused, RunEnded, Superseded, Unreachable
@@ -19,9 +19,9 @@ from swarm.ids import PeerId
 from swarm.network.protocols import Rpc
 from swarm.optim.update import clip_factor
 from swarm.step.calls import StepCalls
-from swarm.step.exit_barrier import Farewell, Parting
+from swarm.step.exit_barrier import ExitBarrier, ExitRelease
 from swarm.step.loop import StepLoop
-from swarm.step.messages import PROPOSE, RECONCILE, Propose, Resume
+from swarm.step.messages import PROPOSE, RECONCILE, Propose, ResumeTrainer
 from tests.harness.asked import asked
 from tests.harness.expect import eventually
 from tests.unit.step.puppets import AGAIN, DECIDE, LEADER, PREPARE, SUCCESSOR, Stage, no, virtual
@@ -79,7 +79,7 @@ class Home:
         self.bench = Bench(me, **({"decided": self._decided} | settings))
         self.rejoined: list[str] = []
         self.newest: CloseRecord | None = None
-        self.parting = Parting()
+        self.parting = ExitBarrier()
 
     async def set(self) -> Home:
         """The peer's member takes its puppet's place on the network."""
@@ -104,7 +104,7 @@ class Home:
         await self.bench.member.observe(Decision(self.newest, acceptances(self.newest)))
 
     async def farewell(self, leader: PeerId) -> None:
-        await asked(self.parting, Farewell(step=RULES.steps), leader)
+        await asked(self.parting, ExitRelease(step=RULES.steps), leader)
 
 
 class _Both(StepCalls):
@@ -340,7 +340,7 @@ async def test_loop_takes_over_when_the_leader_is_gone_and_not_before() -> None:
     assert not home.stage.asked(PREPARE)
     home.stage.liveness.lose(LEADER, "dead")
     await eventually(lambda: home.stage.puppets[T].told(AGAIN))
-    await home.stage.ask_desk(Resume(step=1, term=1, started=(), aside=()), T)
+    await home.stage.ask_desk(ResumeTrainer(step=1, term=1, started=(), aside=()), T)
     await home.stage.feed(term=1)
     await eventually(lambda: home.bench.member.open_step == 2)
     assert (home.bench.history.head.term, home.bench.history.head.absent) == (1, (LEADER,))
@@ -375,7 +375,7 @@ async def test_loop_that_duels_leads_in_a_term_of_its_own_each_time() -> None:
     await home.stage.feed()
     await eventually(lambda: home.bench.member.term == 3)
     await eventually(lambda: home.stage.puppets[T].told(AGAIN))
-    await home.stage.ask_desk(Resume(step=1, term=3, started=(), aside=()), T)
+    await home.stage.ask_desk(ResumeTrainer(step=1, term=3, started=(), aside=()), T)
     await home.stage.feed(term=3)
     await eventually(lambda: home.bench.member.open_step == 2)
     assert home.bench.history.head.term == 3
@@ -391,7 +391,7 @@ async def test_loop_that_may_not_grant_what_it_was_asked_forgets_it_and_leads_in
     running = asyncio.create_task(home.loop().run())
     await home.stage.feed()
     await eventually(lambda: home.stage.puppets[T].told(AGAIN))
-    await home.stage.ask_desk(Resume(step=1, term=3, started=(), aside=()), T)
+    await home.stage.ask_desk(ResumeTrainer(step=1, term=3, started=(), aside=()), T)
     await home.stage.feed(term=3)
     await eventually(lambda: home.bench.member.open_step == 2)
     assert (home.bench.history.head.term, home.bench.history.head.members.peers) == (3, ROSTER.peers)
@@ -417,7 +417,7 @@ async def test_loop_that_nobody_follows_yet_tries_now_and_then_and_leads_when_th
         del home.stage.puppets[peer].instead[PREPARE]
     await eventually(lambda: home.stage.puppets[T].told(AGAIN))
     term = home.bench.member.term
-    await home.stage.ask_desk(Resume(step=1, term=term, started=(), aside=()), T)
+    await home.stage.ask_desk(ResumeTrainer(step=1, term=term, started=(), aside=()), T)
     await home.stage.feed(term=term)
     await eventually(lambda: home.bench.member.open_step == 2)
     await stop(running)
@@ -426,7 +426,7 @@ async def test_loop_that_nobody_follows_yet_tries_now_and_then_and_leads_when_th
 @virtual
 async def test_loop_reaches_a_term_far_beyond_its_own_that_one_member_knows() -> None:
     home = await Home(LEADER).set()
-    far = 3 * MOST_LEAP // 2
+    far = 3 * MAX_LEAP // 2
 
     def ahead(body: Any) -> None:
         if body.term < far:
@@ -439,7 +439,7 @@ async def test_loop_reaches_a_term_far_beyond_its_own_that_one_member_knows() ->
     await eventually(lambda: home.stage.puppets[T].told(AGAIN), deadline_s=120.0)
     terms = [body.term for body in home.stage.puppets[T].told(PREPARE)]
     assert (terms[:3], terms == sorted(terms)) == ([3, 6, 9], True)
-    assert far <= home.bench.member.term < far + MOST_LEAP
+    assert far <= home.bench.member.term < far + MAX_LEAP
     await stop(running)
 
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from swarm.consensus.acceptor import Vote
-from swarm.consensus.records import Aside, CloseRecord, Confirmation, Contribution
+from swarm.consensus.records import CloseRecord, Confirmation, Contribution, Quarantined
 from swarm.errors import Violation
 from swarm.ids import MicrobatchId
 from swarm.network.rpc.bodies import decode, pack, unpack
@@ -25,9 +25,9 @@ from swarm.step.messages import (
     Prepared,
     Promise,
     Propose,
-    PutAside,
-    Resume,
-    Resumed,
+    Quarantine,
+    ResumeTrainer,
+    TrainerResumed,
 )
 from tests.unit.step.world import (
     COMMITTED,
@@ -59,9 +59,9 @@ SAMPLES: list[Message] = [
     Lease(step=1, term=2, total=4),
     Leased(total=4, reason="2 of 6 left"),
     Complete(step=1, term=0, contribution=COMMITTED[0], receipts=(RECEIPT,)),
-    PutAside(step=1, term=1, aside=Aside(microbatch=microbatch(3), reason="it gives no number anywhere")),
-    Resume(step=1, term=1, started=(microbatch(0), microbatch(1)), aside=()),
-    Resumed(kept=1),
+    Quarantine(step=1, term=1, aside=Quarantined(microbatch=microbatch(3), reason="it gives no number anywhere")),
+    ResumeTrainer(step=1, term=1, started=(microbatch(0), microbatch(1)), aside=()),
+    TrainerResumed(kept=1),
     Feed(step=1, term=1),
     prepare(),
     Promise(vote=None, free=3),
@@ -92,7 +92,7 @@ def test_record_hash_depends_on_every_field() -> None:
         "run": "cd" * 32,
         "step": 2,
         "term": 1,
-        "aside": (Aside(microbatch=microbatch(3), reason="it gives no number"),),
+        "aside": (Quarantined(microbatch=microbatch(3), reason="it gives no number"),),
         "absent": (A,),
         "committed": COMMITTED[:1],
         "tokens": 1,
@@ -130,10 +130,13 @@ def test_record_hash_does_not_depend_on_the_order_of_its_tables() -> None:
         (Lease, {"step": 1, "total": 1}),
         (Prepare, {"step": 1, "term": -1}),
         (Promise, {"vote": {"term": 1}, "free": 0}),
-        (Resumed, {"kept": -1}),
-        (PutAside, {"step": 1, "term": 0, "aside": {"microbatch": ["T", "00" * 8, 0, 0], "reason": "x" * 201}}),
-        *((PutAside, {"step": 1, "term": 0, "aside": {"microbatch": MicrobatchId(*odd), "reason": ""}}) for odd in ODD),
-        *((Resume, {"step": 1, "term": 0, "started": (MicrobatchId(*odd),), "aside": ()}) for odd in ODD),
+        (TrainerResumed, {"kept": -1}),
+        (Quarantine, {"step": 1, "term": 0, "aside": {"microbatch": ["T", "00" * 8, 0, 0], "reason": "x" * 201}}),
+        *(
+            (Quarantine, {"step": 1, "term": 0, "aside": {"microbatch": MicrobatchId(*odd), "reason": ""}})
+            for odd in ODD
+        ),
+        *((ResumeTrainer, {"step": 1, "term": 0, "started": (MicrobatchId(*odd),), "aside": ()}) for odd in ODD),
         (Averaged, {"digest": "", "sq_norm": 0.0, "cursor": None, "failure": "x" * 401}),
         (Averaged, {"digest": "", "sq_norm": 0.0, "cursor": None, "culprit": "no peer!"}),
         (Leased, {"total": 1, "reason": "x" * 201}),

@@ -12,11 +12,11 @@ from swarm.consensus.ledger import Ledger
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, Superseded, Unreachable, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
 from swarm.network.protocols import Rpc
-from swarm.pipeline.trainer.taken import Taken
+from swarm.pipeline.trainer.taken import Issued
 from swarm.schema import Empty
 from swarm.step.calls import LiveCalls, StepCalls
 from swarm.step.member.remote_leader import RemoteLeader
-from swarm.step.messages import ASIDE, COMPLETE, LEASE, RESUME, Feed, Leased, Propose, Resumed
+from swarm.step.messages import ASIDE, COMPLETE, LEASE, RESUME, Feed, Leased, Propose, TrainerResumed
 from tests.harness.asked import asked
 from tests.harness.expect import eventually
 from tests.unit.averaging.world import LoopClock
@@ -42,7 +42,7 @@ class Begun:
     """A trainer's work under way, as a trainer keeps account of it."""
 
     def __init__(self, count: int = 0) -> None:
-        self.taken = Taken()
+        self.taken = Issued()
         self.kept: list[int] = []
         for position in range(count):
             self.taken.add(1, microbatch(position))
@@ -110,7 +110,7 @@ async def test_leader_that_takes_a_lease_back_or_gives_more_than_was_asked_hears
     here = await desk(begun=4)
     await here.leader.lease(1, 4)
     here.instead(LEADER, LEASE, lambda body: Leased(total=total, reason="") if body.total == 8 else None)
-    here.instead(LEADER, RESUME, lambda body: Resumed(kept=3))
+    here.instead(LEADER, RESUME, lambda body: TrainerResumed(kept=3))
     assert await here.leader.lease(1, 4) == 4
     assert [len(body.started) for body in here.told(LEADER, RESUME)] == [4]
     assert [body.total for body in here.told(LEADER, LEASE)] == [4, 8, 7]
@@ -265,11 +265,11 @@ async def test_what_was_put_aside_behind_what_a_new_leader_counts_is_forgotten_w
     assert await here.leader.lease(1, 3) == 3
     here.begun.taken.set_aside(1, microbatch(2))
     await here.leader.put_aside(1, microbatch(2), "poison")
-    here.instead(SUCCESSOR, RESUME, lambda body: Resumed(kept=1))
+    here.instead(SUCCESSOR, RESUME, lambda body: TrainerResumed(kept=1))
     await here.follow(1)
     await here.leader.complete(1, COMMITTED[0], RECEIPTS)
     await here.follow(2)
-    here.instead(THIRD, RESUME, lambda body: Resumed(kept=1))
+    here.instead(THIRD, RESUME, lambda body: TrainerResumed(kept=1))
     await here.leader.complete(1, COMMITTED[0], RECEIPTS)
     (resumed,) = here.told(THIRD, RESUME)
     assert (resumed.started, resumed.aside) == ((microbatch(0),), ())
@@ -300,7 +300,7 @@ async def test_leader_with_less_room_keeps_the_first_and_hears_nothing_of_the_ot
     await here.leader.lease(1, 3)
     for one in COMMITTED:
         await here.leader.complete(1, one, RECEIPTS)
-    here.instead(SUCCESSOR, RESUME, lambda body: Resumed(kept=1))
+    here.instead(SUCCESSOR, RESUME, lambda body: TrainerResumed(kept=1))
     await here.follow(1)
     assert await here.leader.lease(1, 4) == 4
     assert here.begun.kept == [1]
@@ -333,7 +333,7 @@ async def test_what_the_next_leader_has_no_room_for_is_not_reported_and_no_longe
     here.instead(LEADER, ASIDE, no(Busy("later")))
     putting = asyncio.create_task(here.leader.put_aside(1, microbatch(2), "no number"))
     await eventually(lambda: here.told(LEADER, ASIDE))
-    here.instead(SUCCESSOR, RESUME, lambda body: Resumed(kept=1))
+    here.instead(SUCCESSOR, RESUME, lambda body: TrainerResumed(kept=1))
     await here.follow(1)
     with pytest.raises(Refused, match="no room"):
         await putting

@@ -19,7 +19,7 @@ from swarm.ids import PartName, PeerId
 from swarm.membership.founding_record import genesis
 from swarm.network.protocols import Rpc
 from swarm.step.leader.rescue import SILENT_PART_S, Rescuing
-from swarm.step.leader.service import LeadDesk
+from swarm.step.leader.service import LeadService
 from swarm.step.member.rescue import Consent, ConsentRequest
 from tests.unit.averaging.world import LoopClock
 from tests.unit.step.puppets import virtual
@@ -53,7 +53,7 @@ class Scene:
         self.liveness, self.says = FakeLiveness(), dict[PeerId, Callable[[], Any]]()
         self.asked: list[PeerId] = []
         rules = dataclasses.replace(RULES, stages=2, parts=PARTS)
-        self.desk = LeadDesk(rules, T, self._open, verify)
+        self.desk = LeadService(rules, T, self._open, verify)
         self.desk.open_step(1, ROSTER, HEAD.hash())
         closing = SimpleNamespace(
             rules=rules, history=SimpleNamespace(head=HEAD, head_hash=HEAD.hash()), desk=self.desk, calls=None,

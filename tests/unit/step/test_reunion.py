@@ -11,7 +11,7 @@ import pytest
 
 from swarm.consensus.acceptor import Vote
 from swarm.consensus.changes import NO_CHANGES
-from swarm.consensus.incarnation import Life
+from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.records import CloseRecord, Decision
 from swarm.consensus.roster import Member, Roster
 from swarm.errors import Busy, WrongStep
@@ -19,7 +19,7 @@ from swarm.events import LineageConfirmed
 from swarm.ids import PeerId
 from swarm.network.protocols import Rpc
 from swarm.schema import Empty
-from swarm.step.exit_barrier import Parting
+from swarm.step.exit_barrier import ExitBarrier
 from swarm.step.leader.provisional import LOOK_S, Reunion
 from swarm.step.loop import StepLoop
 from swarm.step.member.open_step import OpenStep
@@ -54,7 +54,7 @@ class Reunited:
 
     async def set(self) -> Reunited:
         self.stage, self.bench = await Stage(FIVE, leader=ME).set(), Bench(me=ME, genesis=BEGINNING)
-        forking, state = self.bench.member.forking, OpenStep(Life(ME).ballot(BEGINNING))
+        forking, state = self.bench.member.forking, OpenStep(Incarnation(ME).ballot(BEGINNING))
         changes = NO_CHANGES.model_copy(update={"absent": OTHERS})
         await state.accept(Vote(term=1, record=CANDIDATE, changes=changes), ME)
         self.bench.history.append(CANDIDATE)
@@ -150,7 +150,7 @@ async def test_lineage_that_the_disk_does_not_let_it_give_up_ends_the_loop_with_
     monkeypatch.setattr(history, "rewind", refuse)
     here.answers(B, NEXT, lambda body: decided(ELSEWHERE))
     closing = replace(here.stage.closing, history=history)
-    loop = StepLoop(member, closing, Parting(), None, _never)
+    loop = StepLoop(member, closing, ExitBarrier(), None, _never)
     with pytest.raises(OSError, match="read-only file system"):
         await loop.run()
     assert (member.cut_off, member.open_step, history.head) == ("", 2, CANDIDATE)

@@ -11,18 +11,18 @@ import pytest
 
 from swarm.consensus.records import CloseRecord, Contribution, Decision
 from swarm.errors import RunEnded, WrongStep
-from swarm.health.watch import Watch
+from swarm.health.watch import HealthWatch
 from swarm.ids import MicrobatchId, PartName, PeerId
-from swarm.membership.observer_service import ObserverDesk
+from swarm.membership.observer_service import ObserverService
 from swarm.membership.watching import Watching
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc, Service
 from swarm.schema import Message
 from swarm.sim.network import SimNetwork
 from swarm.state.transfer import StateDonor
 from swarm.step.calls import LiveCalls, StepCalls
-from swarm.step.context import Closing
-from swarm.step.exit_barrier import Parting
-from swarm.step.leader.service import LeadDesk
+from swarm.step.context import CloseContext
+from swarm.step.exit_barrier import ExitBarrier
+from swarm.step.leader.service import LeadService
 from swarm.step.loop import StepLoop
 from swarm.step.member.remote_leader import RemoteLeader
 from swarm.step.messages import PREPARE
@@ -61,17 +61,17 @@ class Peer:
         self.me, self.events = me, Sink()
         self.bench = Bench(me, decided=self._decided)
         self.endpoint = troupe.network.endpoint(me)
-        self.watch = Watch(self.endpoint, LoopClock())
+        self.watch = HealthWatch(self.endpoint, LoopClock())
         member = self.bench.member
-        self.desk = LeadDesk(RULES, me, member.wait_open, lambda *signed: True, term_of=lambda: member.term)
+        self.desk = LeadService(RULES, me, member.wait_open, lambda *signed: True, term_of=lambda: member.term)
         donor = StateDonor(LoopClock())
-        self.observers = ObserverDesk(me, donor, self._nothing, lambda: "", LoopClock())
+        self.observers = ObserverService(me, donor, self._nothing, lambda: "", LoopClock())
         calls = StepCalls(self.endpoint)
         self.leader = RemoteLeader(LiveCalls(calls, self.watch), member, LoopClock(), lambda: 5.0)
         self.leader.begun = self
-        self.parting, self.troupe = Parting(), troupe
+        self.parting, self.troupe = ExitBarrier(), troupe
         self._begun: list[MicrobatchId] = []
-        closing = Closing(
+        closing = CloseContext(
             rules=RULES,
             calls=calls,
             history=self.bench.history,

@@ -6,7 +6,7 @@ from typing import Any
 
 from swarm.consensus.roster import Member, Roster
 from swarm.ids import PeerId
-from swarm.step.turnout import GIVEN_UP, LEFT_OUT, MOST_TOLD, NO_WORK, Turnout, turnouts
+from swarm.step.turnout import GIVEN_UP, LEFT_OUT, MAX_TOLD, NO_WORK, Turnout, turnouts
 from tests.unit.step.world import COMMITTED, GENESIS, ROSTER, A, B, T, record
 
 C = PeerId("C")
@@ -68,7 +68,7 @@ def test_of_many_without_work_a_few_are_named_and_all_are_counted() -> None:
     [found] = turnouts(closed, many, {}, {})
     assert (len(found.live), len(found.participating), len(found.averaged)) == (501, 499, 0)
     assert list(found.why)[:2] == ["P000", C]
-    assert len(found.why) == MOST_TOLD
+    assert len(found.why) == MAX_TOLD
 
 
 def test_member_that_dies_after_its_round_was_in_it() -> None:

@@ -12,7 +12,7 @@ import torch
 
 from swarm.averaging.allreduce.plan import RoundResult
 from swarm.consensus.history import History
-from swarm.consensus.incarnation import Life
+from swarm.consensus.incarnation import Incarnation
 from swarm.consensus.records import CloseRecord, Contribution, Decision, acceptance_bytes
 from swarm.consensus.roster import Member as Listed
 from swarm.consensus.roster import Roster, owner
@@ -24,7 +24,7 @@ from swarm.schema import Message
 from swarm.step.context import MemberContext
 from swarm.step.decisions import totals
 from swarm.step.member.open_step import Attempt, Round
-from swarm.step.member.service import Member
+from swarm.step.member.service import MemberService
 from swarm.step.messages import Apply, Decide, Prepare, Propose, Reconcile
 from swarm.step.rules import StepRules
 from tests.harness.asked import asked
@@ -217,7 +217,7 @@ class Bench:
     genesis: CloseRecord = GENESIS
     install: Callable[[CloseRecord, PeerId], Awaitable[None]] = _nothing
     decided: Callable[[Decision], Awaitable[None]] = _nothing
-    life: Life | None = None
+    life: Incarnation | None = None
 
     def __post_init__(self) -> None:
         self.part = FakePart(str(ROSTER[self.me].part), frozenset(HELD[self.me]))
@@ -230,7 +230,7 @@ class Bench:
             self.history.append(self.genesis)
         context = MemberContext(
             me=self.me,
-            life=self.life or Life(self.me),
+            life=self.life or Incarnation(self.me),
             rules=RULES,
             attempt=Attempt(
                 me=self.me,
@@ -247,7 +247,7 @@ class Bench:
             founder=T,
             gone=lambda: self.gone,
         )
-        self.member = Member(context)
+        self.member = MemberService(context)
         self.member.part = self.part
 
     async def _settle(self, step: int, assigned: Mapping[MicrobatchId, tuple[PeerId, ...]]) -> None:
