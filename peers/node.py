@@ -14,7 +14,7 @@ import os
 import resource
 import secrets
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, TypeVar
 
 import uvloop
@@ -63,17 +63,29 @@ ResultT = TypeVar("ResultT")
 MAX_DESCRIPTORS = 1 << 16
 
 
-def run_peer(settings: PeerSettings) -> int:
-    """Run one peer until its run is over or it has left; returns the exit code. Blocking; owns the process's event
-    loop, and its signals for good: see :meth:`peers.orders.Orders.listen`.
+def open_device(settings: PeerSettings) -> Device:
+    """Return the device that the settings name. Raises ConfigError for one that is not there."""
+    return DeviceThread(resolve_device(settings.device), threads=settings.threads)
 
-    Whatever happens, the last event of ``home/events.jsonl`` says why it ended.
+
+def run_peer(settings: PeerSettings, device: Callable[[PeerSettings], Device] = open_device) -> int:
+    """Run one peer until its run is over or it has left.
+
+    Blocking; owns the process's event loop, and its signals for good: see :meth:`peers.orders.Orders.listen`. Whatever
+    happens, the last event of ``home/events.jsonl`` says why it ended.
+
+    Args:
+        settings: All about this peer.
+        device: Opens what its parts are worked on; the peer closes it.
+
+    Returns:
+        The exit code of the process.
     """
     # A quarter of a million objects of torch and hivemind, looked at again in each full collection of garbage: 0.2 s of
     # the event loop, and seconds of it with a small share of a processor.
     gc.freeze()
     allow_descriptors()
-    return uvloop.run(_run_peer(settings))
+    return uvloop.run(_run_peer(settings, device))
 
 
 def allow_descriptors() -> None:
@@ -85,7 +97,7 @@ def allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-async def _run_peer(settings: PeerSettings) -> int:
+async def _run_peer(settings: PeerSettings, device: Callable[[PeerSettings], Device]) -> int:
     orders = Orders(settings.grace_s)
     orders.listen()
     clock = SystemClock()
@@ -96,7 +108,7 @@ async def _run_peer(settings: PeerSettings) -> int:
     reason, exit_code = f"{settings.name} was interrupted", EXIT_INTERRUPTED
     verdict: SwarmError | None = None
     try:
-        reason, exit_code = await node.run()
+        reason, exit_code = await node.run(device)
     except* SwarmError as errors:
         verdict = _verdict(errors)
         reason, exit_code = reason_of(verdict), exit_code_of(verdict)
@@ -151,11 +163,11 @@ class Node:
         self._reach: Reach | None = None
         self._retiring: asyncio.Future[None] | None = None
 
-    async def run(self) -> tuple[str, int]:
-        """Live; returns why it is over and the exit code. Raises, in an ExceptionGroup, RunEnded or another SwarmError
-        when it does not end in order."""
+    async def run(self, open_device: Callable[[PeerSettings], Device]) -> tuple[str, int]:
+        """Live on this device; returns why it is over and the exit code. Raises, in an ExceptionGroup, RunEnded or
+        another SwarmError when it does not end in order."""
         settings = self._settings
-        device = DeviceThread(resolve_device(settings.device), threads=settings.threads)
+        device = open_device(settings)
         control = None if settings.control is None else ControlServer(settings.control, self._commands.table())
         try:
             if control is not None:

@@ -46,6 +46,9 @@ class Device(Protocol):
     async def run(self, fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run ``fn`` after everything asked for before."""
 
+    def place(self, part: T) -> T:
+        """Return a part as this device works on it; whoever computes with one asks here first."""
+
     async def close(self) -> None:
         """End it."""
 
@@ -78,6 +81,10 @@ class DeviceThread:
         """
         future = self._executor.submit(fn, *args, **kwargs)
         return await asyncio.wrap_future(future)
+
+    def place(self, part: T) -> T:
+        """Return the part as it is."""
+        return part
 
     async def close(self) -> None:
         """Drop what has not started (its awaiters are cancelled), wait for what runs, end the thread. Idempotent."""

@@ -113,7 +113,7 @@ class StageRole:
         context = StageContext(
             endpoint=around.endpoint,
             device=around.device,
-            compute=StageCompute(part, specs, around.device.torch_device),
+            compute=StageCompute(around.device.place(part), specs, around.device.torch_device),
             sign=around.identity.sign,
             events=around.events,
             clock=around.clock,

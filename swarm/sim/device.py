@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from swarm.clock import Clock
 from swarm.device import Device
@@ -40,6 +40,10 @@ class InlineDevice:
                 raise RuntimeError("cannot run anything on a closed device")
             return fn(*args, **kwargs)
 
+    def place(self, part: T) -> T:
+        """Return the part as it is."""
+        return part
+
     async def close(self) -> None:
         """See :meth:`swarm.device.DeviceThread.close`."""
         self._closed = True
@@ -50,10 +54,15 @@ class SimulatedDevice:
 
     What a callable states with :meth:`spend` is slept while the next one waits in line; what it really took (nothing,
     under a virtual clock) is stretched too. Cancelled, work that has begun still occupies the device to its end.
+
+    Args:
+        inner: Does the work.
+        clock: Measures it, and is slept on.
+        stage_s: Seconds that the methods of a stage's part take here, by name; see :class:`Paced`.
     """
 
-    def __init__(self, inner: Device, clock: Clock) -> None:
-        self._inner, self._clock = inner, clock
+    def __init__(self, inner: Device, clock: Clock, stage_s: Mapping[str, float] | None = None) -> None:
+        self._inner, self._clock, self._stage_s = inner, clock, stage_s or {}
         self._line, self._owed = asyncio.Lock(), 0.0
         self._resting: set[asyncio.Task[None]] = set()
         self.slowness = 1.0
@@ -92,6 +101,10 @@ class SimulatedDevice:
         self._line.release()
         if not work.cancelled():
             work.exception()  # whoever asked has it, or is gone
+
+    def place(self, part: T) -> T:
+        """Return the part with methods that take their time."""
+        return cast(T, Paced(part, self, self._stage_s)) if self._stage_s else part
 
     async def close(self) -> None:
         """See :meth:`swarm.device.DeviceThread.close`."""

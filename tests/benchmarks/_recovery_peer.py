@@ -12,21 +12,17 @@ from dataclasses import dataclass
 from typing import Any
 from unittest import mock
 
-from peers import node
-from peers.node import run_peer
+from peers.node import open_device, run_peer
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
-from swarm.device import DeviceThread
 from swarm.events.base import Event
 from swarm.ids import JourneyKey, MicrobatchId, PeerId
-from swarm.membership import roles
-from swarm.pipeline.compute import StageCompute
 from swarm.pipeline.trainer import journey, repair
 from swarm.pipeline.trainer.journey import JourneyContext
 from swarm.pipeline.trainer.pace import Work
 from swarm.pipeline.trainer.repair import Repair
 from swarm.pipeline.trainer.route import Receipt, RouteState
-from swarm.sim.device import Paced, SimulatedDevice
+from swarm.sim.device import SimulatedDevice
 
 STAGE_S = {"forward": 0.06, "backward": 0.12}
 
@@ -55,24 +51,13 @@ class HopDone(Event):
 
 def run(settings: PeerSettings) -> int:
     """See :func:`peers.node.run_peer`."""
-    simulate_device()
     tell_turns()
-    return run_peer(settings)
+    return run_peer(settings, simulated_device)
 
 
-def simulate_device() -> None:
-    """Stages built in this process from now on take their time."""
-    devices: list[SimulatedDevice] = []
-
-    def device(*args: Any, **more: Any) -> SimulatedDevice:
-        devices.append(SimulatedDevice(DeviceThread(*args, **more), SystemClock()))
-        return devices[-1]
-
-    def compute(part: Any, *more: Any) -> StageCompute:
-        return StageCompute(Paced(part, devices[-1], STAGE_S), *more)
-
-    mock.patch.object(node, "DeviceThread", device).start()
-    mock.patch.object(roles, "StageCompute", compute).start()
+def simulated_device(settings: PeerSettings) -> SimulatedDevice:
+    """The peer's own device, on which stages take their time."""
+    return SimulatedDevice(open_device(settings), SystemClock(), STAGE_S)
 
 
 def tell_turns() -> None:

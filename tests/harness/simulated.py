@@ -10,24 +10,19 @@ Every peer's events go to its ``events.jsonl`` as in a real run, so the checkers
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import shutil
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
-from unittest import mock
+from typing import Any
 
 import torch
 
 from swarm.clock import Clock
-from swarm.device import DeviceThread
+from swarm.device import Device
 from swarm.ids import PeerId
-from swarm.pipeline.compute import EndsCompute, StageCompute
-from swarm.sim.device import InlineDevice, Paced, SimulatedDevice
+from swarm.sim.device import InlineDevice, SimulatedDevice
 from swarm.sim.links import Links, Traffic
-from swarm.sim.loop import PEER, LoopClock, SimLoop, as_peer
+from swarm.sim.loop import LoopClock, SimLoop, as_peer
 from swarm.sim.network import SimEndpoint, SimNetwork
 from tests.harness.swarm import LocalPeer, LocalSwarm
 
@@ -36,8 +31,7 @@ class SimSwarm(LocalSwarm):
     """A :class:`LocalSwarm` for :func:`swarm.sim.loop.run_world`.
 
     With ``may_fail`` a peer that ends with an error, its ``outcome``, ends only itself.
-    ``stage_s`` and ``ends_s`` are seconds that a stage's or the ends' part takes, by method: forward, forward_loss and
-    backward; embed, loss and embed_backward.
+    ``stage_s`` are seconds that a stage's part takes, by method: forward, forward_loss and backward.
     """
 
     def __init__(
@@ -47,14 +41,13 @@ class SimSwarm(LocalSwarm):
         links: Links | None = None,
         may_fail: bool = False,
         stage_s: Mapping[str, float] | None = None,
-        ends_s: Mapping[str, float] | None = None,
         **shape: Any,
     ) -> None:
         super().__init__(root, record=True, **shape)
         self.network = SimNetwork(LoopClock(), traffic=Traffic(links))
         self.clocks: dict[str, LoopClock] = {}
         self.devices: dict[str, SimulatedDevice] = {}
-        self._stage_s, self._ends_s, self._may_fail = stage_s or {}, ends_s or {}, may_fail
+        self._stage_s, self._may_fail = stage_s, may_fail
         self._killed: dict[str, asyncio.Event] = {}
         self._inner: dict[str, asyncio.Task[None]] = {}
 
@@ -64,10 +57,9 @@ class SimSwarm(LocalSwarm):
             self.clocks[name] = clock
         return clock
 
-    def _device(self, name: str) -> DeviceThread:
-        device = SimulatedDevice(InlineDevice(torch.device("cpu")), LoopClock())
-        self.devices[name] = device
-        return cast(DeviceThread, device)
+    def _device(self, name: str) -> Device:
+        self.devices[name] = SimulatedDevice(InlineDevice(torch.device("cpu")), LoopClock(), self._stage_s)
+        return self.devices[name]
 
     async def _add(self, name: str, *args: Any, **more: Any) -> PeerId:
         peer = await super()._add(name, *args, **more)
@@ -77,24 +69,7 @@ class SimSwarm(LocalSwarm):
 
     async def run(self, *, timeout_s: float = 36_000.0) -> None:
         """See :meth:`LocalSwarm.run`; ``timeout_s`` is virtual."""
-        with self._paced():
-            await super().run(timeout_s=timeout_s)
-
-    @contextlib.contextmanager
-    def _paced(self) -> Iterator[None]:
-        """Roles build computes that take their time on the device of the peer whose code is running."""
-        kinds = ((StageCompute, self._stage_s), (EndsCompute, self._ends_s))
-        homes = [module for name, module in sys.modules.items() if name.startswith(("peers.", "swarm.membership."))]
-        with contextlib.ExitStack() as patches:
-            for kind, seconds in kinds:
-                for module in homes:
-                    if seconds and getattr(module, kind.__name__, None) is kind:
-                        make = functools.partial(self._pace, kind, seconds)
-                        patches.enter_context(mock.patch.object(module, kind.__name__, make))
-            yield
-
-    def _pace(self, kind: type[Any], seconds: Mapping[str, float], part: Any, *more: Any) -> Any:
-        return kind(Paced(part, self.devices[PEER.get()], seconds), *more)
+        await super().run(timeout_s=timeout_s)
 
     async def _bury(self) -> None:
         """End what was killed: only now does it run once more, to be cancelled."""

@@ -22,7 +22,7 @@ from peers.data.source import open_source
 from peers.settings import PeerSettings, member_settings
 from swarm.clock import Clock, SystemClock
 from swarm.config import Manifest, parse_manifest
-from swarm.device import DeviceThread, resolve_device
+from swarm.device import Device, DeviceThread, resolve_device
 from swarm.events import Event
 from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId, RunId
@@ -155,7 +155,7 @@ class LocalSwarm:
         """A peer's clock, or ("") the network's."""
         return SystemClock()
 
-    def _device(self, name: str) -> DeviceThread:
+    def _device(self, name: str) -> Device:
         """What runs a peer's torch."""
         return DeviceThread(resolve_device("cpu"))
 
