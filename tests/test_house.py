@@ -8,12 +8,15 @@ from pathlib import Path
 import pytest
 
 from tests.harness.house import (
+    MAX_AMBIGUOUS_CLASSES,
     MAX_CIRCLES,
     MAX_FRAGMENTS,
+    MAX_HEAVY_OBJECTS,
     MIN_MEAN_LINES,
     ambiguous_classes,
     circles,
     fragments,
+    heavy_objects,
     main,
     mean_length,
     oversized,
@@ -95,6 +98,14 @@ def test_ambiguous_classes_are_public_and_in_several_modules() -> None:
     assert ambiguous_classes([parse(name, text) for name, text in texts.items()]) == {"Two": ["a", "b"]}
 
 
+def test_heavy_objects_set_many_attributes_when_they_are_made() -> None:
+    def made(name: str, count: int) -> str:
+        names = ", ".join(f"self.a{index}" for index in range(count))
+        return f"class {name}:\n    def __init__(self, x):\n        {names} = x\n        x.b = self.a0 = 1\n"
+
+    assert heavy_objects([parse("toy", made("Light", 12) + made("Heavy", 13))]) == {"toy.Heavy": 13}
+
+
 @pytest.mark.parametrize(
     ("head", "lines", "found"),
     [
@@ -137,3 +148,13 @@ def test_fragments_of_our_sources_are_no_more_than_they_were() -> None:
 
 def test_mean_length_of_our_sources_is_no_less_than_it_was() -> None:
     assert mean_length(our_sources()) >= MIN_MEAN_LINES
+
+
+def test_classes_of_our_sources_have_one_meaning() -> None:
+    found = ambiguous_classes(our_sources())
+    assert len(found) <= MAX_AMBIGUOUS_CLASSES, found
+
+
+def test_objects_of_our_sources_are_no_heavier_than_they_were() -> None:
+    found = heavy_objects(our_sources())
+    assert len(found) <= MAX_HEAVY_OBJECTS, found

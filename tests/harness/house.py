@@ -31,7 +31,11 @@ MAX_PARAMETERS = 7
 MIN_MEAN_LINES = 150
 MAX_FRAGMENTS = 5
 MAX_CIRCLES = 0
+MAX_AMBIGUOUS_CLASSES = 2
+MAX_HEAVY_OBJECTS = 18
 
+MAX_ATTRIBUTES = 12
+"""Set by a constructor: an object with more holds several things in one."""
 FRAGMENT_LINES = 60
 """A module with fewer lines and a single importer is a fragment of it."""
 
@@ -123,6 +127,31 @@ def ambiguous_classes(sources: Iterable[Source]) -> dict[str, list[str]]:
             if isinstance(node, ast.ClassDef) and not _private(node.name):
                 homes.setdefault(node.name, []).append(source.name)
     return {name: modules for name, modules in sorted(homes.items()) if len(modules) > 1}
+
+
+def heavy_objects(sources: Iterable[Source]) -> dict[str, int]:
+    """Return the classes whose ``__init__`` sets more than :data:`MAX_ATTRIBUTES` attributes: module.Class → how many,
+    the most first. The fields of a dataclass are data, and do not count."""
+    found: dict[str, int] = {}
+    for source in sources:
+        for node in ast.walk(source.tree):
+            for method in node.body if isinstance(node, ast.ClassDef) else ():
+                if isinstance(method, ast.FunctionDef) and method.name == "__init__":
+                    count = len(_attributes_set(method))
+                    if count > MAX_ATTRIBUTES:
+                        found[f"{source.name}.{node.name}"] = count
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _attributes_set(method: ast.FunctionDef) -> set[str]:
+    return {
+        node.attr
+        for node in ast.walk(method)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "self"
+    }
 
 
 def attributes_read(sources: Iterable[Source]) -> set[str]:
@@ -225,6 +254,7 @@ def _figures(sources: Sequence[Source]) -> dict[str, Any]:
         ],
         "circles": [[str(source.path) for source in circle] for circle in circles(sources)],
         "ambiguous_classes": ambiguous_classes(sources),
+        "heavy_objects": heavy_objects(sources),
         "long_files": {str(source.path): source.lines for source in sources if source.lines > MAX_FILE_LINES},
     }
 
@@ -241,6 +271,9 @@ def _report(figures: dict[str, Any]) -> Iterator[str]:
     yield f"{len(figures['ambiguous_classes'])} public class names with more than one meaning"
     for name, modules in figures["ambiguous_classes"].items():
         yield f"  {name}: {', '.join(modules)}"
+    yield f"{len(figures['heavy_objects'])} objects with more than {MAX_ATTRIBUTES} attributes"
+    for name, count in figures["heavy_objects"].items():
+        yield f"  {name} ({count})"
     yield f"{len(figures['long_files'])} files over {MAX_FILE_LINES} lines"
     for file, lines in figures["long_files"].items():
         yield f"  {file} ({lines})"
