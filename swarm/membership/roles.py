@@ -30,7 +30,7 @@ from swarm.optim.local_part import LocalPart
 from swarm.optim.part import TrainedPart
 from swarm.pipeline.batch import BatchSource
 from swarm.pipeline.compute import BoundarySpecs, EndsCompute, StageCompute
-from swarm.pipeline.stage.context import Places, StageContext, StageSettings
+from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.journey import FinishedJourney
@@ -118,12 +118,12 @@ class StageRole:
             events=around.events,
             clock=around.clock,
         )
-        self.service = StageServer(settings, context, Places.of(roster.trainers, roster.stages()))
+        self.service = StageServer(settings, context, Participants.of(roster.trainers, roster.stages()))
 
     def open_step(self, record: CloseRecord, after: str) -> None:
         """The step after this record, whose hash begins with ``after``, opens now."""
         roster = record.members
-        places = Places.of(roster.trainers, roster.stages())
+        places = Participants.of(roster.trainers, roster.stages())
         self.service.open_step(record.step + 1, places, after)
 
     async def run(self) -> None:

@@ -1,4 +1,5 @@
-"""Giving again what was sent before: from what is retained, else computed anew, else fetched from a neighbour first.
+"""Give again what was sent before: from what is retained, else computed anew, else fetched from a neighbour first; and
+take over a hop whose forward was somebody else's, with what is fetched so.
 
 An output needs the input, which is the output of the stage before, up to the trainer. The gradient of an input needs
 that and the gradient of the output, which comes from the stage after, down to the trainer. So what waits for what is
@@ -19,8 +20,9 @@ from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Answer, Incoming, Payload, RequestT, Rpc
 from swarm.pipeline.compute import Material
 from swarm.pipeline.messages import RECALL, TRAINER_RECALL, Recall, TrainerRecall, TrainerWhat, What
-from swarm.pipeline.stage.context import StageContext, StageSettings
-from swarm.pipeline.stage.microbatch_state import Passage, Passages
+from swarm.pipeline.stage.admission import StageContext, StageSettings
+from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, MicrobatchTable
+from swarm.pipeline.stage.worker import Handover, Worker
 from swarm.schema import Empty
 from swarm.waiting import retry_while_busy
 
@@ -42,9 +44,9 @@ class Errand:
     after: str
 
     @classmethod
-    def of(cls, passage: Passage, within_s: float) -> Errand:
-        """Along the passage's route as it is now."""
-        return cls(*passage.index, passage.route, within_s, passage.key.after)
+    def of(cls, state: MicrobatchState, within_s: float) -> Errand:
+        """Along the microbatch's route as it is now."""
+        return cls(*state.index, state.route, within_s, state.key.after)
 
     @property
     def nested(self) -> Errand:
@@ -67,10 +69,10 @@ class Recalls:
         self,
         settings: StageSettings,
         context: StageContext,
-        passages: Passages,
+        table: MicrobatchTable,
         spawn: Callable[[Coroutine[Any, Any, None]], object],
     ) -> None:
-        self._settings, self._context, self._passages, self._spawn = settings, context, passages, spawn
+        self._settings, self._context, self._table, self._spawn = settings, context, table, spawn
         self._open: Counter[What] = Counter()
         self._running: dict[tuple[Any, ...], asyncio.Future[Any]] = {}
 
@@ -96,9 +98,9 @@ class Recalls:
 
     async def output(self, errand: Errand) -> Payload:
         """This stage's output. Raises Missing, or what computing raises."""
-        passage = self._passages.find(errand.step, errand.microbatch)
-        if passage is not None and passage.output is not None:
-            return passage.output
+        state = self._table.find(errand.step, errand.microbatch)
+        if state is not None and state.tensors.output is not None:
+            return state.tensors.output
         payload = await self.input(errand)
         seed, first = self._seed(errand.microbatch), self._settings.first
         computed: Payload = await self._compute(
@@ -135,43 +137,43 @@ class Recalls:
 
     async def input(self, errand: Errand) -> Payload:
         """What came, or should have come, from the stage before, or from the trainer."""
-        passage = self._passages.find(errand.step, errand.microbatch)
-        if passage is not None and passage.input is not None:
-            return passage.input
+        state = self._table.find(errand.step, errand.microbatch)
+        if state is not None and state.tensors.input is not None:
+            return state.tensors.input
         hop = self._settings.stage - 1
         payload = await self._fetch(errand, hop, "output")
-        if passage is not None and self._passages.current(passage) and passage.input is None:
-            passage.input = payload
-            self._passages.retention.hold(passage)
+        if state is not None and not state.dropped and state.tensors.input is None:
+            state.tensors.input = payload
+            self._table.retention.hold(state)
         return payload
 
     async def output_gradient(self, errand: Errand) -> Payload:
         """What came, or should have come, from the stage after, or from the trainer."""
-        passage = self._passages.find(errand.step, errand.microbatch)
-        if passage is not None and passage.gradient is not None:
-            return passage.gradient
+        state = self._table.find(errand.step, errand.microbatch)
+        if state is not None and state.tensors.gradient is not None:
+            return state.tensors.gradient
         hop = self._settings.stage + 1
         payload = await self._fetch(errand, hop, "gradient")
-        if passage is not None and self._passages.current(passage) and passage.gradient is None:
-            self._keep_gradient(passage, payload, errand)
+        if state is not None and not state.dropped and state.tensors.gradient is None:
+            self._keep_gradient(state, payload, errand)
         return payload
 
-    def _keep_gradient(self, passage: Passage, payload: Payload, errand: Errand) -> None:
-        passage.gradient = payload
-        passage.gradient_sender = (
+    def _keep_gradient(self, state: MicrobatchState, payload: Payload, errand: Errand) -> None:
+        state.tensors.gradient = payload
+        state.tensors.gradient_sender = (
             errand.microbatch.trainer if self._settings.last else errand.route[self._settings.stage + 1]
         )
-        self._passages.retention.hold(passage)
+        self._table.retention.hold(state)
 
     async def targets(self, errand: Errand) -> Payload:
         """Hosted last stage: the targets, from the trainer."""
-        passage = self._passages.find(errand.step, errand.microbatch)
-        if passage is not None and passage.targets is not None:
-            return passage.targets
+        state = self._table.find(errand.step, errand.microbatch)
+        if state is not None and state.tensors.targets is not None:
+            return state.tensors.targets
         payload = await self._fetch(errand, self._settings.stage + 1, "targets")
-        if passage is not None and self._passages.current(passage) and passage.targets is None:
-            passage.targets = payload
-            self._passages.retention.hold(passage)
+        if state is not None and not state.dropped and state.tensors.targets is None:
+            state.tensors.targets = payload
+            self._table.retention.hold(state)
         return payload
 
     async def _fetch(self, errand: Errand, hop: int, what: TrainerWhat) -> Payload:
@@ -255,3 +257,79 @@ class Recalls:
         finally:
             del self._running[key]
             future.cancel()
+
+
+class Takeover:
+    """Prepares contributions whose forward was somebody else's. No method raises a PeerError: the trainer is told which
+    neighbour cannot give what it should, and decides."""
+
+    def __init__(
+        self, settings: StageSettings, table: MicrobatchTable, recalls: Recalls, worker: Worker, handover: Handover
+    ) -> None:
+        self._settings, self._table, self._recalls = settings, table, recalls
+        self._worker, self._handover = worker, handover
+
+    async def adopt(self, state: MicrobatchState, within_s: float) -> None:
+        """Fetch what is missing for at most ``within_s`` seconds, then queue the contribution. What was fetched before
+        it failed is kept for the next attempt; one adoption of a microbatch goes on at a time."""
+        decision = state.after_adopt()
+        if decision.action is Action.TELL_BACKWARD:
+            await self.tell_again(state, within_s)
+        if decision.action is not Action.FETCH:
+            return
+        state.adopting = True
+        try:
+            await self._fetch(state, within_s)
+            if not state.dropped:
+                self._worker.queue("backward", state)
+        except Missing as missing:
+            await self._blocked(state, missing)
+        finally:
+            state.adopting = False
+
+    async def adopt_unasked(self, state: MicrobatchState, within_s: float) -> None:
+        """The same where a gradient came and nothing else: the stage after says that there is such a microbatch. Where
+        that cannot be had whole it is forgotten, and its trainer, told so, asks for it anew if it is one of his."""
+        key = state.key
+        await self.adopt(state, within_s)
+        if state.key == key and not state.here and not state.dropped:
+            self._table.drop(state, "what its backward takes cannot be had")
+
+    async def _fetch(self, state: MicrobatchState, within_s: float) -> None:
+        """Both neighbours at once. Where the route changed meanwhile, the rest is fetched along the new one."""
+        while True:
+            route, errand = state.route, Errand.of(state, within_s)
+            back = self._recalls.targets if self._settings.computes_loss else self._recalls.output_gradient
+            results = await asyncio.gather(self._recalls.input(errand), back(errand), return_exceptions=True)
+            failed = next((result for result in results if isinstance(result, BaseException)), None)
+            if failed is None:
+                return
+            if state.route == route or not isinstance(failed, PeerError):
+                raise failed
+
+    async def tell_again(self, state: MicrobatchState, within_s: float) -> None:
+        """The report and the input's gradient of a contribution that was added before: one of them was lost, or what
+        it was sent to."""
+        await self._handover.report_backward(state, None)
+        try:
+            gradient = await self._recalls.input_gradient(Errand.of(state, within_s))
+        except Missing as missing:
+            await self._blocked(state, missing)
+        except PeerError as error:
+            await self._handover.report_blocked(state.key, state.route, self._settings.stage, "backward", error)
+        else:
+            await self._handover.pass_backward(state, gradient)
+
+    async def send_again(self, state: MicrobatchState, within_s: float) -> None:
+        """The output, along the microbatch's route; computed anew where it is not held any more."""
+        try:
+            output = await self._recalls.output(Errand.of(state, within_s))
+        except Missing as missing:
+            await self._handover.report_blocked(state.key, state.route, max(0, missing.hop), "forward", missing.error)
+        except PeerError as error:
+            await self._handover.report_blocked(state.key, state.route, self._settings.stage, "forward", error)
+        else:
+            await self._handover.pass_forward(state, output)
+
+    async def _blocked(self, state: MicrobatchState, missing: Missing) -> None:
+        await self._handover.report_blocked(state.key, state.route, missing.hop, "backward", missing.error)

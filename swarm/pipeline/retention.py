@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from swarm.network.protocols import Payload
 
@@ -26,18 +26,21 @@ class Retained(Protocol):
         """Let go of everything large."""
 
 
-class Retention:
+R = TypeVar("R", bound=Retained)
+
+
+class Retention(Generic[R]):
     """Keeps the sum of all :class:`Retained` within a budget by dropping the oldest complete ones. Pure.
 
     What is not complete is never dropped: admission bounds it. ``dropped`` is told of each, with its bytes.
     """
 
-    def __init__(self, budget_bytes: int, dropped: Callable[[Retained, int], None]) -> None:
+    def __init__(self, budget_bytes: int, dropped: Callable[[R, int], None]) -> None:
         self._budget, self._dropped = budget_bytes, dropped
-        self._sizes: dict[int, tuple[Retained, int]] = {}
+        self._sizes: dict[int, tuple[R, int]] = {}
         self.bytes = 0
 
-    def hold(self, retained: Retained) -> None:
+    def hold(self, retained: R) -> None:
         """It holds more, or less, than before, or became complete: count it again, and drop what is too much.
 
         O(1) within the budget, else O(what is held).
@@ -50,7 +53,7 @@ class Retention:
         if self.bytes > self._budget:
             self._drop()
 
-    def forget(self, retained: Retained) -> None:
+    def forget(self, retained: R) -> None:
         """It is not held any more. Idempotent."""
         _, size = self._sizes.pop(id(retained), (retained, 0))
         self.bytes -= size

@@ -12,8 +12,8 @@ from swarm.events import ContributionReplayed, ContributionReversed
 from swarm.ids import MicrobatchId, PeerId, stage_part
 from swarm.pipeline.messages import ATTEND, ProbeRequest
 from swarm.pipeline.recall import Errand, Missing, Recalls
-from swarm.pipeline.stage.context import StageContext, StageSettings
-from swarm.pipeline.stage.microbatch_state import Passage, Passages
+from swarm.pipeline.stage.admission import StageContext, StageSettings
+from swarm.pipeline.stage.microbatch_state import MicrobatchState, MicrobatchTable
 
 AT_A_TIME = 8
 """Microbatches replayed or reversed at a time: while one is computed the tensors of others are fetched."""
@@ -83,11 +83,11 @@ class StageSettling:
         self,
         settings: StageSettings,
         context: StageContext,
-        passages: Passages,
+        table: MicrobatchTable,
         recalls: Recalls,
         replicas: Callable[[int], Iterable[PeerId]],
     ) -> None:
-        self._settings, self._context, self._passages, self._recalls = settings, context, passages, recalls
+        self._settings, self._context, self._table, self._recalls = settings, context, table, recalls
         self._replicas = replicas
 
     async def held(self) -> frozenset[MicrobatchId]:
@@ -96,19 +96,18 @@ class StageSettling:
 
     async def reverse(self, step: int, microbatch: MicrobatchId) -> None:
         """See :class:`Settling`. What was dropped is fetched from the neighbours it came from."""
-        passage = self._passages.find(step, microbatch)
-        if passage is None:
+        state = self._table.find(step, microbatch)
+        if state is None:
             raise WrongStep(f"{microbatch} did not come by here in step {step}")
         try:
-            material = await self._recalls.material(self._errand(passage))
+            material = await self._recalls.material(self._errand(state))
         except Missing:  # whoever it came from may be gone: others of their stages can have it from the trainer
-            passage.route = await self._living(passage.route)
-            material = await self._recalls.material(self._errand(passage))
+            state.route = await self._living(state.route)
+            material = await self._recalls.material(self._errand(state))
 
         def compute() -> None:
             self._context.compute.reverse(material)
-            passage.accumulated = passage.queued_back = passage.begun = False
-            passage.taken_out, passage.expires = True, 0.0
+            state.take_out()
 
         await self._recalls.on_device(compute)
         part = stage_part(self._settings.stage)
@@ -116,28 +115,27 @@ class StageSettling:
 
     async def replay(self, step: int, microbatch: MicrobatchId, route: tuple[PeerId, ...]) -> None:
         """See :class:`Settling`. What is not held is fetched from the neighbours that ``route`` names."""
-        passage = self._passages.place(step, microbatch, route)
-        passage.in_use += 1
+        state = self._table.place(step, microbatch, route)
+        state.in_use += 1
         try:
-            await self._replay(passage)
+            await self._replay(state)
         finally:
-            passage.in_use -= 1
+            state.in_use -= 1
 
-    async def _replay(self, passage: Passage) -> None:
-        step, microbatch = passage.index
-        material = await self._recalls.material(self._errand(passage))
+    async def _replay(self, state: MicrobatchState) -> None:
+        step, microbatch = state.index
+        material = await self._recalls.material(self._errand(state))
 
         def compute() -> bool:
             new = microbatch not in self._context.compute.held()
             result = self._context.compute.contribute(material, None, None)
-            passage.accumulated = True
-            passage.loss_sum, passage.tokens = result.loss_sum, result.tokens
+            state.accumulate(result.loss_sum, result.tokens)
             return new
 
         new = await self._recalls.on_device(compute)
-        passage.graph = passage.output = None
-        if self._passages.current(passage):
-            self._passages.retention.hold(passage)
+        state.take_graph()
+        if not state.dropped:
+            self._table.retention.hold(state)
         if new:
             part = stage_part(self._settings.stage)
             self._context.events.emit(ContributionReplayed(step=step, microbatch=microbatch, part=part))
@@ -159,5 +157,5 @@ class StageSettling:
             return peer
         return preferred
 
-    def _errand(self, passage: Passage) -> Errand:
-        return Errand.of(passage, self._settings.send_timeout_s)
+    def _errand(self, state: MicrobatchState) -> Errand:
+        return Errand.of(state, self._settings.send_timeout_s)

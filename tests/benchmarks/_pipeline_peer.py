@@ -35,7 +35,7 @@ from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.update import AdamW
 from swarm.pipeline.compute import BoundarySpecs, StageCompute
-from swarm.pipeline.stage.context import Places, StageContext, StageSettings
+from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.journey import FinishedJourney
@@ -140,14 +140,14 @@ class Host:
             events=machine.recorder,
             clock=machine.clock,
         )
-        self._server = StageServer(settings, context, Places.of((), ((),) * STAGES))
+        self._server = StageServer(settings, context, Participants.of((), ((),) * STAGES))
         machine.endpoint.mount(self._server)
-        self._places = Places.of((), ())
+        self._places = Participants.of((), ())
         self._busy: asyncio.Task[None] | None = None
 
     def meet(self, trainer: PeerId, route: Sequence[PeerId]) -> None:
         """Who takes part."""
-        self._places = Places.of((trainer,), ((peer,) for peer in route))
+        self._places = Participants.of((trainer,), ((peer,) for peer in route))
 
     async def begin(self, step: int) -> dict[str, Any]:
         """Open the step and serve it until :meth:`end`."""

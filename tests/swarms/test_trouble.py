@@ -15,7 +15,7 @@ from swarm.ids import MicrobatchId, PeerId
 from swarm.membership import roles
 from swarm.network.protocols import Rpc
 from swarm.pipeline.messages import FORWARD, OUTPUT, Forward, Output
-from swarm.pipeline.stage.context import StageSettings
+from swarm.pipeline.stage.admission import StageSettings
 from swarm.step.calls import first_leaf
 from swarm.step.messages import LEASE, RECONCILE, Lease, Reconcile
 from tests.harness.expect import eventually

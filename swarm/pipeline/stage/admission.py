@@ -1,63 +1,130 @@
-"""What a replica takes: decided before a payload is read, and once more when it is here."""
+"""What a replica is, and what it takes: decided before a payload is read, and once more when it is here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
+from swarm.clock import Clock
+from swarm.device import Device
 from swarm.errors import Busy, Refused, Violation, WrongStep
-from swarm.ids import MicrobatchId, PeerId
+from swarm.events import EventSink
+from swarm.ids import MicrobatchId, PeerId, RunId
+from swarm.network.protocols import Endpoint
+from swarm.pipeline.compute import BoundarySpecs, StageCompute
 from swarm.pipeline.messages import Adopt, Backward, Forward, JourneyMessage, Recall, Resend, Targets
-from swarm.pipeline.stage.context import Places, StageContext, StageSettings
-from swarm.pipeline.stage.microbatch_state import Passage, Passages
+from swarm.pipeline.retention import RETENTION_BYTES
+from swarm.pipeline.stage.microbatch_state import MicrobatchState, MicrobatchTable
+
+logger = logging.getLogger(__name__)
 
 
-class Admission:
-    """One replica's rules for the open step. ``full`` says that the queue takes no more forwards of a step."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageSettings:
+    """One replica's place and limits. ``send_timeout_s`` bounds one hand-over, ``max_under_way`` the graphs and
+    payloads held of the open step, of the next one half as many; four times as many may send (hosted) targets ahead.
+    ``retention_bytes`` is the budget for what is retained of computed microbatches until their step closes. ``seed`` is
+    the run's."""
+
+    run: RunId
+    stage: int
+    stages: int
+    specs: BoundarySpecs
+    seed: int = 0
+    max_queue: int = 32
+    max_under_way: int = 64
+    send_timeout_s: float = 30.0
+    retention_bytes: int = RETENTION_BYTES
+
+    @property
+    def max_ahead(self) -> int:
+        """How many targets may wait for their microbatch."""
+        return 4 * self.max_under_way
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the first stage."""
+        return self.stage == 0
+
+    @property
+    def last(self) -> bool:
+        """Whether this is the last stage."""
+        return self.stage == self.stages - 1
+
+    @property
+    def computes_loss(self) -> bool:
+        """Whether forward and backward are one piece of work here."""
+        return self.last and self.specs.hosted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageContext:
+    """What a replica works with. ``sign`` signs receipts with this peer's key."""
+
+    endpoint: Endpoint
+    device: Device
+    compute: StageCompute
+    sign: Callable[[bytes], bytes]
+    events: EventSink
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Participants:
+    """Who takes part in a step: whose microbatches are taken, and who may stand where on a route."""
+
+    trainers: frozenset[PeerId]
+    stages: tuple[frozenset[PeerId], ...]
+
+    @classmethod
+    def of(cls, trainers: Iterable[PeerId], stages: Iterable[Iterable[PeerId]]) -> Participants:
+        """Return those of a roster's slices."""
+        return cls(frozenset(trainers), tuple(map(frozenset, stages)))
+
+
+class AdmissionRules:
+    """What one replica takes in the open step, whose ``participants`` these are."""
 
     def __init__(
         self,
         settings: StageSettings,
         context: StageContext,
-        passages: Passages,
-        full: Callable[[int], bool],
-        places: Places,
+        table: MicrobatchTable,
+        participants: Participants,
     ) -> None:
-        self._settings, self._context, self._passages, self._full = settings, context, passages, full
-        self.step, self._places, self._after = 0, places, ""
-
-    def open_step(self, step: int, places: Places, after: str) -> None:
-        """Rules of another step, which follows the record whose hash begins with ``after``."""
-        self.step, self._places, self._after = step, places, after
+        self._settings, self._context, self._table = settings, context, table
+        self.participants = participants
 
     def replicas(self, stage: int) -> frozenset[PeerId]:
-        """Who holds a stage in the open step."""
-        return self._places.stages[stage]
+        """Return who holds a stage in the open step."""
+        return self.participants.stages[stage]
 
     # --- rules of all --------------------------------------------------------------------------------------------
 
     def journey(self, body: JourneyMessage, route: tuple[str, ...]) -> None:
         """A message of a microbatch's way. Raises WrongStep, Busy for what may be known later, or Refused."""
         self._place(body, route)
-        known = self._passages.find(body.step, body.microbatch)
+        known = self._table.find(body.step, body.microbatch)
         if known is not None:
-            self._passages.check(known, body, tuple(map(PeerId, route)))
+            known.check(body, tuple(map(PeerId, route)))
 
     def _place(self, body: JourneyMessage | Recall, route: tuple[str, ...]) -> None:
-        step, stage = body.step, self._settings.stage
+        step, opened, stage = body.step, self._table.step, self._settings.stage
         if len(route) != self._settings.stages or route[stage] != self._context.endpoint.peer:
             raise Refused("the route does not lead through this replica")
         self._everybody(step, body.microbatch, route)
-        if not max(1, self.step) <= step <= self.step + 1:
-            raise WrongStep(f"step {step} is not open here, step {self.step} is")
-        if step == self.step and body.after != self._after:  # which record the next will follow nobody knows yet
+        if not max(1, opened) <= step <= opened + 1:
+            raise WrongStep(f"step {step} is not open here, step {opened} is")
+        if step == opened and body.after != self._table.after:  # which record the next will follow nobody knows yet
             raise WrongStep(f"step {step} follows another record here")
 
     def _everybody(self, step: int, microbatch: MicrobatchId, route: tuple[str, ...]) -> None:
         """Who takes part in the step after the open one is known when it opens: until then a stranger may be new."""
-        trainer, may_be_new = microbatch.trainer, step == self.step + 1
-        if trainer not in self._places.trainers:
+        trainer, may_be_new = microbatch.trainer, step == self._table.step + 1
+        if trainer not in self.participants.trainers:
             raise Busy("not open yet") if may_be_new else Refused(f"{trainer} is not a trainer of this run")
-        stranger = next((p for p, known in zip(route, self._places.stages, strict=True) if p not in known), None)
+        stranger = next((p for p, known in zip(route, self.participants.stages, strict=True) if p not in known), None)
         if stranger is not None:
             reason = f"{stranger} does not hold the stage at which the route names it"
             raise Busy("not open yet") if may_be_new else Refused(reason)
@@ -68,16 +135,30 @@ class Admission:
     def _downstream(self, microbatch: MicrobatchId, route: tuple[str, ...]) -> str:
         return microbatch.trainer if self._settings.last else route[self._settings.stage + 1]
 
-    def _room(self, step: int, known: Passage | None) -> float:
+    def _room(self, step: int, known: MicrobatchState | None) -> float:
         """Until when there is a place for it. Raises Busy when it has none and all are taken by what may still go on.
         What comes ahead of its step takes no place from the open one's."""
         now, most = self._context.clock.monotonic(), self._settings.max_under_way
         if known is None or not known.under_way(now):
-            under_way = self._passages.under_way(step, now)
-            full = under_way >= (most if step == self.step else max(1, most // 2))
-            if full and not self._passages.give_way(step, now):
+            under_way = sum(one.key.step == step and one.under_way(now) for one in self._table)
+            full = under_way >= (most if step == self._table.step else max(1, most // 2))
+            if full and not self._give_way(step, now):
                 raise Busy(f"{under_way} microbatches under way")
         return now + self._settings.send_timeout_s
+
+    def _give_way(self, step: int, now: float) -> bool:
+        """Forget the microbatch of that step which has waited for longest, if it is longer than any should: whose
+        trainer is gone, or has gone on without us and could not say so. Nothing is lost: who still wants it brings the
+        gradient, and the input is fetched. False when there is none."""
+        before = now - self._table.stay.seconds()
+        idle = [one for one in self._table if one.key.step == step and one.under_way(now) and one.idle(before)]
+        if not idle:
+            return False
+        oldest = min(idle, key=lambda one: one.arrived)
+        reason = "nothing came of it for too long"
+        logger.info("step %d, microbatch %s makes room: %s", *oldest.index, reason)
+        self._table.drop(oldest, reason)
+        return True
 
     def _only_trainer(self, caller: PeerId, body: JourneyMessage) -> None:
         if caller != body.microbatch.trainer:
@@ -96,16 +177,16 @@ class Admission:
         expected = settings.specs.token_bytes if tokens_come else settings.specs.activation_bytes
         if payload_bytes != expected:
             raise Violation(f"activation of {payload_bytes} bytes where {expected} are expected", peer=caller)
-        known = self._passages.find(body.step, body.microbatch)
-        if known is not None and (known.begun or known.adopting or known.accumulated):
+        known = self._table.find(body.step, body.microbatch)
+        if known is not None and known.here:
             return  # the trainer asks again, or a neighbour that was replaced by this attempt: it is known to us
         if known is not None and known.forward_attempt >= body.attempt:
             raise Refused("this microbatch is already on its way here")
-        if self._full(body.step):
+        if self._table.queue.full(body.step):
             raise Busy("the queue is full")
         expires = self._room(body.step, known)
-        passage = self._passages.note(body, body.route)
-        passage.forward_attempt, passage.expires = body.attempt, expires
+        state, _ = self._table.note(body, body.route)
+        state.forward_attempt, state.expires = body.attempt, expires
 
     def targets(self, caller: PeerId, body: Targets, payload_bytes: int) -> None:
         """Hosted targets, from the trainer."""
@@ -115,8 +196,8 @@ class Admission:
         expected = self._settings.specs.token_bytes
         if payload_bytes != expected:
             raise Violation(f"targets of {payload_bytes} bytes where {expected} are expected", peer=caller)
-        known = self._passages.find(body.step, body.microbatch)
-        ahead = sum(passage.ahead for passage in self._passages)
+        known = self._table.find(body.step, body.microbatch)
+        ahead = sum(state.ahead for state in self._table)
         if known is None and ahead >= self._settings.max_ahead:
             raise Busy(f"{ahead} targets wait for their microbatch")
 
@@ -132,12 +213,12 @@ class Admission:
             raise Refused("the loss is computed here: there is no gradient to bring")
         if payload_bytes != settings.specs.activation_bytes:
             raise Violation(f"gradient of {payload_bytes} bytes where {settings.specs.activation_bytes} are expected")
-        known = self._passages.find(body.step, body.microbatch)
-        if known is not None and (known.accumulated or known.gradient is not None):
+        known = self._table.find(body.step, body.microbatch)
+        if known is not None and (known.accumulated or known.tensors.gradient is not None):
             return  # it is told again, and this payload is not kept
         expires = self._room(body.step, known)
-        passage = self._passages.note(body, body.route)
-        passage.expires = max(passage.expires, expires)
+        state, _ = self._table.note(body, body.route)
+        state.expires = max(state.expires, expires)
 
     def resend(self, caller: PeerId, body: Resend) -> None:
         """The trainer wants the output to go elsewhere. Raises Refused where the input was not here."""
@@ -145,8 +226,8 @@ class Admission:
         self.journey(body, body.route)
         if body.hop != self._settings.stage + 1 or self._settings.last:
             raise Refused(f"stage {self._settings.stage} hands on to the next stage only, not to {body.hop}")
-        passage = self._passages.find(body.step, body.microbatch)
-        if passage is None or (passage.input is None and passage.output is None):
+        known = self._table.find(body.step, body.microbatch)
+        if known is None or (known.tensors.input is None and known.tensors.output is None):
             raise Refused("the output to send again is not held here")
 
     def adopt(self, caller: PeerId, body: Adopt) -> None:
@@ -155,16 +236,17 @@ class Admission:
         self.journey(body, body.route)
         if body.hop != self._settings.stage:
             raise Refused(f"this is stage {self._settings.stage}, not {body.hop}")
-        known = self._passages.find(body.step, body.microbatch)
+        known = self._table.find(body.step, body.microbatch)
         if known is None or not known.accumulated:
             self._room(body.step, known)
 
     def recall(self, caller: PeerId, body: Recall) -> None:
         """A neighbour on the route wants its tensor again. Its step must be open: the parameters are the step's."""
         self._place(body, body.route)
-        if body.step != self.step or body.hop != self._settings.stage:
-            raise WrongStep(f"stage {self._settings.stage} is in step {self.step}, not {body.hop} in {body.step}")
+        opened, stage = self._table.step, self._settings.stage
+        if body.step != opened or body.hop != stage:
+            raise WrongStep(f"stage {stage} is in step {opened}, not {body.hop} in {body.step}")
         after = body.what == "output"
         neighbour = (self._downstream if after else self._upstream)(body.microbatch, body.route)
         if caller not in (neighbour, body.microbatch.trainer):
-            raise Refused(f"{body.what} of stage {self._settings.stage} goes to {neighbour} only")
+            raise Refused(f"{body.what} of stage {stage} goes to {neighbour} only")

@@ -1,54 +1,117 @@
-"""What a replica keeps of microbatches, from their admission until the step is closed."""
+"""One microbatch on a stage replica, as a state machine; their queue and their table. Pure.
+
+    expected → received → queued → computing → sent on → queued back → contributing → accumulated
+
+is its way where nothing fails. A hosted last stage goes from computing to accumulated; a replica that takes the hop
+over goes from expected to queued back. At the closing of a step what the ledger assigns becomes accumulated whatever it
+was, and what it does not assign is taken out. A microbatch leaves the table, with a reason, when it is dropped or its
+step is closed; what is being computed of it then ends without effect.
+"""
 
 from __future__ import annotations
 
-import logging
+import heapq
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import count
+from threading import Lock
+from typing import ClassVar, Generic, NamedTuple, TypeVar
 
 from swarm.errors import Busy, Refused
 from swarm.ids import JourneyKey, MicrobatchId, PeerId
 from swarm.network.protocols import Payload
 from swarm.pipeline.compute import Graph
-from swarm.pipeline.messages import JourneyMessage
-from swarm.pipeline.retention import Retained, Retention, payload_bytes
+from swarm.pipeline.messages import Direction, JourneyMessage
+from swarm.pipeline.retention import Retention, payload_bytes
 from swarm.waiting import AdaptiveDeadline
 
-logger = logging.getLogger(__name__)
+T = TypeVar("T")
 STAY_FLOOR_S, STAY_CEILING_S = 30.0, 300.0
 """Bounds on how long a microbatch may wait here before it makes room for others; until any was measured the second."""
 
 
-@dataclass(slots=True, eq=False)
-class Passage:
-    """One microbatch at one replica. Implements :class:`~swarm.pipeline.retention.Retained`.
+class Phase(Enum):
+    """How far a microbatch has come."""
 
-    ``forward_attempt`` is that of the admitted forward; ``begun`` says that its payload came, until ``expires`` it, or
-    a gradient's, still may. ``input``, ``targets`` and ``gradient`` (of the output) are what the replica received: from
-    them it can compute everything again. ``graph`` and ``output`` spare that between forward and backward. ``adopting``
-    and ``queued_back`` say that the contribution is being prepared, ``in_use`` how many are computing with it;
-    ``taken_out`` that it was added once and taken out again.
+    EXPECTED = "expected"  # a place is kept for it, or its targets, or its gradient, came first
+    RECEIVED = "received"  # its input is here; the hosted last stage still waits for its targets
+    QUEUED = "queued"
+    COMPUTING = "computing"
+    SENT_ON = "sent on"  # its graph waits for the gradient
+    QUEUED_BACK = "queued back"
+    CONTRIBUTING = "contributing"
+    ACCUMULATED = "accumulated"  # it is in the sum; what was received is retained
+    TAKEN_OUT = "taken out"  # it was in the sum, and is not any more
+
+
+_BACK = frozenset({Phase.QUEUED_BACK, Phase.CONTRIBUTING})
+_BEGUN = _BACK | {Phase.RECEIVED, Phase.QUEUED, Phase.COMPUTING, Phase.SENT_ON}
+_FROM = {
+    Phase.RECEIVED: frozenset({Phase.EXPECTED, Phase.TAKEN_OUT}),
+    Phase.QUEUED: frozenset({Phase.RECEIVED}),
+    Phase.COMPUTING: frozenset({Phase.QUEUED}),
+    Phase.SENT_ON: frozenset({Phase.COMPUTING}),
+    Phase.QUEUED_BACK: frozenset(Phase) - _BACK - {Phase.ACCUMULATED},
+    Phase.CONTRIBUTING: frozenset({Phase.QUEUED_BACK}),
+    Phase.ACCUMULATED: frozenset(Phase),
+    Phase.TAKEN_OUT: frozenset(Phase),
+}
+"""Phase → the phases from which it is reached."""
+
+
+class Action(Enum):
+    """What is to be done about a microbatch."""
+
+    NOTHING = "nothing"
+    QUEUE_FORWARD = "queue its forward"
+    QUEUE_BACKWARD = "queue its backward"
+    FETCH = "fetch what its backward takes"
+    SEND_OUTPUT = "send its output"
+    TELL_FORWARD = "report its forward and send its output"
+    TELL_BACKWARD = "report its backward and send its gradient"
+
+
+class Next(NamedTuple):
+    """An action, and why."""
+
+    action: Action
+    reason: str
+
+
+@dataclass(slots=True)
+class Tensors:
+    """What is held of one microbatch, wire-encoded but for the graph.
+
+    ``input``, ``targets`` and ``gradient`` (of the output) are what the replica received: from them it can compute
+    everything again. ``graph`` and ``output`` spare that between forward and backward.
     """
+
+    input: Payload | None = None
+    targets: Payload | None = None
+    gradient: Payload | None = None
+    gradient_sender: PeerId | None = None
+    output: Payload | None = None
+    graph: Graph | None = None
+
+
+@dataclass(slots=True, eq=False)
+class MicrobatchState:
+    """One microbatch at one replica. Implements :class:`~swarm.pipeline.retention.Retained`."""
 
     key: JourneyKey
     route: tuple[PeerId, ...]
-    arrived: float = 0.0
-    input: Payload | None = None
-    targets: Payload | None = None
-    output: Payload | None = None
-    graph: Graph | None = None
-    gradient: Payload | None = None
-    gradient_sender: PeerId | None = None
-    forward_attempt: int = -1
-    expires: float = 0.0
-    begun: bool = False
-    queued_back: bool = False
-    adopting: bool = False
-    in_use: int = 0
-    accumulated: bool = False
-    taken_out: bool = False
-    loss_sum: float = 0.0
-    tokens: int = 0
+    tensors: Tensors = field(default_factory=Tensors)
+    phase: Phase = Phase.EXPECTED
+    forward_attempt: int = -1  # that of the admitted forward
+    expires: float = 0.0  # until then the payload of an admitted forward or gradient may still come
+    arrived: float = 0.0  # when it was queued last
+    adopting: bool = False  # what its backward takes is being fetched
+    in_use: int = 0  # contributions that are being computed from it
+    loss: tuple[float, int] = (0.0, 0)  # hosted last stage: its sum over the targets, and how many those are
+    dropped: str = ""  # why it left the table
+
+    _moving: ClassVar[Lock] = Lock()
 
     @property
     def index(self) -> tuple[int, MicrobatchId]:
@@ -56,134 +119,282 @@ class Passage:
         return self.key.step, self.key.microbatch
 
     @property
+    def begun(self) -> bool:
+        """Whether its work began, and is not in the sum."""
+        return self.phase in _BEGUN
+
+    @property
+    def accumulated(self) -> bool:
+        """Whether it is in the sum."""
+        return self.phase is Phase.ACCUMULATED
+
+    @property
+    def here(self) -> bool:
+        """Whether nothing more is wanted of the stage before."""
+        return self.adopting or self.begun or self.accumulated
+
+    @property
     def retained_bytes(self) -> int:
         """See :class:`~swarm.pipeline.retention.Retained`."""
-        return payload_bytes(self.input, self.targets, self.gradient)
+        return payload_bytes(self.tensors.input, self.tensors.targets, self.tensors.gradient)
 
     @property
     def complete(self) -> bool:
         """See :class:`~swarm.pipeline.retention.Retained`."""
-        return self.accumulated or (self.taken_out and not self._worked_on)
+        return self.accumulated or (self.phase is Phase.TAKEN_OUT and not (self.adopting or self.in_use))
 
     @property
     def ahead(self) -> bool:
         """Whether only its targets are here."""
-        return self.targets is not None and self.forward_attempt < 0 and not (self.accumulated or self._worked_on)
-
-    @property
-    def _worked_on(self) -> bool:
-        return self.begun or self.adopting or self.in_use > 0
+        return self.tensors.targets is not None and self.forward_attempt < 0 and not (self.here or self.in_use)
 
     def under_way(self, now: float) -> bool:
         """Whether it takes up one of the replica's places: it is worked on, holds a tensor or may soon. Targets that
         came ahead are counted apart."""
-        holds = not self.taken_out and (self.input is not None or self.gradient is not None)
-        return not self.accumulated and (self.begun or self.adopting or holds or now < self.expires)
+        brought = self.tensors.input is not None or self.tensors.gradient is not None
+        waits = (brought and self.phase is Phase.EXPECTED) or now < self.expires
+        return not self.accumulated and (self.begun or self.adopting or waits)
 
     def idle(self, before: float) -> bool:
         """Whether nothing is done with it, and nothing of it came since then."""
-        waits = not (self.accumulated or self.queued_back or self.adopting or self.in_use)
+        waits = not (self.accumulated or self.phase in _BACK or self.adopting or self.in_use)
         return waits and max(self.arrived, self.expires) < before
 
     def clear(self) -> None:
-        """Let go of everything large."""
-        self.input = self.targets = self.output = self.graph = self.gradient = None
+        """See :class:`~swarm.pipeline.retention.Retained`."""
+        self.tensors = Tensors()
+
+    def check(self, body: JourneyMessage, route: tuple[PeerId, ...]) -> None:
+        """Raise Refused for an attempt that was superseded, or that leads elsewhere than it did: only a new one changes
+        the route. Raise Busy where this came ahead of its step, which will show whose lineage that is."""
+        if body.after != self.key.after:
+            raise Busy("not open yet")
+        if body.attempt < self.key.attempt:
+            raise Refused(f"attempt {body.attempt} was superseded by {self.key.attempt}")
+        if body.attempt == self.key.attempt and route != self.route:
+            raise Refused("this attempt leads elsewhere than it did before")
+
+    def follow(self, body: JourneyMessage, route: tuple[PeerId, ...]) -> bool:
+        """Go on as this attempt, along its route. Return whether it is a newer one. Raises as :meth:`check`."""
+        self.check(body, route)
+        newer = body.attempt > self.key.attempt
+        if newer:
+            self.key, self.route = body.key, route
+        return newer
+
+    def take_input(self, attempt: int, payload: Payload) -> None:
+        """Its forward came. Raises Refused when another was admitted meanwhile."""
+        if self.forward_attempt != attempt:
+            raise Refused("this forward is not awaited any more")
+        self.tensors.input = payload
+        self._move(Phase.RECEIVED)
+
+    def take_targets(self, payload: Payload) -> bool:
+        """Its targets came. Return whether they are news: a trainer that comes back to a replica brings them again."""
+        if self.accumulated or self.tensors.targets is not None:
+            return False
+        self.tensors.targets = payload
+        return True
+
+    def take_gradient(self, payload: Payload, sender: PeerId) -> bool:
+        """The gradient of its output came. Return whether it is news."""
+        if self.accumulated or self.tensors.gradient is not None:
+            return False
+        self.tensors.gradient, self.tensors.gradient_sender = payload, sender
+        return True
+
+    def after_input(self, needs_targets: bool) -> Next:
+        """Decide what follows when its input or, where the loss is computed, its targets have come."""
+        if self.phase is not Phase.RECEIVED:
+            return Next(Action.NOTHING, "its targets wait for its input")
+        if needs_targets and self.tensors.targets is None:
+            return Next(Action.NOTHING, "its input waits for its targets")
+        return Next(Action.QUEUE_FORWARD, "all that its forward takes is here")
+
+    def after_gradient(self, asked_anew: bool) -> Next:
+        """Decide what follows when a gradient has come. ``asked_anew``: by its trainer, with a new attempt."""
+        if self.accumulated:
+            if asked_anew:
+                return Next(Action.TELL_BACKWARD, "its trainer asks again for what was added before")
+            return Next(Action.NOTHING, "it was added before")
+        if self.tensors.graph is not None or (self.tensors.input is not None and not self.begun):
+            return Next(Action.QUEUE_BACKWARD, "all that its backward takes is here")
+        if not self.begun and not self.adopting:
+            return Next(Action.FETCH, "its gradient came and nothing else")
+        return Next(Action.NOTHING, "what is under way finds the gradient when it has come so far")
+
+    def after_forward_again(self, newer: bool) -> Next:
+        """Decide what follows when a forward comes again: what was told and handed on before may be lost."""
+        if newer and self.tensors.graph is not None and self.phase is not Phase.QUEUED_BACK:
+            return Next(Action.TELL_FORWARD, "its trainer asks again for what was sent on before")
+        if newer and self.accumulated:
+            return Next(Action.TELL_BACKWARD, "its trainer asks again for what was added before")
+        return Next(Action.NOTHING, "it is here already")
+
+    def after_resend(self) -> Next:
+        """Decide what follows when its output is wanted elsewhere."""
+        if self.begun and self.tensors.graph is None and self.tensors.output is None:
+            return Next(Action.NOTHING, "it is sent along the new route when it is computed")
+        return Next(Action.SEND_OUTPUT, "its output is wanted elsewhere")
+
+    def after_adopt(self) -> Next:
+        """Decide what follows when this replica is to take the hop over."""
+        if self.accumulated:
+            return Next(Action.TELL_BACKWARD, "it was added before")
+        if self.adopting or self.phase in _BACK:
+            return Next(Action.NOTHING, "its backward is under way")
+        return Next(Action.FETCH, "its trainer gave the hop to this replica")
+
+    def queue(self, direction: Direction, now: float) -> bool:
+        """It waits for the device from now on. Return whether that is news: either direction is queued once."""
+        if news := self._move(Phase.QUEUED if direction == "forward" else Phase.QUEUED_BACK):
+            self.arrived = now
+        return news
+
+    def start(self) -> Direction | None:
+        """Its turn on the device came. Return what is to be computed, None when it is in the sum already."""
+        if self._move(Phase.CONTRIBUTING):
+            return "backward"
+        self._move(Phase.COMPUTING)
+        return None if self.accumulated else "forward"
+
+    def computed(self, output: Payload, graph: Graph) -> Next:
+        """Its forward was computed."""
+        self.tensors.graph = graph
+        self._move(Phase.SENT_ON)
+        if self.tensors.gradient is not None:
+            return Next(Action.QUEUE_BACKWARD, "its gradient came meanwhile: the next stage was sent it by others")
+        self.tensors.output = output
+        return Next(Action.TELL_FORWARD, "its forward was computed")
+
+    def take_graph(self) -> Graph | None:
+        """Return what backward needs, and hold neither that nor the output any more."""
+        graph = self.tensors.graph
+        self.tensors.graph = self.tensors.output = None
+        return graph
+
+    def accumulate(self, loss_sum: float, tokens: int) -> None:
+        """It was added to the sum. On the device thread, so that it is true whoever was cancelled meanwhile."""
+        self.loss = loss_sum, tokens
+        self._move(Phase.ACCUMULATED)
+
+    def take_out(self) -> None:
+        """It was taken out of the sum. On the device thread, as :meth:`accumulate`."""
+        self._move(Phase.TAKEN_OUT)
+        self.expires = 0.0
+
+    def _move(self, phase: Phase) -> bool:
+        """Go over to a phase, if it is reached from the present one. Both the event loop and the device thread do."""
+        with self._moving:
+            if reached := self.phase in _FROM[phase]:
+                self.phase = phase
+        return reached
 
 
-class Passages:
-    """All passages of one replica, by (step, microbatch), and the budget for what they retain. ``stay`` is how long one
-    waits here for its gradient, as it was with others."""
+class WorkQueue(Generic[T]):
+    """A priority queue, bounded for each step: backward before forward, oldest first, and only for the open step.
 
-    def __init__(self, budget_bytes: int, dropped: Callable[[Passage, int], None]) -> None:
-        self._known: dict[tuple[int, MicrobatchId], Passage] = {}
-        self._after = ""
+    Backward work frees a graph and brings a microbatch home, so it goes first and is never refused. Forward work of the
+    next step may wait here while the open one is being closed."""
+
+    def __init__(self, max_forward: int) -> None:
+        self._max_forward = max_forward
+        self._ticket = count()
+        self._heaps: dict[Direction, list[tuple[int, int, T]]] = {"backward": [], "forward": []}
+
+    def full(self, step: int) -> bool:
+        """Whether another forward of that step would be refused: what comes ahead of its step takes no place from the
+        open one's. O(n)."""
+        return sum(of_step == step for of_step, _, _ in self._heaps["forward"]) >= self._max_forward
+
+    def push(self, kind: Direction, step: int, item: T) -> None:
+        """Add work that was admitted. O(log n)."""
+        heapq.heappush(self._heaps[kind], (step, next(self._ticket), item))
+
+    def pop(self, open_step: int) -> T | None:
+        """The next item of the open step, or None. Older leftovers were dropped by :meth:`drop_before`."""
+        for kind in ("backward", "forward"):
+            heap = self._heaps[kind]
+            if heap and heap[0][0] <= open_step:
+                return heapq.heappop(heap)[2]
+        return None
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for heap in self._heaps.values():
+            heap.clear()
+
+    def drop_before(self, step: int) -> None:
+        """Forget what belongs to steps before ``step``."""
+        for kind, heap in self._heaps.items():
+            kept = [entry for entry in heap if entry[0] >= step]
+            heapq.heapify(kept)
+            self._heaps[kind] = kept
+
+
+class MicrobatchTable:
+    """All microbatches of one replica, by (step, microbatch), the budget for what they retain, and the open step.
+    ``dropped`` is told of each whose tensors were let go to keep the budget, with their bytes."""
+
+    def __init__(self, budget_bytes: int, max_queue: int, dropped: Callable[[MicrobatchState, int], None]) -> None:
+        self._known: dict[tuple[int, MicrobatchId], MicrobatchState] = {}
+        self.queue: WorkQueue[MicrobatchState] = WorkQueue(max_queue)
+        self.step, self.after = 0, ""
         self.stay = AdaptiveDeadline(floor_s=STAY_FLOOR_S, ceiling_s=STAY_CEILING_S)
+        """How long one waits here for its gradient, as it was with others."""
+        self.retention = Retention(budget_bytes, dropped)
 
-        def tell(retained: Retained, size: int) -> None:
-            if isinstance(retained, Passage):
-                dropped(retained, size)
-
-        self.retention = Retention(budget_bytes, tell)
-
-    def __iter__(self) -> Iterator[Passage]:
+    def __iter__(self) -> Iterator[MicrobatchState]:
         return iter(self._known.values())
 
     def __len__(self) -> int:
         return len(self._known)
 
-    def find(self, step: int, microbatch: MicrobatchId) -> Passage | None:
-        """The passage, if there is one."""
+    def find(self, step: int, microbatch: MicrobatchId) -> MicrobatchState | None:
+        """Return what is known of a microbatch, if anything is."""
         return self._known.get((step, microbatch))
 
-    def current(self, passage: Passage) -> bool:
-        """Whether it is still wanted: its step is open and it was not given up."""
-        return self._known.get(passage.index) is passage
+    def note(self, body: JourneyMessage, route: tuple[str, ...]) -> tuple[MicrobatchState, bool]:
+        """Return the microbatch, made where it is not known, and whether this is a newer attempt of a known one, whose
+        route it takes. Raises as :meth:`MicrobatchState.check`."""
+        peers = tuple(map(PeerId, route))
+        state = self.find(body.step, body.microbatch) or self._add(body.key, peers)
+        return state, state.follow(body, peers)
 
-    def under_way(self, step: int, now: float) -> int:
-        """How many places of that step are taken."""
-        return sum(one.key.step == step and one.under_way(now) for one in self)
+    def place(self, step: int, microbatch: MicrobatchId, route: tuple[PeerId, ...]) -> MicrobatchState:
+        """Return a microbatch that is assigned to this replica, along that route whatever was known."""
+        key = JourneyKey(step, microbatch, 0, self.after)
+        state = self.find(step, microbatch) or self._add(key, route)
+        state.route = route
+        return state
 
-    def give_way(self, step: int, now: float) -> bool:
-        """Forget the microbatch of that step which has waited for longest, if it is longer than any should: whose
-        trainer is gone, or has gone on without us and could not say so. Nothing is lost: who still wants it brings the
-        gradient, and the input is fetched. False when there is none."""
-        before = now - self.stay.seconds()
-        idle = [one for one in self if one.key.step == step and one.under_way(now) and one.idle(before)]
-        if not idle:
-            return False
-        oldest = min(idle, key=lambda one: one.arrived)
-        logger.info("step %d, microbatch %s makes room: nothing came of it for too long", *oldest.index)
-        self.drop(oldest)
-        return True
-
-    def note(self, body: JourneyMessage, route: tuple[str, ...]) -> Passage:
-        """The passage, made where there is none; a higher attempt brings its route. Raises Refused for an attempt that
-        was superseded, or that leads elsewhere than it did: only a new attempt changes a route."""
-        peers = tuple(PeerId(peer) for peer in route)
-        passage = self.find(body.step, body.microbatch)
-        if passage is None:
-            passage = self._known[body.step, body.microbatch] = Passage(body.key, peers)
-        self.check(passage, body, peers)
-        passage.key, passage.route = body.key, peers
-        return passage
-
-    @staticmethod
-    def check(passage: Passage, body: JourneyMessage, route: tuple[str, ...]) -> None:
-        """Raises Refused as :meth:`note` does; Busy where the passage is of another lineage: it came ahead of its step,
-        which will show whose that is."""
-        if body.after != passage.key.after:
-            raise Busy("not open yet")
-        if body.attempt < passage.key.attempt:
-            raise Refused(f"attempt {body.attempt} was superseded by {passage.key.attempt}")
-        if body.attempt == passage.key.attempt and route != passage.route:
-            raise Refused("this attempt leads elsewhere than it did before")
-
-    def place(self, step: int, microbatch: MicrobatchId, route: tuple[PeerId, ...]) -> Passage:
-        """The passage of a microbatch that is assigned to this replica, along that route whatever was known."""
-        passage = self.find(step, microbatch)
-        if passage is None:
-            passage = self._known[step, microbatch] = Passage(JourneyKey(step, microbatch, 0, self._after), route)
-        passage.route = route
-        return passage
-
-    def drop(self, passage: Passage) -> None:
+    def drop(self, state: MicrobatchState, reason: str) -> None:
         """Forget a microbatch altogether."""
-        passage.clear()
-        self.retention.forget(passage)
-        if self.current(passage):
-            del self._known[passage.index]
+        state.clear()
+        self._remove(state, reason)
 
-    def clear(self) -> None:
-        """Forget everything, of steps to come as well. What is being computed of it ends without effect."""
-        for passage in list(self):
-            self.retention.forget(passage)
-            del self._known[passage.index]
+    def clear(self, reason: str) -> None:
+        """Forget everything, of steps to come as well."""
+        self.queue.clear()
+        for state in list(self):
+            self._remove(state, reason)
 
     def open_step(self, step: int, after: str) -> None:
-        """Forget what belongs to closed steps, and what came ahead of this one by its number and follows another record
-        than it does. What is being computed of that ends without effect."""
-        self._after = after
-        stale = [one for one in self if one.key.step < step or (one.key.step == step and one.key.after != after)]
-        for passage in stale:
-            self.retention.forget(passage)
-            del self._known[passage.index]
+        """Forget what belongs to closed steps, and what came ahead of this one and follows another record."""
+        self.step, self.after = step, after
+        self.queue.drop_before(step)
+        for state in list(self):
+            if state.key.step < step:
+                self._remove(state, f"step {state.key.step} is closed")
+            elif state.key.step == step and state.key.after != after:
+                self._remove(state, f"step {step} follows another record")
+
+    def _add(self, key: JourneyKey, route: tuple[PeerId, ...]) -> MicrobatchState:
+        state = self._known[key.step, key.microbatch] = MicrobatchState(key, route)
+        return state
+
+    def _remove(self, state: MicrobatchState, reason: str) -> None:
+        self.retention.forget(state)
+        if not state.dropped:
+            state.dropped = reason
+            del self._known[state.index]

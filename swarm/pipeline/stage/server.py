@@ -1,7 +1,9 @@
-"""A stage replica's side of a journey: admit, queue, compute, pass on, and give again what others lost.
+"""The service of a stage replica: what arrives, what is decided, what is done.
 
-Admission (``admission.py``) is decided before a payload is read. Work (``work.py``) is done one piece at a time on the
-device thread; handing results on happens beside it.
+A message arrives and is admitted, before its payload is read and once more when it is here (``admission.py``); its
+microbatch decides what follows and why (``microbatch_state.py``); :meth:`StageServer._do` has it done: by the worker,
+one piece at a time on the device thread, or beside it, where results are handed on (``worker.py``) and what others lost
+is given again or fetched (``recall.py``).
 """
 
 from __future__ import annotations
@@ -33,14 +35,11 @@ from swarm.pipeline.messages import (
     Resend,
     Targets,
 )
-from swarm.pipeline.recall import Recalls
+from swarm.pipeline.recall import Recalls, Takeover
 from swarm.pipeline.settle import Assigned, StageSettling, settle
-from swarm.pipeline.stage.admission import Admission
-from swarm.pipeline.stage.context import Places, StageContext, StageSettings
-from swarm.pipeline.stage.handover import Handover
-from swarm.pipeline.stage.microbatch_state import Passage, Passages
-from swarm.pipeline.stage.takeover import Takeover
-from swarm.pipeline.stage.worker import Worker
+from swarm.pipeline.stage.admission import AdmissionRules, Participants, StageContext, StageSettings
+from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, MicrobatchTable, Next
+from swarm.pipeline.stage.worker import Handover, Worker
 from swarm.schema import Empty
 
 logger = logging.getLogger(__name__)
@@ -51,63 +50,27 @@ TAKEN = Answer(DONE)
 class StageServer:
     """The ``pipeline/1`` service of one replica. ``open_step`` moves it from step to step."""
 
-    def __init__(self, settings: StageSettings, context: StageContext, places: Places) -> None:
+    def __init__(self, settings: StageSettings, context: StageContext, participants: Participants) -> None:
         self._settings, self._context = settings, context
         self._sending: asyncio.TaskGroup | None = None
         self._of_journeys: set[asyncio.Task[None]] = set()
-        self._passages = Passages(settings.retention_bytes, self._dropped)
+        self._table = MicrobatchTable(settings.retention_bytes, settings.max_queue, self._let_go)
+        self._rules = AdmissionRules(settings, context, self._table, participants)
         self._handover = Handover(settings, context)
-        self._worker = Worker(settings, context, self._passages, self._handover, self._send)
-        self._admission = Admission(settings, context, self._passages, self._worker.full, places)
-        self._recalls = Recalls(settings, context, self._passages, self._spawn)
-        self._takeover = Takeover(settings, self._passages, self._recalls, self._worker, self._handover)
-        self._settling = StageSettling(settings, context, self._passages, self._recalls, self._admission.replicas)
+        self._worker = Worker(settings, context, self._table, self._handover, self._send)
+        self._recalls = Recalls(settings, context, self._table, self._spawn)
+        self._takeover = Takeover(settings, self._table, self._recalls, self._worker, self._handover)
+        self._settling = StageSettling(settings, context, self._table, self._recalls, self._rules.replicas)
 
-    # --- steps ---------------------------------------------------------------------------------------------------
-
-    def open_step(self, step: int, places: Places, after: str = "") -> None:
-        """Accept and compute work of ``step``, which follows the record whose hash begins with ``after``; forget
-        everything older, and what does not follow it."""
-        self._admission.open_step(step, places, after)
-        self._passages.open_step(step, after)
-        self._worker.open_step(step)
-
-    def rewound(self) -> None:
-        """A lineage was given up: forget everything, for its steps come again, and others are meant. What is being sent
-        of it is not sent further."""
-        for sending in self._of_journeys:
-            sending.cancel()
-        self._passages.clear()
-        self._worker.rewound()
-
-    async def run(self) -> None:
-        """Work until cancelled."""
-        async with asyncio.TaskGroup() as group:
-            self._sending = group
-            try:
-                await self._worker.run()
-            finally:
-                self._sending = None  # a group that is closing takes nothing more
-
-    async def settle(self, step: int, assigned: Assigned) -> None:
-        """Have exactly the ``assigned`` microbatches in the open step; each comes with its route, which leads through
-        us. See :func:`~swarm.pipeline.settle.settle`. Raises WrongStep when ``step`` is not open here."""
-        if step != self._admission.step:
-            raise WrongStep(f"step {step} is not open here, step {self._admission.step} is")
-        for microbatch, route in assigned.items():
-            if len(route) != self._settings.stages or route[self._settings.stage] != self._context.endpoint.peer:
-                raise Refused(f"the route of {microbatch} does not lead through this replica")
-        await settle(self._settling, step, assigned)
-
-    # --- the service ---------------------------------------------------------------------------------------------
+    # --- what arrives --------------------------------------------------------------------------------------------
 
     def methods(self) -> list[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        admission = self._admission
+        rules = self._rules
         return [
-            FORWARD.handled_with_payload(self._on_forward, admit=admission.forward),
-            TARGETS.handled_with_payload(self._on_targets, admit=admission.targets),
-            BACKWARD.handled_with_payload(self._on_backward, admit=admission.backward),
+            FORWARD.handled_with_payload(self._on_forward, admit=rules.forward),
+            TARGETS.handled_with_payload(self._on_targets, admit=rules.targets),
+            BACKWARD.handled_with_payload(self._on_backward, admit=rules.backward),
             RESEND.handled(self._on_resend),
             ADOPT.handled(self._on_adopt),
             RECALL.handled_with_payload(self._on_recall),
@@ -118,97 +81,99 @@ class StageServer:
     # The payload of an admitted message takes its time: what admission found may have changed meanwhile.
 
     async def _on_forward(self, caller: PeerId, body: Forward, incoming: Incoming) -> Answer[Empty]:
-        self._admission.journey(body, body.route)
-        passage = self._passages.find(body.step, body.microbatch)
-        if passage is None:
+        self._rules.journey(body, body.route)
+        state = self._table.find(body.step, body.microbatch)
+        if state is None:
             raise Refused("this forward is not awaited any more")
-        if passage.begun or passage.adopting or passage.accumulated:
-            return self._once_more(passage, body)
-        if passage.forward_attempt != body.attempt:
-            raise Refused("this forward is not awaited any more")
-        passage.input, passage.begun = incoming.payload, True
-        self._passages.retention.hold(passage)
-        self._worker.want_forward(passage)
-        return TAKEN
-
-    def _once_more(self, passage: Passage, body: Forward) -> Answer[Empty]:
-        """The microbatch is here already, by an earlier attempt. What was told and handed on before its trainer asked
-        again may be lost."""
-        newer = body.attempt > passage.key.attempt
-        self._passages.note(body, body.route)
-        if newer and passage.graph is not None and not passage.queued_back:
-            self._send(self._handover.report_forward(passage, None))
-            self._send(self._takeover.send_again(passage, self._settings.send_timeout_s))
-        elif newer and passage.accumulated:
-            self._send(self._takeover.tell_again(passage, self._settings.send_timeout_s))
+        if state.here:
+            _, newer = self._table.note(body, body.route)
+            self._do(state, state.after_forward_again(newer))
+            return TAKEN
+        state.take_input(body.attempt, incoming.payload)
+        self._table.retention.hold(state)
+        self._do(state, state.after_input(self._settings.computes_loss))
         return TAKEN
 
     async def _on_targets(self, caller: PeerId, body: Targets, incoming: Incoming) -> Answer[Empty]:
-        self._admission.journey(body, body.route)
-        passage = self._passages.note(body, body.route)
-        if passage.accumulated or passage.targets is not None:
-            return TAKEN  # a trainer that comes back to a replica brings them again
-        passage.targets = incoming.payload
-        self._passages.retention.hold(passage)
-        if passage.begun:
-            self._worker.want_forward(passage)
+        self._rules.journey(body, body.route)
+        state, _ = self._table.note(body, body.route)
+        if state.take_targets(incoming.payload):
+            self._table.retention.hold(state)
+            self._do(state, state.after_input(self._settings.computes_loss))
         return TAKEN
 
     async def _on_backward(self, caller: PeerId, body: Backward, incoming: Incoming) -> Answer[Empty]:
-        self._admission.journey(body, body.route)
-        known = self._passages.find(body.step, body.microbatch)
-        asked_anew = known is not None and body.attempt > known.key.attempt
-        passage = self._passages.note(body, body.route)
-        if passage.accumulated:
-            if asked_anew and caller == body.microbatch.trainer:  # which has, or believes in, nothing of it
-                self._send(self._takeover.tell_again(passage, self._settings.send_timeout_s))
-            return TAKEN
-        if passage.gradient is None:
-            passage.gradient, passage.gradient_sender = incoming.payload, caller
-            self._passages.retention.hold(passage)
-        if passage.graph is not None or (passage.input is not None and not passage.begun):
-            self._worker.want_back(passage)
-        elif not passage.begun and not passage.adopting:
-            self._send(self._takeover.adopt_unasked(passage, self._settings.send_timeout_s))
-        return TAKEN  # else what is under way here finds the gradient when it has come so far
+        self._rules.journey(body, body.route)
+        state, newer = self._table.note(body, body.route)
+        if state.take_gradient(incoming.payload, caller):
+            self._table.retention.hold(state)
+        self._do(state, state.after_gradient(newer and caller == body.microbatch.trainer))
+        return TAKEN
 
     async def _on_resend(self, caller: PeerId, body: Resend) -> Empty:
-        self._admission.resend(caller, body)
-        passage = self._passages.find(body.step, body.microbatch)
-        if passage is None or body.attempt <= passage.key.attempt:
+        self._rules.resend(caller, body)
+        state = self._table.find(body.step, body.microbatch)
+        if state is None or body.attempt <= state.key.attempt:
             raise Refused(f"attempt {body.attempt} was sent already")
-        computing = passage.begun and passage.graph is None and passage.output is None and not passage.accumulated
-        self._passages.note(body, body.route)
-        if not computing:  # else it is handed on, along the new route, when it is done
-            self._send(self._takeover.send_again(passage, self._settings.send_timeout_s))
+        self._table.note(body, body.route)
+        self._do(state, state.after_resend())
         return DONE
 
     async def _on_adopt(self, caller: PeerId, body: Adopt) -> Empty:
-        self._admission.adopt(caller, body)
-        passage = self._passages.note(body, body.route)
-        self._send(self._takeover.adopt(passage, body.within_s))
+        self._rules.adopt(caller, body)
+        state, _ = self._table.note(body, body.route)
+        self._send(self._takeover.adopt(state, body.within_s))
         return DONE
 
     async def _on_recall(self, caller: PeerId, body: Recall, incoming: Incoming) -> Answer[Empty]:
-        self._admission.recall(caller, body)
+        self._rules.recall(caller, body)
         return await self._recalls.answer(caller, body, incoming)
 
     async def _on_drop(self, caller: PeerId, body: Drop) -> Empty:
-        passage = self._passages.find(body.step, body.microbatch)
+        state = self._table.find(body.step, body.microbatch)
         if caller != body.microbatch.trainer:
             raise Refused("only its trainer drops a microbatch")
-        if passage is None or passage.key.after != body.after or passage.key.attempt > body.attempt:
+        if state is None or state.key.after != body.after or state.key.attempt > body.attempt:
             return DONE  # it is not the one that is meant
-        if passage.accumulated or passage.in_use:
+        if state.accumulated or state.in_use:
             return DONE  # what is in the sum, or is just being added, is for the closing of the step to take out
-        self._passages.drop(passage)
+        self._table.drop(state, "its trainer gave it to another replica")
         return DONE
 
     async def _on_attend(self, caller: PeerId, body: ProbeRequest) -> Empty:
         await self._context.clock.sleep(body.seconds)
         return DONE
 
-    # --- beside --------------------------------------------------------------------------------------------------
+    # --- what is done --------------------------------------------------------------------------------------------
+
+    def _do(self, state: MicrobatchState, follows: Next) -> None:
+        logger.debug("step %d, microbatch %s: %s: %s", *state.index, follows.action.value, follows.reason)
+        within_s = self._settings.send_timeout_s
+        match follows.action:
+            case Action.QUEUE_FORWARD:
+                self._worker.queue("forward", state)
+            case Action.QUEUE_BACKWARD:
+                self._worker.queue("backward", state)
+            case Action.FETCH:
+                self._send(self._takeover.adopt_unasked(state, within_s))
+            case Action.SEND_OUTPUT:
+                self._send(self._takeover.send_again(state, within_s))
+            case Action.TELL_FORWARD:
+                self._send(self._handover.report_forward(state, None))
+                self._send(self._takeover.send_again(state, within_s))
+            case Action.TELL_BACKWARD:
+                self._send(self._takeover.tell_again(state, within_s))
+            case Action.NOTHING:
+                pass
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            self._sending = group
+            try:
+                await self._worker.run()
+            finally:
+                self._sending = None  # a group that is closing takes nothing more
 
     def _send(self, work: Coroutine[Any, Any, None]) -> None:
         """For one journey, and nobody else waits for it: it ends with the lineage."""
@@ -222,11 +187,36 @@ class StageServer:
             raise Busy("this replica does not work now")
         return self._sending.create_task(work)
 
-    def _dropped(self, passage: Passage, size: int) -> None:
-        key = passage.key
-        reason = f"more than {self._settings.retention_bytes} bytes are retained in step {key.step}"
+    def _let_go(self, state: MicrobatchState, size: int) -> None:
+        """Tell that what was retained of a microbatch was too much."""
+        step, microbatch = state.index
+        reason = f"more than {self._settings.retention_bytes} bytes are retained in step {step}"
         part = stage_part(self._settings.stage)
-        dropped = RetentionDropped(
-            step=key.step, microbatch=key.microbatch, part=part, bytes_dropped=size, reason=reason
-        )
+        dropped = RetentionDropped(step=step, microbatch=microbatch, part=part, bytes_dropped=size, reason=reason)
         self._context.events.emit(dropped)
+
+    # --- steps ---------------------------------------------------------------------------------------------------
+
+    def open_step(self, step: int, participants: Participants, after: str = "") -> None:
+        """Accept and compute work of ``step``, which follows the record whose hash begins with ``after``; forget
+        everything older, and what does not follow it."""
+        self._rules.participants = participants
+        self._table.open_step(step, after)
+        self._worker.wake()
+
+    def rewound(self) -> None:
+        """A lineage was given up: forget everything, for its steps come again, and others are meant. What is being sent
+        of it is not sent further."""
+        for sending in self._of_journeys:
+            sending.cancel()
+        self._table.clear("its lineage was given up")
+
+    async def settle(self, step: int, assigned: Assigned) -> None:
+        """Have exactly the ``assigned`` microbatches in the open step; each comes with its route, which leads through
+        us. See :func:`~swarm.pipeline.settle.settle`. Raises WrongStep when ``step`` is not open here."""
+        if step != self._table.step:
+            raise WrongStep(f"step {step} is not open here, step {self._table.step} is")
+        for microbatch, route in assigned.items():
+            if len(route) != self._settings.stages or route[self._settings.stage] != self._context.endpoint.peer:
+                raise Refused(f"the route of {microbatch} does not lead through this replica")
+        await settle(self._settling, step, assigned)

@@ -1,224 +1,281 @@
-"""Compute what a replica has admitted: one piece at a time, on the device thread, in the order of its queue."""
+"""Compute what a replica has admitted, one piece at a time in the order of its queue, and hand the results on."""
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 from collections.abc import Callable, Coroutine
-from itertools import count
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any
 
-from swarm.errors import BugError, PeerError
-from swarm.events import Accumulated, EventSink
-from swarm.ids import stage_part
+from swarm.errors import BugError, PeerError, Refused
+from swarm.events import Accumulated
+from swarm.ids import JourneyKey, PeerId, stage_part
 from swarm.models.dropout import dropout_seed
+from swarm.network.protocols import Payload, RequestT, Rpc
 from swarm.pipeline.compute import Contributed, Material
-from swarm.pipeline.messages import Direction
-from swarm.pipeline.stage.context import StageContext, StageSettings
-from swarm.pipeline.stage.handover import Handover
-from swarm.pipeline.stage.microbatch_state import Passage, Passages
+from swarm.pipeline.messages import (
+    BACKWARD,
+    BLOCKED,
+    FORWARD,
+    GRADIENT,
+    HOP,
+    OUTPUT,
+    Backward,
+    Blocked,
+    Direction,
+    Forward,
+    HopReport,
+    InputGradient,
+    Output,
+)
+from swarm.pipeline.stage.admission import StageContext, StageSettings
+from swarm.pipeline.stage.microbatch_state import Action, MicrobatchState, MicrobatchTable
+from swarm.schema import Empty
+from swarm.security.signing import receipt_bytes
+from swarm.waiting import retry_while_busy
 
 logger = logging.getLogger(__name__)
 Spawn = Callable[[Coroutine[Any, Any, None]], None]
 
 
 class Worker:
-    """One replica's queue and what is done with each piece. Handing results on happens beside it (``spawn``), so that
+    """What is done with each piece of one replica's queue. Handing results on happens beside it (``spawn``), so that
     the next piece starts at once."""
 
     def __init__(
-        self, settings: StageSettings, context: StageContext, passages: Passages, handover: Handover, spawn: Spawn
+        self,
+        settings: StageSettings,
+        context: StageContext,
+        table: MicrobatchTable,
+        handover: Handover,
+        spawn: Spawn,
     ) -> None:
-        self._settings, self._context, self._passages = settings, context, passages
+        self._settings, self._context, self._table = settings, context, table
         self._handover, self._spawn = handover, spawn
-        self._queue: WorkQueue[Passage] = WorkQueue(settings.max_queue)
         self._wake = asyncio.Event()
-        self._step = 0
-
-    def full(self, step: int) -> bool:
-        """Whether no more forwards of that step are taken."""
-        return self._queue.full(step)
-
-    def open_step(self, step: int) -> None:
-        """Work on this step, and forget older work."""
-        self._step = step
-        self._queue.drop_before(step)
-        self._wake.set()
-
-    def rewound(self) -> None:
-        """What waits belongs to steps that do not count."""
-        self._queue.clear()
 
     async def run(self) -> None:
         """Work until cancelled. Raises BugError, which ends the replica."""
         while True:
-            passage = self._queue.pop(self._step)
-            if passage is None:
+            state = self._table.queue.pop(self._table.step)
+            if state is None:
                 self._wake.clear()
                 await self._wake.wait()
-            elif self._passages.current(passage) and not passage.accumulated:
-                await self._work(passage)
+            elif not state.dropped:
+                direction = state.start()
+                if direction is not None:
+                    await self._work(state, direction)
 
-    # --- what there is to do -------------------------------------------------------------------------------------
-
-    def want_forward(self, passage: Passage) -> None:
-        """Queue the forward, when all that it takes is here."""
-        if passage.input is None or (self._settings.computes_loss and passage.targets is None):
+    def queue(self, direction: Direction, state: MicrobatchState) -> None:
+        """Queue one direction of a microbatch, once."""
+        now = self._context.clock.monotonic()
+        waited = now - state.arrived
+        if not state.queue(direction, now):
             return
-        passage.arrived = self._context.clock.monotonic()
-        self._queue.push("forward", passage.key.step, passage)
+        if direction == "backward" and state.tensors.graph is not None:
+            self._table.stay.observe(waited)
+        self._table.queue.push(direction, state.key.step, state)
+        self.wake()
+
+    def wake(self) -> None:
+        """Look at the queue again: there may be more of the open step."""
         self._wake.set()
 
-    def want_back(self, passage: Passage) -> None:
-        """Queue the contribution, once."""
-        if passage.queued_back or passage.accumulated:
-            return
-        if passage.graph is not None:
-            self._passages.stay.observe(self._context.clock.monotonic() - passage.arrived)
-        passage.queued_back, passage.begun = True, True
-        passage.arrived = self._context.clock.monotonic()
-        self._queue.push("backward", passage.key.step, passage)
-        self._wake.set()
-
-    async def _work(self, passage: Passage) -> None:
+    async def _work(self, state: MicrobatchState, direction: Direction) -> None:
         started = self._context.clock.monotonic()
-        queued = started - passage.arrived
-        back = passage.queued_back or self._settings.computes_loss
-        direction: Direction = "backward" if passage.queued_back else "forward"
+        queued = started - state.arrived
         try:
-            if back:
-                await self._contribute(passage, queued)
-            elif passage.graph is None:
-                await self._forward(passage, queued)
+            if direction == "backward" or self._settings.computes_loss:
+                await self._contribute(state, queued)
+            elif state.tensors.graph is None:
+                await self._forward(state, queued)
         except BugError:
             raise
         except PeerError as error:
-            logger.warning("step %d, microbatch %s: %s", passage.key.step, passage.key.microbatch, error)
-            self.give_up(passage, direction, error)
+            logger.warning("step %d, microbatch %s: %s", state.key.step, state.key.microbatch, error)
+            self._give_up(state, direction, error)
         except Exception as error:  # one poisonous microbatch is its trainer's trouble, not the end of the replica
-            logger.exception("step %d, microbatch %s", passage.key.step, passage.key.microbatch)
-            self.give_up(passage, direction, PeerError(f"{type(error).__name__}: {error}"))
+            logger.exception("step %d, microbatch %s", state.key.step, state.key.microbatch)
+            self._give_up(state, direction, PeerError(f"{type(error).__name__}: {error}"))
 
-    def give_up(self, passage: Passage, direction: Direction, error: PeerError) -> None:
+    def _give_up(self, state: MicrobatchState, direction: Direction, error: PeerError) -> None:
         """Nothing was accumulated: forget the microbatch and say so. A new attempt may come."""
-        if not self._passages.current(passage):
+        if state.dropped:
             return
-        key, route = passage.key, passage.route
-        self._passages.drop(passage)
+        key, route = state.key, state.route
+        self._table.drop(state, f"its {direction} failed: {error}")
         self._spawn(self._handover.report_blocked(key, route, self._settings.stage, direction, error))
 
-    async def _forward(self, passage: Passage, queued: float) -> None:
+    async def _forward(self, state: MicrobatchState, queued: float) -> None:
         started = self._context.clock.monotonic()
-        payload, seed = passage.input, self._seed(passage)
+        payload, seed = state.tensors.input, self._seed(state)
         if payload is None:
             raise BugError("a forward was queued without its input")
         output, graph = await self._context.device.run(
             lambda: self._context.compute.forward(payload, seed, first=self._settings.first)
         )
-        if not self._passages.current(passage):
+        if state.dropped:
             return
-        passage.graph = graph
-        if passage.gradient is not None:  # it came while we computed: the next stage had its input from elsewhere
-            self.want_back(passage)
+        follows = state.computed(output, graph)
+        if follows.action is Action.QUEUE_BACKWARD:
+            self.queue("backward", state)
             return
-        passage.output = output
         elapsed = self._context.clock.monotonic() - started
-        self._spawn(self._handover.report_forward(passage, (queued, elapsed)))
-        self._spawn(self._handover.pass_forward(passage, output))
+        self._spawn(self._handover.report_forward(state, (queued, elapsed)))
+        self._spawn(self._handover.pass_forward(state, output))
 
-    async def _contribute(self, passage: Passage, queued: float) -> None:
+    async def _contribute(self, state: MicrobatchState, queued: float) -> None:
         started = self._context.clock.monotonic()
-        if passage.input is None:
+        tensors = state.tensors
+        if tensors.input is None:
             raise BugError("a contribution was queued without its input")
-        graph, sender = passage.graph, passage.gradient_sender
-        passage.graph = passage.output = None
+        graph, sender = state.take_graph(), tensors.gradient_sender
         material = Material(
-            step=passage.key.step,
-            microbatch=passage.key.microbatch,
-            seed=self._seed(passage),
+            step=state.key.step,
+            microbatch=state.key.microbatch,
+            seed=self._seed(state),
             first=self._settings.first,
-            input=passage.input,
-            gradient=passage.gradient,
-            targets=passage.targets,
+            input=tensors.input,
+            gradient=tensors.gradient,
+            targets=tensors.targets,
         )
 
         def compute() -> Contributed:
             result = self._context.compute.contribute(material, graph, sender)
-            passage.accumulated = True  # here, so that it is true whoever was cancelled meanwhile
+            state.accumulate(result.loss_sum, result.tokens)
             return result
 
-        passage.in_use += 1
+        state.in_use += 1
         try:
             result = await self._context.device.run(compute)
         finally:
-            passage.in_use -= 1
-        if not self._passages.current(passage):  # its lineage was given up meanwhile: nothing of it counts
+            state.in_use -= 1
+        if state.dropped:  # its lineage was given up meanwhile: nothing of it counts
             return
-        passage.loss_sum, passage.tokens = result.loss_sum, result.tokens
-        tell_accumulated(self._context.events, self._settings.stage, passage)
+        part = stage_part(self._settings.stage)
+        self._context.events.emit(Accumulated(step=state.key.step, microbatch=state.key.microbatch, part=part))
         elapsed = self._context.clock.monotonic() - started
-        self._spawn(self._handover.report_backward(passage, (queued, elapsed)))
-        self._spawn(self._handover.pass_backward(passage, result.gradient))
-        self._passages.retention.hold(passage)
+        self._spawn(self._handover.report_backward(state, (queued, elapsed)))
+        self._spawn(self._handover.pass_backward(state, result.gradient))
+        self._table.retention.hold(state)
 
-    def _seed(self, passage: Passage) -> int:
-        return dropout_seed(self._settings.seed, passage.key.microbatch)
-
-
-def tell_accumulated(events: EventSink, stage: int, passage: Passage) -> None:
-    """Write that a microbatch was added."""
-    events.emit(Accumulated(step=passage.key.step, microbatch=passage.key.microbatch, part=stage_part(stage)))
+    def _seed(self, state: MicrobatchState) -> int:
+        return dropout_seed(self._settings.seed, state.key.microbatch)
 
 
-# --- work queue ------------------------------------------------------------------------------------------------------
-# Backward before forward, oldest first, and only for the open step.
+class Handover:
+    """What leaves a replica: tensors to its neighbours on the route, reports to the trainer.
 
+    Every method returns when the message was taken or cannot be delivered, and raises no PeerError: what a neighbour
+    does not take is reported to the trainer, which alone decides what to do."""
 
-T = TypeVar("T")
-Kind = Literal["backward", "forward"]
+    def __init__(self, settings: StageSettings, context: StageContext) -> None:
+        self._settings, self._context = settings, context
+        self._unheard: dict[PeerId, int] = {}
 
+    async def pass_forward(self, state: MicrobatchState, output: Payload) -> None:
+        """The output, to the next stage or home. Under way, the microbatch may be sent along another route."""
+        key, route, hop = state.key, state.route, self._settings.stage + 1
+        fields: dict[str, Any] = key._asdict()
+        try:
+            if self._settings.last:
+                await self._home(key, OUTPUT, Output(**fields), output)
+                state.tensors.output = None
+            else:
+                await self._send(route[hop], FORWARD, Forward(**fields, route=route, hop=hop), output)
+        except PeerError as error:
+            await self.report_blocked(key, route, hop, "forward", error)
 
-class WorkQueue(Generic[T]):
-    """A pure priority queue, bounded for each step.
+    async def pass_backward(self, state: MicrobatchState, gradient: Payload | None) -> None:
+        """The input's gradient, to the stage before or home; nothing where the input was token ids."""
+        key, route, hop = state.key, state.route, self._settings.stage - 1
+        fields: dict[str, Any] = key._asdict()
+        if gradient is None:
+            return
+        if self._settings.first:
+            await self._home(key, GRADIENT, InputGradient(**fields), gradient)
+            return
+        try:
+            upstream = Backward(**fields, route=route, hop=hop)
+            await self._hand_back(route[hop], BACKWARD, upstream, gradient)
+        except PeerError as error:
+            await self.report_blocked(key, route, hop, "backward", error)
 
-    Backward work frees a graph and brings a microbatch home, so it goes first and is never refused: it was paid for
-    when its forward was admitted. Forward work of the next step may wait here while the open one is being closed.
-    """
+    async def _home(self, key: JourneyKey, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload) -> None:
+        """To the trainer, whom nobody needs to tell that it cannot be reached: its deadlines deal with it."""
+        try:
+            await self._hand_back(key.microbatch.trainer, rpc, body, payload)
+        except Refused as refused:
+            logger.debug("trainer %s no longer waits for this microbatch: %s", key.microbatch.trainer, refused)
+        except PeerError as error:
+            logger.info("trainer %s does not take %s: %s", key.microbatch.trainer, rpc.name, error)
 
-    def __init__(self, max_forward: int) -> None:
-        self._max_forward = max_forward
-        self._ticket = count()
-        self._heaps: dict[Kind, list[tuple[int, int, T]]] = {"backward": [], "forward": []}
+    async def _hand_back(self, target: PeerId, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload) -> None:
+        """Only this peer can take it, so a busy one is asked again."""
+        await retry_while_busy(
+            lambda: self._send(target, rpc, body, payload),
+            self._context.clock,
+            within_s=self._settings.send_timeout_s,
+        )
 
-    def full(self, step: int) -> bool:
-        """Whether another forward of that step would be refused: what comes ahead of its step takes no place from the
-        open one's. O(n)."""
-        return sum(of_step == step for of_step, _, _ in self._heaps["forward"]) >= self._max_forward
+    async def _send(self, target: PeerId, rpc: Rpc[RequestT, Empty], body: RequestT, payload: Payload) -> None:
+        await self._context.endpoint.call(target, rpc, body, timeout_s=self._settings.send_timeout_s, payload=payload)
 
-    def __len__(self) -> int:
-        return sum(len(heap) for heap in self._heaps.values())
+    async def report_forward(self, state: MicrobatchState, took: tuple[float, float] | None) -> None:
+        """A hop on the way out is done. ``took`` is (queued, computed) in seconds, None when this was told before."""
+        await self._report(state, "forward", took)
 
-    def push(self, kind: Kind, step: int, item: T) -> None:
-        """Add work that was admitted. O(log n)."""
-        heapq.heappush(self._heaps[kind], (step, next(self._ticket), item))
+    async def report_backward(self, state: MicrobatchState, took: tuple[float, float] | None) -> None:
+        """A contribution was added: with the receipt, and where the loss is computed the loss."""
+        key, stage = state.key, self._settings.stage
+        receipt = self._context.sign(receipt_bytes(self._settings.run, key.step, key.microbatch, stage))
+        loss_sum, tokens = state.loss
+        await self._report(state, "backward", took, receipt=receipt, loss_sum=loss_sum, tokens=tokens)
 
-    def pop(self, open_step: int) -> T | None:
-        """The next item of the open step, or None. Older leftovers were dropped by :meth:`drop_before`."""
-        for kind in ("backward", "forward"):
-            heap = self._heaps[kind]
-            if heap and heap[0][0] <= open_step:
-                return heapq.heappop(heap)[2]
-        return None
+    async def _report(
+        self, state: MicrobatchState, direction: Direction, took: tuple[float, float] | None, **contributed: Any
+    ) -> None:
+        key = state.key
+        queued, computed = took or (0.0, 0.0)
+        report = HopReport(
+            **key._asdict(),
+            hop=self._settings.stage,
+            direction=direction,
+            queued_s=max(0.0, queued),
+            compute_s=max(0.0, computed),
+            again=took is None,
+            **contributed,
+        )
+        try:
+            await self._context.endpoint.notify(
+                key.microbatch.trainer, HOP, report, timeout_s=self._settings.send_timeout_s
+            )
+        except PeerError as error:
+            self._cannot_tell(key.microbatch.trainer, key.step, error)
 
-    def clear(self) -> None:
-        """Forget everything."""
-        for heap in self._heaps.values():
-            heap.clear()
+    async def report_blocked(
+        self, key: JourneyKey, route: tuple[PeerId, ...], hop: int, direction: Direction, error: PeerError
+    ) -> None:
+        """A hop can not be done. Says which attempt that was: another may be under way by now."""
+        peer = route[hop] if 0 <= hop < len(route) else key.microbatch.trainer
+        blocked = Blocked(
+            **key._asdict(),
+            hop=max(0, min(hop, self._settings.stages - 1)),
+            direction=direction,
+            peer=peer,
+            code=error.code,
+            reason=error.reason[:400],
+        )
+        trainer = key.microbatch.trainer
+        try:
+            await self._send(trainer, BLOCKED, blocked, b"")
+        except Refused as refused:
+            logger.debug("trainer %s no longer waits for this microbatch: %s", trainer, refused)
+        except PeerError as error:  # its own deadline and the health watch deal with it
+            self._cannot_tell(trainer, key.step, error)
 
-    def drop_before(self, step: int) -> None:
-        """Forget what belongs to steps before ``step``."""
-        for kind, heap in self._heaps.items():
-            kept = [entry for entry in heap if entry[0] >= step]
-            heapq.heapify(kept)
-            self._heaps[kind] = kept
+    def _cannot_tell(self, trainer: PeerId, step: int, error: PeerError) -> None:
+        """Said once a step of each trainer: one that is gone is told nothing of any of its microbatches."""
+        if self._unheard.get(trainer, -1) < step:
+            self._unheard[trainer] = step
+            logger.info("cannot tell trainer %s: %s", trainer, error)

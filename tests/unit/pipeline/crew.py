@@ -9,7 +9,7 @@ from typing import Any
 from swarm.clock import SystemClock
 from swarm.ids import MicrobatchId, PeerId
 from swarm.pipeline.settle import Assigned
-from swarm.pipeline.stage.context import Places
+from swarm.pipeline.stage.admission import Participants
 from swarm.pipeline.trainer.pace import JourneyDeadlines
 from swarm.sim.network import SimNetwork
 from tests.unit.pipeline.world import TRAINER, FakeLeader, Replica, TrainerSide, enter, working
@@ -51,7 +51,7 @@ class Crew:
             for peer, endpoint in zip(peers, await enter(self.network, *peers), strict=True):
                 replica = Replica(endpoint, stage, len(self.stages), hosted=hosted, **limits)
                 replica.part.scale = 2.0 + stage
-                replica.server.open_step(1, Places.of([TRAINER], self.stages))
+                replica.server.open_step(1, Participants.of([TRAINER], self.stages))
                 self.replicas[peer] = replica
 
     async def feed(self, quota: int) -> FakeLeader:

@@ -23,7 +23,7 @@ async def flooded(scene: Scene, count: int, *, wait: bool) -> int:
         except Busy:
             pass
         if wait:
-            await eventually(lambda: scene.trainer.of("blocked")[-1:] and not len(scene.server._passages))
+            await eventually(lambda: scene.trainer.of("blocked")[-1:] and not len(scene.server._table))
     return taken
 
 
@@ -39,8 +39,8 @@ async def test_what_was_invented_one_after_the_other_is_forgotten() -> None:
     async with working(scene.replica):
         assert await flooded(scene, 50, wait=True) == 50
         assert {blocked.hop for blocked in scene.trainer.of("blocked")} == {0}
-        passages = scene.server._passages
-        assert (len(passages), passages.retention.bytes) == (0, 0)
+        table = scene.server._table
+        assert (len(table), table.retention.bytes) == (0, 0)
         await scene.there(0)
 
 
@@ -50,7 +50,7 @@ async def test_what_was_invented_at_once_takes_no_more_than_the_places() -> None
     async with working(scene.replica):
         assert await flooded(scene, 50, wait=False) == PLACES
         await turns()
-        assert scene.server._passages.retention.bytes == PLACES * ACTIVATION_BYTES
+        assert scene.server._table.retention.bytes == PLACES * ACTIVATION_BYTES
 
 
 async def test_a_gradient_under_way_keeps_its_place() -> None:
@@ -86,7 +86,7 @@ async def test_what_its_trainer_asked_for_is_kept_for_the_next_attempt() -> None
         await scene.trainer.call(ME, adopt)
         await eventually(lambda: scene.trainer.of("blocked"))
         await turns()
-        assert scene.server._passages.retention.bytes == ACTIVATION_BYTES
+        assert scene.server._table.retention.bytes == ACTIVATION_BYTES
         await scene.forward(0, x=3.0, attempt=2)
         await eventually(lambda: scene.part.held)
         assert scene.part.held == {microbatch(0): 32.0}
@@ -98,10 +98,10 @@ async def test_what_was_forgotten_is_fetched_when_its_trainer_asks_for_it() -> N
         await scene.backward(0)
         await eventually(lambda: scene.trainer.of("blocked"))
         await turns()
-        assert len(scene.server._passages) == 0
+        assert len(scene.server._table) == 0
         with pytest.raises(PeerError):
             await scene.backward(0, by=TRAINER)
         await scene.trainer.call(ME, Adopt(**scene.fields(0, attempt=1, within_s=5.0)))
-        assert scene.server._passages.find(1, microbatch(0)) is not None
+        assert scene.server._table.find(1, microbatch(0)) is not None
         await eventually(lambda: scene.down.of("recall"))
         assert [recall.what for recall in scene.down.of("recall")] == ["gradient"]

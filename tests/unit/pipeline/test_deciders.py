@@ -11,7 +11,7 @@ from swarm.health.verdicts import ANEW_S, MISSES_TO_LOSE, SHORTEST_LOSS_S, STRAN
 from swarm.health.watch import watched
 from swarm.ids import PeerId
 from swarm.pipeline.compute import NormGate
-from swarm.pipeline.stage.worker import WorkQueue
+from swarm.pipeline.stage.microbatch_state import WorkQueue
 from swarm.pipeline.trainer.taken import MAX_IN_FLIGHT, MIN_IN_FLIGHT, WAITING, journeys_in_flight
 from swarm.pipeline.wiring import Wiring
 

@@ -12,7 +12,7 @@ from swarm.errors import BugError, Busy, Ending, PeerError, Refused, RunEnded, V
 from swarm.events import HopMoved, JourneyCompleted, JourneyStarted
 from swarm.ids import PeerId
 from swarm.pipeline.messages import TARGETS, TRAINER_RECALL, Blocked, HopReport, InputGradient, Output, TrainerRecall
-from swarm.pipeline.stage.context import Places
+from swarm.pipeline.stage.admission import Participants
 from swarm.pipeline.trainer.journey import FinishedJourney
 from swarm.security.signing import receipt_bytes
 from swarm.sim.network import SimNetwork
@@ -60,7 +60,7 @@ async def test_trainer_feeds_the_step_that_follows_the_record_it_was_told_of() -
     crew = await Crew.of([[A0], [B0, B1]])
     crew.side.trainer.open_step(1, crew.stages, 1, None, COUNTS)
     for replica in crew.replicas.values():
-        replica.server.open_step(1, Places.of([TRAINER], crew.stages), COUNTS)
+        replica.server.open_step(1, Participants.of([TRAINER], crew.stages), COUNTS)
     crew.strike(1, "backward", crew.kill)  # whoever takes over recalls from both sides
     leader = await crew.feed(4)
     assert {journey.key.after for journey in leader.finished} == {COUNTS}
@@ -71,7 +71,7 @@ async def test_trainer_that_lacks_tensors_recalls_them_from_the_step_it_is_in() 
     crew = await Crew.of([[A0], [B0]], retention_bytes=1)
     crew.side.trainer.open_step(1, crew.stages, 1, None, COUNTS)
     for replica in crew.replicas.values():
-        replica.server.open_step(1, Places.of([TRAINER], crew.stages), COUNTS)
+        replica.server.open_step(1, Participants.of([TRAINER], crew.stages), COUNTS)
     async with working(*crew.replicas.values()):
         await FakeLeader(2).fed_by(crew.side.trainer)
         assert len(crew.side.part.held) == 2

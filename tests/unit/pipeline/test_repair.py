@@ -206,7 +206,7 @@ async def test_trainer_whose_journeys_are_all_under_way_tells_a_new_leader_at_on
     leader = FakeLeader(2)
     async with working(*crew.replicas.values()), asyncio.timeout(8):
         feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
-        await eventually(lambda: any(len(crew.replicas[peer].server._passages) for peer in B))
+        await eventually(lambda: any(len(crew.replicas[peer].server._table) for peer in B))
         before = leader.asked
         leader.again.set()
         await eventually(lambda: leader.asked > before)
@@ -225,8 +225,8 @@ async def test_replica_believed_gone_while_it_holds_work_is_replaced_without_a_d
     leader = FakeLeader(1)
     async with working(*crew.replicas.values()), asyncio.timeout(8):
         feeding = asyncio.create_task(leader.fed_by(crew.side.trainer))
-        await eventually(lambda: any(len(crew.replicas[peer].server._passages) for peer in B))
-        held_up = next(peer for peer in B if len(crew.replicas[peer].server._passages))
+        await eventually(lambda: any(len(crew.replicas[peer].server._table) for peer in B))
+        held_up = next(peer for peer in B if len(crew.replicas[peer].server._table))
         gone.add(held_up)
         for peer in set(B) - {held_up}:
             crew.replicas[peer].device.gate.set()

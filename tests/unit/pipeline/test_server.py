@@ -17,7 +17,7 @@ from swarm.events import Accumulated
 from swarm.ids import PeerId
 from swarm.network.protocols import Incoming
 from swarm.pipeline.messages import BACKWARD, FORWARD, Backward, Drop, Forward, Resend, Targets
-from swarm.pipeline.stage.microbatch_state import STAY_CEILING_S, STAY_FLOOR_S
+from swarm.pipeline.stage.microbatch_state import STAY_CEILING_S, STAY_FLOOR_S, Phase
 from swarm.security.signing import receipt_bytes
 from swarm.sim.network import SimNetwork
 from tests.harness.expect import eventually
@@ -142,7 +142,7 @@ FORWARD_LIES: list[tuple[str, dict[str, Any], type[PeerError]]] = [
 async def test_server_refuses_a_forward(scene: Scene, changes: tuple[dict[str, Any], type[PeerError]]) -> None:
     with pytest.raises(changes[1]):
         await scene.forward(**changes[0])
-    assert len(scene.server._passages) == 0
+    assert len(scene.server._table) == 0
 
 
 BACKWARD_LIES = [
@@ -224,7 +224,7 @@ async def test_server_whose_step_closed_while_a_payload_came_refuses_it(scene: S
     for arrive in late:
         with pytest.raises(WrongStep):
             await arrive()
-    assert len(scene.server._passages) == 0
+    assert len(scene.server._table) == 0
     await scene.there(2, step=2)
 
 
@@ -373,7 +373,7 @@ async def test_server_drops_work_of_a_closed_step(scene: Scene) -> None:
     scene.replica.device.gate.set()
     await scene.there(3, step=2)
     assert [body.microbatch for body in scene.down.of("forward")] == [microbatch(3)]
-    assert {passage.index for passage in scene.server._passages} == {(2, microbatch(3))}
+    assert {state.index for state in scene.server._table} == {(2, microbatch(3))}
 
 
 async def test_server_refuses_trainers_that_the_new_roster_left_out(scene: Scene) -> None:
@@ -477,7 +477,7 @@ async def test_server_whose_part_fails_on_one_microbatch_tells_why_and_goes_on(
     blocked = await scene.blocked()
     assert (blocked.code, blocked.direction, blocked.peer) == ("failed", where, ME)
     assert type(error).__name__ in blocked.reason
-    assert (scene.part.held, len(scene.server._passages)) == ({}, 0)
+    assert (scene.part.held, len(scene.server._table)) == ({}, 0)
     scene.part.on.clear()
     await scene.there(attempt=1)
     await scene.backward(attempt=1)
@@ -507,7 +507,7 @@ async def test_server_whose_state_is_broken_ends_with_the_reason(where: str, err
 def kept(scene: Scene) -> list[Any]:
     """Everything large that the replica still holds."""
     names = ("input", "targets", "output", "graph", "gradient")
-    return [name for p in scene.server._passages for name in names if getattr(p, name) is not None]
+    return [name for p in scene.server._table for name in names if getattr(p.tensors, name) is not None]
 
 
 async def test_server_holds_graph_and_output_until_the_backward_and_what_it_received_after(scene: Scene) -> None:
@@ -544,7 +544,7 @@ async def test_server_holds_nothing_of_what_failed(scene: Scene, fails: str) -> 
 
 async def test_server_forgets_graphs_of_a_closed_step(scene: Scene) -> None:
     await scene.there()
-    graph = weakref.ref(next(iter(scene.server._passages)).graph)
+    graph = weakref.ref(next(iter(scene.server._table)).tensors.graph)
     scene.replica.open_step(2)
     await turns()
     gc.collect()
@@ -615,8 +615,8 @@ async def test_server_with_the_loss_does_not_count_what_is_computed_among_target
     scene = await hosted(max_under_way=1)
     async with working(scene.replica):
         for position in range(4):
-            passage = scene.server._passages.place(1, microbatch(position), scene.route)
-            passage.targets, passage.accumulated = token_ids(), True  # replayed here: nobody sent a forward
+            state = scene.server._table.place(1, microbatch(position), scene.route)
+            state.tensors.targets, state.phase = token_ids(), Phase.ACCUMULATED  # replayed here: nobody sent a forward
         await scene.targets(9)
 
 
@@ -642,7 +642,7 @@ async def test_server_gives_its_gradient_to_nobody_but_whom_the_forward_came_fro
 async def test_server_says_once_a_step_that_a_trainer_cannot_be_told(
     scene: Scene, caplog: pytest.LogCaptureFixture
 ) -> None:
-    caplog.set_level(logging.INFO, "swarm.pipeline.stage.handover")
+    caplog.set_level(logging.INFO, "swarm.pipeline.stage.worker")
     scene.network.kill(TRAINER)
     for position in range(5):
         await scene.there(position)

@@ -146,7 +146,7 @@ async def test_settling_cancelled_anywhere_leaves_each_microbatch_in_or_out() ->
                 await asyncio.sleep(0)
             settling.cancel()
             await asyncio.gather(settling, return_exceptions=True)
-            accumulated = {p.key.microbatch for p in replica.server._passages if p.accumulated}
+            accumulated = {p.key.microbatch for p in replica.server._table if p.accumulated}
             assert accumulated == set(replica.part.held)
         await replica.server.settle(1, wanted)
         assert set(replica.part.held) == set(wanted)

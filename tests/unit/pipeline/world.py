@@ -34,7 +34,7 @@ from swarm.pipeline.messages import (
     TARGETS,
     TRAINER_RECALL,
 )
-from swarm.pipeline.stage.context import Places, StageContext, StageSettings
+from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.context import JourneyContext
 from swarm.pipeline.trainer.journey import FinishedJourney
@@ -268,9 +268,9 @@ class HandClock(SystemClock):
         return self.now
 
 
-def places(stages: int, trainer: PeerId = TRAINER) -> Places:
+def places(stages: int, trainer: PeerId = TRAINER) -> Participants:
     """Anybody may hold any stage, but for the thief."""
-    return Places(frozenset([trainer]), (_Anybody(),) * stages)
+    return Participants(frozenset([trainer]), (_Anybody(),) * stages)
 
 
 class _Anybody(frozenset[PeerId]):
@@ -309,7 +309,7 @@ class Replica:
         self.stage, self.stages = stage, stages
         self.server.open_step(1, places(stages))
 
-    def open_step(self, step: int, now: Places | None = None, after: str = "") -> None:
+    def open_step(self, step: int, now: Participants | None = None, after: str = "") -> None:
         """The part swaps and the server follows."""
         self.part.step = step - 1
         self.part.held.clear()
