@@ -147,7 +147,8 @@ class StageServer:
     # --- what is done --------------------------------------------------------------------------------------------
 
     def _do(self, state: MicrobatchState, follows: Next) -> None:
-        logger.debug("step %d, microbatch %s: %s: %s", *state.index, follows.action.value, follows.reason)
+        key = state.key
+        logger.debug("step %d, microbatch %s: %s: %s", key.step, key.microbatch, follows.action.value, follows.reason)
         within_s = self._settings.send_timeout_s
         match follows.action:
             case Action.QUEUE_FORWARD:

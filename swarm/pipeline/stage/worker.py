@@ -75,7 +75,7 @@ class Worker:
         if direction == "backward" and state.tensors.graph is not None:
             self._table.stay.observe(waited)
         self._table.queue.push(direction, state.key.step, state)
-        self.wake()
+        self._wake.set()
 
     def wake(self) -> None:
         """Look at the queue again: there may be more of the open step."""
@@ -129,7 +129,6 @@ class Worker:
         tensors = state.tensors
         if tensors.input is None:
             raise BugError("a contribution was queued without its input")
-        graph, sender = state.take_graph(), tensors.gradient_sender
         material = Material(
             step=state.key.step,
             microbatch=state.key.microbatch,
@@ -139,6 +138,7 @@ class Worker:
             gradient=tensors.gradient,
             targets=tensors.targets,
         )
+        graph, sender = state.take_graph(), tensors.gradient_sender
 
         def compute() -> Contributed:
             result = self._context.compute.contribute(material, graph, sender)
