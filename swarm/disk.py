@@ -114,7 +114,7 @@ def _locked(path: Path, wait: bool) -> int | None:
 def _write(path: Path, pieces: Sequence[Piece]) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
-        _reserve(descriptor, sum(len(piece) for piece in pieces))
+        reserve(descriptor, sum(len(piece) for piece in pieces))
         for piece in pieces:
             rest = memoryview(piece).cast("B")
             while rest:
@@ -124,7 +124,8 @@ def _write(path: Path, pieces: Sequence[Piece]) -> None:
         os.close(descriptor)
 
 
-def _reserve(descriptor: int, size: int) -> None:
+def reserve(descriptor: int, size: int) -> None:
+    """Have room on the disk for so many bytes of a file, where the file system can say so. Raises OSError."""
     try:
         os.posix_fallocate(descriptor, 0, max(1, size))
     except OSError as error:

@@ -27,12 +27,11 @@ from swarm.config import Manifest, load_manifest
 from swarm.disk import alone
 from swarm.errors import ConfigError, Incompatible, PeerError, StateError
 from swarm.ids import PartName
-from swarm.models.split import split_model
-from swarm.planning.costs import model_parameter_count
-from swarm.state.checkpoints.donors import Donor, Offer, Plan, WantedFile, lacking, plans
-from swarm.state.checkpoints.fetch import Progress, fetch_part
+from swarm.models.layout import FlatLayout
+from swarm.models.split import build_part, split_model
+from swarm.state.checkpoints.donors import Donor, Offer, Plan, lacking, plans
+from swarm.state.checkpoints.fetch import BegunFile, Progress, fetch_part
 from swarm.state.checkpoints.files import (
-    MAX_HEADER_BYTES,
     CheckpointManifest,
     HeldStep,
     decode_manifest,
@@ -43,11 +42,10 @@ from swarm.state.checkpoints.files import (
     write_manifest,
 )
 from swarm.state.checkpoints.rotation import set_aside
+from swarm.state.download import Wanted
 
 logger = logging.getLogger(__name__)
 
-BYTES_PER_PARAMETER = 12
-"""In a file: the parameter and two moments."""
 MAX_AT_ONCE = 3
 """Parts that are fetched beside each other."""
 MAX_RETRIES = 3
@@ -177,22 +175,27 @@ async def _follow(
     plan: Plan[Donor], record: CheckpointManifest, source: Source, directory: RunDirectory, say: Say, progress: Progress
 ) -> int:
     """Fetch what is missing; returns how many bytes those files have."""
-    root, most = directory.checkpoints, BYTES_PER_PARAMETER * model_parameter_count(source.manifest.model)
-    size = sum(max(size for _, size in those) for those in plan.donors.values())
-    _check_room(directory, min(size, most + MAX_HEADER_BYTES))
+    root, manifest = directory.checkpoints, source.manifest
+    files = []
+    for spec in split_model(manifest.model, manifest.split):
+        if (part := spec.name) in plan.donors:
+            layout = FlatLayout.of(build_part(spec, manifest.model))
+            wanted = Wanted(part=part, step=plan.step, digest=plan.digests[part], layout=layout)
+            files.append(BegunFile(root, wanted, manifest.run_id))
+    size = sum(file.size for file in files)
+    _check_room(directory, sum(file.lacking_bytes for file in files))
     say("step", f"{plan.step}: {listed(list(plan.donors))} to fetch, {amount(size)}B")
     await asyncio.to_thread(write_manifest, root, record)
     gate = asyncio.Semaphore(MAX_AT_ONCE)
 
-    async def fetch(part: PartName) -> None:
-        file = WantedFile(step=plan.step, part=part, digest=plan.digests[part])
+    async def fetch(file: BegunFile) -> None:
         async with gate:
-            await fetch_part(root, file, plan.donors[part], max_bytes=most + MAX_HEADER_BYTES, progress=progress)
+            await fetch_part(file, plan.donors[file.wanted.part], progress=progress)
 
     try:
         async with asyncio.TaskGroup() as group:
-            for part in plan.donors:
-                group.create_task(fetch(part))
+            for file in files:
+                group.create_task(fetch(file))
     except* StateError as errors:
         raise _Gone(str(errors.exceptions[0])) from errors
     await asyncio.to_thread(_sweep, root, plan.step)
@@ -206,7 +209,7 @@ async def _offers(donors: Sequence[Donor]) -> list[Offer[Donor]]:
         try:
             return await donor.offers()
         except PeerError as error:
-            logger.info("%s does not say what it has: %s", donor.name, error)
+            logger.info("%s does not say what it has: %s", donor, error)
             return []
 
     return [offer for offers in await asyncio.gather(*map(ask, donors)) for offer in offers]
@@ -217,7 +220,7 @@ async def _record(source: Source, plan: Plan[Donor]) -> CheckpointManifest | Non
     the contact nor most say must be proven by those whom the contact names."""
     for donor in plan.vouched:
         try:
-            record = decode_manifest(await donor.record(plan.step), f"the record of step {plan.step} from {donor.name}")
+            record = decode_manifest(await donor.record(plan.step), f"the record of step {plan.step} from {donor}")
             proof = proof_in(record, source.manifest.run_id)
             standing = proof.standing()
         except (PeerError, StateError) as error:
@@ -227,7 +230,7 @@ async def _record(source: Source, plan: Plan[Donor]) -> CheckpointManifest | Non
         proven = standing == "decided" and (plan.believed or _accepted(proof, source))
         if same and (proven or source.head is None):
             return record
-        logger.warning("the record of step %d from %s is %s", plan.step, donor.name, "unproven" if same else "another")
+        logger.warning("the record of step %d from %s is %s", plan.step, donor, "unproven" if same else "another")
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from swarm.consensus.records import CloseRecord
@@ -10,7 +11,7 @@ from swarm.errors import Busy, PeerError, StateError
 from swarm.events import DonorDropped, StateDownloaded, SyncProgress
 from swarm.ids import PeerId
 from swarm.optim.part import TrainedPart
-from swarm.state.download import Download, DownloadContext, Wanted
+from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted
 from swarm.waiting import ExponentialBackoff
 
 if TYPE_CHECKING:
@@ -31,10 +32,13 @@ class PartDownload:
             raise StateError(f"the record of step {record.step} names no {name}")
         self._started = self._told = around.clock.monotonic()
         context = DownloadContext(
-            endpoint=around.endpoint, clock=around.clock, progress=self._progress, dropped=self._dropped
+            donor=partial(PeerChunks, around.endpoint),
+            clock=around.clock,
+            progress=self._progress,
+            dropped=self._dropped,
         )
         wanted = Wanted(part=name, step=record.step, digest=record.digests[name], layout=part.layout)
-        self._download = Download(context, wanted)
+        self._download = Download(context, wanted, IntoMemory(wanted))
 
     @property
     def verified_bytes(self) -> int:

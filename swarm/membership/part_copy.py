@@ -15,6 +15,7 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -33,7 +34,7 @@ from swarm.membership.rules import update_of
 from swarm.optim.part import PartState
 from swarm.security.signing import verify
 from swarm.state.donation import Bucket
-from swarm.state.download import Download, DownloadContext, Wanted
+from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted
 from swarm.state.snapshot import Cut, Snapshot
 from swarm.waiting import ExponentialBackoff, first_done
 
@@ -237,9 +238,12 @@ class PartCopy:
         wanted = Wanted(part=self.part, step=record.step, digest=record.digests[self.part], layout=state.layout)
         rate = copy_rate(Cut(state.layout.elements).total_bytes, self._context.records.step_s)
         context = DownloadContext(
-            endpoint=around.endpoint, clock=around.clock, pace=Bucket(rate), dropped=self._donor_dropped(record)
+            donor=partial(PeerChunks, around.endpoint),
+            clock=around.clock,
+            pace=Bucket(rate),
+            dropped=self._donor_dropped(record),
         )
-        download = Download(context, wanted)
+        download = Download(context, wanted, IntoMemory(wanted))
         await self._context.host.run(state.install, await download.fetch(observer.donors))
         self._state, self._late = state, self._late + 1  # until it has caught up
         await observer.begin(decision, state)

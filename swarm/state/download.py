@@ -1,4 +1,4 @@
-"""Downloading a part's state from several donors at once.
+"""Downloading a part's state from several donors at once, into memory or into a file.
 
 The receiver knows the size from its own model and the digest from a close record; of the donors it believes nothing.
 Each has to show hashes that give this digest before it is asked for anything, and every chunk is checked against its
@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+import threading
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import torch
+from typing import Any, Generic, Protocol, TypeVar
 
 from swarm.clock import Clock
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, StateError, Unreachable, Violation, WrongStep
 from swarm.ids import PartName, PeerId
 from swarm.models.layout import FlatLayout
-from swarm.network.protocols import Endpoint
+from swarm.network.protocols import Endpoint, Rpc
+from swarm.schema import Empty
 from swarm.state.donation import Bucket
-from swarm.state.sharing import Sharing
+from swarm.state.sharing import DonorT, Sharing
 from swarm.state.snapshot import CHUNK_BYTES, HASH_BYTES, Cut, Snapshot, hash_of, root_of
 from swarm.state.transfer import CHUNK, DESCRIBE, ChunkRequest, DescribeRequest, Run
 
@@ -29,12 +29,13 @@ logger = logging.getLogger(__name__)
 
 DESCRIBE_S = 30.0
 """How long a donor may take for the hashes: it may have to make them first, at about 1 GB/s."""
+MAX_UNDER_WAY = 32
+"""Chunks asked of all donors together: 32 MiB under way are more than any link brings in a round trip, and however many
+donors there are, no more memory goes into what is not verified yet."""
 _MILDEST_FIRST = (Busy.code, WrongStep.code, Refused.code, DeadlineMissed.code, Unreachable.code)
 
-Progress = Callable[[PeerId, int, int], None]
-"""Told (donor of a chunk, bytes verified so far, bytes in all)."""
-Dropped = Callable[[PeerId, PeerError], None]
-"""Told of a donor that gives no more, and why."""
+ResultT_co = TypeVar("ResultT_co", covariant=True)
+Data = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,20 +47,132 @@ class Wanted:
     digest: str
     layout: FlatLayout
 
+    @property
+    def cut(self) -> Cut:
+        """How it is cut."""
+        return Cut(self.layout.elements)
+
+    def is_of(self, hashes: bytes) -> bool:
+        """Whether these are the hashes of its chunks."""
+        right = len(hashes) == HASH_BYTES * self.cut.chunks
+        return right and root_of(self.part, self.layout, hashes) == self.digest
+
+    def describe(self) -> DescribeRequest:
+        """Ask for its hashes."""
+        return DescribeRequest(part=self.part, step=self.step, digest=self.digest)
+
+    def chunk(self, number: int) -> ChunkRequest:
+        """Ask for one of its chunks."""
+        return ChunkRequest(part=self.part, step=self.step, digest=self.digest, chunk=number)
+
+
+class ChunkDonor(Protocol):
+    """Who hands out chunks of states; believed in nothing. Every method may raise PeerError."""
+
+    async def hashes(self, wanted: Wanted) -> Data:
+        """The hashes of all chunks."""
+
+    async def chunk(self, wanted: Wanted, number: int, timeout_s: float) -> Data:
+        """One chunk."""
+
+
+class PeerChunks:
+    """A :class:`ChunkDonor`: a running peer, asked by the two calls of one of its services; by default that which hands
+    out states in memory."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        peer: PeerId,
+        describe: Rpc[DescribeRequest, Empty] = DESCRIBE,
+        chunk: Rpc[ChunkRequest, Empty] = CHUNK,
+    ) -> None:
+        self._endpoint, self._peer = endpoint, peer
+        self._describe, self._chunk = describe, chunk
+
+    def __str__(self) -> str:
+        return str(self._peer)
+
+    async def hashes(self, wanted: Wanted) -> Data:
+        """See :class:`ChunkDonor`."""
+        most = HASH_BYTES * wanted.cut.chunks
+        _, hashes = await self._endpoint.call(
+            self._peer, self._describe, wanted.describe(), timeout_s=DESCRIBE_S, max_reply_bytes=most
+        )
+        return hashes
+
+    async def chunk(self, wanted: Wanted, number: int, timeout_s: float) -> Data:
+        """See :class:`ChunkDonor`."""
+        most = wanted.cut[number].length
+        _, payload = await self._endpoint.call(
+            self._peer, self._chunk, wanted.chunk(number), timeout_s=timeout_s, max_reply_bytes=most
+        )
+        return payload
+
+
+class Sink(Protocol[ResultT_co]):
+    """Where a download goes. Blocking, and run off the event loop; several chunks are placed at once, one of them twice
+    when two donors bring it. What any method raises ends the download, which may be gone on with."""
+
+    def begin(self, hashes: bytes) -> Collection[int]:
+        """Have room for all of it; the hashes are verified. Returns the chunks that are here already, and right."""
+
+    def place(self, number: int, data: Data) -> None:
+        """Put a chunk where it belongs; it is verified."""
+
+    def finish(self) -> ResultT_co:
+        """Every chunk is in its place. Called once for each fetch that succeeds."""
+
+
+class IntoMemory:
+    """A :class:`Sink`: a snapshot. Its memory is taken with the first donor's hashes."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._snapshot: Snapshot | None = None
+        self._taking = threading.Lock()  # the thread of a download that was cancelled may be at it still
+
+    def begin(self, hashes: bytes) -> Collection[int]:
+        """See :class:`Sink`."""
+        wanted = self._wanted
+        with self._taking:
+            self._snapshot = self._snapshot or Snapshot.blank(wanted.part, wanted.step, wanted.layout)
+        return ()
+
+    def place(self, number: int, data: Data) -> None:
+        """See :class:`Sink`."""
+        piece = self._wanted.cut[number]
+        self.finish().buffers()[piece.vector][piece.start : piece.start + piece.length] = data
+
+    def finish(self) -> Snapshot:
+        """See :class:`Sink`."""
+        assert self._snapshot is not None  # noqa: S101 - begun
+        return self._snapshot
+
 
 def _ignore(*_: object) -> None:
     return
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DownloadContext:
-    """What a download works with. ``run`` keeps hashing off the event loop; ``pace`` holds back what is asked for."""
+class DownloadContext(Generic[DonorT]):
+    """What a download works with.
 
-    endpoint: Endpoint
+    Attributes:
+        donor: Whom to ask for what a donor of :meth:`Download.fetch` has.
+        pace: Holds back what is asked for.
+        progress: Told (donor of a chunk, bytes verified so far, bytes in all), first when the first donor's hashes are
+            verified.
+        dropped: Told of a donor that gives no more, and why; returns in how many seconds to ask it again, None for
+            never. One that lied is never asked again.
+        run: Keeps hashing and the sink off the event loop.
+    """
+
+    donor: Callable[[DonorT], ChunkDonor]
     clock: Clock
     pace: Bucket | None = None
-    progress: Progress = _ignore
-    dropped: Dropped = _ignore
+    progress: Callable[[DonorT, int, int], None] = _ignore
+    dropped: Callable[[DonorT, PeerError], float | None] = _ignore
     run: Run = asyncio.to_thread
 
 
@@ -69,23 +182,23 @@ def gravest(failures: Sequence[PeerError], nobody: str) -> PeerError | StateErro
     return max(failures, key=_gravity) if failures else StateError(nobody)
 
 
-class Download:
-    """One state on its way here. Memory: the state's own, from the first donor's hashes on."""
+class Download(Generic[DonorT, ResultT_co]):
+    """One state on its way into a sink."""
 
-    def __init__(self, context: DownloadContext, wanted: Wanted) -> None:
-        self._context, self.wanted = context, wanted
-        self._cut = Cut(wanted.layout.elements)
-        self._sharing = Sharing(self._cut.chunks)
-        self._hashes: memoryview | None = None
-        self._snapshot: Snapshot | None = None
-        self._calls: dict[asyncio.Task[memoryview], tuple[PeerId, int | None]] = {}
-        self._ending: list[asyncio.Task[Any]] = []
-        self._given: dict[PeerId, int] = {}
+    def __init__(self, context: DownloadContext[DonorT], wanted: Wanted, sink: Sink[ResultT_co]) -> None:
+        self._context, self.wanted, self._sink = context, wanted, sink
+        self._cut = wanted.cut
+        self._sharing = Sharing[DonorT](self._cut.chunks)
+        self._hashes: bytes | None = None
+        self._beginning = asyncio.Lock()
+        self._calls: dict[asyncio.Task[None], tuple[DonorT, int | None]] = {}
+        self._ending: list[asyncio.Task[None]] = []
+        self._given: dict[DonorT, int] = {}
         self._verified = self._received = 0
-        self.liars: set[PeerId] = set()
+        self.liars: set[DonorT] = set()
 
     @property
-    def given(self) -> dict[PeerId, int]:
+    def given(self) -> dict[DonorT, int]:
         """Verified bytes by the donor that brought them first."""
         return dict(self._given)
 
@@ -94,20 +207,20 @@ class Download:
         """Bytes of chunks that arrived whole and did not count: doubled ones, and lies."""
         return self._received - self._verified
 
-    async def fetch(self, donors: Sequence[PeerId]) -> Snapshot:
-        """Fetch what is missing; what is returned has the wanted digest. After a failure call it again, with the same
-        donors or others: what was verified stays.
+    async def fetch(self, donors: Sequence[DonorT]) -> ResultT_co:
+        """Fetch what is missing; what the sink then returns has the wanted digest. After a failure call it again, with
+        the same donors or others: what was verified stays.
 
         Donors that lied before are not asked. Raises, when no donor is left, the gravest of their errors: Violation for
         a lie, Unreachable, DeadlineMissed (slower than it usually is), Refused, WrongStep (it has another state) and
-        Busy; StateError without donors. Cancelled or failed, it leaves no task behind.
+        Busy; StateError without donors; and what the sink raises. Cancelled or failed, it leaves no task behind.
         """
         failures: list[PeerError] = []
         for donor in dict.fromkeys(donors):
             if donor not in self.liars:
                 self._begin(donor, None, self._agree(donor))
         try:
-            while not self._sharing.complete or self._snapshot is None:
+            while not self._sharing.complete or self._hashes is None:
                 paused_s = self._ask()
                 if not self._calls and not (paused_s and self._sharing.donors):
                     wanted = self.wanted
@@ -115,7 +228,8 @@ class Download:
                 await self._wait(failures, paused_s)
         finally:
             await self._end()
-        return self._snapshot
+        result: ResultT_co = await self._context.run(self._sink.finish)
+        return result
 
     # --- the loop's three moves ----------------------------------------------------------------------------------
 
@@ -124,6 +238,8 @@ class Download:
         now, pace = self._context.clock.monotonic(), self._context.pace
         for donor in self._sharing.donors:
             while not (paused_s := 0.0 if pace is None else pace.pause_s(CHUNK_BYTES, now)):
+                if sum(chunk is not None for _, chunk in self._calls.values()) >= MAX_UNDER_WAY:
+                    return 0.0
                 chunk = self._sharing.next(donor, now)
                 if chunk is None:
                     break
@@ -148,7 +264,7 @@ class Download:
             if call in self._calls:  # not called off by the one before it
                 self._settle(call, failures)
 
-    def _settle(self, call: asyncio.Task[memoryview], failures: list[PeerError]) -> None:
+    def _settle(self, call: asyncio.Task[None], failures: list[PeerError]) -> None:
         donor, chunk = self._calls.pop(call)
         error = call.exception()
         if isinstance(error, PeerError):
@@ -157,30 +273,13 @@ class Download:
         elif error is not None:
             raise error
         elif chunk is None:
-            self._accept(call.result())
             self._sharing.joined(donor)
         else:
             self._count(donor, chunk)
 
     # --- what came of a question ---------------------------------------------------------------------------------
 
-    def _accept(self, hashes: memoryview) -> None:
-        """Verified hashes: every donor has the same."""
-        wanted = self.wanted
-        if self._snapshot is not None:
-            return
-        self._hashes = hashes
-        params, exp_avg, exp_avg_sq = (torch.empty(wanted.layout.elements, dtype=torch.float32) for _ in range(3))
-        self._snapshot = Snapshot(
-            part=wanted.part,
-            step=wanted.step,
-            layout=wanted.layout,
-            params=params,
-            exp_avg=exp_avg,
-            exp_avg_sq=exp_avg_sq,
-        )
-
-    def _count(self, donor: PeerId, chunk: int) -> None:
+    def _count(self, donor: DonorT, chunk: int) -> None:
         size = self._cut[chunk].length
         self._received += size
         if not self._sharing.arrived(donor, chunk, self._context.clock.monotonic()):
@@ -193,22 +292,24 @@ class Download:
                 self._sharing.called_off(other, chunk)
         self._context.progress(donor, self._verified, self._cut.total_bytes)
 
-    def _drop(self, donor: PeerId, error: PeerError) -> None:
-        if isinstance(error, Violation):
-            self.liars.add(donor)
+    def _drop(self, donor: DonorT, error: PeerError) -> None:
         self._sharing.left(donor)
         for call, (other, _) in list(self._calls.items()):
             if other == donor:
                 self._call_off(call)
-        self._context.dropped(donor, error)
         logger.info("%s of step %d: %s gives no more: %s", self.wanted.part, self.wanted.step, donor, error)
+        again_s = self._context.dropped(donor, error)
+        if isinstance(error, Violation):
+            self.liars.add(donor)
+        elif again_s is not None:
+            self._begin(donor, None, self._agree(donor, again_s))
 
     # --- questions -----------------------------------------------------------------------------------------------
 
-    def _begin(self, donor: PeerId, chunk: int | None, question: Coroutine[Any, Any, memoryview]) -> None:
+    def _begin(self, donor: DonorT, chunk: int | None, question: Coroutine[Any, Any, None]) -> None:
         self._calls[asyncio.create_task(question)] = (donor, chunk)
 
-    def _call_off(self, call: asyncio.Task[memoryview]) -> None:
+    def _call_off(self, call: asyncio.Task[None]) -> None:
         """What it would still bring is not wanted; the donor stops when it hears of it."""
         _, chunk = self._calls.pop(call)
         if call.done() and call.exception() is None and chunk is not None:
@@ -225,36 +326,35 @@ class Download:
         ending, self._ending = self._ending, []
         await asyncio.gather(*ending, return_exceptions=True)
 
-    async def _agree(self, donor: PeerId) -> memoryview:
-        """Get a lease, and the hashes; they are right when they give the digest that we want."""
-        wanted, expected = self.wanted, HASH_BYTES * self._cut.chunks
-        body = DescribeRequest(part=wanted.part, step=wanted.step)
-        offered, hashes = await self._context.endpoint.call(
-            donor, DESCRIBE, body, timeout_s=DESCRIBE_S, max_reply_bytes=expected
-        )
-        claim = (offered.part, offered.step, offered.digest, offered.elements)
-        if claim != (wanted.part, wanted.step, wanted.digest, wanted.layout.elements):
-            raise Violation(
-                f"it offers {offered.part} after step {offered.step} with another digest or size", peer=donor
-            )
-        found = root_of(wanted.part, wanted.layout, bytes(hashes))
-        if len(hashes) != expected or found != wanted.digest:
-            raise Violation(f"the hashes of its chunks do not give the digest {wanted.digest[:12]}…", peer=donor)
-        return hashes
+    async def _agree(self, donor: DonorT, after_s: float = 0.0) -> None:
+        """Get its hashes; they are right when they give the digest that we want. The first ones begin the sink."""
+        wanted = self.wanted
+        if after_s:
+            await self._context.clock.sleep(after_s)
+        hashes = bytes(await self._context.donor(donor).hashes(wanted))
+        if not wanted.is_of(hashes):
+            raise Violation(f"the hashes of its chunks do not give the digest {wanted.digest[:12]}…", peer=str(donor))
+        async with self._beginning:
+            if self._hashes is None:
+                here = await self._context.run(self._sink.begin, hashes)
+                self._hashes = hashes
+                self._sharing.found(here)
+                self._verified = self._received = sum(self._cut[chunk].length for chunk in here)
+                self._context.progress(donor, self._verified, self._cut.total_bytes)
 
-    async def _bring(self, donor: PeerId, chunk: int, timeout_s: float) -> memoryview:
+    async def _bring(self, donor: DonorT, chunk: int, timeout_s: float) -> None:
         """One chunk, verified and in its place."""
-        assert self._hashes is not None and self._snapshot is not None  # noqa: S101, PT018 - a donor has joined
-        piece, wanted = self._cut[chunk], self.wanted
-        body = ChunkRequest(part=wanted.part, step=wanted.step, chunk=chunk)
-        _, payload = await self._context.endpoint.call(
-            donor, CHUNK, body, timeout_s=timeout_s, max_reply_bytes=piece.length
-        )
-        target = self._snapshot.buffers()[piece.vector][piece.start : piece.start + piece.length]
-        expected = self._hashes[HASH_BYTES * chunk : HASH_BYTES * (chunk + 1)]
-        if len(payload) != piece.length or not await self._context.run(_place, payload, expected, target):
-            raise Violation(f"chunk {chunk} of {self._cut.chunks} is not what its hash says", peer=donor)
-        return target
+        payload = await self._context.donor(donor).chunk(self.wanted, chunk, timeout_s)
+        if len(payload) != self._cut[chunk].length or not await self._context.run(self._place, chunk, payload):
+            raise Violation(f"chunk {chunk} of {self._cut.chunks} is not what its hash says", peer=str(donor))
+
+    def _place(self, chunk: int, payload: Data) -> bool:
+        """Put a chunk where it belongs, if it is right. Two threads may do so at once: they write the same bytes."""
+        assert self._hashes is not None  # noqa: S101 - a donor has joined
+        if hash_of(payload) != self._hashes[HASH_BYTES * chunk : HASH_BYTES * (chunk + 1)]:
+            return False
+        self._sink.place(chunk, payload)
+        return True
 
 
 def _gravity(error: PeerError) -> int:
@@ -265,11 +365,3 @@ def _gravity(error: PeerError) -> int:
 
 async def _sleep(clock: Clock, seconds: float) -> None:
     await clock.sleep(seconds)
-
-
-def _place(payload: memoryview, expected: memoryview, target: memoryview) -> bool:
-    """Put a chunk where it belongs, if it is right. Two threads may do so at once: they write the same bytes."""
-    if hash_of(payload) != expected:
-        return False
-    target[:] = payload
-    return True

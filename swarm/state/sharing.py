@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
-from swarm.ids import PeerId
 from swarm.waiting import AdaptiveDeadline
 
 MAX_WINDOW = 8
@@ -19,6 +19,8 @@ LATE = 2.0
 """A chunk that is under way for so many times as long as another donor usually takes is asked of that one, too."""
 FLOOR_S, CEILING_S = 5.0, 120.0
 _RECENT = 16
+
+DonorT = TypeVar("DonorT")
 
 
 @dataclass(slots=True)
@@ -44,13 +46,13 @@ class _Pace:
             self.window = max(self.window - 1, 1)
 
 
-class Sharing:
+class Sharing(Generic[DonorT]):
     """The chunks of one download, and the donors among which they are shared. All times are of one monotonic clock."""
 
     def __init__(self, chunks: int) -> None:
         self._open = deque(range(chunks))
         self._missing = set(self._open)
-        self._donors: dict[PeerId, _Pace] = {}
+        self._donors: dict[DonorT, _Pace] = {}
 
     @property
     def complete(self) -> bool:
@@ -58,22 +60,27 @@ class Sharing:
         return not self._missing
 
     @property
-    def donors(self) -> tuple[PeerId, ...]:
+    def donors(self) -> tuple[DonorT, ...]:
         """Those that are ready to give."""
         return tuple(self._donors)
 
-    def joined(self, donor: PeerId) -> None:
+    def found(self, chunks: Collection[int]) -> None:
+        """These need nobody to bring them: they are here already, and right."""
+        self._missing.difference_update(chunks)
+        self._open = deque(chunk for chunk in self._open if chunk in self._missing)
+
+    def joined(self, donor: DonorT) -> None:
         """A donor is ready to give; what is known of its speed from an earlier time is forgotten."""
         self._donors[donor] = _Pace()
 
-    def left(self, donor: PeerId) -> None:
+    def left(self, donor: DonorT) -> None:
         """It gives no more. What was under way there is asked of others first."""
         pace = self._donors.pop(donor, None)
         for chunk in () if pace is None else pace.under_way:
             if chunk in self._missing and not self._holders(chunk):
                 self._open.appendleft(chunk)
 
-    def next(self, donor: PeerId, now: float) -> int | None:
+    def next(self, donor: DonorT, now: float) -> int | None:
         """The chunk to ask of this donor now, which counts as under way there; None when there is none for it."""
         pace = self._donors[donor]
         if len(pace.under_way) >= pace.window:
@@ -90,7 +97,7 @@ class Sharing:
         pace.under_way[chunk] = now
         return chunk
 
-    def arrived(self, donor: PeerId, chunk: int, now: float) -> bool:
+    def arrived(self, donor: DonorT, chunk: int, now: float) -> bool:
         """A chunk is here, and right; False when another donor's copy came first."""
         pace = self._donors.get(donor)
         if pace is not None and chunk in pace.under_way:
@@ -99,13 +106,13 @@ class Sharing:
         self._missing.discard(chunk)
         return first
 
-    def called_off(self, donor: PeerId, chunk: int) -> None:
+    def called_off(self, donor: DonorT, chunk: int) -> None:
         """What was under way there is not wanted any more: another brought it."""
         pace = self._donors.get(donor)
         if pace is not None:
             pace.under_way.pop(chunk, None)
 
-    def deadline_s(self, donor: PeerId) -> float:
+    def deadline_s(self, donor: DonorT) -> float:
         """How long to wait for this donor's next chunk: measured, see :class:`AdaptiveDeadline`."""
         return self._donors[donor].deadline.seconds()
 
@@ -118,7 +125,7 @@ class Sharing:
         due = [late for donor, pace in idle for late, _ in self._doublable(donor, pace)]
         return max(0.0, min(due) - now) if due else None
 
-    def _doublable(self, donor: PeerId, pace: _Pace) -> Iterator[tuple[float, int]]:
+    def _doublable(self, donor: DonorT, pace: _Pace) -> Iterator[tuple[float, int]]:
         """(late from when on, chunk) of what one other donor alone has under way."""
         late_s = pace.late_s
         if late_s is None:

@@ -13,17 +13,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load as load_safetensors
-from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from swarm.errors import StateError
 from swarm.ids import PartName
 from swarm.models.layout import FlatLayout
-
-MOMENTS = ("exp_avg", "exp_avg_sq")
-_FORMAT = "swarm-part/2"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,6 +40,12 @@ class Snapshot:
                 or not vector.is_contiguous()
             ):
                 raise StateError(f"{self.part}: a vector of {vector.dtype} {tuple(vector.shape)} on {vector.device}")
+
+    @staticmethod
+    def blank(part: PartName, step: int, layout: FlatLayout) -> Snapshot:
+        """A state of zeros, to be filled through its :meth:`buffers` by whoever makes it."""
+        params, exp_avg, exp_avg_sq = (torch.zeros(layout.elements, dtype=torch.float32) for _ in range(3))
+        return Snapshot(part=part, step=step, layout=layout, params=params, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
 
     @property
     def vectors(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,65 +82,6 @@ def digest(snapshot: Snapshot) -> str:
     Replicas compare these after every step. About 1 GB/s and more; lets go of the interpreter lock meanwhile.
     """
     return root_of(snapshot.part, snapshot.layout, hashes_of(snapshot.buffers()))
-
-
-def to_tensors(snapshot: Snapshot) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """(tensors, metadata) for a safetensors file: parameters under their own names, so that any tool reads them, the
-    moments as ``exp_avg.NAME`` and ``exp_avg_sq.NAME``; all views. The metadata carries the digest."""
-    tensors = snapshot.weights
-    for prefix, vector in zip(MOMENTS, snapshot.vectors[1:], strict=True):
-        tensors |= {f"{prefix}.{name}": view for name, view in snapshot.layout.views(vector).items()}
-    metadata = {"format": _FORMAT, "state": json.dumps(_header(snapshot)), "digest": digest(snapshot)}
-    return tensors, metadata
-
-
-def from_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Snapshot:
-    """The inverse of :func:`to_tensors`, verified. Raises StateError with what is wrong."""
-    if metadata.get("format") != _FORMAT:
-        raise StateError(f"format {metadata.get('format')!r} is not {_FORMAT!r}")
-    try:
-        part, step, shapes = json.loads(metadata["state"])
-        layout = FlatLayout.from_shapes((str(name), tuple(map(int, shape))) for name, shape in shapes)
-        if len(set(layout.names)) < len(layout.names):
-            raise StateError("it names a parameter twice")
-        snapshot = Snapshot(
-            part=PartName(str(part)),
-            step=int(step),
-            layout=layout,
-            params=layout.flatten(tensors),
-            exp_avg=layout.flatten(_without_prefix(tensors, MOMENTS[0])),
-            exp_avg_sq=layout.flatten(_without_prefix(tensors, MOMENTS[1])),
-        )
-    except (KeyError, TypeError, ValueError, OverflowError, RuntimeError) as error:
-        raise StateError(f"unreadable metadata: {error}") from error
-    if digest(snapshot) != metadata.get("digest"):
-        raise StateError("the content does not match the digest written with it")
-    return snapshot
-
-
-def to_bytes(snapshot: Snapshot) -> bytes:
-    """One safetensors file in memory; about three times the state in memory while it is made."""
-    tensors, metadata = to_tensors(snapshot)
-    return save_safetensors(tensors, metadata=metadata)
-
-
-def from_bytes(data: bytes) -> Snapshot:
-    """Read what :func:`to_bytes` made. Raises StateError for anything else."""
-    try:
-        tensors = load_safetensors(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    except (SafetensorError, ValueError) as error:
-        raise StateError(f"not a safetensors file: {error}") from error
-    return from_tensors(tensors, header.get("__metadata__", {}))
-
-
-def _header(snapshot: Snapshot) -> list[object]:
-    return [snapshot.part, snapshot.step, snapshot.layout.shapes]
-
-
-def _without_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    start = prefix + "."
-    return {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
 
 
 # --- chunks: how a state is cut, and the digest that vouches for every piece by itself -------------------------------
@@ -192,7 +133,7 @@ class Cut:
         return -(-4 * self.elements // CHUNK_BYTES)
 
 
-def hash_of(chunk: memoryview) -> bytes:
+def hash_of(chunk: bytes | bytearray | memoryview) -> bytes:
     """What vouches for one chunk: 32 bytes. About 1 GB/s; lets go of the interpreter lock meanwhile."""
     return hashlib.sha256(chunk).digest()
 

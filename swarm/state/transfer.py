@@ -1,5 +1,5 @@
-"""Handing a part's state to peers that need it: what is asked, and the donor's service. Whoever downloads is in
-``swarm.state.download``.
+"""Handing a part's state to peers that need it: what is asked, and the service that hands out what is in memory. The
+receiver is in ``swarm.state.download``; the service that hands out files is in ``swarm.state.checkpoints.shelf``.
 
 The state is the three vectors of a snapshot in raw little-endian float32, cut into chunks; the donor says what each
 chunk's hash is, and the digest that a close record names vouches for these (``swarm.state.snapshot``).
@@ -10,9 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
-
-from pydantic import Field
+from typing import Any
 
 from swarm.clock import Clock
 from swarm.errors import Busy, Refused, Violation, WrongStep
@@ -21,39 +19,27 @@ from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc
 from swarm.schema import Count, DigestField, Empty, Message, PartField
 from swarm.state.donation import Donation, OpenAnswers
 from swarm.state.sharing import MAX_WINDOW
-from swarm.state.snapshot import Cut, Snapshot, hashes_of
+from swarm.state.snapshot import Chunk, Cut, Snapshot, hashes_of
 
 Run = Callable[..., Awaitable[Any]]
 """Runs a function and its arguments off the event loop."""
 
 
 class DescribeRequest(Message):
-    """Ask for a part; ``step`` None for the newest that the donor has."""
-
-    part: PartField
-    step: Count | None
-
-
-class Description(Message):
-    """What the donor offers, and keeps for this caller until it has not asked for ``lease_s`` seconds. Beside it travel
-    the hashes of all chunks, 32 bytes each."""
+    """Ask for the hashes of a state's chunks: the payload of the answer, HASH_BYTES each."""
 
     part: PartField
     step: Count
     digest: DigestField
-    elements: Count
-    lease_s: Annotated[float, Field(gt=0)]
 
 
-class ChunkRequest(Message):
-    """One chunk of a state on which the caller has a lease, by its number."""
+class ChunkRequest(DescribeRequest):
+    """Ask for one chunk of a state, by its number: the payload of the answer."""
 
-    part: PartField
-    step: Count
     chunk: Count
 
 
-DESCRIBE = Rpc("state/1/describe", DescribeRequest, Description)
+DESCRIBE = Rpc("state/1/describe", DescribeRequest, Empty)
 CHUNK = Rpc("state/1/chunk", ChunkRequest, Empty)
 
 
@@ -70,9 +56,8 @@ class _Held:
     def cut(self) -> Cut:
         return Cut(self.snapshot.layout.elements)
 
-    def is_of(self, snapshot: Snapshot, digest: str) -> bool:
-        mine = self.snapshot
-        return (mine.part, mine.step, self.digest) == (snapshot.part, snapshot.step, digest)
+    def is_called(self, part: str, step: int, digest: str) -> bool:
+        return (self.snapshot.part, self.snapshot.step, self.digest) == (part, step, digest)
 
 
 @dataclass(slots=True, eq=False)
@@ -174,27 +159,20 @@ class StateDonor:
 
     def _shared(self, snapshot: Snapshot, digest: str) -> _Held:
         held = [lease.held for lease in self._leases.values()] + list(self._offers.values())
-        return next((one for one in held if one.is_of(snapshot, digest)), None) or _Held(snapshot, digest)
+        same = (one for one in held if one.is_called(snapshot.part, snapshot.step, digest))
+        return next(same, None) or _Held(snapshot, digest)
 
     # --- answers -------------------------------------------------------------------------------------------------
 
-    async def _describe(self, caller: PeerId, asked: DescribeRequest, incoming: Incoming) -> Answer[Description]:
-        part, key = PartName(asked.part), (caller, PartName(asked.part))
+    async def _describe(self, caller: PeerId, asked: DescribeRequest, incoming: Incoming) -> Answer[Empty]:
+        key = caller, PartName(asked.part)
         self._expire()
         lease = self._leases.get(key)
-        if lease is None or asked.step != lease.held.snapshot.step:
-            lease = self._lease(key, self._offered(part, asked.step))
+        if lease is None or not lease.held.is_called(asked.part, asked.step, asked.digest):
+            lease = self._lease(key, self._offered(asked))
         else:
             self._renew(lease)
-        held = lease.held
-        description = Description(
-            part=part,
-            step=held.snapshot.step,
-            digest=held.digest,
-            elements=held.snapshot.layout.elements,
-            lease_s=self._lease_s,
-        )
-        return Answer(description, await self._hashes(held))
+        return Answer(Empty(), await self._hashes(lease.held))
 
     async def _hashes(self, held: _Held) -> bytes:
         if held.hashes is None or (held.hashes.done() and _failed(held.hashes)):
@@ -202,12 +180,15 @@ class StateDonor:
             held.hashes.add_done_callback(_failed)  # nobody may be left to hear of it
         return await asyncio.shield(held.hashes)
 
-    def _offered(self, part: PartName, step: int | None) -> _Held:
-        held = self._offers.get(part)
+    def _offered(self, asked: DescribeRequest) -> _Held:
+        held = self._offers.get(PartName(asked.part))
         if held is None:
-            raise Refused(f"{part} is not held here")
-        if step is not None and step != held.snapshot.step:
-            raise WrongStep(f"{part} is at step {held.snapshot.step} here, not {step}")
+            raise Refused(f"{asked.part} is not held here")
+        if not held.is_called(asked.part, asked.step, asked.digest):
+            raise WrongStep(
+                f"{asked.part} is at step {held.snapshot.step} with digest {held.digest[:12]}… here, not at step "
+                f"{asked.step} with {asked.digest[:12]}…"
+            )
         return held
 
     def _lease(self, key: tuple[PeerId, PartName], held: _Held) -> _Lease:
@@ -227,12 +208,9 @@ class StateDonor:
     async def _chunk(self, caller: PeerId, asked: ChunkRequest, incoming: Incoming) -> Answer[Empty]:
         self._expire()
         lease = self._leases.get((caller, PartName(asked.part)))
-        if lease is None or lease.held.snapshot.step != asked.step:
+        if lease is None or not lease.held.is_called(asked.part, asked.step, asked.digest):
             raise WrongStep(f"no lease on {asked.part} at step {asked.step}: describe it first")
-        cut = lease.held.cut
-        if asked.chunk >= cut.chunks:
-            raise Violation(f"chunk {asked.chunk} of {cut.chunks}")
-        chunk = cut[asked.chunk]
+        chunk = chunk_asked(lease.held.cut, asked)
         lease.expires = self._clock.monotonic() + self._lease_s
         await self._allowed(chunk.length)
         lease.expires = self._clock.monotonic() + self._lease_s
@@ -251,6 +229,13 @@ class StateDonor:
     def _expire(self) -> None:
         now = self._clock.monotonic()
         self._leases = {key: lease for key, lease in self._leases.items() if lease.expires > now}
+
+
+def chunk_asked(cut: Cut, asked: ChunkRequest) -> Chunk:
+    """Return the chunk of a request. Raises Violation for a number that is none."""
+    if asked.chunk >= cut.chunks:
+        raise Violation(f"chunk {asked.chunk} of {cut.chunks}")
+    return cut[asked.chunk]
 
 
 def _failed(work: asyncio.Future[bytes]) -> bool:

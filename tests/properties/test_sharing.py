@@ -18,7 +18,7 @@ class SharingMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.sharing, self.now = Sharing(CHUNKS), 0.0
+        self.sharing, self.now = Sharing[PeerId](CHUNKS), 0.0
         self.under_way: dict[PeerId, set[int]] = {}
         self.here: set[int] = set()
 
@@ -61,6 +61,13 @@ class SharingMachine(RuleBasedStateMachine):
                 chunks.discard(chunk)
                 self.sharing.called_off(other, chunk)
 
+    @rule(chunks=st.sets(st.integers(0, CHUNKS - 1), max_size=5))
+    def find(self, chunks: set[int]) -> None:
+        """Only what nobody brings can be found here."""
+        found = chunks - set().union(*self.under_way.values())
+        self.sharing.found(found)
+        self.here |= found
+
     @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 5.0, 60.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -100,7 +107,7 @@ test_sharing_forgets_nothing_whatever_happens = SharingMachine.TestCase
 def test_download_never_takes_much_longer_than_the_best_donor_alone(speeds: list[float], deaths: list[int]) -> None:
     """Each donor brings one chunk after the other, ``speeds`` seconds each; some die after so many arrivals, but not
     the fastest. The time is at most the fastest one's own, and a little for what was lost."""
-    sharing, now, arrivals = Sharing(CHUNKS), 0.0, 0
+    sharing, now, arrivals = Sharing[PeerId](CHUNKS), 0.0, 0
     donors = {PeerId(f"d{index}"): seconds for index, seconds in enumerate(speeds)}
     best = min(donors, key=lambda donor: donors[donor])
     queues: dict[PeerId, list[tuple[float, int]]] = {donor: [] for donor in donors}

@@ -9,6 +9,7 @@ import hashlib
 import weakref
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from swarm.sim.links import Links
 from swarm.sim.loop import PEER, LoopClock, as_peer, run_world
 from swarm.sim.network import SimEndpoint
 from swarm.state import snapshot as chunks
-from swarm.state.download import Download, DownloadContext, Wanted
+from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted
 from swarm.state.sharing import Sharing
 from swarm.state.snapshot import digest
 from tests.harness.expect import eventually
@@ -353,7 +354,8 @@ async def _follow_through(swarm: SimSwarm, me: SimEndpoint, holder: PeerId, part
     decision = await observer.start(swarm.peers["bootstrap"].endpoint.peer)
     record = decision.record
     wanted = Wanted(part=part, step=record.step, digest=record.digests[part], layout=mine.layout)
-    mine.install(await Download(DownloadContext(endpoint=me, clock=LoopClock()), wanted).fetch([holder]))
+    fetching = DownloadContext(donor=partial(PeerChunks, me), clock=LoopClock())
+    mine.install(await Download(fetching, wanted, IntoMemory(wanted)).fetch([holder]))
     await observer.begin(decision, mine)
     for _ in range(3):
         record = await observer.follow()

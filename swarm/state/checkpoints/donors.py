@@ -6,25 +6,34 @@ No donor is believed.
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
-from swarm.errors import Refused, Violation, WrongStep
+from swarm.errors import Refused, StateError
 from swarm.ids import PartName, PeerId
 from swarm.network.protocols import Endpoint
-from swarm.state.checkpoints.files import MAX_RECORD_BYTES, RECORD, HeldStep, held, part_path, step_directory, steps
-from swarm.state.checkpoints.shelf import LIST, READ, RECORD_OF, ListRequest, ReadRequest, RecordRequest
+from swarm.schema import Message
+from swarm.state.checkpoints.files import MAX_RECORD_BYTES, RECORD, HeldStep, held, step_directory, steps
+from swarm.state.checkpoints.format import StoredParts
+from swarm.state.checkpoints.shelf import (
+    CHUNK_OF_FILE,
+    DESCRIBE_FILE,
+    LIST,
+    RECORD_OF,
+    ListRequest,
+    RecordRequest,
+)
+from swarm.state.download import ChunkDonor, Data, PeerChunks, Wanted
+from swarm.state.sharing import DonorT
+
+T = TypeVar("T")
 
 
-class Donor(Protocol):
-    """Who hands out checkpoints; believed in nothing. Every method may raise PeerError."""
-
-    @property
-    def name(self) -> str:
-        """Who that is, for people."""
+class Donor(ChunkDonor, Protocol):
+    """Who hands out checkpoints; believed in nothing. Every method may raise PeerError. As text it is who that is, for
+    people."""
 
     async def offers(self) -> list[Offer[Donor]]:
         """What it has."""
@@ -32,29 +41,13 @@ class Donor(Protocol):
     async def record(self, step: int) -> bytes:
         """The bytes of a step's record."""
 
-    async def read(self, wanted: WantedFile, offset: int, length: int) -> bytes | memoryview:
-        """A piece of a file: exactly ``length`` bytes."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantedFile:
-    """A part of a step, by digest."""
-
-    step: int
-    part: PartName
-    digest: str
-
-
-class PeerDonor:
-    """A running peer. ``timeout_s`` bounds each call."""
+class PeerDonor(PeerChunks):
+    """A running peer. ``timeout_s`` bounds each call for a list or a record."""
 
     def __init__(self, endpoint: Endpoint, peer: PeerId, *, timeout_s: float) -> None:
-        self._endpoint, self._peer, self._timeout_s = endpoint, peer, timeout_s
-
-    @property
-    def name(self) -> str:
-        """See :class:`Donor`."""
-        return str(self._peer)
+        super().__init__(endpoint, peer, DESCRIBE_FILE, CHUNK_OF_FILE)
+        self._timeout_s = timeout_s
 
     async def offers(self) -> list[Offer[Donor]]:
         """See :class:`Donor`."""
@@ -68,26 +61,14 @@ class PeerDonor:
         )
         return bytes(payload)
 
-    async def read(self, wanted: WantedFile, offset: int, length: int) -> memoryview:
-        """See :class:`Donor`."""
-        body = ReadRequest(step=wanted.step, part=wanted.part, digest=wanted.digest, offset=offset, length=length)
-        _, payload = await self._endpoint.call(
-            self._peer, READ, body, timeout_s=self._timeout_s, max_reply_bytes=length
-        )
-        if len(payload) != length:
-            raise Violation(f"{len(payload)} bytes instead of {length}", peer=self._peer)
-        return payload
-
 
 class DirectoryDonor:
     """Checkpoints of another directory of this machine: another home's, or a copied one."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self._root, self._parts = root, StoredParts(root)
 
-    @property
-    def name(self) -> str:
-        """See :class:`Donor`."""
+    def __str__(self) -> str:
         return str(self._root)
 
     async def offers(self) -> list[Offer[Donor]]:
@@ -97,60 +78,55 @@ class DirectoryDonor:
 
     async def record(self, step: int) -> bytes:
         """See :class:`Donor`."""
+        return await self._read((step_directory(self._root, step) / RECORD).read_bytes)
+
+    async def hashes(self, wanted: Wanted) -> Data:
+        """See :class:`~swarm.state.download.ChunkDonor`."""
+        return await self._read(self._parts.hashes, wanted.describe())
+
+    async def chunk(self, wanted: Wanted, number: int, timeout_s: float) -> Data:
+        """See :class:`~swarm.state.download.ChunkDonor`."""
+        return await self._read(self._parts.chunk, wanted.chunk(number))
+
+    async def _read(self, work: Callable[..., T], *asked: Message) -> T:
         try:
-            return await asyncio.to_thread((step_directory(self._root, step) / RECORD).read_bytes)
+            return await asyncio.to_thread(work, *asked)
         except OSError as error:
             raise Refused(f"{self._root}: {error.strerror}") from error
-
-    async def read(self, wanted: WantedFile, offset: int, length: int) -> bytes:
-        """See :class:`Donor`."""
-
-        def work() -> bytes:
-            with part_path(self._root, wanted.step, wanted.part).open("rb") as file:
-                return os.pread(file.fileno(), length, offset)
-
-        try:
-            data = await asyncio.to_thread(work)
-        except OSError as error:
-            raise Refused(f"{self._root}: {error.strerror}") from error
-        if len(data) != length:
-            raise WrongStep(f"{self._root}: the file of {wanted.part} is shorter than it was")
-        return data
+        except StateError as error:
+            raise Refused(str(error)) from error
 
 
-def _offer(donor: Donor, step: int, digests: object, there: object) -> Offer[Donor]:
-    assert isinstance(digests, dict)  # noqa: S101 - decoded strictly
-    assert isinstance(there, dict)  # noqa: S101
-    return Offer(donor, step, {PartName(p): d for p, d in digests.items()}, {PartName(p): n for p, n in there.items()})
+def _offer(donor: Donor, step: int, digests: Mapping[str, str], there: Iterable[str]) -> Offer[Donor]:
+    return Offer(donor, step, {PartName(p): d for p, d in digests.items()}, tuple(map(PartName, there)))
 
 
 # --- the plan: out of what others offer and what lies here (pure) ----------------------------------------------------
 
 
-DonorT = TypeVar("DonorT")
 Digests = Mapping[PartName, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Offer(Generic[DonorT]):
-    """What one donor has of a step: ``digests`` are its record's, ``there`` the bytes of the files it holds."""
+    """What one donor has of a step: ``digests`` are its record's, ``there`` the parts that it holds."""
 
     donor: DonorT
     step: int
     digests: Digests
-    there: Mapping[PartName, int]
+    there: Collection[PartName]
 
 
 @dataclass(frozen=True, slots=True)
 class Plan(Generic[DonorT]):
     """A step of which all parts are to be had. ``here`` are those that need not be fetched, ``donors`` hold the others,
-    each with the bytes of its file, in the order of the offers; ``vouched`` are all who say that the step's parts are
+    in the order of the offers; ``vouched`` are all who say that the step's parts are
     these, ``believed`` whether those are more than half of all who have any checkpoint, or one among them is."""
 
     step: int
     digests: Digests
     here: tuple[PartName, ...]
-    donors: Mapping[PartName, tuple[tuple[DonorT, int], ...]]
+    donors: Mapping[PartName, tuple[DonorT, ...]]
     vouched: tuple[DonorT, ...]
     believed: bool
 
@@ -209,11 +185,11 @@ def _plan(
 ) -> Plan[DonorT]:
     same = have is not None and have.record is not None and dict(have.record.parts) == dict(digests)
     here = tuple(sorted(have.parts)) if same and have is not None else ()
-    donors: dict[PartName, list[tuple[DonorT, int]]] = {}
+    donors: dict[PartName, list[DonorT]] = {}
     for offer in offers:
-        for part, size in offer.there.items():
+        for part in offer.there:
             if part in digests and part not in here:
-                donors.setdefault(part, []).append((offer.donor, size))
+                donors.setdefault(part, []).append(offer.donor)
     return Plan(
         step=step,
         digests=digests,

@@ -2,7 +2,7 @@
 
 Per step one directory, in it a safetensors file per part and ``record.json``, which says by digest what the parts are.
 A machine holds the parts that its peers trained, so a step may lack some; with all of them it is complete. Imports no
-torch. Finds missing, torn and exchanged files; only loading (``checkpoint.py``) finds a changed byte in a tensor.
+torch. Finds missing, torn and exchanged files; only loading (``parts.py``) finds a changed byte in a tensor.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ from swarm.schema import Count, DigestField, PartField, Section
 RECORD = "record.json"
 MAX_RECORD_BYTES = 64 << 20
 MAX_HEADER_BYTES = 64 << 20
+FORMAT = "swarm-part/3"
+"""Of parts' files: what their metadata says, see ``format.py``."""
 REMEDY = Advice.DAMAGED_STEP
 
 _STEP = re.compile(r"step-(\d{8,})")
@@ -220,6 +222,8 @@ def check_header(path: Path, record: CheckpointManifest, part: PartName, expecte
     """A part's header, and that it is the one that the record means. Raises StateError as :func:`read_header`."""
     header = read_header(path)
     said = header.metadata
+    if said.get("format") != FORMAT:
+        raise StateError(f"{path}: format {said.get('format')!r} is not {FORMAT!r}. {REMEDY}")
     if said.get("run") != record.run:
         raise StateError(f"{path}: it is of run {str(said.get('run'))[:12]}, not {record.run[:12]}. {REMEDY}")
     if (said.get("part"), said.get("step")) != (part, str(record.step)):

@@ -1,13 +1,13 @@
 """What a machine keeps on disk, for whoever wants to hold all of it: the ``checkpoint/1`` service.
 
-Records and files are handed out as they lie there; the receiver verifies them. Only names that are ours are ever
-opened: a step's number and a part's name, both decoded strictly.
+Its parts are described and handed out in the same chunks as a state in memory (``swarm.state.transfer``), records as
+they lie there; the receiver verifies all of it. Only names that are ours are ever opened: a step's number and a part's
+name, both decoded strictly.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, TypeVar
@@ -15,21 +15,24 @@ from typing import Annotated, TypeVar
 from pydantic import Field
 
 from swarm.errors import Refused, StateError, WrongStep
-from swarm.ids import PartName, PeerId
+from swarm.ids import PeerId
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc
 from swarm.schema import Count, DigestField, Empty, Message, PartField
-from swarm.state.checkpoints.files import MAX_RECORD_BYTES, RECORD, held, part_path, read_header, step_directory, steps
+from swarm.state.checkpoints.files import MAX_RECORD_BYTES, RECORD, held, step_directory, steps
+from swarm.state.checkpoints.format import StoredParts
 from swarm.state.donation import OpenAnswers
+from swarm.state.sharing import MAX_WINDOW
+from swarm.state.transfer import ChunkRequest, DescribeRequest
 
-PIECE_BYTES = 4 << 20
 MAX_STEPS = 32
 """The newest steps that are told of: more are of no use to who wants the newest."""
 MAX_READS = 8
-MAX_PIECES, MAX_TOLD = 24, 4
-"""What one caller may have on its way at once: pieces, twice what who pulls three parts asks for; records and lists."""
-ALL_PIECES, ALL_TOLD = 64, 16
-"""And from how many in all on each caller has a few only. Who reads nothing so holds 100 MB here at most, and
-however many identities do, 512 MB of pieces: then who is honest is Busy, too."""
+MAX_CHUNKS, MAX_TOLD = 6 * MAX_WINDOW, 4
+"""What one caller may have on its way at once: chunks, twice what who pulls three parts asks for; records, lists and
+hashes."""
+ALL_CHUNKS, ALL_TOLD = 256, 16
+"""And from how many in all on each caller has a few only. Who reads nothing so holds 50 MB here at most, and
+however many identities do, 512 MB of chunks: then who is honest is Busy, too."""
 
 T = TypeVar("T")
 
@@ -39,11 +42,11 @@ class ListRequest(Message):
 
 
 class OfferedStep(Message):
-    """A step: its parts by digest as its record says, and the bytes of those files that are there."""
+    """A step: its parts by digest as its record says, and those that are there."""
 
     step: Count
     parts: Annotated[dict[PartField, DigestField], Field(max_length=1024)]
-    there: Annotated[dict[PartField, Count], Field(max_length=1024)]
+    there: Annotated[tuple[PartField, ...], Field(max_length=1024)]
 
 
 class Offered(Message):
@@ -58,38 +61,30 @@ class RecordRequest(Message):
     step: Count
 
 
-class ReadRequest(Message):
-    """``length`` bytes from ``offset`` of the file of a part, which must be the one of this digest."""
-
-    step: Count
-    part: PartField
-    digest: DigestField
-    offset: Count
-    length: Annotated[int, Field(ge=1, le=PIECE_BYTES)]
-
-
 LIST = Rpc("checkpoint/1/list", ListRequest, Offered)
 RECORD_OF = Rpc("checkpoint/1/record", RecordRequest, Empty)
-READ = Rpc("checkpoint/1/read", ReadRequest, Empty)
+DESCRIBE_FILE = Rpc("checkpoint/1/describe", DescribeRequest, Empty)
+CHUNK_OF_FILE = Rpc("checkpoint/1/chunk", ChunkRequest, Empty)
 
 
 class CheckpointShelf:
     """Serves the checkpoints below a root. At most MAX_READS requests touch the disk at once, others wait for it. One
-    caller has at most MAX_PIECES and MAX_TOLD answers on their way, and a few when all have ALL_PIECES and ALL_TOLD: a
+    caller has at most MAX_CHUNKS and MAX_TOLD answers on their way, and a few when all have ALL_CHUNKS and ALL_TOLD: a
     further one is Busy."""
 
     def __init__(self, root: Path) -> None:
-        self._root = root
+        self._root, self._parts = root, StoredParts(root)
         self._disk = asyncio.Semaphore(MAX_READS)
-        self._pieces, self._told = OpenAnswers(MAX_PIECES, ALL_PIECES), OpenAnswers(MAX_TOLD, ALL_TOLD)
+        self._chunks, self._told = OpenAnswers(MAX_CHUNKS, ALL_CHUNKS), OpenAnswers(MAX_TOLD, ALL_TOLD)
 
     def methods(self) -> Sequence[AnyMethod]:
         """See :class:`~swarm.network.protocols.Service`."""
-        pieces, told = self._pieces, self._told
+        chunks, told = self._chunks, self._told
         return (
             LIST.handled(self._list, admit=told.admit, over=told.over),
             RECORD_OF.handled_with_payload(self._record, admit=told.admit, over=told.over),
-            READ.handled_with_payload(self._read, admit=pieces.admit, over=pieces.over),
+            DESCRIBE_FILE.handled_with_payload(self._describe, admit=told.admit, over=told.over),
+            CHUNK_OF_FILE.handled_with_payload(self._chunk, admit=chunks.admit, over=chunks.over),
         )
 
     async def _list(self, caller: PeerId, body: ListRequest) -> Offered:
@@ -99,8 +94,11 @@ class CheckpointShelf:
         path = step_directory(self._root, body.step) / RECORD
         return Answer(Empty(), await self._on_disk(lambda: _whole(path)))
 
-    async def _read(self, caller: PeerId, body: ReadRequest, incoming: Incoming) -> Answer[Empty]:
-        return Answer(Empty(), await self._on_disk(lambda: self._piece(body)))
+    async def _describe(self, caller: PeerId, body: DescribeRequest, incoming: Incoming) -> Answer[Empty]:
+        return Answer(Empty(), await self._on_disk(lambda: self._parts.hashes(body)))
+
+    async def _chunk(self, caller: PeerId, body: ChunkRequest, incoming: Incoming) -> Answer[Empty]:
+        return Answer(Empty(), await self._on_disk(lambda: self._parts.chunk(body)))
 
     async def _on_disk(self, work: Callable[[], T]) -> T:
         """In a thread. Raises Refused for what is damaged, WrongStep for what is not there (any more)."""
@@ -115,25 +113,10 @@ class CheckpointShelf:
     def _offered(self) -> tuple[OfferedStep, ...]:
         found = (held(self._root, step) for step in steps(self._root)[-MAX_STEPS:])
         return tuple(
-            OfferedStep(
-                step=one.step, parts=dict(one.record.parts), there={str(part): size for part, size in one.parts.items()}
-            )
+            OfferedStep(step=one.step, parts=dict(one.record.parts), there=tuple(map(str, one.parts)))
             for one in found
             if one.record is not None and one.parts
         )
-
-    def _piece(self, body: ReadRequest) -> bytes:
-        path = part_path(self._root, body.step, PartName(body.part))
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            header = read_header(path)
-            if header.metadata.get("digest") != body.digest:
-                raise FileNotFoundError(path)  # another history's, or written anew
-            if body.offset + body.length > header.size:
-                raise StateError(f"{body.length} bytes at {body.offset} of {header.size}")
-            return os.pread(descriptor, body.length, body.offset)
-        finally:
-            os.close(descriptor)
 
 
 def _whole(path: Path) -> bytes:

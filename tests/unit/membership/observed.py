@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.update import AdamW
 from swarm.schema import Message
 from swarm.sim.network import SimEndpoint, SimNetwork
-from swarm.state.download import Download, DownloadContext, Wanted
+from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted
 from swarm.state.snapshot import Snapshot, digest, initial_snapshot
 from swarm.state.transfer import StateDonor
 from tests.unit.step.world import RUN, InlineDevice, sign, verify
@@ -233,8 +234,8 @@ class Bench:
         """The part, downloaded and verified."""
         part = empty_part()
         wanted = Wanted(part=STAGE, step=record.step, digest=record.digests[STAGE], layout=part.layout)
-        context = DownloadContext(endpoint=self.endpoints[me], clock=self.clock, run=inline)
-        part.install(await Download(context, wanted).fetch(donors or self.replicas))
+        context = DownloadContext(donor=partial(PeerChunks, self.endpoints[me]), clock=self.clock, run=inline)
+        part.install(await Download(context, wanted, IntoMemory(wanted)).fetch(donors or self.replicas))
         return part
 
     @property

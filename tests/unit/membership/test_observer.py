@@ -212,7 +212,7 @@ async def test_observer_whose_state_is_not_the_records_installs_nothing() -> Non
     observer = bench.observer()
     decision = await observer.start(CONTACT)
     forged = CloseRecord(**(dict(decision.record) | {"digests": decision.record.digests | {STAGE: "e" * 64}}))
-    with pytest.raises(PeerError, match="another digest"):
+    with pytest.raises(PeerError, match="not held here"):
         await bench.fetch(forged)
 
 

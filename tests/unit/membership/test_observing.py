@@ -143,8 +143,9 @@ async def test_observer_that_waits_for_a_long_step_is_not_forgotten() -> None:
 async def test_observer_that_downloads_for_long_finds_the_updates_since_then() -> None:
     bench = await bench_at(1)
     step = await start(bench)
+    described = bench.run.decisions[-1].record.digests[STAGE]
     for chunk in (0, 1, 2, 0):  # a chunk every 50 s, a step as well
-        body = ChunkRequest(part=STAGE, step=step, chunk=chunk)
+        body = ChunkRequest(part=STAGE, step=step, digest=described, chunk=chunk)
         assert (await ask(bench, CHUNK, body))[1] == 4 * bench.run.part.layout.elements
         await bench.clock.advance(LEASE_S - 10)
         await bench.close()

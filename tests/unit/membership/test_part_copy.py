@@ -107,7 +107,7 @@ class Scene:
             dropped=self._dropped,
         )
         monkeypatch.setattr(part_copy, "Observer", lambda context, donors, name: Scripted(self, context, donors))
-        monkeypatch.setattr(part_copy, "Download", lambda context, wanted: self)
+        monkeypatch.setattr(part_copy, "Download", lambda context, wanted, sink: self)
         self.copy = PartCopy(context, STAGE)
         self.given = {DONOR: 10, OTHER: 2}
 

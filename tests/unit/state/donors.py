@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from swarm.ids import PeerId, RunId
@@ -12,7 +13,7 @@ from swarm.models.layout import FlatLayout
 from swarm.network.protocols import Answer, AnyMethod, Incoming
 from swarm.sim.network import SimNetwork
 from swarm.state.donation import Bucket, Donation
-from swarm.state.download import Download, DownloadContext, Wanted
+from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted
 from swarm.state.snapshot import Cut, Snapshot, digest
 from swarm.state.transfer import CHUNK, ChunkRequest, StateDonor
 from tests.unit.membership.observed import HandClock
@@ -54,7 +55,7 @@ class Donors:
         self.donors: dict[PeerId, StateDonor] = {}
         self._donated = donated or state
 
-    async def open(self, pace: Bucket | None = None, **settings: Any) -> Download:
+    async def open(self, pace: Bucket | None = None, **settings: Any) -> Download[PeerId, Snapshot]:
         """Everybody is there; returns a download that has not begun, and keeps to ``pace``."""
         me = self.network.endpoint(ME)
         await me.enter(RUN)
@@ -66,7 +67,7 @@ class Donors:
             donor.offer(self._donated, digest(self.state))
             endpoint.mount(_Service(self, name, donor))
         context = DownloadContext(
-            endpoint=me,
+            donor=partial(PeerChunks, me),
             clock=self.clock,
             pace=pace,
             progress=lambda *told: self.progress.append(told),
@@ -74,9 +75,10 @@ class Donors:
             run=inline,
         )
         state = self.state
-        return Download(context, Wanted(part=state.part, step=state.step, digest=digest(state), layout=state.layout))
+        wanted = Wanted(part=state.part, step=state.step, digest=digest(state), layout=state.layout)
+        return Download(context, wanted, IntoMemory(wanted))
 
-    async def fetch(self, download: Download, donors: Sequence[PeerId] | None = None) -> Snapshot:
+    async def fetch(self, download: Download[PeerId, Snapshot], donors: Sequence[PeerId] | None = None) -> Snapshot:
         """To its end, however long it takes in pretended time. Every task that it began must have ended."""
         before = asyncio.all_tasks()
         task = asyncio.create_task(download.fetch(self.names if donors is None else donors))

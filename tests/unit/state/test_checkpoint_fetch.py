@@ -1,13 +1,18 @@
-"""Fetching checkpoints from peers that die, lie and stall, over the network in memory."""
+"""Fetching checkpoints from donors that die, lie and stall, over the network in memory and from directories."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import json
+import os
+import subprocess
+import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,11 +21,14 @@ from swarm.errors import Busy, PeerError, Refused, StateError, Unreachable, Viol
 from swarm.ids import PartName, PeerId, RunId, stage_part
 from swarm.models.layout import FlatLayout
 from swarm.sim.network import SimEndpoint, SimNetwork
+from swarm.state import snapshot as chunks
 from swarm.state.checkpoints import fetch as checkpoint_fetch
+from swarm.state.checkpoints import format as checkpoint_format
 from swarm.state.checkpoints import shelf as checkpoint_shelf
-from swarm.state.checkpoints.donors import DirectoryDonor, Donor, Offer, PeerDonor, WantedFile, lacking, plans
-from swarm.state.checkpoints.fetch import begun_file, fetch_part
-from swarm.state.checkpoints.files import decode_manifest
+from swarm.state.checkpoints.donors import DirectoryDonor, Donor, Offer, PeerDonor, lacking, plans
+from swarm.state.checkpoints.fetch import BegunFile, Progress, fetch_part
+from swarm.state.checkpoints.files import FORMAT, decode_manifest
+from swarm.state.checkpoints.format import PartFile, StoredParts
 from swarm.state.checkpoints.parts import (
     CheckpointManifest,
     held,
@@ -31,20 +39,25 @@ from swarm.state.checkpoints.parts import (
     write_manifest,
     write_part,
 )
-from swarm.state.checkpoints.shelf import READ, RECORD_OF, CheckpointShelf, ReadRequest, RecordRequest
-from swarm.state.snapshot import digest
+from swarm.state.checkpoints.shelf import CHUNK_OF_FILE, DESCRIBE_FILE, RECORD_OF, CheckpointShelf, RecordRequest
+from swarm.state.download import Data, Wanted
+from swarm.state.sharing import MAX_WINDOW
+from swarm.state.snapshot import digest, hashes_of
+from swarm.state.transfer import ChunkRequest, DescribeRequest
 from tests.unit.state.states import snapshot
 
 RUN = RunId("ab" * 32)
-BIG = FlatLayout.from_shapes([("a", (40, 33))])  # 16 kB: several pieces of the size below
-PIECE = 1024
+BIG = FlatLayout.from_shapes([("a", (40, 33)), ("b", (7,)), ("c", ()), ("d", (0, 3)), ("e", (9, 9))])
+"""23 chunks a vector of the size below, gaps between the parameters, and one parameter without any element."""
+CHUNK = 256
+CHUNKS = 69
 S0, S1 = stage_part(0), stage_part(1)
-MOST = 1 << 20
 
 
 @pytest.fixture(autouse=True)
-def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_fetch, "PIECE_BYTES", PIECE)
+def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "CHUNK_BYTES", CHUNK)
+    monkeypatch.setattr(checkpoint_fetch, "PAUSE_S", 0.0)
 
 
 def keep(root: Path, step: int, parts: Iterable[PartName] = (S0, S1), seed: int = 0) -> CheckpointManifest:
@@ -58,8 +71,8 @@ def keep(root: Path, step: int, parts: Iterable[PartName] = (S0, S1), seed: int 
     return record
 
 
-def wanted(record: CheckpointManifest, part: PartName = S0) -> WantedFile:
-    return WantedFile(step=record.step, part=part, digest=record.parts[part])
+def wanted(record: CheckpointManifest, part: PartName = S0) -> Wanted:
+    return Wanted(part=part, step=record.step, digest=record.parts[part], layout=BIG)
 
 
 def size_of(root: Path, record: CheckpointManifest, part: PartName = S0) -> int:
@@ -70,13 +83,25 @@ def silent(part: PartName, done: int, total: int) -> None:
     """Progress that nobody looks at."""
 
 
-class Twisted:
-    """A donor between which and the reader something happens: ``twist`` may raise, or change the bytes."""
+async def fetch(
+    here: Path, record: CheckpointManifest, donors: Sequence[Donor], part: PartName = S0, progress: Progress = silent
+) -> Path:
+    return await fetch_part(BegunFile(here, wanted(record, part), RUN), donors, progress=progress)
 
-    def __init__(self, inner: Donor, name: str, twist: Callable[[int, bytes], bytes]) -> None:
-        self._inner, self._twist = inner, twist
-        self.name = name
-        self.offsets: list[int] = []
+
+Twist = Callable[[int, Data], Data]
+
+
+class Twisted:
+    """A donor between which and the reader something happens: ``twist`` of a chunk's number and bytes may raise, or
+    change the bytes."""
+
+    def __init__(self, inner: Donor, name: str, twist: Twist) -> None:
+        self._inner, self._name, self._twist = inner, name, twist
+        self.asked: list[int] = []
+
+    def __str__(self) -> str:
+        return self._name
 
     async def offers(self) -> list[Offer[Donor]]:
         return await self._inner.offers()
@@ -84,27 +109,30 @@ class Twisted:
     async def record(self, step: int) -> bytes:
         return await self._inner.record(step)
 
-    async def read(self, file: WantedFile, offset: int, length: int) -> bytes:
-        self.offsets.append(offset)
-        return self._twist(offset, bytes(await self._inner.read(file, offset, length)))
+    async def hashes(self, state: Wanted) -> Data:
+        return await self._inner.hashes(state)
+
+    async def chunk(self, state: Wanted, number: int, timeout_s: float) -> Data:
+        self.asked.append(number)
+        return self._twist(number, await self._inner.chunk(state, number, timeout_s))
 
 
-def as_it_is(offset: int, data: bytes) -> bytes:
+def as_it_is(number: int, data: Data) -> Data:
     return data
 
 
-def lies(offset: int, data: bytes) -> bytes:
-    return bytes(len(data)) if offset == 3 * PIECE else data
+def lies(number: int, data: Data) -> Data:
+    return bytes(len(data)) if number == 3 else data
 
 
-def dies(offset: int, data: bytes) -> bytes:
-    if offset >= 3 * PIECE:
+def dies(number: int, data: Data) -> Data:
+    if number >= 3:
         raise Unreachable("it died")
     return data
 
 
 async def served(root: Path) -> tuple[SimEndpoint, PeerDonor]:
-    """(donor's endpoint, the donor as a reader sees it)."""
+    """(reader's endpoint, the donor as a reader sees it)."""
     network = SimNetwork(SystemClock())
     donor, reader = network.endpoint("donor"), network.endpoint("reader")
     donor.mount(CheckpointShelf(root))
@@ -113,32 +141,83 @@ async def served(root: Path) -> tuple[SimEndpoint, PeerDonor]:
     return reader, PeerDonor(reader, donor.peer, timeout_s=5)
 
 
+def right(here: Path, record: CheckpointManifest, seed: int = 0) -> set[int]:
+    """The chunks of a begun file that are there."""
+    return set(BegunFile(here, wanted(record), RUN).begin(hashes_of(snapshot(layout=BIG, seed=seed).buffers())))
+
+
+async def piece(donor: Donor, state: Wanted, number: int = 0) -> bytes:
+    return bytes(await donor.chunk(state, number, 5.0))
+
+
 # --- the shelf -------------------------------------------------------------------------------------------------------
 
 
-async def test_shelf_offers_lists_records_and_files(tmp_path: Path) -> None:
+async def test_shelf_offers_lists_records_and_the_chunks_of_the_state_itself(tmp_path: Path) -> None:
     record = keep(tmp_path, 10, [S1])
     keep(tmp_path, 20, [])
     _, donor = await served(tmp_path)
     (offer,) = await donor.offers()
-    assert (offer.step, offer.digests, offer.there) == (10, record.parts, {S1: size_of(tmp_path, record, S1)})
+    assert (offer.step, offer.digests, tuple(offer.there)) == (10, record.parts, (S1,))
     assert decode_manifest(await donor.record(10), "it") == record
-    whole = part_path(tmp_path, 10, S1).read_bytes()
-    assert bytes(await donor.read(wanted(record, S1), 5, 100)) == whole[5:105]
+    buffers = snapshot(step=10, part=S1, layout=BIG).buffers()
+    assert await donor.hashes(wanted(record, S1)) == hashes_of(buffers)
+    found = b"".join([await piece(donor, wanted(record, S1), number) for number in range(CHUNKS)])
+    assert found == b"".join(buffers)
+
+
+async def test_shelf_reads_a_header_once_and_no_tensor_to_describe_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = keep(tmp_path, 10)
+    _, donor = await served(tmp_path)
+    read: list[Path] = []
+    usual = PartFile.read
+
+    def counted(path: Path) -> PartFile:
+        read.append(path)
+        return usual(path)
+
+    monkeypatch.setattr(PartFile, "read", counted)
+    with monkeypatch.context() as patch:
+        patch.setattr(PartFile, "read_chunk", lambda *_: pytest.fail("it read a tensor"))
+        await donor.hashes(wanted(record))
+    for number in range(3):
+        await piece(donor, wanted(record), number)
+    assert read == [part_path(tmp_path, 10, S0)]
+    write_part(tmp_path, snapshot(step=10, layout=BIG, seed=9), {"run": RUN})
+    with pytest.raises(WrongStep):
+        await piece(donor, wanted(record))
 
 
 @pytest.mark.parametrize(
-    ("step", "part", "offset", "error"),
-    [(11, "stage-1", 0, WrongStep), (10, "stage-0", 0, WrongStep), (10, "stage-1", 10**12, Refused)],
+    ("step", "part", "number", "error"),
+    [(11, "stage-1", 0, WrongStep), (10, "stage-0", 0, WrongStep), (10, "stage-1", CHUNKS, Violation)],
 )
 async def test_shelf_refuses_what_is_not_there(
-    tmp_path: Path, step: int, part: str, offset: int, error: type[PeerError]
+    tmp_path: Path, step: int, part: str, number: int, error: type[PeerError]
 ) -> None:
     record = keep(tmp_path, 10, [S1])
-    _, donor = await served(tmp_path)
-    file = WantedFile(step=step, part=PartName(part), digest=record.parts["stage-1"])
+    reader, _ = await served(tmp_path)
+    asked = ChunkRequest(step=step, part=part, digest=record.parts["stage-1"], chunk=number)
     with pytest.raises(error):
-        await donor.read(file, offset, 10)
+        await reader.call(PeerId("donor"), CHUNK_OF_FILE, asked, timeout_s=5, max_reply_bytes=CHUNK)
+
+
+async def test_shelf_refuses_a_file_that_is_not_what_its_header_says_without_naming_its_path(tmp_path: Path) -> None:
+    record = keep(tmp_path, 10)
+    path = part_path(tmp_path, 10, S0)
+    whole = path.read_bytes()
+    other = hashes_of(snapshot(step=10, layout=BIG, seed=5).buffers()).hex().encode()
+    right = hashes_of(snapshot(step=10, layout=BIG).buffers()).hex().encode()
+    _, donor = await served(tmp_path)
+    for bad in (whole[:-1], whole.replace(right, other), whole.replace(b"swarm-part/3", b"swarm-part/2")):
+        assert bad != whole
+        path.write_bytes(bad)
+        for asking in (donor.hashes(wanted(record)), piece(donor, wanted(record))):
+            with pytest.raises(Refused) as refused:
+                await asking
+            assert str(tmp_path) not in str(refused.value)
 
 
 async def test_shelf_does_not_hand_out_another_history_s_file(tmp_path: Path) -> None:
@@ -146,7 +225,9 @@ async def test_shelf_does_not_hand_out_another_history_s_file(tmp_path: Path) ->
     old = keep(tmp_path, 10, seed=1)
     keep(tmp_path, 10, seed=2)
     with pytest.raises(WrongStep):
-        await donor.read(wanted(old), 0, 10)
+        await donor.hashes(wanted(old))
+    with pytest.raises(WrongStep):
+        await piece(donor, wanted(old))
 
 
 async def test_shelf_reads_so_much_at_once_and_has_others_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,18 +235,18 @@ async def test_shelf_reads_so_much_at_once_and_has_others_wait(tmp_path: Path, m
     monkeypatch.setattr(checkpoint_shelf, "MAX_READS", 2)
     _, donor = await served(tmp_path)
     both, reading, most = threading.Barrier(2, timeout=5), Counter[str](), [0]
-    usual = CheckpointShelf._piece
+    usual = StoredParts.chunk
 
-    def counted(shelf: CheckpointShelf, body: ReadRequest) -> bytes:
+    def counted(parts: StoredParts, body: ChunkRequest) -> bytes | bytearray:
         reading["now"] += 1
         most.append(reading["now"])
         both.wait()  # nobody reads on before there are two
         reading["now"] -= 1
         both.wait()
-        return usual(shelf, body)
+        return usual(parts, body)
 
-    monkeypatch.setattr(CheckpointShelf, "_piece", counted)
-    await asyncio.gather(*(donor.read(wanted(record), 0, 10) for _ in range(6)))
+    monkeypatch.setattr(StoredParts, "chunk", counted)
+    await asyncio.gather(*(piece(donor, wanted(record)) for _ in range(6)))
     assert max(most) == 2
 
 
@@ -173,7 +254,7 @@ async def test_shelf_has_who_does_not_take_its_answers_wait_and_serves_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     record = keep(tmp_path, 10)
-    monkeypatch.setattr(checkpoint_shelf, "MAX_PIECES", 2)
+    monkeypatch.setattr(checkpoint_shelf, "MAX_CHUNKS", 2)
     network = SimNetwork(SystemClock())
     ends = {name: network.endpoint(name) for name in ("donor", "greedy", "modest")}
     ends["donor"].mount(CheckpointShelf(tmp_path))
@@ -189,19 +270,21 @@ async def test_shelf_has_who_does_not_take_its_answers_wait_and_serves_others(
         await carry(source, target, size)
 
     monkeypatch.setattr(network, "carry", not_to_the_greedy)
-    asked = [asyncio.create_task(greedy.read(wanted(record), 0, 10)) for _ in range(3)]
-    await modest.read(wanted(record), 0, 10)
+    asked = [asyncio.create_task(piece(greedy, wanted(record))) for _ in range(3)]
+    await piece(modest, wanted(record))
     unread.set()
     results = await asyncio.gather(*asked, return_exceptions=True)
-    assert [type(one) for one in results] == [memoryview, memoryview, Busy]
-    await greedy.read(wanted(record), 0, 10)
+    assert [type(one) for one in results] == [bytes, bytes, Busy]
+    await piece(greedy, wanted(record))
 
 
 async def test_shelf_s_messages_cannot_name_a_path(tmp_path: Path) -> None:
     reader, _ = await served(tmp_path)
-    body = ReadRequest.model_construct(step=1, part="../../etc/passwd", digest="0" * 64, offset=0, length=10)
+    named: dict[str, Any] = {"step": 1, "part": "../../etc/passwd", "digest": "0" * 64}
     with pytest.raises(Violation):
-        await reader.call(PeerId("donor"), READ, body, timeout_s=5)
+        await reader.call(PeerId("donor"), DESCRIBE_FILE, DescribeRequest.model_construct(**named), timeout_s=5)
+    with pytest.raises(Violation):
+        await reader.call(PeerId("donor"), CHUNK_OF_FILE, ChunkRequest.model_construct(**named, chunk=0), timeout_s=5)
     with pytest.raises(Violation):
         await reader.call(PeerId("donor"), RECORD_OF, RecordRequest.model_construct(step=-1), timeout_s=5)
 
@@ -215,9 +298,8 @@ async def test_fetch_part_is_the_donor_s_file(tmp_path: Path) -> None:
     _, donor = await served(there)
     told: list[tuple[PartName, int, int]] = []
     size = size_of(there, record)
-    path = await fetch_part(
-        here, wanted(record), [(donor, size)], max_bytes=MOST, progress=lambda *one: told.append(one)
-    )
+    assert BegunFile(here, wanted(record), RUN).size == size, "it is known before anybody is asked"
+    path = await fetch(here, record, [donor], progress=lambda *one: told.append(one))
     assert path.read_bytes() == part_path(there, 10, S0).read_bytes()
     assert digest(load_part(here, 10, S0)) == record.parts["stage-0"]
     assert told[0] == (S0, 0, size)
@@ -225,45 +307,118 @@ async def test_fetch_part_is_the_donor_s_file(tmp_path: Path) -> None:
     assert [entry.name for entry in step_directory(here, 10).iterdir()] == ["stage-0.safetensors"]
 
 
-async def test_fetch_part_goes_on_with_another_when_a_donor_dies(tmp_path: Path) -> None:
+async def test_fetch_part_shares_the_chunks_among_two_directories_and_a_peer(tmp_path: Path) -> None:
+    places = [tmp_path / name for name in "abc"]
+    record = [keep(place, 10) for place in places][0]
+    _, peer = await served(places[2])
+    inner: list[Donor] = [DirectoryDonor(places[0]), DirectoryDonor(places[1]), peer]
+    donors = [Twisted(one, str(one), as_it_is) for one in inner]
+    path = await fetch(tmp_path / "here", record, donors)
+    assert path.read_bytes() == part_path(places[0], 10, S0).read_bytes()
+    assert set().union(*(set(donor.asked) for donor in donors)) == set(range(CHUNKS))
+    assert all(donor.asked for donor in donors), "one of them gave nothing"
+
+
+async def test_fetch_part_finds_a_liar_at_its_first_wrong_chunk_and_takes_the_rest_from_others(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     record = keep(there, 10)
-    first = Twisted(DirectoryDonor(there), "first", dies)
-    second = Twisted(DirectoryDonor(there), "second", as_it_is)
-    size = size_of(there, record)
-    await fetch_part(here, wanted(record), [(first, size), (second, size)], max_bytes=MOST, progress=silent)
-    assert first.offsets[:3] == [0, PIECE, 2 * PIECE]
-    assert min(second.offsets) == 3 * PIECE, "what the first sent is not fetched again"
+    lied: list[int] = []
+
+    def false(number: int, data: Data) -> Data:
+        lied.append(number)
+        return bytes(len(data))
+
+    liar = Twisted(DirectoryDonor(there), "liar", false)
+    honest = [Twisted(DirectoryDonor(there), name, as_it_is) for name in "ab"]
+    path = await fetch(here, record, [liar, *honest])
+    assert lied == liar.asked[:1] == [0], "it was asked for more, or for nothing"
+    assert len(liar.asked) == 1
+    assert set(honest[0].asked) | set(honest[1].asked) == set(range(CHUNKS))
+    assert path.read_bytes() == part_path(there, 10, S0).read_bytes()
+
+
+async def test_fetch_part_goes_on_with_another_when_a_donor_dies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    record = keep(there, 10)
+    monkeypatch.setattr(checkpoint_fetch, "MAX_TRIES", 1)
+    dead = asyncio.Event()
+
+    def dies_at(number: int, data: Data) -> Data:
+        if number >= 3:
+            dead.set()
+            raise Unreachable("it died")
+        return data
+
+    class Late(Twisted):
+        async def hashes(self, state: Wanted) -> Data:
+            await dead.wait()
+            return await super().hashes(state)
+
+    first = Twisted(DirectoryDonor(there), "first", dies_at)
+    second = Late(DirectoryDonor(there), "second", as_it_is)
+    await fetch(here, record, [first, second])
+    assert first.asked[0] == 0
+    assert set(range(3, CHUNKS)) <= set(second.asked) <= set(range(1, CHUNKS)), (
+        "what the first sent is not fetched again"
+    )
+    assert len(second.asked) == len(set(second.asked))
 
 
 async def test_fetch_part_continues_what_an_earlier_call_began(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     record = keep(there, 10)
-    size = size_of(there, record)
+    first = Twisted(DirectoryDonor(there), "first", dies)
     with pytest.raises(StateError, match="nobody has a good stage-0 of step 10: first: it died"):
-        await fetch_part(
-            here, wanted(record), [(Twisted(DirectoryDonor(there), "first", dies), size)],
-            max_bytes=MOST, progress=silent,
-        )  # fmt: skip
+        await fetch(here, record, [first])
+    assert len([number for number in first.asked if number >= 3]) >= checkpoint_fetch.MAX_TRIES
+    came = right(here, record)
+    assert {0} <= came <= {0, 1, 2}
     again = Twisted(DirectoryDonor(there), "again", as_it_is)
-    await fetch_part(here, wanted(record), [(again, size)], max_bytes=MOST, progress=silent)
-    assert min(again.offsets) == 3 * PIECE
+    told: list[tuple[PartName, int, int]] = []
+    await fetch(here, record, [again], progress=lambda *one: told.append(one))
+    assert sorted(again.asked) == sorted(set(range(CHUNKS)) - came)
+    size = size_of(there, record)
+    assert told[0] == (S0, size * len(came) * CHUNK // (12 * BIG.elements), size)
 
 
-async def test_fetch_part_keeps_what_came_whatever_size_another_claims(tmp_path: Path) -> None:
+KILLED = """
+import os, sys, asyncio
+from pathlib import Path
+from swarm.state import snapshot
+snapshot.CHUNK_BYTES = 256
+from swarm.state.checkpoints.donors import DirectoryDonor
+from swarm.state.checkpoints.fetch import BegunFile
+from swarm.state.checkpoints.files import read_manifest
+from tests.unit.state import test_checkpoint_fetch as these
+
+class Killed(BegunFile):
+    def place(self, number, data):
+        if number == 20:
+            os._exit(9)
+        super().place(number, data)
+
+there, here = map(Path, sys.argv[1:])
+file = Killed(here, these.wanted(read_manifest(there, 10)), these.RUN)
+asyncio.run(these.fetch_part(file, [DirectoryDonor(there)], progress=these.silent))
+"""
+
+
+async def test_fetch_part_that_was_killed_does_not_fetch_again_what_was_verified(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     record = keep(there, 10)
-    size = size_of(there, record)
-    first, tiny, honest = (
-        Twisted(DirectoryDonor(there), name, twist)
-        for name, twist in (("first", dies), ("tiny", lies), ("honest", as_it_is))
-    )
-    with pytest.raises(StateError, match="it died"):
-        await fetch_part(here, wanted(record), [(first, size)], max_bytes=MOST, progress=silent)
-    await fetch_part(here, wanted(record), [(tiny, 8), (honest, size)], max_bytes=MOST, progress=silent)
-    assert tiny.offsets == [0]
-    assert min(honest.offsets) == 3 * PIECE, "what the first sent is kept"
-    assert [entry.name for entry in step_directory(here, 10).iterdir()] == ["stage-0.safetensors"]
+    command = [sys.executable, "-c", KILLED, str(there), str(here)]
+    ended = await asyncio.to_thread(subprocess.run, command, env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)})
+    assert ended.returncode == 9
+    assert not part_path(here, 10, S0).exists()
+    came = right(here, record)
+    assert len(came) >= 12, "at most eight were under way"
+    assert 20 not in came
+    again = Twisted(DirectoryDonor(there), "again", as_it_is)
+    path = await fetch(here, record, [again])
+    assert sorted(again.asked) == sorted(set(range(CHUNKS)) - came)
+    assert path.read_bytes() == part_path(there, 10, S0).read_bytes()
 
 
 async def test_fetch_part_waits_for_a_donor_that_is_busy_as_long_as_something_comes(
@@ -271,78 +426,124 @@ async def test_fetch_part_waits_for_a_donor_that_is_busy_as_long_as_something_co
 ) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     record = keep(there, 10)
-    monkeypatch.setattr(checkpoint_fetch, "BUSY_PAUSE_S", 0.0)
     monkeypatch.setattr(checkpoint_fetch, "MAX_WAITS", 2)
-    refused: Counter[int] = Counter()
+    since, refused = [0], [0]
 
-    def busy_once(offset: int, data: bytes) -> bytes:
-        refused[offset] += 1
-        if refused[offset] == 1:
+    def busy_often(number: int, data: Data) -> Data:
+        since[0] += 1
+        if since[0] > MAX_WINDOW + 1:  # so that one at least is not called off
+            since[0] = 0
+            refused[0] += 1
             raise Busy("full")
         return data
 
-    size = size_of(there, record)
-    often = Twisted(DirectoryDonor(there), "often", busy_once)
-    await fetch_part(here, wanted(record), [(often, size)], max_bytes=MOST, progress=silent)
-    assert len(refused) > 2 * checkpoint_fetch.MAX_TRIES
+    often = Twisted(DirectoryDonor(there), "often", busy_often)
+    await fetch(here, record, [often])
+    assert refused[0] > checkpoint_fetch.MAX_TRIES > checkpoint_fetch.MAX_WAITS
 
-    def never(offset: int, data: bytes) -> bytes:
+    def never(number: int, data: Data) -> Data:
         raise Busy("full")
 
     donor = Twisted(DirectoryDonor(there), "never", never)
     with pytest.raises(StateError, match="nobody has a good stage-1 of step 10: never: full"):
-        await fetch_part(here, wanted(record, S1), [(donor, size)], max_bytes=MOST, progress=silent)
-    assert donor.offsets.count(0) == 2
+        await fetch(here, record, [donor], S1)
+    assert donor.asked == [0, 0]
+    assert [entry.name for entry in step_directory(here, 10).iterdir()] == ["stage-0.safetensors"], "an empty file"
 
 
-async def test_fetch_part_keeps_two_begun_files_at_most_whatever_sizes_are_claimed(tmp_path: Path) -> None:
+async def test_fetch_part_keeps_two_begun_files_at_most_and_none_that_nobody_proved(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
-    record = keep(there, 10)
-    size = size_of(there, record)
-    claims: list[tuple[Donor, int]] = [
-        (Twisted(DirectoryDonor(there), f"donor {more}", dies), size + more) for more in range(5)
-    ]
-    with pytest.raises(StateError, match="it died"):
-        await fetch_part(here, wanted(record), claims, max_bytes=MOST, progress=silent)
-    left = [entry.stat().st_size for entry in step_directory(here, 10).iterdir()]
+    for seed in range(5):
+        record = keep(there, 10, seed=seed)
+        with pytest.raises(StateError, match="it died"):
+            await fetch(here, record, [Twisted(DirectoryDonor(there), "donor", dies)])
+    left = {entry.name for entry in step_directory(here, 10).iterdir()}
     assert len(left) == 2
-    assert max(left) == 3 * PIECE
+    assert BegunFile(here, wanted(record), RUN).begun.name in left
+    claimed = record.model_copy(update={"parts": record.parts | {"stage-0": "0" * 64}})
+
+    class Claims(Twisted):
+        async def hashes(self, state: Wanted) -> Data:
+            return bytes(32 * CHUNKS)
+
+    with pytest.raises(StateError, match="do not give the digest"):
+        await fetch(here, claimed, [Claims(DirectoryDonor(there), "claims", as_it_is)])
+    assert {entry.name for entry in step_directory(here, 10).iterdir()} == left
 
 
-async def test_fetch_part_whose_disk_cannot_be_read_keeps_what_came(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("call", ["pread", "pwrite", "fsync", "posix_fallocate"])
+async def test_fetch_part_whose_disk_fails_says_so_and_keeps_what_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
+    """What lies here is read when it is gone on with, so the first call is one that breaks off."""
     there, here = tmp_path / "there", tmp_path / "here"
     record = keep(there, 10)
-    donor, size = Twisted(DirectoryDonor(there), "honest", as_it_is), size_of(there, record)
+    _, peer = await served(there)
+    with pytest.raises(StateError, match="it died"):
+        await fetch(here, record, [Twisted(peer, "first", dies)])
+    came = right(here, record)
+    begun = BegunFile(here, wanted(record), RUN).begun
+    usual, broken = getattr(os, call), list[str]()
 
-    def broken(path: Path) -> None:
-        raise StateError("cannot be read") from OSError(errno.EIO, "Input/output error")
+    def breaks(descriptor: int, *more: object) -> object:
+        if os.readlink(f"/proc/self/fd/{descriptor}") != str(begun):
+            return usual(descriptor, *more)
+        broken.append(call)
+        raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_fetch, "load_file", broken)
-        with pytest.raises(StateError, match="Input/output error"):
-            await fetch_part(here, wanted(record), [(donor, size)], max_bytes=MOST, progress=silent)
-    donor.offsets.clear()
-    await fetch_part(here, wanted(record), [(donor, size)], max_bytes=MOST, progress=silent)
-    assert donor.offsets == []
+        patch.setattr(os, call, breaks)
+        with pytest.raises(StateError, match=r"stage-0\.safetensors: Input/output error"):
+            await fetch(here, record, [peer])
+    assert broken
+    again = Twisted(peer, "again", as_it_is)
+    await fetch(here, record, [again])
+    assert sorted(again.asked) == ([] if call == "fsync" else sorted(set(range(CHUNKS)) - came))
 
 
-async def test_fetch_part_throws_away_what_a_liar_sent_and_asks_another(tmp_path: Path) -> None:
+def test_begun_file_for_which_there_is_no_room_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = keep(tmp_path / "there", 10)
+    file = BegunFile(tmp_path / "here", wanted(record), RUN)
+    assert file.lacking_bytes == file.size
+    hashes = hashes_of(snapshot(step=10, layout=BIG).buffers())
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_fetch, "reserve", full)
+        with pytest.raises(OSError, match="No space left"):
+            file.begin(hashes)
+    assert not file.begun.exists()
+    file.begin(hashes)
+    assert file.lacking_bytes == 0, "the disk has given it"
+
+
+def full(descriptor: int, size: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+async def test_fetch_part_keeps_what_a_liar_sent_rightly_and_asks_another_for_the_rest(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     record = keep(there, 10)
-    size = size_of(there, record)
     liar = Twisted(DirectoryDonor(there), "liar", lies)
+    with pytest.raises(StateError, match="liar: chunk 3 of 69 is not what its hash says"):
+        await fetch(here, record, [liar])
+    assert liar.asked.count(3) == 1
     honest = Twisted(DirectoryDonor(there), "honest", as_it_is)
-    await fetch_part(here, wanted(record), [(liar, size), (honest, size)], max_bytes=MOST, progress=silent)
-    assert 0 in honest.offsets
-    assert liar.offsets.count(0) == 1
+    await fetch(here, record, [honest])
+    assert 3 in honest.asked
+    assert 0 not in honest.asked
     assert digest(load_part(here, 10, S0)) == record.parts["stage-0"]
 
 
 def crafted(header: str) -> bytes:
     """A file that has this for its header, and zeros."""
     return len(header).to_bytes(8, "little") + header.encode() + bytes(64)
+
+
+def described(shapes: list[object], **entries: object) -> bytes:
+    """A file whose metadata names such a state."""
+    state = json.dumps(["stage-0", 10, shapes])
+    return crafted(
+        json.dumps({"__metadata__": {"format": FORMAT, "state": state, "digest": "", "hashes": ""}, **entries})
+    )
 
 
 ROTTEN = {
@@ -352,16 +553,22 @@ ROTTEN = {
         '{"a": {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]},'
         ' "b": {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]}}'
     ),
-    "a state of any size": crafted(
-        '{"__metadata__": {"format": "swarm-part/2", "state": "[\\"stage-0\\", 10, [[\\"a\\", [1000000000000]]]]"},'
-        ' "a": {"dtype": "F32", "shape": [16], "data_offsets": [0, 64]}}'
+    "a state of any size": described(
+        [["a", [1_000_000_000_000]]], a={"dtype": "F32", "shape": [16], "data_offsets": [0, 64]}
     ),
+    "a state of no size": described([["a", [-1]]]),
+    "a parameter twice": described([["a", [1]], ["a", [1]]]),
+    "a state beyond numbers": described([["a", [float("inf")]]]),
+    "no state": described(["a"]),
 }
 
 
 @pytest.mark.parametrize("rotten", ROTTEN.values(), ids=ROTTEN)
-def test_file_that_no_peer_writes_is_an_error_and_takes_no_memory(tmp_path: Path, rotten: bytes) -> None:
+def test_file_that_no_peer_writes_is_an_error_and_takes_no_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rotten: bytes
+) -> None:
     (tmp_path / "file").write_bytes(rotten)
+    monkeypatch.setattr("torch.zeros", lambda *_, **__: pytest.fail("it took memory"))
     with pytest.raises(StateError, match="file"):
         load_file(tmp_path / "file")
 
@@ -372,32 +579,48 @@ async def test_fetch_part_that_is_rotten_by_an_earlier_call_is_fetched_anew_from
 ) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     record = keep(there, 10)
-    size = size_of(there, record)
-    begun = step_directory(here, 10)
-    begun.mkdir(parents=True)
-    begun_file(begun / "stage-0.safetensors", record.parts["stage-0"], size).write_bytes(rotten)
-    donor = Twisted(DirectoryDonor(there), "honest", as_it_is)
-    await fetch_part(here, wanted(record), [(donor, size)], max_bytes=MOST, progress=silent)
-    assert 0 in donor.offsets
+    step_directory(here, 10).mkdir(parents=True)
+    for longer in (0, 1 << 20):
+        BegunFile(here, wanted(record), RUN).begun.write_bytes(rotten + b"r" * longer)
+        donor = Twisted(DirectoryDonor(there), "honest", as_it_is)
+        path = await fetch(here, record, [donor])
+        assert 0 in donor.asked
+        assert path.read_bytes() == part_path(there, 10, S0).read_bytes()
 
 
 async def test_fetch_part_only_liars_leaves_nothing_and_names_them(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     record = keep(there, 10)
-    size = size_of(there, record)
-    liars = [(Twisted(DirectoryDonor(there), name, lies), size) for name in ("one", "two")]
-    with pytest.raises(StateError, match=r"one: what came fails verification.*two: what came"):
-        await fetch_part(here, wanted(record), liars, max_bytes=MOST, progress=silent)
+    liars = [Twisted(DirectoryDonor(there), name, lambda number, data: bytes(len(data))) for name in ("one", "two")]
+    with pytest.raises(StateError, match="nobody has a good stage-0 of step 10: ") as failed:
+        await fetch(here, record, liars)
+    for liar in liars:
+        assert f"{liar}: chunk " in str(failed.value)
+        assert len(liar.asked) == 1
     assert list(step_directory(here, 10).iterdir()) == []
 
 
-async def test_fetch_part_larger_than_the_model_is_not_begun(tmp_path: Path) -> None:
+async def test_fetch_part_of_which_nobody_answers_keeps_what_came_earlier(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     record = keep(there, 10)
+    with pytest.raises(StateError, match="it died"):
+        await fetch(here, record, [Twisted(DirectoryDonor(there), "first", dies)])
+    with pytest.raises(StateError, match="nobody has a good stage-0"):
+        await fetch(here, record, [DirectoryDonor(tmp_path / "nowhere")])
+    again = Twisted(DirectoryDonor(there), "again", as_it_is)
+    await fetch(here, record, [again])
+    assert set(range(3, CHUNKS)) <= set(again.asked) <= set(range(1, CHUNKS))
+
+
+async def test_fetch_part_of_another_model_is_not_begun(tmp_path: Path) -> None:
+    there, here = tmp_path / "there", tmp_path / "here"
+    record = keep(there, 10)
+    other = Wanted(part=S0, step=10, digest=record.parts["stage-0"], layout=FlatLayout.from_shapes([("a", (4000, 33))]))
     donor = Twisted(DirectoryDonor(there), "donor", as_it_is)
-    with pytest.raises(StateError, match="all are larger than the model"):
-        await fetch_part(here, wanted(record), [(donor, MOST + 1)], max_bytes=MOST, progress=silent)
-    assert donor.offsets == []
+    with pytest.raises(StateError, match="do not give the digest"):
+        await fetch_part(BegunFile(here, other, RUN), [donor], progress=silent)
+    assert donor.asked == []
+    assert not here.exists()
 
 
 async def test_fetch_part_cancelled_leaves_no_task_and_what_came(tmp_path: Path) -> None:
@@ -406,30 +629,49 @@ async def test_fetch_part_cancelled_leaves_no_task_and_what_came(tmp_path: Path)
     stuck = asyncio.Event()
 
     class Stuck(Twisted):
-        async def read(self, file: WantedFile, offset: int, length: int) -> bytes:
-            if offset >= 2 * PIECE:
+        async def chunk(self, state: Wanted, number: int, timeout_s: float) -> Data:
+            if number >= 2:
                 stuck.set()
                 await asyncio.Event().wait()
-            return await super().read(file, offset, length)
+            return await super().chunk(state, number, timeout_s)
 
     donor = Stuck(DirectoryDonor(there), "stuck", as_it_is)
     before = asyncio.all_tasks()
-    task = asyncio.create_task(
-        fetch_part(here, wanted(record), [(donor, size_of(there, record))], max_bytes=MOST, progress=silent)
-    )
+    task = asyncio.create_task(fetch(here, record, [donor]))
     await stuck.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert asyncio.all_tasks() == before
     assert not part_path(here, 10, S0).exists()
+    again = Twisted(DirectoryDonor(there), "again", as_it_is)
+    await fetch(here, record, [again])
+    assert 0 not in again.asked
+
+
+def test_every_chunk_has_one_place_in_the_file_and_all_of_them_are_the_tensors(tmp_path: Path) -> None:
+    """Written in any order, also in chunks that are no longer than a gap."""
+    state = snapshot(step=3, layout=BIG)
+    for size in (4, 16, 64, 100, 252, 1 << 20):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(chunks, "CHUNK_BYTES", size)
+            file = PartFile.read(write_part(tmp_path, state, {"run": RUN}))
+            begun = os.open(tmp_path / "begun", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+            source = os.open(part_path(tmp_path, 3, S0), os.O_RDONLY)
+            for number in reversed(range(file.state.cut.chunks)):
+                file.write_chunk(begun, number, file.read_chunk(source, number))
+            checkpoint_format.write_at(begun, file.header, 0)
+            os.close(begun)
+            os.close(source)
+            assert (tmp_path / "begun").read_bytes() == part_path(tmp_path, 3, S0).read_bytes()
+            assert digest(load_file(tmp_path / "begun")[0]) == digest(state)
 
 
 # --- what to fetch ---------------------------------------------------------------------------------------------------
 
 
 def offer(donor: str, step: int, parts: Iterable[PartName], account: str = "a") -> Offer[str]:
-    return Offer(donor, step, {S0: account * 64, S1: account * 64}, dict.fromkeys(parts, 100))
+    return Offer(donor, step, {S0: account * 64, S1: account * 64}, tuple(parts))
 
 
 def test_plans_take_the_newest_step_that_is_whole_between_all() -> None:
@@ -442,7 +684,7 @@ def test_plans_take_the_newest_step_that_is_whole_between_all() -> None:
     ]
     (plan,) = plans(offers, [], [S0, S1])
     assert (plan.step, plan.here) == (10, ())
-    assert plan.donors == {S0: (("A", 100), ("C", 100)), S1: (("B", 100),)}
+    assert plan.donors == {S0: ("A", "C"), S1: ("B",)}
     assert lacking(offers, [], [S0, S1]) == [(20, (S1,)), (10, ())]
 
 
@@ -473,14 +715,14 @@ def test_plans_use_what_is_here_and_nothing_older_than_what_is_whole_here(tmp_pa
     record = keep(tmp_path, 10, [S0])
     here = [held(tmp_path, 10)]
     account = {PartName(part): value for part, value in record.parts.items()}
-    (plan,) = plans([Offer("A", 10, account, {S0: 9, S1: 9})], here, [S0, S1])
-    assert (plan.here, plan.donors) == ((S0,), {S1: (("A", 9),)})
+    (plan,) = plans([Offer("A", 10, account, (S0, S1))], here, [S0, S1])
+    assert (plan.here, plan.donors) == ((S0,), {S1: ("A",)})
     assert plans([offer("A", 10, [S1])], here, [S0, S1]) == [], "another history's part beside ours"
     keep(tmp_path, 20)
     assert plans([offer("A", 10, [S0, S1]), offer("A", 20, [S0, S1])], [held(tmp_path, 20)], [S0, S1]) == []
 
 
 def test_plans_of_another_model_s_parts_are_none() -> None:
-    strange = Offer("A", 10, {S0: "a" * 64}, {S0: 1})
+    strange = Offer("A", 10, {S0: "a" * 64}, (S0,))
     assert plans([strange], [], [S0, S1]) == []
     assert lacking([], [], [S0]) == []

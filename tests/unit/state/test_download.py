@@ -16,7 +16,7 @@ from swarm.state import snapshot as chunks
 from swarm.state.donation import Bucket
 from swarm.state.sharing import CEILING_S, FLOOR_S, LATE
 from swarm.state.snapshot import Snapshot, digest, hashes_of
-from swarm.state.transfer import CHUNK, DESCRIBE, Description
+from swarm.state.transfer import CHUNK, DESCRIBE
 from tests.unit.state.donors import ME, Donors, big_state, in_time, turns
 
 A, B, C = (PeerId(name) for name in "abc")
@@ -284,17 +284,7 @@ async def many_hashes(body: Any, answer: Answer[Any]) -> Answer[Any]:
     return Answer(answer.body, bytes(answer.payload) * 1000)
 
 
-async def huge_claim(body: Any, answer: Answer[Any]) -> Answer[Any]:
-    assert isinstance(answer.body, Description)
-    return Answer(answer.body.model_copy(update={"elements": 2**50}), bytes(answer.payload))
-
-
-async def other_digest(body: Any, answer: Answer[Any]) -> Answer[Any]:
-    assert isinstance(answer.body, Description)
-    return Answer(answer.body.model_copy(update={"digest": "0" * 64}), bytes(answer.payload))
-
-
-@pytest.mark.parametrize("lie", [false_hashes, missing_hash, no_hashes, many_hashes, huge_claim, other_digest])
+@pytest.mark.parametrize("lie", [false_hashes, missing_hash, no_hashes, many_hashes])
 async def test_download_from_a_donor_that_lies_about_the_hashes_asks_it_for_nothing(lie: Any) -> None:
     world = Donors(big_state())
     world.twists[A, DESCRIBE] = lie
@@ -368,6 +358,49 @@ async def test_download_of_a_lease_that_ran_out_goes_on_with_the_others() -> Non
     world.after = lambda count: world.donors[A].release(ME, world.state.part) if count == 12 else None
     assert same(await world.fetch(download), world.state)
     assert world.dropped == {A: "wrong_step"}
+
+
+async def test_download_asks_a_donor_again_when_it_is_told_to_and_a_liar_never() -> None:
+    world = Donors(big_state(), "ab")
+    download = await world.open()
+    waited: list[PeerId] = []
+
+    async def busy(body: Any, answer: Answer[Any]) -> Answer[Any]:
+        if world.asked > 4 and waited.count(A) < 5:
+            raise Busy("enough")
+        return answer
+
+    async def lie(body: Any, answer: Answer[Any]) -> Answer[Any]:
+        return Answer(answer.body, bytes(len(answer.payload)))
+
+    def again(donor: PeerId, error: PeerError) -> float:
+        waited.append(donor)
+        return 7.0
+
+    world.twists[A, CHUNK], world.twists[B, CHUNK] = busy, lie
+    object.__setattr__(download._context, "dropped", again)
+    assert same(await world.fetch(download), world.state)
+    assert (waited.count(A), waited.count(B), len(world.served[B])) == (5, 1, 1)
+    assert world.clock.now >= 5 * 7.0, "it did not wait"
+
+
+async def test_download_has_no_more_under_way_however_many_donors_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(download_module, "MAX_UNDER_WAY", 5)
+    world = Donors(big_state(), "abcdefgh")
+    world.slow(dict.fromkeys("abcdefgh", 0.1))
+    under_way, most = [0], [0]
+
+    async def counted(body: Any, answer: Answer[Any]) -> Answer[Any]:
+        under_way[0] += 1
+        most.append(under_way[0])
+        await world.clock.sleep(0.1)
+        under_way[0] -= 1
+        return answer
+
+    for name in world.names:
+        world.twists[name, CHUNK] = counted
+    assert same(await world.fetch(await world.open()), world.state)
+    assert max(most) == 5
 
 
 async def test_download_of_a_damaged_program_ends_with_its_error() -> None:

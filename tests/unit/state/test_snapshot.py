@@ -6,16 +6,8 @@ import torch
 from swarm.errors import StateError
 from swarm.ids import ENDS, PartName, stage_part
 from swarm.models.layout import FlatLayout
-from swarm.state.snapshot import Snapshot, digest, from_bytes, initial_snapshot, to_bytes
+from swarm.state.snapshot import Snapshot, digest, initial_snapshot
 from tests.unit.state.states import LAYOUT, changed, snapshot
-
-
-def test_snapshot_survives_its_bytes() -> None:
-    before = snapshot(step=7)
-    after = from_bytes(to_bytes(before))
-    assert (after.part, after.step, after.layout) == (before.part, 7, LAYOUT)
-    assert all(torch.equal(*pair) for pair in zip(after.vectors, before.vectors, strict=True))
-    assert digest(after) == digest(before)
 
 
 def test_digest_sees_every_field_but_the_step() -> None:
@@ -38,20 +30,6 @@ def test_digest_is_what_it_always_was() -> None:
         digest(initial_snapshot(stage_part(0), layout, weights))
         == "8bafa7ef87fe7b9c2cec0b43f632e925338aa51b3eb62a1eed6ffc2cb53aa950"
     )
-
-
-@pytest.mark.parametrize("spot", [20, 200, -1])
-def test_bytes_with_a_flipped_bit_are_refused(spot: int) -> None:
-    data = bytearray(to_bytes(snapshot()))
-    data[spot] ^= 1
-    with pytest.raises(StateError):
-        from_bytes(bytes(data))
-
-
-@pytest.mark.parametrize("keep", [0, 4, 100, -1])
-def test_bytes_cut_short_are_refused(keep: int) -> None:
-    with pytest.raises(StateError):
-        from_bytes(to_bytes(snapshot())[:keep])
 
 
 def test_snapshot_of_the_wrong_length_is_refused() -> None:

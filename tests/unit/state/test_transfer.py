@@ -15,7 +15,7 @@ from swarm.state import snapshot as chunks
 from swarm.state.donation import BURST_BYTES, Donation
 from swarm.state.sharing import MAX_WINDOW
 from swarm.state.snapshot import CHUNK_BYTES, Snapshot, digest, hashes_of, root_of
-from swarm.state.transfer import CHUNK, DESCRIBE, ChunkRequest, DescribeRequest, Description, StateDonor
+from swarm.state.transfer import CHUNK, DESCRIBE, ChunkRequest, DescribeRequest, StateDonor
 from tests.harness.asked import NOTHING_BESIDE
 from tests.unit.membership.observed import turns
 from tests.unit.state.donors import RUN, Donors, in_time
@@ -38,14 +38,18 @@ async def ask(donor: StateDonor, rpc: Rpc[Any, Any], body: Any, me: PeerId = ME)
     return await served.handle(me, rpc.request.model_validate(body.to_wire()), NOTHING_BESIDE)
 
 
-async def describe(donor: StateDonor, step: int | None = None, me: PeerId = ME) -> Description:
-    answer = await ask(donor, DESCRIBE, DescribeRequest(part="stage-0", step=step), me)
-    assert isinstance(answer.body, Description)
-    return answer.body
+def called(state: Snapshot, *, step: int | None = None) -> dict[str, Any]:
+    """What a request for this state says, or for the same bits after another step."""
+    return {"part": state.part, "step": state.step if step is None else step, "digest": digest(state)}
 
 
-async def fetch(donor: StateDonor, step: int, chunk: int, me: PeerId = ME) -> bytes:
-    return bytes((await ask(donor, CHUNK, ChunkRequest(part="stage-0", step=step, chunk=chunk), me)).payload)
+async def describe(donor: StateDonor, step: int = 0, me: PeerId = ME, seed: int = 0) -> bytes:
+    return bytes((await ask(donor, DESCRIBE, DescribeRequest(**called(snapshot(step=step, seed=seed))), me)).payload)
+
+
+async def fetch(donor: StateDonor, step: int, chunk: int, me: PeerId = ME, seed: int = 0) -> bytes:
+    request = ChunkRequest(**called(snapshot(step=step, seed=seed)), chunk=chunk)
+    return bytes((await ask(donor, CHUNK, request, me)).payload)
 
 
 async def test_donor_hands_out_the_state_chunk_by_chunk_with_hashes_that_give_the_digest(
@@ -54,8 +58,7 @@ async def test_donor_hands_out_the_state_chunk_by_chunk_with_hashes_that_give_th
     monkeypatch.setattr(chunks, "CHUNK_BYTES", 50)
     state = snapshot(step=3)
     donor, _ = donor_of(state)
-    answer = await ask(donor, DESCRIBE, DescribeRequest(part=state.part, step=3))
-    hashes = bytes(answer.payload)
+    hashes = await describe(donor, 3)
     assert len(hashes) == 32 * 3 * 3, "128 bytes a vector are three chunks of it"
     assert root_of(state.part, LAYOUT, hashes) == digest(state)
     found = b"".join([await fetch(donor, 3, chunk) for chunk in range(9)])
@@ -63,26 +66,33 @@ async def test_donor_hands_out_the_state_chunk_by_chunk_with_hashes_that_give_th
     assert donor.downloads == 0
 
 
-async def test_donor_that_has_another_step_or_part_says_so() -> None:
+async def test_donor_that_has_another_step_digest_or_part_says_so() -> None:
     donor, _ = donor_of(snapshot(step=3))
     with pytest.raises(WrongStep, match="step 3"):
         await describe(donor, 2)
+    with pytest.raises(WrongStep, match="with digest"):
+        await describe(donor, 3, seed=1)
     with pytest.raises(Refused, match="not held"):
-        await ask(donor, DESCRIBE, DescribeRequest(part=stage_part(9), step=None))
+        await ask(donor, DESCRIBE, DescribeRequest(part=stage_part(9), step=3, digest="0" * 64))
+    await describe(donor, 3)
+    with pytest.raises(WrongStep, match="describe it first"):
+        await fetch(donor, 3, 0, seed=1)
 
 
 async def test_donor_keeps_a_described_state_while_it_moves_on() -> None:
     old = snapshot(step=1)
     donor, clock = donor_of(old, lease_s=10.0)
-    assert (await describe(donor)).step == 1
-    donor.offer(snapshot(step=2, seed=2), "ff" * 32)
+    await describe(donor, 1)
+    donor.offer(snapshot(step=2, seed=2), digest(snapshot(seed=2)))
     for _ in range(3):
         clock.now += 9.0
         assert await fetch(donor, 1, 1) == bytes(old.buffers()[1])
     clock.now += 10.0
     with pytest.raises(WrongStep, match="describe it first"):
         await fetch(donor, 1, 1)
-    assert (await describe(donor)).step == 2
+    with pytest.raises(WrongStep, match="step 2"):
+        await describe(donor, 1)
+    await describe(donor, 2, seed=2)
 
 
 async def test_donor_keeps_one_copy_of_a_state_and_of_its_hashes_for_all_who_want_it() -> None:
@@ -123,7 +133,7 @@ async def test_donor_whose_caller_hangs_up_while_hashes_are_made_makes_them_for_
     second = asyncio.create_task(describe(donor, 4, OTHER))
     first.cancel()
     go_on.set()
-    assert (await second).step == 4
+    assert root_of(stage_part(0), LAYOUT, await second) == digest(snapshot())
     assert first.cancelled()
 
 
@@ -148,8 +158,7 @@ async def test_donor_makes_hashes_once_though_nobody_waits_for_them_and_again_wh
     assert made == 1
     go_on.set()
     await turns()
-    assert (await describe(donor, 4)).step == 4
-    assert (await describe(donor, 4)).step == 4
+    assert await describe(donor, 4) == await describe(donor, 4) != b""
     assert made == 2
 
 
@@ -231,13 +240,13 @@ async def test_donor_has_who_asks_for_too_much_of_a_part_at_once_wait_and_serves
     greedy, modest = (donors.network.endpoint(one) for one in ("greedy", "modest"))
     for endpoint in (greedy, modest):
         await endpoint.enter(RUN)
-        describing = DescribeRequest(part="stage-0", step=0)
+        describing = DescribeRequest(**called(snapshot()))
         await endpoint.call(name, DESCRIBE, describing, timeout_s=10.0, max_reply_bytes=1024)
     donors.donors[name].step_closed()
     donors.donors[name]._donation.give(BURST_BYTES, 0.0)  # from here on chunks wait for their turn
 
     def asking(endpoint: SimEndpoint) -> asyncio.Task[Any]:
-        body = ChunkRequest(part="stage-0", step=0, chunk=0)
+        body = ChunkRequest(**called(snapshot()), chunk=0)
         call = endpoint.call(name, CHUNK, body, timeout_s=1000.0, max_reply_bytes=CHUNK_BYTES)
         return asyncio.create_task(call)
 
