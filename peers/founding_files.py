@@ -12,16 +12,17 @@ from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.checkpoints.resume import Resumable, find_resumable
 from peers.console.words import another_path, command_name
 from peers.data.source import check_tokenizer
-from peers.data.text import Corpus, built_in_corpus, read_corpus, sample_texts
+from peers.data.text import built_in_corpus, read_corpus, sample_texts
 from peers.manifest_file import write_manifest
 from peers.presets import load_preset, preset_names
 from swarm.config import Manifest, new_nonce, parse_manifest
 from swarm.disk import write_whole
 from swarm.errors import ConfigError, Incompatible, StateError
-from swarm.models.spec import ModelConfig
 
 TOKENIZER_FILE = "tokenizer.json"
 MANIFEST_FILE = "run.toml"
+_PENDING = {"tokenizer": {"digest": "0" * 64}}
+"""Stands for the tokenizer to come."""
 _FLAGS = {"run.start_when.stage_hosts": "hosts"}
 """The flags that are not called like the key they set."""
 
@@ -63,8 +64,7 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
     for dotted, value in foundation.changes.items():
         if value is not None:
             _change(document, dotted, value)
-    # With a digest that stands for the tokenizer to come, so that mistakes show before one is trained.
-    parse_manifest({"tokenizer": {"digest": "0" * 64}} | document, _origin(foundation))
+    parse_manifest(_PENDING | document, _origin(foundation))  # so that mistakes show before a tokenizer is trained
     return document
 
 
@@ -117,12 +117,8 @@ def _tokenizer(foundation: Foundation, document: dict[str, Any], named: str | No
             raise ConfigError("--tokenizer", None, f"the tokenizer.json whose sha256 begins {named[:16]}", remedy)
         return _read(beside), str(beside)
     corpus = read_corpus(foundation.texts) if foundation.texts else built_in_corpus()
-    return _train(corpus, document), corpus.name
-
-
-def _train(corpus: Corpus, document: dict[str, Any]) -> bytes:
-    vocab_size = int(document.get("model", {}).get("vocab_size", ModelConfig().vocab_size))
-    return train_tokenizer(sample_texts([corpus.documents]), vocab_size)
+    vocab_size = parse_manifest(_PENDING | document, _origin(foundation)).model.vocab_size
+    return train_tokenizer(sample_texts([corpus.documents]), vocab_size), corpus.name
 
 
 def _read(path: Path) -> bytes:

@@ -22,7 +22,9 @@ from swarm.consensus.copies import MAX_COPIES
 from swarm.consensus.records import record_bytes
 from swarm.errors import ConfigError, OtherWire
 from swarm.ids import RunId
-from swarm.models.spec import ModelConfig, SplitConfig
+from swarm.models.gpt_config import GptConfig
+from swarm.models.registry import AnyModel, config_type, family_of
+from swarm.models.spec import SplitConfig
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
@@ -80,7 +82,7 @@ class Manifest(Section):
     """The whole run manifest. Compare by :attr:`run_id`."""
 
     run: RunConfig = RunConfig()
-    model: ModelConfig = ModelConfig()
+    model: AnyModel = GptConfig()
     split: SplitConfig = SplitConfig()
     tokenizer: TokenizerConfig
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -117,7 +119,7 @@ def parse_manifest(document: dict[str, Any], origin: str) -> Manifest:
     try:
         manifest = Manifest.model_validate(_tuples(document))
     except ValidationError as error:
-        raise _explain(error, origin) from error
+        raise _explain(error, document, origin) from error
     check_manifest(manifest)
     return manifest
 
@@ -138,30 +140,9 @@ def load_manifest(path: Path) -> Manifest:
 def check_manifest(manifest: Manifest) -> None:
     """What holds between sections. Raises ConfigError."""
     model, split, start = manifest.model, manifest.split, manifest.run.start_when
-    if model.dim % model.heads or (model.dim // model.heads) % 2:
-        raise ConfigError(
-            "model.heads",
-            model.heads,
-            f"a number that cuts model.dim = {model.dim} into even head sizes",
-            "Change model.heads or model.dim.",
-        )
-    if model.kv_heads is not None and model.heads % model.kv_heads:
-        raise ConfigError(
-            "model.kv_heads", model.kv_heads, f"a divisor of model.heads = {model.heads}", "Change it or leave it out."
-        )
-    if split.stages > model.layers:
-        raise ConfigError(
-            "split.stages", split.stages, f"at most model.layers = {model.layers}", "Use fewer stages or more layers."
-        )
-    if split.layers_per_stage is not None and (
-        len(split.layers_per_stage) != split.stages or sum(split.layers_per_stage) != model.layers
-    ):
-        raise ConfigError(
-            "split.layers_per_stage",
-            split.layers_per_stage,
-            f"{split.stages} numbers that add up to model.layers = {model.layers}",
-            "Correct it or leave it out.",
-        )
+    family = family_of(model)
+    family.check()
+    family.parts(split)
     size = record_bytes(manifest.step_microbatches, split.stages, start.stage_hosts + start.trainers + 1)
     if size > MAX_BODY_BYTES:
         local = manifest.averaging.mode == "local"
@@ -206,11 +187,11 @@ def _tuples(value: Any) -> Any:
     return value
 
 
-def _explain(error: ValidationError, origin: str) -> ConfigError:
+def _explain(error: ValidationError, document: dict[str, Any], origin: str) -> ConfigError:
     first = error.errors(include_url=False)[0]
     key = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
-        known = keys_at(Manifest, first["loc"][:-1])
+        known = _keys_at(document, first["loc"][:-1])
         close = difflib.get_close_matches(str(first["loc"][-1]), known, n=1)
         meant = f"Did you mean {close[0]}? If not, remove" if close else "Remove"
         value = "[…]" if isinstance(first["input"], dict) else first["input"]
@@ -218,3 +199,10 @@ def _explain(error: ValidationError, origin: str) -> ConfigError:
     if first["type"] == "missing":
         return ConfigError(key, None, "a value: it has no default", f"Add it to {origin}.")
     return ConfigError(key, first["input"], in_words(first, _PATTERNS), f"Correct it in {origin}.")
+
+
+def _keys_at(document: dict[str, Any], path: tuple[int | str, ...]) -> list[str]:
+    """Those that the table at this path may have; what a model's may depends on its family."""
+    if path[:1] == ("model",):
+        return keys_at(config_type(document["model"]), path[1:])
+    return keys_at(Manifest, path)

@@ -27,8 +27,7 @@ from swarm.config import Manifest, load_manifest
 from swarm.disk import alone
 from swarm.errors import ConfigError, Incompatible, PeerError, StateError
 from swarm.ids import PartName
-from swarm.models.layout import FlatLayout
-from swarm.models.split import build_part, split_model
+from swarm.models.registry import family_of
 from swarm.state.checkpoints.donors import Donor, Offer, Plan, lacking, plans
 from swarm.state.checkpoints.fetch import BegunFile, Progress, fetch_part
 from swarm.state.checkpoints.files import (
@@ -113,7 +112,7 @@ class _Gone(StateError):
 
 async def _pull(source: Source, directory: RunDirectory, say: Say, progress: Progress) -> Pulled:
     root, manifest = directory.checkpoints, source.manifest
-    parts = [spec.name for spec in split_model(manifest.model, manifest.split)]
+    parts = [spec.name for spec in family_of(manifest.model).parts(manifest.split)]
     here = await asyncio.to_thread(_held, root, manifest)
     if source.head is not None and (gone := stray(here, source.head)):
         await asyncio.to_thread(_set_aside, root, gone)
@@ -176,10 +175,10 @@ async def _follow(
 ) -> int:
     """Fetch what is missing; returns how many bytes those files have."""
     root, manifest = directory.checkpoints, source.manifest
-    files = []
-    for spec in split_model(manifest.model, manifest.split):
+    family, files = family_of(manifest.model), []
+    for spec in family.parts(manifest.split):
         if (part := spec.name) in plan.donors:
-            layout = FlatLayout.of(build_part(spec, manifest.model))
+            layout = family.layout(family.build(spec))
             wanted = Wanted(part=part, step=plan.step, digest=plan.digests[part], layout=layout)
             files.append(BegunFile(root, wanted, manifest.run_id))
     size = sum(file.size for file in files)

@@ -19,7 +19,7 @@ from swarm.config import Manifest, load_manifest
 from swarm.errors import ConfigError, StateError
 from swarm.ids import PartName, RunId
 from swarm.membership.founding_record import Origin
-from swarm.models.split import split_model
+from swarm.models.registry import family_of
 from swarm.state.checkpoints.files import read_manifest, step_called, step_directory, steps
 from swarm.state.checkpoints.parts import load_part
 from swarm.state.checkpoints.rotation import aside_directory
@@ -120,7 +120,7 @@ def _over_with(
 
 def _lacking(checked: CheckedStep, manifest: Manifest) -> list[PartName]:
     """The model's parts that are not there, whatever the record says there are."""
-    names = [spec.name for spec in split_model(manifest.model, manifest.split)]
+    names = [spec.name for spec in family_of(manifest.model).parts(manifest.split)]
     return [name for name in names if name not in checked.parts]
 
 

@@ -17,8 +17,9 @@ from peers.console.words import CommandError, command_name, gathering, listed
 from peers.home.run_directory import RunDirectory
 from swarm.config import Manifest, load_manifest
 from swarm.errors import ConfigError, StateError
-from swarm.models.gpt import GPT
-from swarm.models.split import install_weights, split_model
+from swarm.models.family import PartModule
+from swarm.models.layout import install_weights
+from swarm.models.registry import family_of
 from swarm.state.checkpoints.parts import flaw, latest, load_weights, read_manifest, step_directory, steps
 
 ROWS_AT_ONCE = 16
@@ -40,7 +41,7 @@ class Checkpointed:
     """A run's model as it was after ``step``. ``passed_over`` says what is wrong with a newer checkpoint, if one is."""
 
     step: int
-    model: GPT
+    model: PartModule
     tokenizer: Tokenizer
     manifest: Manifest
     passed_over: str | None = None
@@ -61,8 +62,8 @@ def load_checkpoint(directory: RunDirectory, step: int | None = None) -> Checkpo
     written_by = read_manifest(root, chosen).run
     if written_by != manifest.run_id:
         raise StateError(f"{root}: step {chosen} belongs to run {written_by[:12]}, not {manifest.run_id[:12]}")
-    with torch.device("meta"):
-        model = GPT(manifest.model)
+    family = family_of(manifest.model)
+    model = family.build(family.whole)
     install_weights(model, load_weights(root, chosen))
     newest = steps(root)[-1]
     passed_over = _flaw(directory, manifest, newest) if step is None and newest != chosen else None
@@ -112,7 +113,7 @@ def _tokenizer(directory: RunDirectory, manifest: Manifest) -> Tokenizer:
 def missing_parts(directory: RunDirectory, manifest: Manifest, step: int) -> list[str]:
     """The parts of a step that are not on this machine, as where their peers ran on others; in the model's order."""
     where = step_directory(directory.checkpoints, step)
-    names = [spec.name for spec in split_model(manifest.model, manifest.split)]
+    names = [spec.name for spec in family_of(manifest.model).parts(manifest.split)]
     return [name for name in names if not (where / f"{name}.safetensors").is_file()]
 
 

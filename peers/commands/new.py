@@ -105,6 +105,7 @@ def _come_back(past: Past, settings: JoinSettings, *, words: bool, json_lines: b
 
 def summary(founded: Founded) -> list[tuple[str, str]]:
     """What the run is, as (label, text): what a person wants to know before inviting others to it."""
+    from swarm.models.registry import family_of
     from swarm.planning.costs import model_parameter_count
 
     manifest = founded.manifest
@@ -113,8 +114,7 @@ def summary(founded: Founded) -> list[tuple[str, str]]:
     start = run.start_when
     return [
         ("run", f"{run.name}, {manifest.run_id[:12]}, wire version {run.wire}"),
-        ("model", f"{model_parameter_count(model):,} parameters: {count(model.layers, 'block')} of width {model.dim}, "
-                  f"context {model.context}, computed in {model.compute}"),
+        ("model", f"{model_parameter_count(model):,} parameters: {family_of(model).described}"),
         ("stages", f"{manifest.split.stages}, sending {manifest.codecs.activations}; ends {manifest.split.ends}"),
         ("step", f"{manifest.step_microbatches} microbatches of {batch.microbatch_size} rows: {tokens:,} tokens"),
         ("averaging", manifest.averaging.described),

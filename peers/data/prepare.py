@@ -19,7 +19,8 @@ from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, check_manifest, new_nonce
 from swarm.disk import write_whole
 from swarm.errors import ConfigError, StateError
-from swarm.models.spec import ModelConfig, SplitConfig
+from swarm.models.gpt_config import GptConfig
+from swarm.models.spec import SplitConfig
 
 HELD_OUT_FRACTION = 0.05
 _MORE_TEXT = "Give more text, or ask for fewer --trainers."
@@ -110,7 +111,7 @@ def check_shape(shape: RunShape) -> None:
             "Leave one of them out.",
             why="of replicas that train apart it shows in the weights which of them computed what",
         )
-    layers = ModelConfig().layers
+    layers = GptConfig().layers
     if shape.stages > layers:
         raise ConfigError("--stages", shape.stages, f"at most {layers}, the model's layers", "Ask for fewer stages.")
 
@@ -121,7 +122,7 @@ def prepare_run(shape: RunShape, corpus: Corpus, directory: RunDirectory) -> Pre
     Imports no torch. Raises ConfigError when there is too little text, StateError when the disk refuses.
     """
     split = _split(corpus, shape)
-    tokenizer_json = train_tokenizer(sample_texts(split.shards), ModelConfig().vocab_size)
+    tokenizer_json = train_tokenizer(sample_texts(split.shards), GptConfig().vocab_size)
     manifest = make_manifest(shape, tokenizer_digest(tokenizer_json), new_nonce())
     check()
     shards = []

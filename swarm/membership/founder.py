@@ -19,8 +19,7 @@ from swarm.ids import PeerId
 from swarm.membership.founding_record import FoundingTimeout, Origin, found, gather_candidates
 from swarm.membership.roles import PeerContext
 from swarm.membership.state_keeper import Beginning
-from swarm.models.layout import FlatLayout
-from swarm.models.split import build_part, initial_weights, split_model
+from swarm.models.registry import family_of
 from swarm.network.discovery.records import PeerRecord
 from swarm.network.protocols import Directory
 from swarm.state.snapshot import Snapshot, digest, initial_snapshot
@@ -64,11 +63,12 @@ class InitialWeights:
 
     def _make(self) -> list[Snapshot]:
         manifest = self._around.manifest
-        weights = initial_weights(manifest.model, manifest.run.seed)
+        family = family_of(manifest.model)
         return [
-            initial_snapshot(spec.name, layout, {name: weights[name] for name in layout.names})
-            for spec in split_model(manifest.model, manifest.split)
-            for layout in [FlatLayout.of(build_part(spec, manifest.model))]
+            initial_snapshot(
+                spec.name, family.layout(family.build(spec)), family.initial_weights(manifest.run.seed, spec)
+            )
+            for spec in family.parts(manifest.split)
         ]
 
 

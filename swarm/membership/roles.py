@@ -22,8 +22,8 @@ from swarm.health.watch import HealthWatch
 from swarm.ids import MicrobatchId, PartName, PeerId
 from swarm.membership.rules import local_rules_of, update_of
 from swarm.models.passes import rehearse
-from swarm.models.spec import PartSpec
-from swarm.models.split import boundary_spec, split_model, token_spec
+from swarm.models.registry import family_of
+from swarm.models.spec import PartSpec, token_spec
 from swarm.network.protocols import Endpoint
 from swarm.optim.accumulate import AccumulatorDType
 from swarm.optim.local_part import LocalPart
@@ -65,7 +65,7 @@ class PeerContext:
         """What crosses a stage boundary in this run."""
         model, size = self.manifest.model, self.manifest.batch.microbatch_size
         return BoundarySpecs(
-            activation=boundary_spec(model, size, model.context, model.compute),
+            activation=family_of(model).boundary(size, model.context),
             tokens=token_spec(size, model.context),
             codec=codec_named(self.manifest.codecs.activations),
             hosted=self.manifest.split.ends == "hosted",
@@ -74,7 +74,7 @@ class PeerContext:
 
 def spec_of(manifest: Manifest, name: PartName) -> PartSpec:
     """What a part of the run's model is made of. Raises StateError for one that the model does not have."""
-    spec = next((spec for spec in split_model(manifest.model, manifest.split) if spec.name == name), None)
+    spec = next((spec for spec in family_of(manifest.model).parts(manifest.split) if spec.name == name), None)
     if spec is None:
         raise StateError(f"{name} is not a part of this run's model")
     return spec
@@ -132,7 +132,7 @@ class StageRole:
 
 
 class TrainerRole:
-    """Feeds microbatches of its own shard; with private ends it also trains embedding, norm and head."""
+    """Feeds microbatches of its own shard; with private ends it also trains embedding and head."""
 
     def __init__(
         self, around: PeerContext, part: TrainedPart | None, roster: Roster, source: BatchSource, in_flight: int | None

@@ -6,7 +6,7 @@ import math
 
 from swarm.config import Manifest
 from swarm.consensus.records import record_room
-from swarm.models.split import split_model
+from swarm.models.registry import family_of
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.optim.local_part import LocalRules
 from swarm.optim.update import AdamW, Outer, OuterNesterov, Update
@@ -59,7 +59,7 @@ def rules_of(manifest: Manifest) -> StepRules:
         max_share=batch.max_share,
         max_tokens=batch.microbatch_size * manifest.model.context,
         stages=stages,
-        parts=tuple(spec.name for spec in split_model(manifest.model, manifest.split)),
+        parts=tuple(spec.name for spec in family_of(manifest.model).parts(manifest.split)),
         max_members=record_room(target, stages, MAX_BODY_BYTES),
         reproducible=manifest.run.reproducible,
         optimizer=manifest.optimizer,

@@ -1,4 +1,4 @@
-"""The transformer, in the pieces that peers hold: stages, private ends, and the whole model for evaluation.
+"""Our own transformer, in the pieces that peers hold: stages and private ends. The whole model is one stage with both.
 
 A stage is a run of blocks (causal attention with rotary positions, then SwiGLU, each behind an RMSNorm); the ends are
 embedding, final norm and head. Read :class:`Stage` and :class:`Ends` first; the layers follow them.
@@ -17,23 +17,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from swarm.errors import BugError
-from swarm.ids import stage_part
 from swarm.models.dropout import dropout
-from swarm.models.spec import ModelConfig, PartSpec
+from swarm.models.family import PartModule, Work
+from swarm.models.gpt_config import GptConfig
+from swarm.models.spec import PartSpec
 
-_IGNORED = -100
 _EMBEDDING = -1
+_EMBEDDING_NAME, _HEAD_NAMES = "embedding.", ("norm.", "head.")
 
 
-class Piece(nn.Module):
+class Piece(PartModule):
     """What stages and ends have in common: perhaps an embedding, perhaps a final norm and a head.
 
     The embedding table and the norms stay float32 also when ``compute`` is bfloat16: a table's gradient is a sum over
     many tokens, which eight bits of mantissa would swallow.
     """
 
-    def __init__(self, model: ModelConfig, *, embedding: bool, head: bool) -> None:
-        super().__init__()
+    def __init__(self, model: GptConfig, *, embedding: bool, head: bool) -> None:
+        super().__init__(model)
         self.model = model
         self.compute_dtype = compute_dtype(model)
         self.embedding = _table(model.vocab_size, model.dim) if embedding else None
@@ -55,29 +56,24 @@ class Piece(nn.Module):
         scores: Tensor = self.head(self.norm(hidden.to(self.compute_dtype)))
         return scores.float()
 
-    def loss(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, int]:
-        """The *sum* of cross entropy in nats, float32, and the number of targets it runs over, those ≥ 0.
-
-        ``hidden`` (B, T, D), ``targets`` int64 (B, T). Holds the logits, B·T·V float32, until backward is done.
-        """
-        counted = targets >= 0
-        labels = targets.masked_fill(~counted, _IGNORED).reshape(-1)
-        scores = self.logits(hidden).view(-1, self.model.vocab_size)
-        total = F.cross_entropy(scores, labels, ignore_index=_IGNORED, reduction="sum")
-        return total, int(counted.sum().item())
+    def parameters_of(self, work: Work) -> dict[str, nn.Parameter]:
+        """See :meth:`~swarm.models.family.PartModule.parameters_of`."""
+        if work == "embed":
+            return {name: p for name, p in self.named_parameters() if name.startswith(_EMBEDDING_NAME)}
+        return {name: p for name, p in self.named_parameters() if name.startswith(_HEAD_NAMES) == (work == "head")}
 
 
 class Ends(Piece):
     """Embedding, final norm and head: what a trainer keeps when ends are private. Use ``embed`` and ``loss``."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: GptConfig) -> None:
         super().__init__(model, embedding=True, head=True)
 
 
 class Stage(Piece):
     """The blocks of one stage; with hosted ends the first also has the embedding, the last norm and head."""
 
-    def __init__(self, model: ModelConfig, spec: PartSpec) -> None:
+    def __init__(self, model: GptConfig, spec: PartSpec) -> None:
         super().__init__(model, embedding=spec.embedding, head=spec.head)
         self.blocks = nn.ModuleDict({str(i): Block(model, i) for i in range(spec.first_layer, spec.last_layer)})
         self.rotary = Rotary(model)
@@ -93,51 +89,10 @@ class Stage(Piece):
         return hidden
 
 
-class GPT(Stage):
-    """All parts in one, for evaluation and sampling: a single stage with both ends."""
-
-    def __init__(self, model: ModelConfig) -> None:
-        whole = PartSpec(name=stage_part(0), first_layer=0, last_layer=model.layers, embedding=True, head=True)
-        super().__init__(model, whole)
-
-    @torch.no_grad()
-    def evaluate(self, tokens: Tensor, targets: Tensor) -> tuple[float, int]:
-        """(sum of cross entropy in nats, number of targets ≥ 0) of int64 (B, T), without dropout."""
-        total, count = self.loss(self(tokens), targets)
-        return total.item(), count
-
-    @torch.no_grad()
-    def generate(
-        self, tokens: Tensor, count: int, *, seed: int, temperature: float = 1.0, top_k: int | None = None
-    ) -> Tensor:
-        """Continue int64 (T,), T ≥ 1, by ``count`` tokens; returns the continuation alone, (count,).
-
-        ``temperature`` 0 takes the likeliest. The same seed gives the same tokens on the same machine. Only the last
-        ``context`` tokens are seen. Every token costs a whole forward: there is no key/value cache.
-        """
-        generator = torch.Generator().manual_seed(seed)
-        sequence = tokens.view(1, -1)
-        for _ in range(count):
-            scores = self.logits(self(sequence[:, -self.model.context :])[:, -1:])[0, 0]
-            chosen = _choose(scores.cpu(), generator, temperature, top_k).to(tokens.device)
-            sequence = torch.cat((sequence, chosen.view(1, 1)), dim=1)
-        return sequence[0, tokens.numel() :]
-
-
 def _table(rows: int, width: int) -> nn.Embedding:
     """An embedding (rows, width) without values: drawing random ones on the meta device imports torch's compiler,
     which takes a second and leaves a directory behind."""
     return nn.Embedding(rows, width, _weight=torch.empty(rows, width, dtype=torch.float32))
-
-
-def _choose(scores: Tensor, generator: torch.Generator, temperature: float, top_k: int | None) -> Tensor:
-    """One token id from (V,) scores."""
-    if temperature == 0.0:
-        return scores.argmax()
-    if top_k is not None and top_k < scores.numel():
-        floor = scores.topk(top_k).values[-1]
-        scores = scores.masked_fill(scores < floor, float("-inf"))
-    return torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)
 
 
 # --- one transformer block -------------------------------------------------------------------------------------------
@@ -146,7 +101,7 @@ def _choose(scores: Tensor, generator: torch.Generator, temperature: float, top_
 _AFTER_ATTENTION, _AFTER_FEED_FORWARD = 0, 1
 
 
-def compute_dtype(model: ModelConfig) -> torch.dtype:
+def compute_dtype(model: GptConfig) -> torch.dtype:
     """The dtype of the blocks' matrices and of everything that flows between blocks."""
     return torch.bfloat16 if model.compute == "bfloat16" else torch.float32
 
@@ -174,7 +129,7 @@ class Rotary(nn.Module):
     cosine: Tensor  # (T, E/2)
     sine: Tensor  # (T, E/2)
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: GptConfig) -> None:
         super().__init__()
         self._context, self._width, self._theta = model.context, model.head_dim, model.rope_theta
         for name in ("cosine", "sine"):
@@ -204,7 +159,7 @@ class Rotary(nn.Module):
 class Attention(nn.Module):
     """Causal self-attention; with fewer key/value heads than heads, groups of queries share them (GQA)."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: GptConfig) -> None:
         super().__init__()
         dtype, narrow = compute_dtype(model), model.key_value_heads * model.head_dim
         self.heads, self.key_value_heads = model.heads, model.key_value_heads
@@ -227,7 +182,7 @@ class Attention(nn.Module):
 class FeedForward(nn.Module):
     """SwiGLU (Shazeer, arXiv 2002.05202)."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: GptConfig) -> None:
         super().__init__()
         dtype, inner = compute_dtype(model), model.feed_forward_dim
         self.gate = nn.Linear(model.dim, inner, bias=False, dtype=dtype)
@@ -243,7 +198,7 @@ class FeedForward(nn.Module):
 class Block(nn.Module):
     """Layer ``layer`` of the whole model, counted over all stages."""
 
-    def __init__(self, model: ModelConfig, layer: int) -> None:
+    def __init__(self, model: GptConfig, layer: int) -> None:
         super().__init__()
         self.layer, self.dropout = layer, model.dropout
         self.attention_norm = RMSNorm(model.dim, model.norm_eps)

@@ -1,4 +1,4 @@
-"""Where each parameter of a part lies in the part's flat vector.
+"""Where each tensor of a part's state lies in the part's flat vector, and how the part's module gets them back.
 
 Optimizer, averaging, digests, checkpoints and downloads all work on one flat vector per quantity; only the module
 needs tensors with names, and gets views.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -22,12 +22,11 @@ only for the same alignment. The gaps hold zeros, and stay zero through every st
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One parameter in the flat vector. ``decay`` says whether weight decay pulls at it."""
+    """One tensor in the flat vector."""
 
     name: str
     shape: tuple[int, ...]
     offset: int
-    decay: bool
 
     @property
     def elements(self) -> int:
@@ -37,25 +36,34 @@ class Slot:
 
 @dataclass(frozen=True, slots=True)
 class FlatLayout:
-    """All slots of a part, in the order of the module's parameters; ``elements`` is the vector's length."""
+    """All slots of a part, in the order of the module's parameters and then buffers; ``elements`` is the vector's
+    length.
+
+    Two are equal that have the same slots. ``decayed``, what weight decay pulls at, and ``buffers``, what has no
+    gradient, are known to who trains the part; a state that was stored or downloaded does not say them.
+    """
 
     slots: tuple[Slot, ...]
     elements: int
+    decayed: frozenset[str] = field(default=frozenset(), compare=False)
+    buffers: frozenset[str] = field(default=frozenset(), compare=False)
 
     @classmethod
-    def of(cls, module: nn.Module) -> FlatLayout:
-        """The layout of a module's parameters (which may be on the meta device)."""
-        return cls.from_shapes((name, tuple(p.shape)) for name, p in module.named_parameters())
+    def of(cls, module: nn.Module, decayed: Iterable[str]) -> FlatLayout:
+        """Return the layout of a module's state (which may be on the meta device)."""
+        held = state_of(module)
+        slots = cls.from_shapes(((name, tuple(tensor.shape)) for name, tensor in held.items()), decayed)
+        trained = {name for name, _ in module.named_parameters()}
+        return replace(slots, buffers=frozenset(held.keys() - trained))
 
     @classmethod
-    def from_shapes(cls, shapes: Iterable[tuple[str, tuple[int, ...]]]) -> FlatLayout:
-        """The layout of parameters given by name and shape: everything else follows from these two."""
+    def from_shapes(cls, shapes: Iterable[tuple[str, tuple[int, ...]]], decayed: Iterable[str] = ()) -> FlatLayout:
+        """Return the layout of tensors given by name and shape: their places follow from these two."""
         slots, offset = [], 0
         for name, shape in shapes:
-            decay = len(shape) >= 2 and name != "embedding.weight"
-            slots.append(Slot(name, shape, offset, decay))
+            slots.append(Slot(name, shape, offset))
             offset += -(-math.prod(shape) // ALIGNMENT) * ALIGNMENT
-        return cls(tuple(slots), offset)
+        return cls(tuple(slots), offset, frozenset(decayed))
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -68,7 +76,7 @@ class FlatLayout:
         return tuple((slot.name, slot.shape) for slot in self.slots)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Each parameter as a view into ``flat`` (elements,)."""
+        """Each tensor as a view into ``flat`` (elements,)."""
         return {slot.name: flat[slot.offset : slot.offset + slot.elements].view(slot.shape) for slot in self.slots}
 
     def flatten(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -89,8 +97,47 @@ class FlatLayout:
         runs: list[tuple[int, int, bool]] = []
         ends = [slot.offset for slot in self.slots[1:]] + [self.elements]
         for slot, stop in zip(self.slots, ends, strict=True):
-            if runs and runs[-1][2] == slot.decay:
-                runs[-1] = (runs[-1][0], stop, slot.decay)
+            decay = slot.name in self.decayed
+            if runs and runs[-1][2] == decay:
+                runs[-1] = (runs[-1][0], stop, decay)
             else:
-                runs.append((slot.offset, stop, slot.decay))
+                runs.append((slot.offset, stop, decay))
         return tuple(runs)
+
+
+# --- between a module and the vector ---------------------------------------------------------------------------------
+
+
+def state_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return by name what a part's state is made of: parameters, a tied one once, then persistent buffers of floats."""
+    kept = module.state_dict(keep_vars=True)
+    buffers = {name: b for name, b in module.named_buffers() if name in kept and b.is_floating_point()}
+    return {**dict(module.named_parameters()), **buffers}
+
+
+def install_weights(module: nn.Module, weights: Mapping[str, Tensor], *, requires_grad: bool = False) -> None:
+    """Make every tensor of a module's state that of its name: itself where the dtypes agree, else a rounded copy.
+
+    The parameters are new objects, so graphs made before keep what they were made with; tied ones stay tied. Also moves
+    the module's other buffers to the weights' device. Raises StateError, with nothing changed, for a missing name or a
+    wrong shape.
+    """
+    held = state_of(module)
+    for name, old in held.items():
+        tensor = weights.get(name)
+        if tensor is None or tensor.shape != old.shape:
+            found = "nothing" if tensor is None else f"shape {tuple(tensor.shape)}"
+            raise StateError(f"{name}: expected shape {tuple(old.shape)}, found {found}; is it the same model?")
+    fresh: dict[int, Tensor] = {}
+    for name, old in held.items():
+        tensor = weights[name].detach().to(old.dtype)
+        is_parameter = isinstance(old, nn.Parameter)
+        fresh[id(old)] = nn.Parameter(tensor, requires_grad=requires_grad) if is_parameter else tensor
+    places = [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]
+    for name, old in places:
+        if id(old) in fresh:
+            owner, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(owner), leaf, fresh[id(old)])
+    device = next(iter(weights.values())).device
+    if any(buffer.device != device for buffer in module.buffers()):
+        module.to(device)

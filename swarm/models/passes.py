@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from swarm.errors import BugError, Violation
-from swarm.models.gpt import Piece, Stage
+from swarm.models.family import PartModule
 
 Gradients = list[tuple[str, Tensor]]
 """One microbatch's gradient of the loss sum: (parameter name, tensor in the parameter's dtype). Lists of several
-passes of one microbatch are joined to make a part's whole gradient."""
+passes of one microbatch are joined, and :func:`summed`, to make a part's whole gradient."""
 
 _ALIGNMENT_BYTES = 64
 
@@ -35,7 +35,7 @@ class Graph:
     parameters: dict[str, nn.Parameter]
 
 
-def run_forward(module: Stage, x: Tensor, *, seed: int | None, graph: bool) -> tuple[Tensor, Graph | None]:
+def run_forward(module: PartModule, x: Tensor, *, seed: int | None, graph: bool) -> tuple[Tensor, Graph | None]:
     """Hidden (B, T, D), or tokens (B, T) where the embedding is, → (B, T, D), and the graph when asked for.
 
     Raises Violation for a token id outside the vocabulary, which on CUDA would otherwise kill the whole process.
@@ -46,12 +46,11 @@ def run_forward(module: Stage, x: Tensor, *, seed: int | None, graph: bool) -> t
             return module(x, seed), None
     inputs = _leaf(x)
     output: Tensor = module(x if inputs is None else inputs, seed)
-    body = {name: p for name, p in module.named_parameters() if not name.startswith(("norm.", "head."))}
-    return output.detach(), Graph(output, inputs, _parameters(body))
+    return output.detach(), Graph(output, inputs, _trained(module.parameters_of("forward")))
 
 
 def run_loss(
-    module: Stage, x: Tensor, targets: Tensor, *, seed: int | None, graph: bool
+    module: PartModule, x: Tensor, targets: Tensor, *, seed: int | None, graph: bool
 ) -> tuple[float, int, Graph | None]:
     """A last stage with head: its forward, then (loss sum in nats, targets counted, graph).
 
@@ -61,26 +60,26 @@ def run_loss(
     inputs = _leaf(x) if graph else None
     with torch.set_grad_enabled(graph):
         total, count = module.loss(module(x if inputs is None else inputs, seed), targets)
-    kept = Graph(total, inputs, _parameters(dict(module.named_parameters()))) if graph else None
+    kept = Graph(total, inputs, _trained(dict(module.named_parameters()))) if graph else None
     return total.item(), count, kept
 
 
-def run_embedding(module: Piece, tokens: Tensor, *, seed: int | None) -> tuple[Tensor, Graph]:
+def run_embedding(module: PartModule, tokens: Tensor, *, seed: int | None) -> tuple[Tensor, Graph]:
     """int64 tokens (B, T) → hidden (B, T, D) and its graph. Raises Violation for ids outside the vocabulary."""
     output = module.embed(_enter(module, tokens), seed)
-    return output.detach(), Graph(output, None, _parameters(_named(module, "embedding.")))
+    return output.detach(), Graph(output, None, _trained(module.parameters_of("embed")))
 
 
-def run_head(module: Piece, hidden: Tensor, targets: Tensor) -> tuple[float, int, Tensor, Gradients]:
-    """Final norm, head and loss, forward and backward at once, since no logits should outlive the call.
+def run_head(module: PartModule, hidden: Tensor, targets: Tensor) -> tuple[float, int, Tensor, Gradients]:
+    """Head and loss, forward and backward at once, since no logits should outlive the call.
 
-    Returns (loss sum in nats, targets counted, gradient of ``hidden``, gradients of norm and head).
+    Returns (loss sum in nats, targets counted, gradient of ``hidden``, gradients of the head).
     """
     hidden = _enter(module, hidden)
     inputs = hidden.detach().requires_grad_()
     total, count = module.loss(inputs, _labels(module, targets, hidden.device))
     loss_sum = total.item()
-    parameters = _parameters(_named(module, "norm.") | _named(module, "head."))
+    parameters = _trained(module.parameters_of("head"))
     grad_hidden, gradients = run_backward(Graph(total, inputs, parameters), None)
     if grad_hidden is None:
         raise BugError("the head gave no gradient for its input")
@@ -104,6 +103,17 @@ def run_backward(graph: Graph, grad_output: Tensor | None) -> tuple[Tensor | Non
     return (found[0] if head else None), gradients
 
 
+def summed(gradients: Gradients) -> Gradients:
+    """Return one gradient a name, of those of all passes of one microbatch through a part.
+
+    A weight that is tied has one of each pass that used it: they are added in their order.
+    """
+    total: dict[str, Tensor] = {}
+    for name, gradient in gradients:
+        total[name] = total[name] + gradient if name in total else gradient
+    return list(total.items())
+
+
 def rehearse() -> None:
     """A backward of one number. The first of a process makes torch import some five hundred modules, half a second of a
     processor: better before others wait for this one. Not before a fork: autograd's threads do not survive it."""
@@ -111,11 +121,7 @@ def rehearse() -> None:
     run_backward(Graph(2 * number, number, {}), torch.ones(1))
 
 
-def _named(module: nn.Module, prefix: str) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in module.named_parameters() if name.startswith(prefix)}
-
-
-def _parameters(named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+def _trained(named: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
     if not all(parameter.requires_grad for parameter in named.values()):
         raise BugError("a graph was asked of weights installed without requires_grad")
     return named
@@ -125,14 +131,14 @@ def _leaf(x: Tensor) -> Tensor | None:
     return x.detach().requires_grad_() if x.is_floating_point() else None
 
 
-def _enter(module: Piece, x: Tensor) -> Tensor:
+def _enter(module: PartModule, x: Tensor) -> Tensor:
     if not x.is_floating_point():
-        _check_tokens(x, 0, module.model.vocab_size)
+        _check_tokens(x, 0, module.vocab_size)
     return _aligned(x, next(module.parameters()).device)
 
 
-def _labels(module: Piece, targets: Tensor, device: torch.device) -> Tensor:
-    _check_tokens(targets, None, module.model.vocab_size)
+def _labels(module: PartModule, targets: Tensor, device: torch.device) -> Tensor:
+    _check_tokens(targets, None, module.vocab_size)
     return targets.to(device)
 
 

@@ -1,51 +1,39 @@
-"""What a model is made of and how it is cut: the manifest's ``[model]`` and ``[split]``, and the parts that follow.
+"""How any model is cut, whatever its family: the manifest's ``[split]``, the parts that follow, and what crosses them.
 
-Shapes: B microbatch size, T context length, D model width, V vocabulary.
+Shapes: B microbatch size, T context length, V vocabulary.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Protocol
 
 from pydantic import Field
 
-from swarm.ids import PartName
+from swarm.errors import ConfigError
+from swarm.ids import ENDS, PartName, stage_part
 from swarm.schema import Section
 
 DType = Literal["float32", "bfloat16"]
 
 
-class ModelConfig(Section):
-    """A decoder-only transformer: RMSNorm, rotary positions, SwiGLU, no biases, untied head."""
+class ModelConfig(Protocol):
+    """What may be read of any family's ``[model]``; all else in it is the family's own.
 
-    vocab_size: Annotated[int, Field(ge=257, le=1 << 20)] = 2048
-    dim: Annotated[int, Field(ge=16, le=1 << 15)] = 160
-    layers: Annotated[int, Field(ge=1, le=512)] = 4
-    heads: Annotated[int, Field(ge=1, le=256)] = 4
-    kv_heads: Annotated[int, Field(ge=1, le=256)] | None = None
-    ffn_dim: Annotated[int, Field(ge=16, le=1 << 17)] | None = None
-    context: Annotated[int, Field(ge=8, le=1 << 17)] = 128
-    rope_theta: Annotated[float, Field(gt=1)] = 10_000.0
-    norm_eps: Annotated[float, Field(gt=0, lt=1)] = 1e-5
-    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    compute: DType = "float32"
+    ``family`` is its name in the registry, ``vocab_size`` the number of token ids, ``context`` that of tokens in a row.
+    """
 
     @property
-    def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.dim // self.heads
+    def family(self) -> str:
+        """Name of the family."""
 
     @property
-    def key_value_heads(self) -> int:
-        """Heads of keys and values: ``kv_heads``, or as many as queries."""
-        return self.kv_heads or self.heads
+    def vocab_size(self) -> int:
+        """V: token ids are below it."""
 
     @property
-    def feed_forward_dim(self) -> int:
-        """Inner width of a feed-forward: ``ffn_dim``, or 8/3 of D rounded up to a multiple of 64, which gives SwiGLU's
-        three matrices the size of a classic feed-forward's two (Shazeer, arXiv 2002.05202)."""
-        return self.ffn_dim or -(-8 * self.dim // (3 * 64)) * 64
+    def context(self) -> int:
+        """T: tokens in a row."""
 
 
 class SplitConfig(Section):
@@ -78,10 +66,54 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSpec:
-    """One part of a cut model: blocks ``first_layer`` up to, not including, ``last_layer``, and perhaps ends."""
+    """One part of a cut model: layers ``first_layer`` up to, not including, ``last_layer``, and perhaps ends."""
 
     name: PartName
     first_layer: int
     last_layer: int
     embedding: bool
     head: bool
+
+
+def token_spec(microbatch_size: int, sequence: int) -> TensorSpec:
+    """What hosted ends receive as tokens and as targets: int64 (B, T)."""
+    return TensorSpec((microbatch_size, sequence), "int64")
+
+
+def split_layers(layers: int, split: SplitConfig) -> tuple[PartSpec, ...]:
+    """All parts of a model with so many layers: the stages in order, and last, when ends are private, ``ends``.
+
+    Raises ConfigError when the layers do not fit the stages.
+    """
+    hosted, parts, first = split.ends == "hosted", [], 0
+    for stage, count in enumerate(_layers_per_stage(layers, split)):
+        parts.append(
+            PartSpec(
+                name=stage_part(stage),
+                first_layer=first,
+                last_layer=first + count,
+                embedding=hosted and stage == 0,
+                head=hosted and stage == split.stages - 1,
+            )
+        )
+        first += count
+    if not hosted:
+        parts.append(PartSpec(name=ENDS, first_layer=0, last_layer=0, embedding=True, head=True))
+    return tuple(parts)
+
+
+def _layers_per_stage(layers: int, split: SplitConfig) -> tuple[int, ...]:
+    if split.stages > layers:
+        raise ConfigError(
+            "split.stages", split.stages, f"at most model.layers = {layers}", "Use fewer stages or more layers."
+        )
+    even, more = divmod(layers, split.stages)
+    counts = split.layers_per_stage or tuple(even + (stage < more) for stage in range(split.stages))
+    if len(counts) != split.stages or sum(counts) != layers:
+        raise ConfigError(
+            "split.layers_per_stage",
+            counts,
+            f"{split.stages} numbers that add up to model.layers = {layers}",
+            "Correct it or leave it out.",
+        )
+    return counts

@@ -26,7 +26,8 @@ class Accumulator:
 
     def __init__(self, layout: FlatLayout, dtype: AccumulatorDType, device: torch.device) -> None:
         self._sum = torch.zeros(layout.elements, dtype=getattr(torch, dtype), device=device)
-        self._views = layout.views(self._sum)
+        views = layout.views(self._sum)
+        self._views = {name: view for name, view in views.items() if name not in layout.buffers}
         self._microbatches: set[MicrobatchId] = set()
 
     @property

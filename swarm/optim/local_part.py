@@ -16,9 +16,9 @@ from torch import Tensor
 from swarm.averaging.gossip.versions import Version
 from swarm.errors import BugError
 from swarm.ids import MicrobatchId
+from swarm.models.layout import install_weights
 from swarm.models.passes import Gradients
 from swarm.models.spec import ModelConfig, PartSpec
-from swarm.models.split import install_weights
 from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig, learning_rate

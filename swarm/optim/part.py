@@ -17,11 +17,20 @@ from torch import Tensor
 
 from swarm.errors import BugError, StateError
 from swarm.ids import MicrobatchId
-from swarm.models.gpt import Piece, Stage
-from swarm.models.layout import FlatLayout
-from swarm.models.passes import Gradients, Graph, run_backward, run_embedding, run_forward, run_head, run_loss
+from swarm.models.family import PartModule
+from swarm.models.layout import FlatLayout, install_weights
+from swarm.models.passes import (
+    Gradients,
+    Graph,
+    run_backward,
+    run_embedding,
+    run_forward,
+    run_head,
+    run_loss,
+    summed,
+)
+from swarm.models.registry import family_of
 from swarm.models.spec import ModelConfig, PartSpec
-from swarm.models.split import build_part, install_weights
 from swarm.optim.accumulate import Accumulator, AccumulatorDType
 from swarm.optim.adamw import AdamWState, StepNumbers
 from swarm.optim.update import Update
@@ -49,7 +58,8 @@ class PartState:
     @staticmethod
     def of(spec: PartSpec, model: ModelConfig, update: Update) -> PartState:
         """An empty one on CPU, for a part of this model. Costs no memory yet."""
-        return PartState(spec, FlatLayout.of(build_part(spec, model)), update)
+        family = family_of(model)
+        return PartState(spec, family.layout(family.build(spec)), update)
 
     @property
     def step(self) -> int:
@@ -136,21 +146,22 @@ class TrainedPart(PartState):
         device: torch.device = _CPU,
         accumulator: AccumulatorDType = "float32",
     ) -> None:
-        self._module: Piece = build_part(spec, model)
-        super().__init__(spec, FlatLayout.of(self._module), update, device)
+        family = family_of(model)
+        self._module = family.build(spec)
+        super().__init__(spec, family.layout(self._module), update, device)
         self._accumulator = Accumulator(self.layout, accumulator, device)
 
     # --- passes --------------------------------------------------------------------------------------------------
 
     def forward(self, x: Tensor, *, seed: int | None, graph: bool = True) -> tuple[Tensor, Graph | None]:
         """See :func:`~swarm.models.passes.run_forward`."""
-        return run_forward(self._stage(), x, seed=seed, graph=graph)
+        return run_forward(self._ready(), x, seed=seed, graph=graph)
 
     def forward_loss(
         self, x: Tensor, targets: Tensor, *, seed: int | None, graph: bool = True
     ) -> tuple[float, int, Graph | None]:
         """Hosted last stage; its backward takes no ``grad_output``. See :func:`~swarm.models.passes.run_loss`."""
-        return run_loss(self._stage(), x, targets, seed=seed, graph=graph)
+        return run_loss(self._ready(), x, targets, seed=seed, graph=graph)
 
     def backward(self, graph: Graph, grad_output: Tensor | None) -> tuple[Tensor | None, Gradients]:
         """See :func:`~swarm.models.passes.run_backward`. Adds nothing anywhere: :meth:`accumulate` does."""
@@ -158,11 +169,11 @@ class TrainedPart(PartState):
 
     def embed(self, tokens: Tensor, *, seed: int | None = None) -> tuple[Tensor, Graph]:
         """Private ends: see :func:`~swarm.models.passes.run_embedding`."""
-        return run_embedding(self._piece(), tokens, seed=seed)
+        return run_embedding(self._ready(), tokens, seed=seed)
 
     def loss(self, hidden: Tensor, targets: Tensor) -> tuple[float, int, Tensor, Gradients]:
         """Private ends: see :func:`~swarm.models.passes.run_head`."""
-        return run_head(self._piece(), hidden, targets)
+        return run_head(self._ready(), hidden, targets)
 
     def embed_backward(self, graph: Graph, grad: Tensor) -> Gradients:
         """Private ends: the embedding's gradient. Joined to :meth:`loss`'s it makes the microbatch's whole gradient."""
@@ -177,11 +188,11 @@ class TrainedPart(PartState):
 
     def accumulate(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
         """Add to the open step, once; see :meth:`~swarm.optim.accumulate.Accumulator.add`."""
-        self._accumulator.add(microbatch, gradients)
+        self._accumulator.add(microbatch, summed(gradients))
 
     def reverse(self, microbatch: MicrobatchId, gradients: Gradients) -> None:
         """Undo an accumulation; see :meth:`~swarm.optim.accumulate.Accumulator.remove`."""
-        self._accumulator.remove(microbatch, gradients)
+        self._accumulator.remove(microbatch, summed(gradients))
 
     def gradient_sum(self) -> Tensor:
         """A CPU copy of the sum over accumulated microbatches, (layout.elements,) in the accumulator's dtype."""
@@ -197,12 +208,6 @@ class TrainedPart(PartState):
         super()._become(state, step)
         self._accumulator.reset()
 
-    def _piece(self) -> Piece:
+    def _ready(self) -> PartModule:
         self._installed()
         return self._module
-
-    def _stage(self) -> Stage:
-        module = self._piece()
-        if not isinstance(module, Stage):
-            raise BugError(f"{self.spec.name} has no blocks")
-        return module

@@ -18,10 +18,8 @@ from data_shards.tokenize import train_tokenizer
 from peers.data.prepare import HELD_OUT_FRACTION
 from peers.data.text import Corpus, sample_texts
 from swarm.ids import PeerId
-from swarm.models.gpt import GPT
-from swarm.models.layout import FlatLayout
-from swarm.models.spec import ModelConfig
-from swarm.models.split import initial_weights
+from swarm.models.gpt_config import GptConfig
+from swarm.models.registry import family_of
 from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
 from swarm.optim.schedules import OptimizerConfig, learning_rate
 from swarm.optim.update import clip_factor
@@ -33,7 +31,7 @@ ROWS_AT_ONCE = 16
 class Scale:
     """How large a run is: ``replicas`` take ``rows`` of the model's context each in each of ``steps`` steps."""
 
-    model: ModelConfig
+    model: GptConfig
     optimizer: OptimizerConfig
     replicas: int
     rows: int
@@ -75,9 +73,10 @@ def make_text(root: Path, corpus: Corpus, scale: Scale, seed: int) -> Text:
 class _Loss(nn.Module):
     """Mean cross entropy, without the look at how many targets there are, which no batch of models can have."""
 
-    def __init__(self, model: ModelConfig) -> None:
+    def __init__(self, model: GptConfig) -> None:
         super().__init__()
-        self.gpt = GPT(model)
+        family = family_of(model)
+        self.gpt = family.build(family.whole)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         scores = self.gpt.logits(self.gpt(tokens))
@@ -90,8 +89,8 @@ class Replicas:
     def __init__(self, scale: Scale, text: Text, seed: int) -> None:
         self._scale, self._text = scale, text
         self._loss = _Loss(scale.model)
-        self._layout = FlatLayout.of(self._loss.gpt)
-        start = self._layout.flatten(initial_weights(scale.model, seed))
+        self._layout = family_of(scale.model).layout(self._loss.gpt)
+        start = self._layout.flatten(family_of(scale.model).initial_weights(seed))
         self.params = start.repeat(scale.replicas, 1)
         self._moments = [(torch.zeros_like(start), torch.zeros_like(start)) for _ in range(scale.replicas)]
         self._sources = [

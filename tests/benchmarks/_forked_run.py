@@ -11,7 +11,7 @@ from peers.local.run import BOOTSTRAP, RunBroken, peer_names
 from peers.settings import exact_settings
 from swarm.clock import SystemClock
 from swarm.config import Manifest
-from swarm.models.spec import ModelConfig
+from swarm.models.gpt_config import GptConfig
 from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 from tests.benchmarks._parity_run import Layout, Scale, shape_of
@@ -20,7 +20,7 @@ from tests.benchmarks._recovery_world import ForkedWorld
 PATIENCE_S = 90.0
 
 
-def endless(model: ModelConfig, microbatches: int = 24) -> Scale:
+def endless(model: GptConfig, microbatches: int = 24) -> Scale:
     """A run of this model that goes on until it is stopped, with steps of so many microbatches."""
     return Scale(
         model=model,

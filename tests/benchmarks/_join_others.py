@@ -18,7 +18,7 @@ from peers.home.run_directory import RunDirectory
 from peers.local.run import RunBroken
 from peers.manifest_file import write_manifest
 from swarm.ids import PeerId
-from swarm.models.spec import ModelConfig
+from swarm.models.gpt_config import GptConfig
 from tests.benchmarks._forked_run import ForkedRun, endless
 from tests.benchmarks._parity_run import Layout, build_data, make_manifest
 from tests.benchmarks._recovery_figures import closings
@@ -72,7 +72,7 @@ class Others:
 
 def measure(root: Path, visits: Visits) -> Others:
     """Let them join and leave. Raises RunBroken when one cannot."""
-    model = ModelConfig(vocab_size=512, dim=visits.dim, layers=2, heads=6, context=32)
+    model = GptConfig(vocab_size=512, dim=visits.dim, layers=2, heads=6, context=32)
     scale = endless(model, visits.microbatches)
     data = build_data(root, scale)
     directory = RunDirectory(root)

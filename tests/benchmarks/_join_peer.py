@@ -31,8 +31,9 @@ from swarm.membership.download import PartDownload
 from swarm.membership.founding_record import genesis
 from swarm.membership.observer import Observer, ObserverContext
 from swarm.membership.observer_service import ObserverService
-from swarm.models.spec import ModelConfig, SplitConfig
-from swarm.models.split import initial_weights, split_model
+from swarm.models.gpt_config import GptConfig
+from swarm.models.registry import family_of
+from swarm.models.spec import SplitConfig
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
 from swarm.optim.part import TrainedPart
@@ -56,8 +57,8 @@ class JoinPeer:
             Member(peer=identity.peer, role="stage", name=f"d{number}", part=STAGE, addresses=())
             for number, identity in enumerate(self.identities)
         )
-        model = ModelConfig(vocab_size=300, dim=settings["dim"], layers=settings["layers"], heads=8, context=32)
-        spec = next(spec for spec in split_model(model, SplitConfig(stages=1)) if spec.name == STAGE)
+        model = GptConfig(vocab_size=300, dim=settings["dim"], layers=settings["layers"], heads=8, context=32)
+        spec = next(spec for spec in family_of(model).parts(SplitConfig(stages=1)) if spec.name == STAGE)
         self.device = DeviceThread(torch.device("cpu"))
         self.part = TrainedPart(spec, model, AdamW(OptimizerConfig()))
         self.model = model
@@ -82,7 +83,7 @@ class Donor(JoinPeer):
     async def run(self) -> None:
         """Until the input ends."""
         layout = self.part.layout
-        weights = initial_weights(self.model, 0, list(layout.names))
+        weights = family_of(self.model).initial_weights(0, self.part.spec)
         await self.device.run(self.part.install, initial_snapshot(STAGE, layout, weights))
         donor = StateDonor(self.clock)
         first = self.identities[0].peer

@@ -31,8 +31,9 @@ from swarm.device import DeviceThread
 from swarm.errors import Violation
 from swarm.events import Event, LoopLag
 from swarm.ids import MicrobatchId, PeerId, RunId
-from swarm.models.spec import ModelConfig, SplitConfig
-from swarm.models.split import boundary_spec, initial_weights, split_model, token_spec
+from swarm.models.gpt_config import GptConfig
+from swarm.models.registry import family_of
+from swarm.models.spec import SplitConfig, token_spec
 from swarm.monitoring.recorder import LoopLagProbe
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
@@ -45,7 +46,7 @@ from swarm.schema import Empty
 from swarm.state.snapshot import initial_snapshot
 
 RUN = RunId("1a" * 32)
-MODEL = ModelConfig(vocab_size=512, dim=512, layers=2, heads=8, context=256)
+MODEL = GptConfig(vocab_size=512, dim=512, layers=2, heads=8, context=256)
 MICROBATCH, SEQUENCE = 4, 256
 MICROBATCHES_PER_STEP = 16
 CALLS_IN_FLIGHT = 4
@@ -66,11 +67,11 @@ class StageWork:
     """Forward, backward and, every sixteen microbatches, an optimizer step of a one-stage cut, without pause."""
 
     def __init__(self) -> None:
-        spec = split_model(MODEL, SplitConfig(stages=1))[0]
+        spec = family_of(MODEL).parts(SplitConfig(stages=1))[0]
         self._part = TrainedPart(spec, MODEL, AdamW(OptimizerConfig()))
-        names = [name for name, _ in self._part.layout.shapes]
-        self._part.install(initial_snapshot(spec.name, self._part.layout, initial_weights(MODEL, 0, names)))
-        activation = boundary_spec(MODEL, MICROBATCH, SEQUENCE, MODEL.compute)
+        family = family_of(MODEL)
+        self._part.install(initial_snapshot(spec.name, self._part.layout, family.initial_weights(0, spec)))
+        activation = family.boundary(MICROBATCH, SEQUENCE)
         codec = codec_named("float32")
         self._specs = BoundarySpecs(
             activation=activation, tokens=token_spec(MICROBATCH, SEQUENCE), codec=codec, hosted=False

@@ -10,7 +10,7 @@ from time import monotonic
 import torch
 from torch import Tensor
 
-from swarm.models.split import initial_weights
+from swarm.models.registry import family_of
 from swarm.state.checkpoints.parts import load_weights
 from tests.benchmarks._parity_replay import ExactLoop, PlainLoop, Replay, replay
 from tests.benchmarks._parity_run import Incoherent, TrainedRun
@@ -107,7 +107,7 @@ def distance(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> Dis
 def _comparison(run: TrainedRun, replayed: Replay, seconds: float) -> Comparison:
     manifest, records = run.manifest, run.records[1:]
     trained = load_weights(run.directory.checkpoints, manifest.run.steps)
-    start = initial_weights(manifest.model, manifest.run.seed)
+    start = family_of(manifest.model).initial_weights(manifest.run.seed)
     relative = [abs(step.loss / record.loss - 1.0) for step, record in zip(replayed.steps, records, strict=True)]
     if not all(map(math.isfinite, relative)):
         raise Incoherent("a loss is not finite")

@@ -21,9 +21,8 @@ from swarm.config import Manifest
 from swarm.consensus.records import Contribution
 from swarm.ids import MicrobatchId, PeerId
 from swarm.models.dropout import dropout_seed
-from swarm.models.gpt import GPT
-from swarm.models.layout import FlatLayout
-from swarm.models.split import build_part, initial_weights, install_weights, split_model
+from swarm.models.layout import install_weights
+from swarm.models.registry import family_of
 from swarm.optim.accumulate import Accumulator
 from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
 from swarm.optim.schedules import OptimizerConfig
@@ -129,12 +128,14 @@ class PlainLoop:
 
     def __init__(self, manifest: Manifest) -> None:
         self._config, self._steps = manifest.optimizer, manifest.run.steps
-        self._model = GPT(manifest.model)
-        self._model.load_state_dict(initial_weights(manifest.model, manifest.run.seed))
+        family = family_of(manifest.model)
+        self._model = family.build(family.whole)
+        install_weights(self._model, family.initial_weights(manifest.run.seed), requires_grad=True)
+        matrices = family.decayed(self._model)
         named = dict(self._model.named_parameters())
         self._parameters = list(named.values())
-        decayed = [p for name, p in named.items() if p.ndim >= 2 and name != "embedding.weight"]
-        others = [p for name, p in named.items() if p.ndim < 2 or name == "embedding.weight"]
+        decayed = [p for name, p in named.items() if name in matrices]
+        others = [p for name, p in named.items() if name not in matrices]
         config = self._config
         self._optimizer = torch.optim.AdamW(
             [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
@@ -178,9 +179,10 @@ class ExactLoop:
 
     def __init__(self, manifest: Manifest) -> None:
         self._manifest, self._config, self._steps = manifest, manifest.optimizer, manifest.run.steps
-        self._model = GPT(manifest.model)
-        self._layout = FlatLayout.of(self._model)
-        params = self._layout.flatten(initial_weights(manifest.model, manifest.run.seed))
+        family = family_of(manifest.model)
+        self._model = family.build(family.whole)
+        self._layout = family.layout(self._model)
+        params = self._layout.flatten(family.initial_weights(manifest.run.seed))
         self._state = AdamWState(params, torch.zeros_like(params), torch.zeros_like(params))
         self._sum = Accumulator(self._layout, "float64", torch.device("cpu"))
         install_weights(self._model, self._layout.views(params), requires_grad=True)
@@ -212,8 +214,8 @@ class ExactLoop:
         state = self._state
         params, exp_avg, exp_avg_sq = map(self._layout.views, (state.params, state.exp_avg, state.exp_avg_sq))
         digests = {}
-        for spec in split_model(self._manifest.model, self._manifest.split):
-            layout = FlatLayout.of(build_part(spec, self._manifest.model))
+        for spec in family_of(self._manifest.model).parts(self._manifest.split):
+            layout = family_of(self._manifest.model).layout(family_of(self._manifest.model).build(spec))
             snapshot = Snapshot(
                 part=spec.name,
                 step=number,

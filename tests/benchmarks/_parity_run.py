@@ -27,7 +27,8 @@ from swarm.clock import SystemClock
 from swarm.config import Manifest, RunConfig, StartWhen, TokenizerConfig, check_manifest
 from swarm.consensus.history import History, HistoryReader
 from swarm.consensus.records import CloseRecord
-from swarm.models.spec import ModelConfig, SplitConfig
+from swarm.models.gpt_config import GptConfig
+from swarm.models.spec import SplitConfig
 from swarm.monitoring.reader import EventTail
 from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
@@ -55,7 +56,7 @@ class Layout:
 class Scale:
     """How large everything is. ``characters`` of text are dealt to the trainers; None is all there is."""
 
-    model: ModelConfig
+    model: GptConfig
     batch: BatchConfig
     optimizer: OptimizerConfig
     steps: int

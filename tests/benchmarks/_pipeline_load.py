@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from swarm.models.gpt import Stage
-from swarm.models.layout import FlatLayout
-from swarm.models.spec import ModelConfig, PartSpec, SplitConfig
-from swarm.models.split import build_part, initial_weights, install_weights, split_model
+from swarm.models.gpt_config import GptConfig
+from swarm.models.layout import install_weights
+from swarm.models.registry import family_of
+from swarm.models.spec import PartSpec, SplitConfig
 from swarm.state.snapshot import Snapshot, initial_snapshot
 from tests.benchmarks._stage import Size, normal
 
@@ -29,7 +30,7 @@ SEED = 0
 _GRADIENT_SCALE = 1e-3
 
 
-def model_of(size: Size) -> ModelConfig:
+def model_of(size: Size) -> GptConfig:
     """Four blocks, computed in float32."""
     return size.model("float32")
 
@@ -37,18 +38,19 @@ def model_of(size: Size) -> ModelConfig:
 def part_of(size: Size, stage: int) -> tuple[PartSpec, Snapshot]:
     """One of the four stages, one block each, and its initial state."""
     model = model_of(size)
-    spec = split_model(model, SplitConfig(stages=STAGES))[stage]
-    layout = FlatLayout.of(build_part(spec, model))
-    weights = initial_weights(model, SEED, [slot.name for slot in layout.slots])
+    spec = family_of(model).parts(SplitConfig(stages=STAGES))[stage]
+    layout = family_of(model).layout(family_of(model).build(spec))
+    weights = family_of(model).initial_weights(SEED, spec)
     return spec, initial_snapshot(spec.name, layout, weights)
 
 
 def blocks_of(size: Size, stages: int, stage: int) -> Stage:
     """The blocks of one of ``stages`` stages as a bare module; with one stage all four of them."""
     model = model_of(size)
-    module = build_part(split_model(model, SplitConfig(stages=stages))[stage], model)
-    names = [name for name, _ in module.named_parameters()]
-    install_weights(module, initial_weights(model, SEED, names), requires_grad=True)
+    family = family_of(model)
+    spec = family.parts(SplitConfig(stages=stages))[stage]
+    module = family.build(spec)
+    install_weights(module, family.initial_weights(SEED, spec), requires_grad=True)
     assert isinstance(module, Stage)
     return module
 

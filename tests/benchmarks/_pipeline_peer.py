@@ -26,7 +26,8 @@ from swarm.compression.codec import codec_named
 from swarm.device import DeviceThread
 from swarm.health.watch import HealthWatch
 from swarm.ids import MicrobatchId, PeerId, RunId
-from swarm.models.split import boundary_spec, token_spec
+from swarm.models.registry import family_of
+from swarm.models.spec import token_spec
 from swarm.monitoring.recorder import LoopLagProbe, Recorder
 from swarm.network.endpoint import EndpointConfig, LibP2PEndpoint
 from swarm.network.libp2p.identity import load_or_create
@@ -78,7 +79,7 @@ class Machine:
         """What crosses a boundary: 16 bits a value."""
         size = self.size
         return BoundarySpecs(
-            activation=boundary_spec(model_of(size), size.microbatch, size.sequence, "float32"),
+            activation=family_of(model_of(size)).boundary(size.microbatch, size.sequence),
             tokens=token_spec(size.microbatch, size.sequence),
             codec=codec_named(CODEC),
             hosted=False,

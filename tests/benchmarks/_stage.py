@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from swarm.models.layout import FlatLayout
-from swarm.models.spec import DType, ModelConfig, PartSpec, SplitConfig
-from swarm.models.split import build_part, initial_weights, split_model
+from swarm.models.gpt_config import GptConfig
+from swarm.models.registry import family_of
+from swarm.models.spec import DType, PartSpec, SplitConfig
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.update import AdamW
@@ -44,9 +44,9 @@ class Size:
         """Of an activation: (B, T, D)."""
         return self.microbatch, self.sequence, self.dim
 
-    def model(self, compute: DType, dropout: float = 0.0) -> ModelConfig:
+    def model(self, compute: DType, dropout: float = 0.0) -> GptConfig:
         """A model with exactly this stage between its ends."""
-        return ModelConfig(
+        return GptConfig(
             vocab_size=257,
             dim=self.dim,
             layers=self.blocks,
@@ -63,20 +63,20 @@ LARGE = Size(name="large", dim=2048, heads=16, blocks=4, sequence=1024, microbat
 """For a GPU: minutes per microbatch on a CPU."""
 
 
-def stage_spec(model: ModelConfig) -> PartSpec:
+def stage_spec(model: GptConfig) -> PartSpec:
     """The one stage of a model that is not cut further."""
-    return split_model(model, SplitConfig(stages=1))[0]
+    return family_of(model).parts(SplitConfig(stages=1))[0]
 
 
-def first_snapshot(model: ModelConfig) -> Snapshot:
+def first_snapshot(model: GptConfig) -> Snapshot:
     """The stage's initial state, the same on every machine."""
     spec = stage_spec(model)
-    layout = FlatLayout.of(build_part(spec, model))
-    weights = initial_weights(model, 0, [slot.name for slot in layout.slots])
+    layout = family_of(model).layout(family_of(model).build(spec))
+    weights = family_of(model).initial_weights(0, spec)
     return initial_snapshot(spec.name, layout, weights)
 
 
-def trained_part(model: ModelConfig, device: torch.device, snapshot: Snapshot) -> TrainedPart:
+def trained_part(model: GptConfig, device: torch.device, snapshot: Snapshot) -> TrainedPart:
     """The stage on a device, holding ``snapshot``."""
     part = TrainedPart(stage_spec(model), model, AdamW(OptimizerConfig()), device=device)
     part.install(snapshot)

@@ -11,8 +11,8 @@ import torch
 
 from swarm.compression.dense import FLOAT32
 from swarm.ids import MicrobatchId, PeerId
+from swarm.models.registry import family_of
 from swarm.models.spec import DType
-from swarm.models.split import boundary_spec
 from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
 from swarm.optim.schedules import OptimizerConfig
 from swarm.planning.costs import training_flops_per_token
@@ -35,7 +35,7 @@ class Candidate:
         snapshot = first_snapshot(self._model)
         self._part = trained_part(self._model, device, snapshot)
         self._state = AdamWState(*(vector.to(device) for vector in snapshot.vectors))
-        self._spec = boundary_spec(self._model, size.microbatch, size.sequence, compute)
+        self._spec = family_of(self._model).boundary(size.microbatch, size.sequence)
         self._payload = bytearray(FLOAT32.encode(normal(size.shape, 0)))
         self._number = 0
         self._seconds = self._no_times()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from swarm.averaging.gossip.pushing import PushSum
 from swarm.averaging.strategies import STRATEGIES
 from swarm.averaging.strategies.swapping import ButterflyGroups
-from swarm.models.spec import ModelConfig
+from swarm.models.gpt_config import GptConfig
 from swarm.optim.schedules import OptimizerConfig
 from tests.benchmarks.runner import Cell, Result, Size
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 REPLICAS, SYNC, SEEDS, SEEDS_IN_SMOKE = 16, 16, 3, 2
 SMALL = {
-    "model": ModelConfig(vocab_size=384, dim=48, layers=2, heads=4, context=64),
+    "model": GptConfig(vocab_size=384, dim=48, layers=2, heads=4, context=64),
     "optimizer": OptimizerConfig(lr=5e-3),
     "rows": 2,
     "steps": 128,
@@ -31,10 +31,10 @@ SMALL = {
 }
 """The quickstart's model made narrow, on 262,144 tokens; some 20 s of one core a run. Of 1.5e-3, 5e-3 and 1.5e-2 the
 learning rate is the best for `everyone`, and for parameters averaged by all."""
-FULL = {"model": ModelConfig(), "optimizer": OptimizerConfig(), "rows": 1, "steps": 64, "held_out_rows": 32}
+FULL = {"model": GptConfig(), "optimizer": OptimizerConfig(), "rows": 1, "steps": 64, "held_out_rows": 32}
 """The quickstart's model and optimizer, and about as many steps as it takes, on 131,072 tokens; a minute of one core a
 run."""
-SMOKE = SMALL | {"model": ModelConfig(vocab_size=384, dim=16, layers=1, heads=2, context=16), "steps": 17}
+SMOKE = SMALL | {"model": GptConfig(vocab_size=384, dim=16, layers=1, heads=2, context=16), "steps": 17}
 """One step more than it takes all to meet."""
 KEYS = (
     "tokens", "parameters", "seeds", "swapping_beats_fixed", "swapping_beats_fixed_with_sync", "fixed_above_grid",

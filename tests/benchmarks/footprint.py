@@ -176,13 +176,13 @@ def _value(value: Any) -> str:
 
 
 def _elements(document: Mapping[str, Any], part: str) -> int:
-    from swarm.models.layout import FlatLayout
-    from swarm.models.spec import ModelConfig, SplitConfig
-    from swarm.models.split import build_part, split_model
+    from swarm.models.gpt_config import GptConfig
+    from swarm.models.registry import family_of
+    from swarm.models.spec import SplitConfig
 
-    model = ModelConfig(**document["model"])
-    spec = next(spec for spec in split_model(model, SplitConfig(**document.get("split", {}))) if spec.name == part)
-    return FlatLayout.of(build_part(spec, model)).elements
+    model = GptConfig(**document["model"])
+    spec = next(spec for spec in family_of(model).parts(SplitConfig(**document.get("split", {}))) if spec.name == part)
+    return family_of(model).layout(family_of(model).build(spec)).elements
 
 
 def _wait_quiet(processes: Sequence[Any]) -> None:

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from swarm.models.spec import ModelConfig
+from swarm.models.gpt_config import GptConfig
 from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 from tests.benchmarks._parity_run import Data, Layout, Scale, TrainedRun, WiredGroup, build_data, make_manifest, train
@@ -24,7 +24,7 @@ LAYOUTS = (
     Layout(name="4 stages × 1, private ends", stages=4, replicas=1, ends="private"),
 )
 SMALL = Scale(
-    model=ModelConfig(vocab_size=512, dim=64, layers=4, heads=4, context=64, dropout=0.1),
+    model=GptConfig(vocab_size=512, dim=64, layers=4, heads=4, context=64, dropout=0.1),
     batch=BatchConfig(microbatch_size=4, microbatches_per_step=8),
     optimizer=OptimizerConfig(lr=1e-3, warmup_steps=5, clip_norm=0.5),
     steps=20,
@@ -37,7 +37,7 @@ plain loop beside itself with each step's microbatches added backwards: worst te
 most at 1e-3, 4e-6 at most at 2e-3, and 1.5e-5 (9e-5 without dropout) at 3e-3. The worst is the first
 block's attention output, behind which every norm divides by the small embeddings."""
 
-FULL = Scale(model=ModelConfig(), batch=BatchConfig(), optimizer=OptimizerConfig(), steps=30, characters=None)
+FULL = Scale(model=GptConfig(), batch=BatchConfig(), optimizer=OptimizerConfig(), steps=30, characters=None)
 """Model, batch, optimizer and text of ``swarm quickstart``; a quarter of an hour on two free cores. Expect float32 rows
 to miss. At 3e-3 (the default then) the loss rises once when the warm-up ends, and rounding grows a hundredfold within a
 few steps. Measured at step 20 of one run: swarm beside plain loop 2.1e-5, where the order of additions alone

@@ -30,13 +30,13 @@ from peers.chaos.invariants.evidence import gather
 from peers.chaos.plan import FaultPlan, On, Strike
 from peers.home.run_directory import RunDirectory
 from peers.manifest_file import write_manifest
-from swarm.models.spec import ModelConfig
+from swarm.models.gpt_config import GptConfig
 from tests.benchmarks._forked_run import ForkedRun, endless
 from tests.benchmarks._parity_run import TRAINERS, Layout, build_data, make_manifest
 from tests.benchmarks._recovery_figures import Recovery, p95, recoveries
 from tests.benchmarks.runner import Cell, Result, Size
 
-MODEL = ModelConfig(vocab_size=512, dim=32, layers=3, heads=2, context=32)
+MODEL = GptConfig(vocab_size=512, dim=32, layers=3, heads=2, context=32)
 PAUSE_S = 20.0
 BARS_S: Mapping[str, tuple[float, float]] = {"kill": (2.0, 5.0), "pause": (5.0, 10.0)}
 """Reroute and commit gap, at the 95 % quantile."""

@@ -13,10 +13,9 @@ from peers.data.text import Corpus
 from swarm.averaging.gossip.pushing import PushSum
 from swarm.averaging.strategies import STRATEGIES
 from swarm.ids import PeerId
-from swarm.models.gpt import GPT
-from swarm.models.layout import FlatLayout
-from swarm.models.spec import ModelConfig
-from swarm.models.split import initial_weights, install_weights
+from swarm.models.gpt_config import GptConfig
+from swarm.models.layout import install_weights
+from swarm.models.registry import family_of
 from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.update import OuterNesterov
 from tests.benchmarks._convergence_mixing import Exact, Grouped, Local, Pushing
@@ -25,7 +24,7 @@ from tests.benchmarks._convergence_replicas import Replicas, Scale, make_text
 PEERS = [PeerId(f"{number:02d}") for number in range(16)]
 LAST = 100
 SCALE = Scale(
-    model=ModelConfig(vocab_size=300, dim=16, layers=1, heads=2, context=16),
+    model=GptConfig(vocab_size=300, dim=16, layers=1, heads=2, context=16),
     optimizer=OptimizerConfig(),
     replicas=2,
     rows=2,
@@ -100,11 +99,11 @@ def replicas(tmp_path: Path) -> Replicas:
 
 def test_gradients_of_all_replicas_are_those_of_each_alone(replicas: Replicas, tmp_path: Path) -> None:
     together = replicas.gradients()
-    with torch.device("meta"):
-        model = GPT(SCALE.model)
-    install_weights(model, initial_weights(SCALE.model, 1))
+    family = family_of(SCALE.model)
+    model = family.build(family.whole)
+    install_weights(model, family.initial_weights(1))
     model.requires_grad_()
-    layout = FlatLayout.of(model)
+    layout = family.layout(model)
     for peer, gradient in zip(SCALE.peers, together, strict=True):
         batch = ShardSource(tmp_path / peer, trainer=peer, microbatch_size=2, context=16).take()
         model.zero_grad()

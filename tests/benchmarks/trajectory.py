@@ -23,7 +23,7 @@ from peers.manifest_file import write_manifest
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.config import Manifest
-from swarm.models.spec import ModelConfig
+from swarm.models.gpt_config import GptConfig
 from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
 from tests.benchmarks._parity_run import Layout, Scale, build_data, local_run, make_manifest, reuse_identities, shape_of
@@ -31,7 +31,7 @@ from tests.benchmarks.runner import Result, Size
 
 LAYOUT = Layout(name="3 × 3", stages=3, replicas=3, ends="private")
 SCALE = Scale(
-    model=ModelConfig(vocab_size=512, dim=64, layers=3, heads=4, context=64, dropout=0.1),
+    model=GptConfig(vocab_size=512, dim=64, layers=3, heads=4, context=64, dropout=0.1),
     batch=BatchConfig(microbatch_size=4, microbatches_per_step=12),
     optimizer=OptimizerConfig(lr=1e-3, warmup_steps=5, clip_norm=0.5),
     steps=40,

@@ -26,7 +26,7 @@ from peers.manifest_file import write_manifest
 from peers.settings import PeerSettings
 from swarm.clock import SystemClock
 from swarm.events import PeerReady, StepClosed
-from swarm.models.spec import ModelConfig
+from swarm.models.gpt_config import GptConfig
 from swarm.monitoring.reader import EventTail, RecordedEvent
 from swarm.optim.schedules import OptimizerConfig
 from swarm.pipeline.batch import BatchConfig
@@ -36,7 +36,7 @@ from tests.harness.processes import children_of
 
 LAYOUT = Layout(name="2 × 2", stages=2, replicas=2, ends="private")
 SCALE = Scale(
-    model=ModelConfig(vocab_size=300, dim=32, layers=2, heads=2, context=16),
+    model=GptConfig(vocab_size=300, dim=32, layers=2, heads=2, context=16),
     batch=BatchConfig(microbatch_size=2, microbatches_per_step=6),
     optimizer=OptimizerConfig(),
     steps=1_000_000,

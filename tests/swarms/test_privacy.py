@@ -15,7 +15,7 @@ import pytest
 
 from data_shards.tokenize import Tokenizer
 from swarm.events import JourneyCompleted
-from swarm.models.split import boundary_spec
+from swarm.models.registry import family_of
 from swarm.network.protocols import MAX_BODY_BYTES
 from swarm.network.rpc.link import Link
 from tests.harness.libp2p_swarm import LibP2PSwarm
@@ -130,7 +130,7 @@ async def test_a_trainers_link_carries_four_activations_a_microbatch_for_any_num
     sent = sum(usage.bytes_sent.get(host, 0) for host in hosts)
     received = sum(usage.bytes_received.get(host, 0) for host in hosts)
 
-    activation = 4 * boundary_spec(swarm.manifest.model, 4, 64, "float32").elements
+    activation = 4 * family_of(swarm.manifest.model).boundary(4, 64).elements
     microbatches = len(trainer.events.of(JourneyCompleted))
     assert microbatches == 16
     control = 8_000  # reports, receipts, acknowledgements and the steps' questions, a microbatch

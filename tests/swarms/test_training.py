@@ -9,7 +9,7 @@ import pytest
 
 from swarm.events import Accumulated, DigestMismatch, JourneyCompleted, JourneyStarted, RoundDone, StepClosed
 from swarm.ids import MicrobatchId
-from swarm.models.split import build_part, split_model
+from swarm.models.registry import family_of
 from tests.harness.swarm import LocalSwarm
 
 SHAPES = {
@@ -67,7 +67,7 @@ async def test_run_that_averages_in_int8_learns_and_no_replica_differs(tmp_path:
     assert not swarm.events(DigestMismatch)
     losses = {event.step: event.loss for event in swarm.events(StepClosed)}
     assert losses[12] < 0.8 * losses[1]
-    stage = build_part(split_model(swarm.manifest.model, swarm.manifest.split)[0], swarm.manifest.model)
+    stage = family_of(swarm.manifest.model).build(family_of(swarm.manifest.model).parts(swarm.manifest.split)[0])
     whole = 4 * sum(parameter.numel() for parameter in stage.parameters())
     sent = [event.bytes_sent for event in swarm.events(RoundDone) if event.part == "stage-0"]
     assert 0 < max(sent) < 0.6 * whole, "the numbers did not travel as 8 bits"

@@ -17,8 +17,9 @@ from swarm.ids import PartName, PeerId, stage_part
 from swarm.membership.founding_record import genesis
 from swarm.membership.observer import Observer, ObserverContext
 from swarm.membership.observer_service import ObserverService
-from swarm.models.spec import ModelConfig, SplitConfig
-from swarm.models.split import initial_weights, split_model
+from swarm.models.gpt_config import GptConfig
+from swarm.models.registry import family_of
+from swarm.models.spec import SplitConfig
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
@@ -30,7 +31,7 @@ from swarm.state.snapshot import Snapshot, digest, initial_snapshot
 from swarm.state.transfer import StateDonor
 from tests.unit.step.world import RUN, InlineDevice, sign, verify
 
-MODEL = ModelConfig(vocab_size=300, dim=16, layers=2, heads=2, context=8)
+MODEL = GptConfig(vocab_size=300, dim=16, layers=2, heads=2, context=8)
 STAGE = stage_part(0)
 DONOR, CONTACT, OTHER, JOINER = (PeerId(name) for name in ("D", "C", "E", "J"))
 
@@ -83,13 +84,13 @@ async def turns(count: int = 50) -> None:
 def fresh_part() -> TrainedPart:
     """The stage, at its initial weights."""
     part = empty_part()
-    part.install(initial_snapshot(STAGE, part.layout, initial_weights(MODEL, 0)))
+    part.install(initial_snapshot(STAGE, part.layout, family_of(MODEL).initial_weights(0)))
     return part
 
 
 def empty_part() -> TrainedPart:
     """The stage, without weights."""
-    spec = next(spec for spec in split_model(MODEL, SplitConfig(stages=2)) if spec.name == STAGE)
+    spec = next(spec for spec in family_of(MODEL).parts(SplitConfig(stages=2)) if spec.name == STAGE)
     return TrainedPart(spec, MODEL, AdamW(OptimizerConfig()))
 
 

@@ -10,18 +10,21 @@ import torch.nn.functional as F
 from swarm.errors import BugError
 from swarm.ids import MicrobatchId, PeerId
 from swarm.models.dropout import dropout, dropout_seed, keep_mask
-from swarm.models.gpt import GPT, Rotary
-from swarm.models.layout import ALIGNMENT, FlatLayout
-from swarm.models.spec import ModelConfig, SplitConfig
-from swarm.models.split import build_part, initial_weights, install_weights, split_model
+from swarm.models.family import PartModule
+from swarm.models.gpt import Rotary
+from swarm.models.gpt_config import GptConfig
+from swarm.models.layout import ALIGNMENT, FlatLayout, install_weights
+from swarm.models.registry import family_of
+from swarm.models.spec import SplitConfig
 
-MODEL = ModelConfig(vocab_size=300, dim=32, layers=2, heads=4, context=16)
+MODEL = GptConfig(vocab_size=300, dim=32, layers=2, heads=4, context=16)
 CPU = torch.device("cpu")
 
 
-def gpt(model: ModelConfig = MODEL) -> GPT:
-    module = GPT(model)
-    install_weights(module, initial_weights(model, 0))
+def gpt(model: GptConfig = MODEL) -> PartModule:
+    family = family_of(model)
+    module = family.build(family.whole)
+    install_weights(module, family.initial_weights(0))
     return module
 
 
@@ -67,11 +70,11 @@ def test_generate_repeats_with_its_seed_and_keeps_to_top_k() -> None:
 
 def test_gpt_built_on_the_meta_device_leaves_the_compiler_alone() -> None:
     program = (
-        "import sys, torch\n"
-        "from swarm.models.gpt import GPT\n"
-        "from swarm.models.spec import ModelConfig\n"
-        "with torch.device('meta'):\n"
-        "    model = GPT(ModelConfig())\n"
+        "import sys\n"
+        "from swarm.models.registry import family_of\n"
+        "from swarm.models.gpt_config import GptConfig\n"
+        "family = family_of(GptConfig())\n"
+        "model = family.build(family.whole)\n"
         "assert model.embedding.weight.is_meta and model.embedding.weight.requires_grad\n"
         "print(sorted({'torch._dynamo', 'torch._inductor'} & set(sys.modules)))\n"
     )
@@ -80,7 +83,7 @@ def test_gpt_built_on_the_meta_device_leaves_the_compiler_alone() -> None:
 
 
 def test_part_without_ends_says_so() -> None:
-    stage = build_part(split_model(MODEL, SplitConfig(stages=1))[0], MODEL)
+    stage = family_of(MODEL).build(family_of(MODEL).parts(SplitConfig(stages=1))[0])
     with pytest.raises(BugError, match="no embedding"):
         stage.embed(torch.zeros((1, 1), dtype=torch.int64))
     with pytest.raises(BugError, match="no head"):
@@ -113,9 +116,9 @@ def test_dropout_seed_tells_microbatches_apart() -> None:
 
 
 def test_layout_aligns_every_parameter_and_covers_the_vector() -> None:
-    layout = FlatLayout.from_shapes([("norm.weight", (3,)), ("embedding.weight", (5, 5)), ("head.weight", (4, 4))])
+    layout = FlatLayout.from_shapes([("a", (3,)), ("b", (5, 5)), ("c", (4, 4))], {"c"})
     assert [slot.offset for slot in layout.slots] == [0, 16, 48]
     assert layout.elements == 64
     assert layout.elements % ALIGNMENT == 0
     assert layout.decay_runs() == ((0, 48, False), (48, 64, True))
-    assert FlatLayout.from_shapes(layout.shapes) == layout
+    assert FlatLayout.from_shapes(layout.shapes) == layout, "what decays is no part of a state"

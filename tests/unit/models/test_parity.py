@@ -6,17 +6,18 @@ import pytest
 import torch
 
 from swarm.ids import ENDS
-from swarm.models.gpt import GPT
+from swarm.models.gpt_config import GptConfig
+from swarm.models.layout import install_weights
 from swarm.models.passes import run_backward, run_embedding, run_forward, run_head, run_loss
-from swarm.models.spec import ModelConfig, PartSpec, SplitConfig
-from swarm.models.split import build_part, initial_weights, install_weights, split_model
+from swarm.models.registry import family_of
+from swarm.models.spec import PartSpec, SplitConfig
 
-MODEL = ModelConfig(vocab_size=300, dim=48, layers=4, heads=4, kv_heads=2, context=24, dropout=0.1)
+MODEL = GptConfig(vocab_size=300, dim=48, layers=4, heads=4, kv_heads=2, context=24, dropout=0.1)
 SEED = 5
 LEARNABLE = ("embedding.weight", "blocks.0.attention.query.weight", "blocks.3.feed_forward.down.weight", "head.weight")
 
 
-def batch(model: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
+def batch(model: GptConfig) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
     tokens = torch.randint(0, model.vocab_size, (3, model.context), generator=generator)
     targets = torch.randint(0, model.vocab_size, (3, model.context), generator=generator)
@@ -24,10 +25,11 @@ def batch(model: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, targets
 
 
-def whole(model: ModelConfig, seed: int | None) -> tuple[float, dict[str, torch.Tensor]]:
+def whole(model: GptConfig, seed: int | None) -> tuple[float, dict[str, torch.Tensor]]:
     """Loss sum and gradients of plain autograd over the whole model."""
-    gpt = GPT(model)
-    install_weights(gpt, initial_weights(model, 0), requires_grad=True)
+    family = family_of(model)
+    gpt = family.build(family.whole)
+    install_weights(gpt, family.initial_weights(0), requires_grad=True)
     tokens, targets = batch(model)
     total, counted = gpt.loss(gpt(tokens, seed), targets)
     assert counted == targets.ge(0).sum()
@@ -35,17 +37,17 @@ def whole(model: ModelConfig, seed: int | None) -> tuple[float, dict[str, torch.
     return total.item(), {name: p.grad for name, p in gpt.named_parameters() if p.grad is not None}
 
 
-def parts(model: ModelConfig, split: SplitConfig) -> tuple[list[PartSpec], dict[str, object]]:
-    weights = initial_weights(model, 0)
-    specs = split_model(model, split)
+def parts(model: GptConfig, split: SplitConfig) -> tuple[list[PartSpec], dict[str, object]]:
+    weights = family_of(model).initial_weights(0)
+    specs = family_of(model).parts(split)
     modules = {}
     for spec in specs:
-        module = modules[spec.name] = build_part(spec, model)
+        module = modules[spec.name] = family_of(model).build(spec)
         install_weights(module, weights, requires_grad=True)
     return list(specs), modules
 
 
-def cut_private(model: ModelConfig, stages: int, seed: int | None) -> tuple[float, dict[str, torch.Tensor]]:
+def cut_private(model: GptConfig, stages: int, seed: int | None) -> tuple[float, dict[str, torch.Tensor]]:
     specs, modules = parts(model, SplitConfig(stages=stages))
     tokens, targets = batch(model)
     hidden, embedded = run_embedding(modules[ENDS], tokens, seed=seed)
@@ -62,7 +64,7 @@ def cut_private(model: ModelConfig, stages: int, seed: int | None) -> tuple[floa
     return loss_sum, gradients
 
 
-def cut_hosted(model: ModelConfig, stages: int, seed: int | None) -> tuple[float, dict[str, torch.Tensor]]:
+def cut_hosted(model: GptConfig, stages: int, seed: int | None) -> tuple[float, dict[str, torch.Tensor]]:
     specs, modules = parts(model, SplitConfig(stages=stages, ends="hosted"))
     hidden, targets = batch(model)
     graphs = []

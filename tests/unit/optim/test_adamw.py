@@ -16,7 +16,7 @@ from swarm.optim.adamw import AdamWState, StepNumbers, adamw_step
 from swarm.optim.schedules import OptimizerConfig
 from tests.unit.optim.adamw_digest import GOLDEN, digest_of_steps
 
-LAYOUT = FlatLayout.from_shapes([("embedding.weight", (7, 5)), ("norm.weight", (5,)), ("head.weight", (7, 5))])
+LAYOUT = FlatLayout.from_shapes([("table", (7, 5)), ("norm", (5,)), ("matrix", (7, 5))], {"matrix"})
 CONFIG = OptimizerConfig(weight_decay=0.3)
 
 
@@ -37,7 +37,7 @@ def fresh() -> AdamWState:
 
 def test_adamw_follows_the_textbook() -> None:
     state, reference = fresh(), {name: view.clone().requires_grad_() for name, view in LAYOUT.views(filled(0)).items()}
-    decayed, plain = [reference["head.weight"]], [reference["embedding.weight"], reference["norm.weight"]]
+    decayed, plain = [reference["matrix"]], [reference["table"], reference["norm"]]
     optimizer = torch.optim.AdamW(
         [{"params": decayed, "weight_decay": 0.3}, {"params": plain, "weight_decay": 0.0}],
         betas=(CONFIG.beta1, CONFIG.beta2),

@@ -6,16 +6,17 @@ import torch
 from swarm.averaging.gossip.versions import Version
 from swarm.errors import BugError
 from swarm.ids import MicrobatchId, PeerId
-from swarm.models.spec import ModelConfig, SplitConfig
-from swarm.models.split import initial_weights, split_model
+from swarm.models.gpt_config import GptConfig
+from swarm.models.registry import family_of
+from swarm.models.spec import SplitConfig
 from swarm.optim.local_part import LocalPart, LocalRules
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.update import AdamW, OuterNesterov
 from swarm.state.snapshot import initial_snapshot
 
-MODEL = ModelConfig(vocab_size=300, dim=32, layers=2, heads=4, context=16)
-SPEC = split_model(MODEL, SplitConfig(stages=1, ends="hosted"))[0]
+MODEL = GptConfig(vocab_size=300, dim=32, layers=2, heads=4, context=16)
+SPEC = family_of(MODEL).parts(SplitConfig(stages=1, ends="hosted"))[0]
 TOKENS = 32
 OPTIMIZER = OptimizerConfig(lr=0.01, warmup_steps=0, clip_norm=0.5)
 RULES = LocalRules(
@@ -31,7 +32,7 @@ RULES = LocalRules(
 
 def local(rules: LocalRules = RULES) -> LocalPart:
     part = LocalPart(SPEC, MODEL, rules)
-    part.install(initial_snapshot(SPEC.name, part.layout, initial_weights(MODEL, 0)))
+    part.install(initial_snapshot(SPEC.name, part.layout, family_of(MODEL).initial_weights(0)))
     return part
 
 

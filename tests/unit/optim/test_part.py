@@ -5,21 +5,22 @@ import torch
 
 from swarm.errors import BugError, StateError, Violation
 from swarm.ids import MicrobatchId, PeerId
-from swarm.models.gpt import GPT
-from swarm.models.spec import ModelConfig, SplitConfig
-from swarm.models.split import initial_weights, install_weights, split_model
+from swarm.models.gpt_config import GptConfig
+from swarm.models.layout import install_weights
+from swarm.models.registry import family_of
+from swarm.models.spec import SplitConfig
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.update import AdamW
 from swarm.state.snapshot import digest, initial_snapshot
 
-MODEL = ModelConfig(vocab_size=300, dim=32, layers=2, heads=4, context=16)
+MODEL = GptConfig(vocab_size=300, dim=32, layers=2, heads=4, context=16)
 SCALARS = {"lr": 0.01, "clip": 0.9}
 
 
-def parts(model: ModelConfig = MODEL, ends: str = "private", accumulator: str = "float32") -> list[TrainedPart]:
-    weights, found = initial_weights(model, 0), []
-    for spec in split_model(model, SplitConfig(stages=2, ends=ends)):
+def parts(model: GptConfig = MODEL, ends: str = "private", accumulator: str = "float32") -> list[TrainedPart]:
+    weights, found = family_of(model).initial_weights(0), []
+    for spec in family_of(model).parts(SplitConfig(stages=2, ends=ends)):
         part = TrainedPart(spec, model, AdamW(OptimizerConfig()), accumulator=accumulator)
         part.install(initial_snapshot(spec.name, part.layout, weights))
         found.append(part)
@@ -58,9 +59,9 @@ def close(part: TrainedPart, tokens: int) -> str:
 
 def test_part_steps_equal_the_whole_model_bit_for_bit() -> None:
     """Three steps of two microbatches: parts against one hosted part that is the whole model."""
-    spec = split_model(MODEL, SplitConfig(stages=1, ends="hosted"))[0]
+    spec = family_of(MODEL).parts(SplitConfig(stages=1, ends="hosted"))[0]
     whole = TrainedPart(spec, MODEL, AdamW(OptimizerConfig()))
-    whole.install(initial_snapshot(spec.name, whole.layout, initial_weights(MODEL, 0)))
+    whole.install(initial_snapshot(spec.name, whole.layout, family_of(MODEL).initial_weights(0)))
     cut = parts()
     for step in range(3):
         counted = 0
@@ -119,7 +120,9 @@ def test_part_prepare_shows_nothing_before_swap() -> None:
     assert digest(after) == found
     assert stage.microbatches == frozenset()
     assert not torch.equal(stage.forward(x, seed=None, graph=False)[0], output)
-    assert digest(before) == digest(initial_snapshot(stage.spec.name, stage.layout, initial_weights(MODEL, 0)))
+    assert digest(before) == digest(
+        initial_snapshot(stage.spec.name, stage.layout, family_of(MODEL).initial_weights(0))
+    )
 
 
 def test_part_graph_from_before_a_swap_gives_the_old_weights_gradient() -> None:
@@ -147,14 +150,14 @@ def test_part_reverse_leaves_the_others_exactly_in_float64() -> None:
 
 
 def test_part_misuse_is_a_bug() -> None:
-    spec = split_model(MODEL, SplitConfig(stages=2))[0]
+    spec = family_of(MODEL).parts(SplitConfig(stages=2))[0]
     empty = TrainedPart(spec, MODEL, AdamW(OptimizerConfig()))
     with pytest.raises(BugError, match="no weights"):
         empty.forward(torch.ones((1, 4, 32)), seed=None)
     with pytest.raises(BugError, match="no weights"):
         _ = empty.step
     stage, _, ends = parts()
-    with pytest.raises(BugError, match="no blocks"):
+    with pytest.raises(BugError, match="no layers"):
         ends.forward(torch.ones((1, 4, 32)), seed=None)
     with pytest.raises(BugError, match="step 2"):
         stage.prepare(stage.gradient_sum(), step=2, **SCALARS)
@@ -190,6 +193,6 @@ def test_part_in_bfloat16_keeps_float32_masters_and_refreshes_its_copies() -> No
             close(part, tokens)
     assert all(view.dtype == torch.float32 for view in cut[0].snapshot().weights.values())
     assert not torch.equal(cut[0].forward(x, seed=None, graph=False)[0], before)
-    full = GPT(model)
+    full = family_of(model).build(family_of(model).whole)
     install_weights(full, {name: view for part in cut for name, view in part.snapshot().weights.items()})
     assert full.evaluate(*data(0))[0] < loss_sum

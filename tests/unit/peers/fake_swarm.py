@@ -106,17 +106,16 @@ class _Fake:
 
 def write_checkpoints(root: Path) -> None:
     """Step 0 with random weights and the last step with other ones, as real peers would leave them."""
-    from swarm.models.layout import FlatLayout
-    from swarm.models.split import build_part, initial_weights, split_model
+    from swarm.models.registry import family_of
     from swarm.state.checkpoints.parts import CheckpointManifest, write_manifest, write_part
     from swarm.state.snapshot import Snapshot, digest
 
     manifest = load_manifest(root / "run.toml")
     for step in (0, manifest.run.steps):
-        weights = initial_weights(manifest.model, seed=step)
+        weights = family_of(manifest.model).initial_weights(seed=step)
         digests = {}
-        for spec in split_model(manifest.model, manifest.split):
-            layout = FlatLayout.of(build_part(spec, manifest.model))
+        for spec in family_of(manifest.model).parts(manifest.split):
+            layout = family_of(manifest.model).layout(family_of(manifest.model).build(spec))
             params = layout.flatten(weights)
             snapshot = Snapshot(
                 part=spec.name, step=step, layout=layout, params=params, exp_avg=params * 0, exp_avg_sq=params * 0

@@ -15,8 +15,7 @@ from swarm.consensus.records import CloseRecord, Contribution, Decision, accepta
 from swarm.consensus.roster import Member, Roster
 from swarm.ids import ENDS, MicrobatchId, PartName, PeerId, stage_part
 from swarm.membership.founding_record import genesis
-from swarm.models.layout import FlatLayout
-from swarm.models.split import build_part, initial_weights, split_model
+from swarm.models.registry import family_of
 from swarm.security.signing import PrivateIdentity
 from swarm.state.checkpoints.parts import write_manifest, write_part
 from swarm.state.snapshot import Snapshot, digest
@@ -48,9 +47,9 @@ class KeptRun:
     def states(self, step: int, seed: int = 0) -> dict[PartName, Snapshot]:
         """Every part after a step: some numbers."""
         model, found = self.manifest.model, {}
-        weights = initial_weights(model, seed=seed or step)
-        for spec in split_model(model, self.manifest.split):
-            layout = FlatLayout.of(build_part(spec, model))
+        weights = family_of(model).initial_weights(seed=seed or step)
+        for spec in family_of(model).parts(self.manifest.split):
+            layout = family_of(model).layout(family_of(model).build(spec))
             params = layout.flatten(weights)
             found[spec.name] = Snapshot(
                 part=spec.name, step=step, layout=layout, params=params, exp_avg=params * 0.5, exp_avg_sq=params * 0.25

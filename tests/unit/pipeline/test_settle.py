@@ -15,8 +15,9 @@ from swarm.compression.dense import FLOAT32
 from swarm.errors import PeerError, Refused, WrongStep
 from swarm.events import Accumulated, ContributionReplayed, ContributionReversed, RetentionDropped
 from swarm.ids import MicrobatchId, PeerId
-from swarm.models.spec import ModelConfig, SplitConfig
-from swarm.models.split import boundary_spec, initial_weights, split_model, token_spec
+from swarm.models.gpt_config import GptConfig
+from swarm.models.registry import family_of
+from swarm.models.spec import SplitConfig, token_spec
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.update import AdamW
@@ -163,7 +164,7 @@ async def test_a_microbatch_that_cannot_be_computed_is_named_and_ends_nothing() 
 
 # --- real numbers ----------------------------------------------------------------------------------------------------
 
-MODEL = ModelConfig(vocab_size=300, dim=32, layers=2, heads=4, context=16, dropout=0.1)
+MODEL = GptConfig(vocab_size=300, dim=32, layers=2, heads=4, context=16, dropout=0.1)
 SPLIT = SplitConfig(stages=2)
 
 
@@ -179,14 +180,14 @@ class TokenSource(FakeSource):
 
 def trained_part(name: str) -> TrainedPart:
     """One of the model's parts in the reproducible mode."""
-    spec = next(spec for spec in split_model(MODEL, SPLIT) if spec.name == name)
+    spec = next(spec for spec in family_of(MODEL).parts(SPLIT) if spec.name == name)
     part = TrainedPart(spec, MODEL, AdamW(OptimizerConfig()), accumulator="float64")
-    part.install(initial_snapshot(spec.name, part.layout, initial_weights(MODEL, 0)))
+    part.install(initial_snapshot(spec.name, part.layout, family_of(MODEL).initial_weights(0)))
     return part
 
 
 async def test_sums_are_the_same_bits_whoever_computed_them_in_the_end() -> None:
-    activation = boundary_spec(MODEL, 2, 16, MODEL.compute)
+    activation = family_of(MODEL).boundary(2, 16)
     boundary = BoundarySpecs(activation=activation, tokens=token_spec(2, 16), codec=FLOAT32, hosted=False)
     stages = [[A0, A1], [B0, B1]]
     network = SimNetwork(SystemClock())

@@ -1,0 +1,190 @@
+"""What a family of models offers to everybody else, who know no layer and no parameter of it by name.
+
+:class:`ModelFamily` says how a model of the family is cut, built, begun with and what it costs; :class:`PartModule` is
+what one part of it computes. A family implements both; which ones there are is in the registry.
+
+Shapes: B microbatch, T sequence, D width of what crosses a boundary, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from swarm.errors import BugError
+from swarm.models.layout import FlatLayout
+from swarm.models.spec import ModelConfig, PartSpec, SplitConfig, TensorSpec, split_layers
+
+_IGNORED = -100
+
+Work = Literal["embed", "forward", "head"]
+"""What a part does with a microbatch: token ids to hidden states, its layers, or hidden states to logits. A hosted
+first stage embeds within ``forward``."""
+
+
+class PartModule(nn.Module):
+    """One part of a model. Which of ``embed``, ``forward`` and ``logits`` it can do follows from its
+    :class:`~swarm.models.spec.PartSpec`; the others raise BugError.
+
+    Its state are its parameters and the persistent buffers that hold floats, which nothing may change but
+    :func:`~swarm.models.layout.install_weights`. They have the names of the whole model in every part, so that the
+    parts' states together are the whole model's. What it computes depends on state, input and seed alone: a part that
+    computes again gives the same bits.
+    """
+
+    def __init__(self, model: ModelConfig) -> None:
+        super().__init__()
+        self.vocab_size, self.context = model.vocab_size, model.context
+
+    def embed(self, tokens: Tensor, seed: int | None = None) -> Tensor:
+        """Return hidden states (B, T, D) of int64 token ids (B, T). ``seed`` keys the dropout; None drops nothing."""
+        raise BugError("this part has no embedding")
+
+    def forward(self, x: Tensor, seed: int | None = None) -> Tensor:
+        """Return hidden states (B, T, D) after this part's layers.
+
+        Args:
+            x: hidden states (B, T, D) or, where the part's spec has the embedding, int64 token ids (B, T).
+            seed: as for :meth:`embed`.
+        """
+        raise BugError("this part has no layers")
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return float32 logits (B, T, V) of hidden states (B, T, D) after the last layer."""
+        raise BugError("this part has no head")
+
+    def parameters_of(self, work: Work) -> dict[str, nn.Parameter]:
+        """Return by name the parameters that ``work`` uses, in the order of ``named_parameters``. A tied weight is in
+        several, under one name: its gradients are added."""
+        raise NotImplementedError
+
+    def loss(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, int]:
+        """Return the *sum* of cross entropy in nats, float32, and the number of targets it runs over, those ≥ 0.
+
+        ``hidden`` (B, T, D), ``targets`` int64 (B, T). Holds the logits, B·T·V float32, until backward is done.
+        """
+        counted = targets >= 0
+        labels = targets.masked_fill(~counted, _IGNORED).reshape(-1)
+        scores = self.logits(hidden).view(-1, self.vocab_size)
+        total = F.cross_entropy(scores, labels, ignore_index=_IGNORED, reduction="sum")
+        return total, int(counted.sum().item())
+
+    @torch.no_grad()
+    def evaluate(self, tokens: Tensor, targets: Tensor) -> tuple[float, int]:
+        """Of a whole model: return (sum of cross entropy in nats, number of targets ≥ 0) of int64 (B, T), without
+        dropout."""
+        total, count = self.loss(self(tokens), targets)
+        return total.item(), count
+
+    @torch.no_grad()
+    def generate(
+        self, tokens: Tensor, count: int, *, seed: int, temperature: float = 1.0, top_k: int | None = None
+    ) -> Tensor:
+        """Of a whole model: continue int64 (T,), T ≥ 1, by ``count`` tokens; return the continuation alone, (count,).
+
+        ``temperature`` 0 takes the likeliest. The same seed gives the same tokens on the same machine. Only the last
+        ``context`` tokens are seen. Every token costs a whole forward: there is no key/value cache.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        sequence = tokens.view(1, -1)
+        for _ in range(count):
+            scores = self.logits(self(sequence[:, -self.context :])[:, -1:])[0, 0]
+            chosen = _choose(scores.cpu(), generator, temperature, top_k).to(tokens.device)
+            sequence = torch.cat((sequence, chosen.view(1, 1)), dim=1)
+        return sequence[0, tokens.numel() :]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartCost:
+    """What a part costs: elements of its parameters, and operations of its forward per token of a row. A multiply-add
+    counts as two."""
+
+    parameters: int
+    forward_flops: int
+
+
+class ModelFamily(ABC):
+    """One model of a family: what follows from its ``[model]``. Stateless, and cheap to make.
+
+    A family whose layers are cut evenly and whose tables are ``nn.Embedding`` implements the abstract methods only.
+    """
+
+    def __init__(self, model: ModelConfig) -> None:
+        self.vocab_size, self.context = model.vocab_size, model.context
+
+    @property
+    @abstractmethod
+    def layers(self) -> int:
+        """How many layers there are to be cut into stages."""
+
+    @property
+    @abstractmethod
+    def described(self) -> str:
+        """The model in a few words, for people."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Raise ConfigError where the keys of ``[model]`` do not fit each other."""
+
+    # --- parts ---------------------------------------------------------------------------------------------------
+
+    @property
+    def whole(self) -> PartSpec:
+        """All parts in one, for evaluation and sampling: a single stage with both ends."""
+        return self.parts(SplitConfig(stages=1, ends="hosted"))[0]
+
+    def parts(self, split: SplitConfig) -> tuple[PartSpec, ...]:
+        """See :func:`~swarm.models.spec.split_layers`."""
+        return split_layers(self.layers, split)
+
+    @abstractmethod
+    def build(self, spec: PartSpec) -> PartModule:
+        """Return the module of one part, its state on the meta device, other buffers on the CPU: costs no memory.
+
+        Give it weights with :func:`~swarm.models.layout.install_weights` before use.
+        """
+
+    @abstractmethod
+    def boundary(self, rows: int, sequence: int) -> TensorSpec:
+        """Return what crosses every boundary between parts, forward and backward: (B, T, D), and its dtype."""
+
+    # --- state ---------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def initial_weights(self, seed: int, spec: PartSpec | None = None) -> dict[str, Tensor]:
+        """Return the float32 CPU state by name that a run begins with: of one part, or of the whole model.
+
+        The same for every cut of the model. Raises StateError where it comes from files and these are not as they
+        should be.
+        """
+
+    def decayed(self, module: PartModule) -> frozenset[str]:
+        """Return the names of the parameters that weight decay pulls at: matrices, but no table of embeddings, whose
+        rows are used one by one, and so no matrix that is tied to one."""
+        tables = {id(table.weight) for table in module.modules() if isinstance(table, nn.Embedding)}
+        return frozenset(name for name, p in module.named_parameters() if p.ndim >= 2 and id(p) not in tables)
+
+    def layout(self, module: PartModule) -> FlatLayout:
+        """Return where the state of a part's module lies in the part's flat vector."""
+        return FlatLayout.of(module, self.decayed(module))
+
+    # --- planning ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def cost(self, spec: PartSpec, sequence: int) -> PartCost:
+        """Return what a part costs for rows of ``sequence`` tokens. Pure arithmetic, no module is built."""
+
+
+def _choose(scores: Tensor, generator: torch.Generator, temperature: float, top_k: int | None) -> Tensor:
+    """One token id from (V,) scores."""
+    if temperature == 0.0:
+        return scores.argmax()
+    if top_k is not None and top_k < scores.numel():
+        floor = scores.topk(top_k).values[-1]
+        scores = scores.masked_fill(scores < floor, float("-inf"))
+    return torch.multinomial((scores / temperature).softmax(-1), 1, generator=generator)

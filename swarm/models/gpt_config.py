@@ -1,0 +1,67 @@
+"""The manifest's ``[model]`` of our own transformer. Imports no torch.
+
+Shapes: T context length, D model width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from swarm.errors import ConfigError
+from swarm.models.spec import DType
+from swarm.schema import Section
+
+
+class GptConfig(Section):
+    """A decoder-only transformer: RMSNorm, rotary positions, SwiGLU, no biases, untied head.
+
+    ``family`` is the default one and left out of what is written, so that manifests that do not name it keep their id.
+    """
+
+    family: Annotated[Literal["gpt"], Field(exclude=True)] = "gpt"
+    vocab_size: Annotated[int, Field(ge=257, le=1 << 20)] = 2048
+    dim: Annotated[int, Field(ge=16, le=1 << 15)] = 160
+    layers: Annotated[int, Field(ge=1, le=512)] = 4
+    heads: Annotated[int, Field(ge=1, le=256)] = 4
+    kv_heads: Annotated[int, Field(ge=1, le=256)] | None = None
+    ffn_dim: Annotated[int, Field(ge=16, le=1 << 17)] | None = None
+    context: Annotated[int, Field(ge=8, le=1 << 17)] = 128
+    rope_theta: Annotated[float, Field(gt=1)] = 10_000.0
+    norm_eps: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    compute: DType = "float32"
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.dim // self.heads
+
+    @property
+    def key_value_heads(self) -> int:
+        """Heads of keys and values: ``kv_heads``, or as many as queries."""
+        return self.kv_heads or self.heads
+
+    @property
+    def feed_forward_dim(self) -> int:
+        """Inner width of a feed-forward: ``ffn_dim``, or 8/3 of D rounded up to a multiple of 64, which gives SwiGLU's
+        three matrices the size of a classic feed-forward's two (Shazeer, arXiv 2002.05202)."""
+        return self.ffn_dim or -(-8 * self.dim // (3 * 64)) * 64
+
+    def check(self) -> None:
+        """What holds between the keys. Raises ConfigError."""
+        if self.dim % self.heads or (self.dim // self.heads) % 2:
+            raise ConfigError(
+                "model.heads",
+                self.heads,
+                f"a number that cuts model.dim = {self.dim} into even head sizes",
+                "Change model.heads or model.dim.",
+            )
+        if self.kv_heads is not None and self.heads % self.kv_heads:
+            raise ConfigError(
+                "model.kv_heads",
+                self.kv_heads,
+                f"a divisor of model.heads = {self.heads}",
+                "Change it or leave it out.",
+            )

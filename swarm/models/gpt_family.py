@@ -1,0 +1,94 @@
+"""Our own transformer as a family: how its parts are built, its first weights, what it costs.
+
+Each initial tensor is a function of (seed, name) alone, so every cut of the model has the same weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from swarm.ids import ENDS
+from swarm.models.family import ModelFamily, PartCost, PartModule
+from swarm.models.gpt import Ends, Stage
+from swarm.models.gpt_config import GptConfig
+from swarm.models.spec import PartSpec, TensorSpec
+
+
+class GptFamily(ModelFamily):
+    """See :class:`~swarm.models.family.ModelFamily`."""
+
+    def __init__(self, model: GptConfig) -> None:
+        super().__init__(model)
+        self._model = model
+
+    @property
+    def layers(self) -> int:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return self._model.layers
+
+    @property
+    def described(self) -> str:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        model = self._model
+        blocks = f"{model.layers} block{'' if model.layers == 1 else 's'}"
+        return f"{blocks} of width {model.dim}, context {model.context}, computed in {model.compute}"
+
+    def check(self) -> None:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        self._model.check()
+
+    def build(self, spec: PartSpec) -> PartModule:
+        """See :class:`~swarm.models.family.ModelFamily`: :class:`~swarm.models.gpt.Ends` or
+        :class:`~swarm.models.gpt.Stage`."""
+        with torch.device("meta"):
+            return Ends(self._model) if spec.name == ENDS else Stage(self._model, spec)
+
+    def boundary(self, rows: int, sequence: int) -> TensorSpec:
+        """See :class:`~swarm.models.family.ModelFamily`."""
+        return TensorSpec((rows, sequence, self._model.dim), self._model.compute)
+
+    def initial_weights(self, seed: int, spec: PartSpec | None = None) -> dict[str, Tensor]:
+        """See :class:`~swarm.models.family.ModelFamily`. Norms are 1; matrices normal with deviation 0.02, those that
+        write to the residual stream divided by √(2·layers) (GPT-2, Radford et al. 2019, §2.3)."""
+        shapes = {name: tuple(p.shape) for name, p in self.build(spec or self.whole).named_parameters()}
+        return {name: _draw(self._model, seed, name, shape) for name, shape in shapes.items()}
+
+    def cost(self, spec: PartSpec, sequence: int) -> PartCost:
+        """See :class:`~swarm.models.family.ModelFamily`.
+
+        The forward is its matrices, and causal attention over half of ``sequence`` on average (scores and mixing:
+        2 · 2 · D · T/2). Norms, rotary and activations are left out: below 1 % from D = 512 on.
+        """
+        model, layers = self._model, spec.last_layer - spec.first_layer
+        narrow = model.key_value_heads * model.head_dim
+        block = 2 * model.dim * (model.dim + narrow) + 3 * model.dim * model.feed_forward_dim
+        table = model.vocab_size * model.dim
+        matrices = layers * block + spec.head * table
+        return PartCost(
+            parameters=layers * (block + 2 * model.dim) + spec.embedding * table + spec.head * (table + model.dim),
+            forward_flops=2 * matrices + layers * 2 * model.dim * sequence,
+        )
+
+
+# --- initial weights -------------------------------------------------------------------------------------------------
+# Drawn by numpy's ziggurat (table look-ups and multiplications), not by torch, whose normal sampler uses a different
+# algorithm where AVX2 is present. Peers still download them rather than trust that.
+
+
+_STD = 0.02
+_RESIDUAL = (".attention.output.weight", ".feed_forward.down.weight")
+
+
+def _draw(model: GptConfig, seed: int, name: str, shape: tuple[int, ...]) -> Tensor:
+    if len(shape) == 1:
+        return torch.ones(shape, dtype=torch.float32)
+    key = int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:16], "little")
+    std = _STD / math.sqrt(2 * model.layers) if name.endswith(_RESIDUAL) else _STD
+    values = np.random.Generator(np.random.PCG64(key)).standard_normal(shape, dtype=np.float32)
+    values *= np.float32(std)
+    return torch.from_numpy(values)

@@ -1,0 +1,66 @@
+"""The families of models there are, by the name that a manifest's ``[model]`` gives as ``family``.
+
+A new one is a line in :data:`FAMILIES`, and its config in the union :data:`AnyModel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, ValidationError
+from pydantic_core import InitErrorDetails
+
+from swarm.models.family import ModelFamily
+from swarm.models.gpt_config import GptConfig
+from swarm.models.gpt_family import GptFamily
+from swarm.models.spec import ModelConfig
+from swarm.schema import Section
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A family: what its ``[model]`` may say, and what follows from it."""
+
+    config: type[Section]
+    family: type[ModelFamily]
+
+
+FAMILIES: Mapping[str, Member] = MappingProxyType(
+    {
+        "gpt": Member(GptConfig, GptFamily),
+    }
+)
+
+DEFAULT = "gpt"
+"""The family of a ``[model]`` that names none."""
+
+
+def family_of(model: ModelConfig) -> ModelFamily:
+    """Return what follows from a model's config."""
+    return FAMILIES[model.family].family(model)
+
+
+# --- the manifest's [model] ------------------------------------------------------------------------------------------
+
+
+def config_type(table: Mapping[str, Any]) -> type[Section]:
+    """Return what a ``[model]`` may say. Raises pydantic's ValidationError for a family that there is not."""
+    name = table.get("family", DEFAULT)
+    if not isinstance(name, str) or name not in FAMILIES:
+        unknown = InitErrorDetails(
+            type="literal_error", loc=("family",), input=name, ctx={"expected": " or ".join(map(repr, FAMILIES))}
+        )
+        raise ValidationError.from_exception_data("model", [unknown])
+    return FAMILIES[name].config
+
+
+def _read(table: object) -> object:
+    """As its family understands it; what is no table is left to the union."""
+    return config_type(table).model_validate(table) if isinstance(table, dict) else table
+
+
+AnyModel = Annotated[GptConfig, BeforeValidator(_read)]
+"""The union of all families' configs, which ``family`` tells apart; our own where it is left out."""
