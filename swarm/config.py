@@ -18,6 +18,7 @@ from pydantic import Field, StringConstraints, ValidationError
 
 from swarm import WIRE_VERSION
 from swarm.averaging.config import AveragingConfig, check_averaging
+from swarm.compression.registry import ActivationCodec
 from swarm.consensus.copies import MAX_COPIES
 from swarm.consensus.records import record_bytes
 from swarm.errors import ConfigError, OtherWire
@@ -75,7 +76,7 @@ class TokenizerConfig(Section):
 class CodecConfig(Section):
     """``[codecs]``: how boundary activations and gradients travel."""
 
-    activations: Literal["float32", "bfloat16", "float16"] = "float32"
+    activations: ActivationCodec = "float32"
 
 
 class Manifest(Section):

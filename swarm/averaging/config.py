@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from swarm.averaging.allreduce.wire import WireCodec
+from swarm.compression.registry import AveragingCodec
 from swarm.errors import ConfigError
 from swarm.schema import Section
 
@@ -45,7 +45,7 @@ class AveragingConfig(Section):
 
     mode: Literal["sync", "local"] = "sync"
     strategy: StrategyName = "everyone"
-    codec: WireCodec = "float32"
+    codec: AveragingCodec = "float32"
     schedule: Literal["auto", "direct", "ring", "tree", "halving", "butterfly"] = "direct"
     local: LocalConfig = LocalConfig()
 

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from swarm.compression.codec import EncodeContext
 from swarm.errors import BugError, Violation
 from swarm.models.spec import TensorSpec
 
@@ -34,8 +35,9 @@ _LARGEST = np.nextafter(np.finfo(np.float32).max / np.float32(_STEPS), np.float3
 
 @dataclass(frozen=True, slots=True)
 class BlockwiseInt8:
-    """See :class:`~swarm.compression.codec.Codec`. Stateless; blocks are counted in row-major order, the last may be
-    shorter. Equal tensors give equal bytes on every machine, equal bytes equal tensors.
+    """See :class:`~swarm.compression.codec.Codec`. Stateless; blocks are counted in row-major order from the start of
+    what is encoded, so that a chunk gives the same bytes in any group; the last may be shorter. Equal tensors give
+    equal bytes on every machine, equal bytes equal tensors.
 
     What is not finite spoils its block's scale, so that every receiver refuses it, ``check_finite`` or not.
     Cost: some 2 ms of CPU for a million elements to encode, half of it to decode; half a MiB beside the result.
@@ -47,7 +49,11 @@ class BlockwiseInt8:
         """See :class:`~swarm.compression.codec.Codec`."""
         return _blocks(spec.elements) * _FLOAT.itemsize + spec.elements
 
-    def encode(self, tensor: Tensor) -> memoryview:
+    def exact(self, dtype: str) -> bool:
+        """See :class:`~swarm.compression.codec.Codec`."""
+        return False
+
+    def encode(self, tensor: Tensor, context: EncodeContext) -> memoryview:
         """See :class:`~swarm.compression.codec.Codec`. Never aliases the tensor."""
         if not tensor.is_floating_point():
             raise BugError(f"codec {self.name} cannot carry {tensor.dtype}")

@@ -1,18 +1,29 @@
-"""What a codec is, and the ones there are, by the name they have in a manifest and on the wire."""
+"""What a codec is: tensor to bytes and back."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, Protocol
 
 from torch import Tensor
 
-from swarm.compression.blockwise import INT8
-from swarm.compression.dense import BFLOAT16, FLOAT16, FLOAT32, INT32
-from swarm.errors import ConfigError
+from swarm.ids import MicrobatchId
 from swarm.models.spec import TensorSpec
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EncodeContext:
+    """Which tensor of a run is encoded. A codec that needs random numbers derives them from this and from nothing else.
+
+    ``direction``: activations and token ids go "forward", their gradients "backward"; a replica's "sum" goes to be
+    averaged, and the "result" comes back. ``microbatch`` is that of the first two, ``place`` the first element of what
+    is averaged at a time.
+    """
+
+    step: int
+    direction: Literal["forward", "backward", "sum", "result"]
+    microbatch: MicrobatchId | None = None
+    place: int = 0
 
 
 class Codec(Protocol):
@@ -28,10 +39,15 @@ class Codec(Protocol):
     def wire_bytes(self, spec: TensorSpec) -> int:
         """Exactly how many bytes a tensor becomes: what a receiver admits, not one more or less."""
 
-    def encode(self, tensor: Tensor) -> memoryview:
+    def exact(self, dtype: str) -> bool:
+        """Whether the bytes of a tensor of this dtype are its own: then it comes back as it was, and encoding and
+        decoding cost nothing."""
+
+    def encode(self, tensor: Tensor, context: EncodeContext) -> memoryview:
         """The tensor's bytes, from CPU or CUDA. May alias the tensor: do not change it until they are sent.
 
-        Raises BugError for a dtype that the codec does not carry.
+        The same tensor and context give the same bytes, whenever and on whatever machine: what a replica no longer has
+        is encoded again. Raises BugError for a dtype that the codec does not carry.
         """
 
     def decode(self, buffer: bytes | bytearray | memoryview, spec: TensorSpec, *, check_finite: bool = False) -> Tensor:
@@ -40,17 +56,3 @@ class Codec(Protocol):
         Raises Violation for a wrong length and, with ``check_finite``, for Inf or NaN; nothing is allocated before the
         length is right.
         """
-
-
-_ALL: tuple[Codec, ...] = (FLOAT32, BFLOAT16, FLOAT16, INT32, INT8)
-
-CODECS: Mapping[str, Codec] = MappingProxyType({codec.name: codec for codec in _ALL})
-
-
-def codec_named(name: str) -> Codec:
-    """The codec of a wire name. Raises ConfigError for an unknown one, or on a big-endian machine."""
-    if sys.byteorder != "little":
-        raise ConfigError("codecs", name, "a little-endian machine", "Run this peer on other hardware.")
-    if name not in CODECS:
-        raise ConfigError("codecs", name, ", ".join(CODECS), "Choose one of these.")
-    return CODECS[name]

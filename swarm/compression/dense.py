@@ -2,6 +2,7 @@
 
 | name | bytes | error of an element x |
 |---|---|---|
+| float64 | 8 | none |
 | float32 | 4 | none for float32 and narrower tensors |
 | bfloat16 | 2 | ≤ 2⁻⁸·abs(x) (8 bits of mantissa); beyond 3.39·10³⁸ saturated |
 | float16 | 2 | ≤ 2⁻¹¹·abs(x), or ≤ 2⁻²⁵ below 2⁻¹⁴; beyond ±65504 saturated, see :class:`DenseCodec` |
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from swarm.compression.codec import EncodeContext
 from swarm.errors import BugError, Violation
 from swarm.models.spec import TensorSpec
 
@@ -37,7 +39,11 @@ class DenseCodec:
         """See :class:`~swarm.compression.codec.Codec`."""
         return spec.elements * self.dtype.itemsize
 
-    def encode(self, tensor: Tensor) -> memoryview:
+    def exact(self, dtype: str) -> bool:
+        """See :class:`~swarm.compression.codec.Codec`."""
+        return dtype == self.name
+
+    def encode(self, tensor: Tensor, context: EncodeContext) -> memoryview:
         """See :class:`~swarm.compression.codec.Codec`. Aliases a contiguous CPU tensor that has the wire's dtype."""
         source = tensor.detach()
         wire = self._narrow(source).cpu().contiguous()
@@ -73,6 +79,7 @@ class DenseCodec:
         return torch.where(overflown, source.sign().to(self.dtype) * limit, wire)
 
 
+FLOAT64 = DenseCodec("float64", torch.float64)
 FLOAT32 = DenseCodec("float32", torch.float32)
 BFLOAT16 = DenseCodec("bfloat16", torch.bfloat16)
 FLOAT16 = DenseCodec("float16", torch.float16)

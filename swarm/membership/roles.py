@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from swarm.clock import Clock
-from swarm.compression.codec import codec_named
+from swarm.compression.registry import codec_named
 from swarm.config import Manifest
 from swarm.consensus.records import CloseRecord, Contribution
 from swarm.consensus.roster import HowToJoin, Roster, join_words

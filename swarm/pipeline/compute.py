@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from swarm.compression.codec import Codec
+from swarm.compression.codec import Codec, EncodeContext
 from swarm.compression.dense import INT32
 from swarm.errors import BugError, PeerError, Violation, WrongStep
 from swarm.ids import MicrobatchId, PeerId
@@ -24,6 +24,8 @@ from swarm.network.protocols import Payload
 
 Graph = Any
 Gradients = Any
+Place = tuple[int, MicrobatchId]
+"""What is computed: step and microbatch."""
 
 
 class StagePart(Protocol):
@@ -123,6 +125,16 @@ class Contributed:
     tokens: int = 0
 
 
+def going_forward(place: Place) -> EncodeContext:
+    """Return what tells a codec that encodes an activation, or token ids, which they are."""
+    return EncodeContext(step=place[0], microbatch=place[1], direction="forward")
+
+
+def _coming_back(place: Place) -> EncodeContext:
+    """Of a gradient."""
+    return EncodeContext(step=place[0], microbatch=place[1], direction="backward")
+
+
 class StageCompute:
     """One replica's work on one microbatch, from payload to payload.
 
@@ -145,14 +157,15 @@ class StageCompute:
         """The microbatches in the open step."""
         return self.part.microbatches
 
-    def forward(self, payload: Payload, seed: int, *, first: bool) -> tuple[memoryview, Graph]:
+    def forward(self, payload: Payload, seed: int, place: Place, *, first: bool) -> tuple[memoryview, Graph]:
         """Input bytes → output bytes and the graph. Raises Violation for an output that is not finite."""
         output, graph = self.part.forward(self._input(payload, first), seed=seed)
-        return self._encode(output, "output"), graph
+        return self._encode(output, "output", going_forward(place)), graph
 
-    def output(self, payload: Payload, seed: int, *, first: bool) -> memoryview:
+    def output(self, payload: Payload, seed: int, place: Place, *, first: bool) -> memoryview:
         """Input bytes → output bytes again, without a graph. Raises as :meth:`forward`."""
-        return self._encode(self.part.forward(self._input(payload, first), seed=seed, graph=False)[0], "output")
+        output, _ = self.part.forward(self._input(payload, first), seed=seed, graph=False)
+        return self._encode(output, "output", going_forward(place))
 
     def contribute(self, material: Material, graph: Graph | None, sender: PeerId | None) -> Contributed:
         """Both directions, or the way back only where there is a ``graph``; the microbatch is in the open step
@@ -196,13 +209,15 @@ class StageCompute:
         else:
             raise BugError("a backward was asked for without a gradient or targets")
         grad_input, gradients = self.part.backward(graph, gradient)
-        encoded = None if grad_input is None else self._encode(grad_input, "gradient of the input")
-        return Contributed(encoded, loss_sum, tokens), gradients
+        if grad_input is None:
+            return Contributed(None, loss_sum, tokens), gradients
+        context = _coming_back((material.step, material.microbatch))
+        return Contributed(self._encode(grad_input, "gradient of the input", context), loss_sum, tokens), gradients
 
-    def _encode(self, tensor: torch.Tensor, what: str) -> memoryview:
+    def _encode(self, tensor: torch.Tensor, what: str, context: EncodeContext) -> memoryview:
         """What is not finite is refused by whoever gets it, who would then be blamed for it."""
         _check_finite(tensor, what)
-        return self._specs.codec.encode(tensor)
+        return self._specs.codec.encode(tensor, context)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,25 +244,23 @@ class EndsCompute:
         """The microbatches in the ends' open step."""
         return self.part.microbatches
 
-    def embed(self, tokens: torch.Tensor, seed: int) -> tuple[memoryview, Graph]:
+    def embed(self, tokens: torch.Tensor, seed: int, place: Place) -> tuple[memoryview, Graph]:
         """Token ids → activation bytes for the first stage."""
         hidden, graph = self.part.embed(tokens.to(self._device), seed=seed)
         _check_finite(hidden, "embedding")
-        return self._specs.codec.encode(hidden), graph
+        return self._specs.codec.encode(hidden, going_forward(place)), graph
 
-    def loss(self, payload: Payload, targets: torch.Tensor) -> tuple[float, int, memoryview, Gradients]:
+    def loss(self, payload: Payload, targets: torch.Tensor, place: Place) -> tuple[float, int, memoryview, Gradients]:
         """Last stage's output → loss sum, targets counted, gradient bytes for the way back, head gradients."""
         hidden = self._specs.codec.decode(payload, self._specs.activation, check_finite=True).to(self._device)
         loss_sum, tokens, grad_hidden, gradients = self.part.loss(hidden, targets.to(self._device))
         _check_loss(loss_sum)
         _check_finite(grad_hidden, "gradient of the loss")
-        return loss_sum, tokens, self._specs.codec.encode(grad_hidden), gradients
+        return loss_sum, tokens, self._specs.codec.encode(grad_hidden, _coming_back(place)), gradients
 
-    def finish(
-        self, graph: Graph, payload: Payload, head_gradients: Gradients, place: tuple[int, MicrobatchId]
-    ) -> None:
+    def finish(self, graph: Graph, payload: Payload, head_gradients: Gradients, place: Place) -> None:
         """Input gradient from the first stage → the microbatch is in the ends' open step, once, whether it was before
-        or not; ``place`` is (step, microbatch). Raises WrongStep when that step has been closed meanwhile."""
+        or not. Raises WrongStep when that step has been closed meanwhile."""
         step, microbatch = place
         _check_step(self.part, step)
         gradient = self._specs.codec.decode(payload, self._specs.activation, check_finite=True).to(self._device)
@@ -268,8 +281,9 @@ class EndsCompute:
             _change(self.part.reverse, material.microbatch, self._gradients(material))
 
     def _gradients(self, material: EndsMaterial) -> Gradients:
-        graph = self.embed(material.tokens, material.seed)[1]
-        head = self.loss(material.output, material.targets)[3]
+        place = (material.step, material.microbatch)
+        graph = self.embed(material.tokens, material.seed, place)[1]
+        head = self.loss(material.output, material.targets, place)[3]
         decoded = self._specs.codec.decode(material.gradient, self._specs.activation, check_finite=True)
         return [*self.part.embed_backward(graph, decoded.to(self._device)), *head]
 

@@ -103,8 +103,9 @@ class Recalls:
             return state.tensors.output
         payload = await self.input(errand)
         seed, first = self._seed(errand.microbatch), self._settings.first
+        place = (errand.step, errand.microbatch)
         computed: Payload = await self._compute(
-            "output", errand, lambda: self._context.compute.output(payload, seed, first=first)
+            "output", errand, lambda: self._context.compute.output(payload, seed, place, first=first)
         )
         return computed
 

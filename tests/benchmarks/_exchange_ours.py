@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 import uvloop
@@ -20,7 +20,6 @@ import uvloop
 from swarm.averaging.allreduce.plan import RoundKey, RoundResult
 from swarm.averaging.allreduce.round import RoundCall, average, plan_rounds
 from swarm.averaging.allreduce.service import AllReduce
-from swarm.averaging.allreduce.wire import WireCodec
 from swarm.averaging.strategies import STRATEGIES
 from swarm.clock import SystemClock
 from swarm.device import keep_freed_memory
@@ -45,7 +44,7 @@ class Member:
     """Its numbers, the last result, and the all-reduce."""
 
     def __init__(self, endpoint: LibP2PEndpoint, slot: int, codec: str) -> None:
-        self._endpoint, self._codec = endpoint, cast(WireCodec, codec)
+        self._endpoint, self._codec = endpoint, codec
         self._allreduce = AllReduce(endpoint, SystemClock())
         endpoint.mount(self._allreduce)
         self._numbers = torch.from_numpy(vector_of(slot))

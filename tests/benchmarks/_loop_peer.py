@@ -26,7 +26,8 @@ import torch
 import uvloop
 
 from swarm.clock import SystemClock
-from swarm.compression.codec import codec_named
+from swarm.compression.codec import EncodeContext
+from swarm.compression.registry import codec_named
 from swarm.device import DeviceThread
 from swarm.errors import Violation
 from swarm.events import Event, LoopLag
@@ -78,8 +79,8 @@ class StageWork:
         )
         self._compute = StageCompute(self._part, self._specs, torch.device("cpu"))
         values = torch.randn(activation.shape, generator=torch.Generator().manual_seed(0))
-        self._gradient = codec.encode(values * 1e-3)
-        self.input: Payload = bytearray(codec.encode(values))
+        self._gradient = codec.encode(values * 1e-3, EncodeContext(step=1, direction="backward"))
+        self.input: Payload = bytearray(codec.encode(values, EncodeContext(step=1, direction="forward")))
         self.output: Payload = self.input
         self.jobs = 0
         self._numbers = itertools.count()
@@ -105,7 +106,8 @@ class StageWork:
 
     async def _microbatches(self, device: DeviceThread) -> None:
         for number in self._numbers:
-            self.output, graph = await device.run(self._compute.forward, self.input, number, first=True)
+            place = (self._part.step + 1, _microbatch(number))
+            self.output, graph = await device.run(self._compute.forward, self.input, number, place, first=True)
             await device.run(self._contribute, self.input, number, graph)
             self.jobs += 2
             if number % MICROBATCHES_PER_STEP == MICROBATCHES_PER_STEP - 1:
@@ -114,21 +116,24 @@ class StageWork:
 
     def _contribute(self, payload: Payload, number: int, graph: Graph) -> None:
         """To the step that is open when its turn comes: the one before it in the device's queue may close one."""
-        peer = PeerId("trainer")
         material = Material(
             step=self._part.step + 1,
-            microbatch=MicrobatchId(peer, "00" * 8, 0, number),
+            microbatch=_microbatch(number),
             seed=number,
             first=True,
             input=payload,
             gradient=self._gradient,
         )
-        self._compute.contribute(material, graph, peer)
+        self._compute.contribute(material, graph, PeerId("trainer"))
 
     def _close_step(self) -> None:
         mean = self._part.gradient_sum() / (MICROBATCHES_PER_STEP * MICROBATCH * SEQUENCE)
         self._part.prepare(mean, lr=1e-4, clip=1.0, step=self._part.step + 1)
         self._part.swap()
+
+
+def _microbatch(number: int) -> MicrobatchId:
+    return MicrobatchId(PeerId("trainer"), "00" * 8, 0, number)
 
 
 class Stream:

@@ -22,7 +22,8 @@ import torch
 import uvloop
 
 from swarm.clock import SystemClock
-from swarm.compression.codec import codec_named
+from swarm.compression.codec import EncodeContext
+from swarm.compression.registry import codec_named
 from swarm.device import DeviceThread
 from swarm.health.watch import HealthWatch
 from swarm.ids import MicrobatchId, PeerId, RunId
@@ -35,7 +36,7 @@ from swarm.network.protocols import Payload
 from swarm.optim.part import TrainedPart
 from swarm.optim.schedules import OptimizerConfig
 from swarm.optim.update import AdamW
-from swarm.pipeline.compute import BoundarySpecs, StageCompute
+from swarm.pipeline.compute import BoundarySpecs, Place, StageCompute
 from swarm.pipeline.stage.admission import Participants, StageContext, StageSettings
 from swarm.pipeline.stage.server import StageServer
 from swarm.pipeline.trainer.context import JourneyContext
@@ -183,14 +184,15 @@ class ReadyEnds:
         self._specs, self._tokens = machine.specs, machine.size.tokens
         self._hidden, self._gradient = activation_of(machine.size), gradient_of(machine.size)
 
-    def embed(self, tokens: torch.Tensor, seed: int) -> tuple[memoryview, None]:
+    def embed(self, tokens: torch.Tensor, seed: int, place: Place) -> tuple[memoryview, None]:
         """The ready-made activation."""
-        return self._specs.codec.encode(self._hidden), None
+        return self._specs.codec.encode(self._hidden, EncodeContext(step=1, direction="forward")), None
 
-    def loss(self, payload: Payload, targets: torch.Tensor) -> tuple[float, int, memoryview, None]:
+    def loss(self, payload: Payload, targets: torch.Tensor, place: Place) -> tuple[float, int, memoryview, None]:
         """The ready-made gradient."""
         self._decode(payload)
-        return 1.0, self._tokens, self._specs.codec.encode(self._gradient), None
+        context = EncodeContext(step=1, direction="backward")
+        return 1.0, self._tokens, self._specs.codec.encode(self._gradient, context), None
 
     def finish(self, graph: None, payload: Payload, head_gradients: None, microbatch: MicrobatchId) -> None:
         """The microbatch is home."""

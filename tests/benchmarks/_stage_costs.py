@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from swarm.compression.codec import EncodeContext
 from swarm.compression.dense import FLOAT32
 from swarm.ids import MicrobatchId, PeerId
 from swarm.models.registry import family_of
@@ -19,6 +20,8 @@ from swarm.planning.costs import training_flops_per_token
 from tests.benchmarks._stage import LARGE, MEDIUM, SMALL, Size, first_snapshot, normal, trained_part
 
 T = TypeVar("T")
+
+_CONTEXT = EncodeContext(step=1, direction="forward")
 
 MICROBATCH_PHASES = ("decode", "forward", "encode", "backward", "accumulate")
 STEP_PHASES = ("gradient_sum", "adamw", "prepare", "swap")
@@ -36,7 +39,7 @@ class Candidate:
         self._part = trained_part(self._model, device, snapshot)
         self._state = AdamWState(*(vector.to(device) for vector in snapshot.vectors))
         self._spec = family_of(self._model).boundary(size.microbatch, size.sequence)
-        self._payload = bytearray(FLOAT32.encode(normal(size.shape, 0)))
+        self._payload = bytearray(FLOAT32.encode(normal(size.shape, 0), _CONTEXT))
         self._number = 0
         self._seconds = self._no_times()
         self._microbatch()  # warm-up: kernels are chosen and memory is mapped at first use
@@ -83,7 +86,7 @@ class Candidate:
         x = self._timed("decode", lambda: FLOAT32.decode(self._payload, self._spec, check_finite=True).to(self.device))
         output, graph = self._timed("forward", lambda: part.forward(x, seed=number))
         assert graph is not None
-        self._timed("encode", lambda: FLOAT32.encode(output))
+        self._timed("encode", lambda: FLOAT32.encode(output, _CONTEXT))
         _, gradients = self._timed("backward", lambda: part.backward(graph, x))
         microbatch = MicrobatchId(PeerId("trainer"), "00" * 8, 0, number)
         self._timed("accumulate", lambda: part.accumulate(microbatch, gradients))

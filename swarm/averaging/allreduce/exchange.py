@@ -12,8 +12,7 @@ from swarm.averaging.allreduce.inbox import Inbox
 from swarm.averaging.allreduce.messages import AGREE, CHUNK, ENTER, STAY, Agreement, ReduceRequest, RoundMessage
 from swarm.averaging.allreduce.output import Floats, ReducedVector, Reducer
 from swarm.averaging.allreduce.partition import ReduceChunk
-from swarm.averaging.allreduce.plan import RoundPlan
-from swarm.averaging.allreduce.wire import WireType
+from swarm.averaging.allreduce.plan import RoundPlan, WireType
 from swarm.clock import Clock
 from swarm.errors import Busy, DeadlineMissed, PeerError, RoundFailed, Violation
 from swarm.ids import PeerId
@@ -190,8 +189,8 @@ class Exchange:
         """Our sum of a chunk as any reducer gets it, we ourselves too: whoever reduces, the bits are the same."""
         if not self._plan.weights[self._me] or self._local is None:
             return b""
-        values, wire = self._local[chunk.start : chunk.stop], self._plan.sums_wire
-        return wire.encode(values) if wire.exact else await self._off_loop(chunk, wire.encode, values)
+        values, codec = self._local[chunk.start : chunk.stop], self._plan.sums
+        return codec.encode(values, chunk) if codec.exact else await self._off_loop(chunk, codec.encode, values, chunk)
 
     def _reduce(self, chunk: ReduceChunk, sums: Mapping[PeerId, Payload]) -> memoryview:
         result = self._total(chunk, sums, self._plan.divisor, self._plan.result_dtype)
@@ -201,7 +200,7 @@ class Exchange:
         """As one more sum for somebody else; nothing of nothing."""
         if not sums:
             return b""
-        return self._plan.sums_wire.encode(self._total(chunk, sums, 1, self._plan.dtype))
+        return self._plan.sums.encode(self._total(chunk, sums, 1, self._plan.dtype), chunk)
 
     def _total(self, chunk: ReduceChunk, encoded: Mapping[PeerId, Payload], divisor: int, dtype: WireType) -> Floats:
         sums = {peer: self._decoded(peer, chunk, payload) for peer, payload in encoded.items()}
@@ -210,7 +209,7 @@ class Exchange:
 
     def _decoded(self, peer: PeerId, chunk: ReduceChunk, payload: Payload) -> Floats:
         try:
-            return self._plan.sums_wire.decode(payload, chunk.elements)
+            return self._plan.sums.decode(payload, chunk.elements)
         except Violation as error:
             raise Violation(f"sent a sum of chunk {chunk.index} with {error.reason}", peer=peer) from error
 

@@ -60,7 +60,7 @@ class Inbox:
             raise Violation(f"chunk {request.index} is not reduced here for it", peer=caller)
         if request.weight != weight:
             raise Violation(f"claims weight {request.weight}, the ledger says {weight}", peer=caller)
-        expected = self.plan.sums_wire.bytes_of(chunk.elements) if weight else 0
+        expected = self.plan.sums.wire_bytes(chunk.elements) if weight else 0
         if payload_bytes != expected:
             raise Violation(f"chunk {request.index} has {payload_bytes} bytes, not {expected}", peer=caller)
 

@@ -11,8 +11,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from swarm.averaging.allreduce.partition import ReduceChunk
-from swarm.averaging.allreduce.plan import RoundPlan
-from swarm.averaging.allreduce.wire import WireType, raw
+from swarm.averaging.allreduce.plan import RoundPlan, WireType
 from swarm.errors import Violation
 from swarm.ids import PeerId
 from swarm.network.protocols import Payload
@@ -27,13 +26,13 @@ class ReducedVector:
 
     def __init__(self, plan: RoundPlan) -> None:
         self._plan = plan
-        self._wire = plan.result_wire
+        self._codec = plan.results
         self.vector = np.empty(plan.elements, dtype=np.dtype(plan.result_dtype).newbyteorder("<"))
         self._seals: dict[int, tuple[float, bytes]] = {}
 
     def store(self, chunk: ReduceChunk, encoded: Payload, source: PeerId | None = None) -> memoryview:
         """Take one chunk's result; returns its bytes for others, which stay as they are: those in the vector where the
-        wire is exact, else ``encoded``. Raises Violation when length or values are wrong, naming its source, or else
+        codec is exact, else ``encoded``. Raises Violation when length or values are wrong, naming its source, or else
         its reducer.
 
         Cost: some 2 ns per element, half of it for the digest. That is BLAKE3, which on a processor with AVX2 does 4 GB
@@ -41,7 +40,7 @@ class ReducedVector:
         """
         source = source or self._plan.reducer(chunk)
         try:
-            values = self._wire.decode(encoded, chunk.elements)
+            values = self._codec.decode(encoded, chunk.elements)
         except Violation as error:
             raise Violation(f"answered chunk {chunk.index} with {error.reason}", peer=source) from error
         squared = squared_norm(values)
@@ -49,15 +48,16 @@ class ReducedVector:
             raise Violation(f"answered chunk {chunk.index} with values that are not finite, or too large", peer=source)
         self.vector[chunk.start : chunk.stop] = values
         self._seals[chunk.index] = (squared, blake3(encoded).digest())
-        return raw(self.vector[chunk.start : chunk.stop]) if self._wire.exact else memoryview(encoded)
+        own = self.vector[chunk.start : chunk.stop]
+        return own.view(np.uint8).data if self._codec.exact else memoryview(encoded)
 
     def bytes_of(self, chunk: ReduceChunk) -> int:
         """How many bytes a chunk's result has on the wire."""
-        return self._wire.bytes_of(chunk.elements)
+        return self._codec.wire_bytes(chunk.elements)
 
     def settle(self, chunk: ReduceChunk, result: NDArray[Any]) -> memoryview:
         """:meth:`store` a result of our own as everybody else will."""
-        return self.store(chunk, self._wire.encode(np.ascontiguousarray(result)))
+        return self.store(chunk, self._codec.encode(np.ascontiguousarray(result), chunk))
 
     def release(self) -> None:
         """Give the vector back: there will be no result. A chunk that is being stored then is stored nowhere."""

@@ -12,21 +12,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from swarm.averaging.allreduce.meter import LinkMeasurement
 from swarm.averaging.allreduce.partition import CHUNK_ELEMENTS, ReduceChunk, cut
-from swarm.averaging.allreduce.wire import Wire, WireCodec, WireType, wire_of
 from swarm.averaging.schedules import SCHEDULES, ScheduleName
 from swarm.averaging.schedules.patterns import MAX_PARTS
 from swarm.averaging.schedules.routes import Routes
+from swarm.compression.codec import Codec, EncodeContext
+from swarm.compression.registry import AveragingCodec, codec_named
 from swarm.errors import BugError
 from swarm.ids import PartName, PeerId
+from swarm.models.spec import TensorSpec
+from swarm.network.protocols import Payload
 
 Gives = Literal["mean", "sum"]
+WireType = Literal["float32", "float64"]
 
 MIN_WINDOW, MAX_WINDOW = 2, 16
 """Chunks of a part in flight per pair of members. Two overlap one chunk's link time with the other's reduction; sixteen
@@ -52,6 +57,51 @@ class RoundKey(NamedTuple):
         return f"{self.part}/{self.step}/{self.attempt}" + (f".{self.round}" if self.round else "")
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkCodec:
+    """How chunks of a round travel one way: vectors of numbers of one type, by a codec of the registry.
+
+    Equal bytes give equal numbers, anywhere. Values that are not finite pass where it is exact: who adds or stores them
+    looks.
+    """
+
+    codec: Codec
+    dtype: WireType
+    step: int
+    direction: Literal["sum", "result"]
+
+    @property
+    def exact(self) -> bool:
+        """Whether bytes are the numbers' own: then encoding and decoding are views and cost nothing."""
+        return self.codec.exact(self.dtype)
+
+    def wire_bytes(self, elements: int) -> int:
+        """Return exactly how many bytes so many numbers become."""
+        return self.codec.wire_bytes(TensorSpec((elements,), self.dtype))
+
+    def encode(self, values: NDArray[Any], chunk: ReduceChunk) -> memoryview:
+        """Return the bytes of a chunk's contiguous numbers. They alias them where the codec is exact."""
+        context = EncodeContext(step=self.step, direction=self.direction, place=chunk.start)
+        return self.codec.encode(torch.from_numpy(values), context)
+
+    def decode(self, encoded: Payload, elements: int) -> NDArray[Any]:
+        """Return the numbers. Raises Violation for a wrong length and for what no encoder makes."""
+        values: NDArray[Any] = self.codec.decode(encoded, TensorSpec((elements,), self.dtype)).numpy()
+        return values
+
+
+def _codec(name: AveragingCodec, dtype: WireType) -> Codec:
+    """Return the codec of that name; float32 stands for numbers as they are, whatever their type.
+
+    Raises BugError for a codec that does not carry them.
+    """
+    if name == "float32":
+        return codec_named(dtype)
+    if dtype != "float32":
+        raise BugError(f"codec {name} carries float32, not {dtype}")
+    return codec_named(name)
+
+
 @dataclass(frozen=True, kw_only=True)
 class RoundPlan:
     """One round as all its members must see it; two members whose plans differ do not exchange anything.
@@ -75,7 +125,7 @@ class RoundPlan:
     elements: int
     timeout_s: float
     dtype: WireType = "float32"
-    codec: WireCodec = "float32"
+    codec: AveragingCodec = "float32"
     shares: Mapping[PeerId, int] = field(default_factory=dict)
     chunk_elements: int = CHUNK_ELEMENTS
     gives: Gives = "mean"
@@ -97,7 +147,7 @@ class RoundPlan:
             raise BugError(f"round {self.key}: nobody can call those that are to reduce")
         if self.elements < 0 or self.chunk_elements < 1 or not self.timeout_s > 0:
             raise BugError(f"round {self.key}: elements, chunk size and time-out must be positive")
-        if not wire_of(self.codec, self.dtype).exact and self.schedule != "direct":
+        if not self.sums.exact and self.schedule != "direct":
             raise BugError(f"round {self.key}: {self.codec} would be rounded again at each hop of {self.schedule}")
         object.__setattr__(self, "weights", MappingProxyType(dict(self.weights)))
         object.__setattr__(self, "shares", MappingProxyType(dict(self.shares)))
@@ -118,14 +168,14 @@ class RoundPlan:
         return "float32" if self.gives == "mean" else self.dtype
 
     @cached_property
-    def sums_wire(self) -> Wire:
+    def sums(self) -> ChunkCodec:
         """How a sum travels to its reducer."""
-        return wire_of(self.codec, self.dtype)
+        return ChunkCodec(_codec(self.codec, self.dtype), self.dtype, self.key.step, "sum")
 
     @cached_property
-    def result_wire(self) -> Wire:
+    def results(self) -> ChunkCodec:
         """How a result travels to everybody."""
-        return wire_of(self.codec, self.result_dtype)
+        return ChunkCodec(_codec(self.codec, self.result_dtype), self.result_dtype, self.key.step, "result")
 
     @cached_property
     def contributors(self) -> tuple[PeerId, ...]:

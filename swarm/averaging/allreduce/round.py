@@ -12,13 +12,13 @@ import torch
 
 from swarm.averaging.allreduce.meter import heard_in_all
 from swarm.averaging.allreduce.partition import chunk_elements_of
-from swarm.averaging.allreduce.plan import Gives, RoundKey, RoundPlan, RoundResult
+from swarm.averaging.allreduce.plan import Gives, RoundKey, RoundPlan, RoundResult, WireType
 from swarm.averaging.allreduce.service import ABORT_S, AllReduce
-from swarm.averaging.allreduce.wire import WireCodec, WireType
 from swarm.averaging.schedules import ScheduleName
 from swarm.averaging.schedules.auto import ScheduleInputs, UnavailableSchedule, choose
 from swarm.averaging.schedules.costs import LinkCost, Vector
 from swarm.averaging.strategies import STRATEGIES, Group, Strategy
+from swarm.compression.registry import AveragingCodec
 from swarm.errors import BugError, RoundFailed
 from swarm.events import EventSink, RoundDone, RoundVoid
 from swarm.ids import PeerId
@@ -48,7 +48,7 @@ class RoundCall:
     elements: int
     timeout_s: float
     dtype: WireType = "float32"
-    codec: WireCodec = "float32"
+    codec: AveragingCodec = "float32"
     seed: int = 0
     schedule: ScheduleName | Literal["auto"] = "direct"
     links: Mapping[PeerId, LinkCost] = field(default_factory=dict)
@@ -143,7 +143,7 @@ def _wanted(call: RoundCall, plan: RoundPlan) -> UnavailableSchedule | None:
     bits is rounded once."""
     if plan.aligned:
         return UnavailableSchedule("direct", "the groups swap")
-    if not plan.sums_wire.exact:
+    if not plan.sums.exact:
         return UnavailableSchedule("direct", f"{plan.codec} is rounded once")
     return None if call.schedule == "auto" else UnavailableSchedule(call.schedule, "the manifest says so")
 

@@ -109,10 +109,11 @@ class Worker:
     async def _forward(self, state: MicrobatchState, queued: float) -> None:
         started = self._context.clock.monotonic()
         payload, seed = state.tensors.input, self._seed(state)
+        place = (state.key.step, state.key.microbatch)
         if payload is None:
             raise BugError("a forward was queued without its input")
         output, graph = await self._context.device.run(
-            lambda: self._context.compute.forward(payload, seed, first=self._settings.first)
+            lambda: self._context.compute.forward(payload, seed, place, first=self._settings.first)
         )
         if state.dropped:
             return

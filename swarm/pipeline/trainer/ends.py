@@ -12,7 +12,7 @@ from swarm.ids import MicrobatchId, PeerId
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Answer, Incoming, Payload
 from swarm.pipeline.batch import BatchSource
-from swarm.pipeline.compute import EndsCompute, EndsMaterial
+from swarm.pipeline.compute import EndsCompute, EndsMaterial, going_forward
 from swarm.pipeline.messages import RECALL, Recall, TrainerRecall, What
 from swarm.pipeline.recall import MAX_RECALLS, NESTED_SHARE
 from swarm.pipeline.retention import Retained, Retention
@@ -126,18 +126,19 @@ class TrainerEnds:
 
     async def _give(self, need: _Need, what: str) -> Payload:
         kept, ends = need.kept, self._context.ends
+        place = (kept.step, kept.batch.id)
         if what == "targets":
-            return INT32.encode(kept.batch.targets)
+            return INT32.encode(kept.batch.targets, going_forward(place))
         if ends is None:
-            return INT32.encode(kept.batch.inputs)
+            return INT32.encode(kept.batch.inputs, going_forward(place))
         if what == "output":
             seed = self._seed(kept.batch.id)
-            hidden: Payload = (await self._on_device(lambda: ends.embed(kept.batch.inputs, seed)))[0]
+            hidden: Payload = (await self._on_device(lambda: ends.embed(kept.batch.inputs, seed, place)))[0]
             return hidden
         if kept.loss_gradient is not None:
             return kept.loss_gradient
         output = await self._output(need)
-        gradient: Payload = (await self._on_device(lambda: ends.loss(output, kept.batch.targets)))[2]
+        gradient: Payload = (await self._on_device(lambda: ends.loss(output, kept.batch.targets, place)))[2]
         return gradient
 
     async def _output(self, need: _Need) -> Payload:

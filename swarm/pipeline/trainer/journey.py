@@ -16,7 +16,7 @@ from swarm.errors import Refused, SwarmError, Violation
 from swarm.ids import JourneyKey, PeerId
 from swarm.models.dropout import dropout_seed
 from swarm.network.protocols import Payload
-from swarm.pipeline.compute import EndsCompute
+from swarm.pipeline.compute import EndsCompute, going_forward
 from swarm.pipeline.messages import Blocked, HopReport
 from swarm.pipeline.trainer.blame import OwnFailure, Poisoned
 from swarm.pipeline.trainer.context import JourneyContext
@@ -98,8 +98,8 @@ class Journey:
 
     async def _with_private_ends(self, ends: EndsCompute) -> tuple[float, int]:
         batch = self._batch
-        seed = dropout_seed(self._context.seed, batch.id)
-        self._cargo.first, graph = await self._on_device(lambda: ends.embed(batch.inputs, seed), OwnFailure)
+        seed, place = dropout_seed(self._context.seed, batch.id), (self._step, batch.id)
+        self._cargo.first, graph = await self._on_device(lambda: ends.embed(batch.inputs, seed, place), OwnFailure)
         self._repair.set_out()
         loss_sum, tokens, gradient, head = await self._loss(ends)
         self._cargo.gradient = self._kept.loss_gradient = gradient
@@ -108,7 +108,6 @@ class Journey:
         self._repair.rest()
         returned = self._kept.gradient
         assert returned is not None  # noqa: S101 - home is set with it
-        place = (self._step, batch.id)
         await self._on_device(lambda: ends.finish(graph, returned, head, place))
         return loss_sum, tokens
 
@@ -121,7 +120,7 @@ class Journey:
             assert output is not None  # noqa: S101 - awaited
             try:
                 result: tuple[float, int, memoryview, Any] = await self._context.device.run(
-                    ends.loss, output, self._batch.targets
+                    ends.loss, output, self._batch.targets, (self._step, self._batch.id)
                 )
             except Violation as error:
                 self._repair.failed(last, error)
@@ -135,8 +134,9 @@ class Journey:
             return result
 
     async def _with_hosted_ends(self) -> tuple[float, int]:
-        self._cargo.first = INT32.encode(self._batch.inputs)
-        self._cargo.targets = INT32.encode(self._batch.targets)
+        context = going_forward((self._step, self._batch.id))
+        self._cargo.first = INT32.encode(self._batch.inputs, context)
+        self._cargo.targets = INT32.encode(self._batch.targets, context)
         self._repair.set_out()
         await self._until(lambda: self._way.complete)
         hop = self._way.hops[-1]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from swarm.averaging.allreduce.output import ReducedVector, squared_norm, weighted_mean
-from swarm.averaging.allreduce.wire import WireType, raw
+from swarm.averaging.allreduce.plan import WireType
 from swarm.errors import Violation
 from swarm.ids import PeerId
 from tests.unit.averaging.world import make_plan
@@ -68,7 +68,7 @@ def test_output_filled_in_any_order_has_the_same_norm_and_digest() -> None:
     outputs = [ReducedVector(plan), ReducedVector(plan)]
     for output, chunks in zip(outputs, (plan.chunks, plan.chunks[::-1]), strict=True):
         for chunk in chunks:
-            output.store(chunk, bytes(raw(values[chunk.start : chunk.stop])))
+            output.store(chunk, values[chunk.start : chunk.stop].tobytes())
     assert outputs[0].digest() == outputs[1].digest()
     assert outputs[0].squared_norm() == outputs[1].squared_norm()
     assert np.array_equal(outputs[0].vector, values)

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from swarm.compression.blockwise import BLOCK, INT8
+from swarm.compression.codec import EncodeContext
 from swarm.errors import BugError, Violation
 from swarm.models.spec import TensorSpec
+
+CONTEXT = EncodeContext(step=1, direction="forward")
 
 FLOATS = arrays(
     np.float32, st.integers(0, 3 * BLOCK), elements=st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -20,7 +23,7 @@ LARGEST = float(np.finfo(np.float32).max)
 
 
 def round_trip(values: torch.Tensor) -> torch.Tensor:
-    return INT8.decode(INT8.encode(values), TensorSpec(tuple(values.shape), "float32"))
+    return INT8.decode(INT8.encode(values, CONTEXT), TensorSpec(tuple(values.shape), "float32"))
 
 
 def bound(values: torch.Tensor) -> torch.Tensor:
@@ -53,7 +56,7 @@ def test_int8_keeps_whole_numbers_up_to_127_and_the_shape() -> None:
 
 
 def test_int8_bytes_are_scales_then_steps() -> None:
-    wire = bytes(INT8.encode(torch.tensor([127.0, -64.0] + [0.0] * (BLOCK - 2) + [2 * 127.0])))
+    wire = bytes(INT8.encode(torch.tensor([127.0, -64.0] + [0.0] * (BLOCK - 2) + [2 * 127.0]), CONTEXT))
     assert np.frombuffer(wire[:8], "<f4").tolist() == [1.0, 2.0]
     assert np.frombuffer(wire[8:], np.int8)[[0, 1, 2, BLOCK]].tolist() == [127, -64, 0, 127]
     assert len(wire) == INT8.wire_bytes(TensorSpec((BLOCK + 1,), "float32")) == 8 + BLOCK + 1
@@ -82,6 +85,6 @@ def test_int8_step_that_no_encoder_makes_is_a_violation() -> None:
 
 def test_int8_carries_no_whole_numbers() -> None:
     with pytest.raises(BugError):
-        INT8.encode(torch.ones(3, dtype=torch.int64))
+        INT8.encode(torch.ones(3, dtype=torch.int64), CONTEXT)
     with pytest.raises(BugError):
         INT8.decode(bytes(7), TensorSpec((3,), "int64"))

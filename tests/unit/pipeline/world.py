@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 
 from swarm.clock import SystemClock
+from swarm.compression.codec import EncodeContext
 from swarm.compression.dense import FLOAT32, INT32
 from swarm.errors import BugError
 from swarm.events import Event
@@ -48,6 +49,7 @@ EventT = TypeVar("EventT", bound=Event)
 
 RUN = RunId("ab" * 32)
 TRAINER, THIEF = PeerId("tr"), PeerId("thief")
+CONTEXT = EncodeContext(step=1, direction="forward")
 ACTIVATION, TOKENS = TensorSpec((1, 2, 4), "float32"), TensorSpec((1, 2), "int64")
 ACTIVATION_BYTES, TOKEN_BYTES = 32, 8
 RPCS: tuple[Rpc[Any, Any], ...] = (
@@ -80,12 +82,12 @@ def microbatch(position: int, trainer: PeerId = TRAINER) -> MicrobatchId:
 
 def tensor(value: float) -> bytes:
     """An activation or a boundary gradient that is ``value`` everywhere."""
-    return bytes(FLOAT32.encode(torch.full(ACTIVATION.shape, value)))
+    return bytes(FLOAT32.encode(torch.full(ACTIVATION.shape, value), CONTEXT))
 
 
 def token_ids() -> bytes:
     """Hosted inputs or targets."""
-    return bytes(INT32.encode(torch.ones(TOKENS.shape, dtype=torch.int64)))
+    return bytes(INT32.encode(torch.ones(TOKENS.shape, dtype=torch.int64), CONTEXT))
 
 
 def value(payload: Payload) -> float:

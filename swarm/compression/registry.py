@@ -1,0 +1,55 @@
+"""The codecs there are, by their name in a manifest and on the wire, and what each may carry.
+
+A new one is a line in :data:`REGISTERED`: the manifest's keys, and all that checks them, follow.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Literal
+
+from swarm.compression.blockwise import INT8
+from swarm.compression.codec import Codec
+from swarm.compression.dense import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, INT32
+from swarm.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registered:
+    """A codec, and what a manifest may choose it for: ``activations`` and their gradients between stages, ``averaging``
+    of replicas."""
+
+    codec: Codec
+    activations: bool = False
+    averaging: bool = False
+
+
+REGISTERED: tuple[Registered, ...] = (
+    Registered(codec=FLOAT32, activations=True, averaging=True),
+    Registered(codec=BFLOAT16, activations=True),
+    Registered(codec=FLOAT16, activations=True),
+    Registered(codec=INT8, averaging=True),
+    Registered(codec=FLOAT64),  # sums of reproducible runs
+    Registered(codec=INT32),  # token ids
+)
+
+CODECS: Mapping[str, Codec] = MappingProxyType({one.codec.name: one.codec for one in REGISTERED})
+
+if TYPE_CHECKING:
+    ActivationCodec = str
+    AveragingCodec = str
+else:
+    ActivationCodec = Literal[tuple(one.codec.name for one in REGISTERED if one.activations)]
+    AveragingCodec = Literal[tuple(one.codec.name for one in REGISTERED if one.averaging)]
+
+
+def codec_named(name: str) -> Codec:
+    """The codec of a wire name. Raises ConfigError for an unknown one, or on a big-endian machine."""
+    if sys.byteorder != "little":
+        raise ConfigError("codecs", name, "a little-endian machine", "Run this peer on other hardware.")
+    if name not in CODECS:
+        raise ConfigError("codecs", name, ", ".join(CODECS), "Choose one of these.")
+    return CODECS[name]

@@ -1,0 +1,51 @@
+"""The wheel is all that a machine without a checkout needs: what is installed from it trains, started elsewhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.harness.sources import PACKAGES, ROOT
+
+pytestmark = [pytest.mark.process, pytest.mark.long]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory into which the wheel's packages were unpacked, as pip does; dependencies are those of the tests."""
+    built, into = tmp_path_factory.mktemp("built"), tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(built)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = built.glob("swarm_trainer-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(into)
+    return into
+
+
+def run(installed: Path, cwd: Path, *command: str) -> str:
+    environment = os.environ | {"PYTHONPATH": str(installed), "SWARM_HOME": str(cwd / "home")}
+    ended = subprocess.run(
+        [sys.executable, *command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return ended.stdout
+
+
+def test_wheel_has_our_packages_and_nothing_of_the_tests(installed: Path, tmp_path: Path) -> None:
+    assert {path.name for path in installed.iterdir() if path.suffix != ".dist-info"} == set(PACKAGES)
+    where = run(installed, tmp_path, "-c", "import peers, swarm; print(peers.__file__, swarm.__file__)").split()
+    assert where == [str(installed / package / "__init__.py") for package in ("peers", "swarm")]
+
+
+def test_swarm_of_the_wheel_trains_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
+    report = tmp_path / "report.json"
+    shape = ["--steps", "2", "--peers", "2", "--stages", "2", "--trainers", "1"]
+    run(installed, tmp_path, "-m", "peers.cli", "quickstart", *shape, "--out", "out", "--report", str(report))
+    figures = json.loads(report.read_text())
+    assert (figures["steps"], figures["microbatches_lost"], figures["exit_reason"]) == (2, 0, "completed")

@@ -1,0 +1,144 @@
+"""The table of codecs gives the manifest its keys; a codec that draws random numbers may rely on its context."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+
+from swarm.averaging.config import AveragingConfig
+from swarm.compression.codec import EncodeContext
+from swarm.compression.dense import FLOAT32, DenseCodec
+from swarm.compression.registry import CODECS, REGISTERED, ActivationCodec, AveragingCodec
+from swarm.config import parse_manifest
+from swarm.errors import ConfigError
+from swarm.ids import MicrobatchId, PeerId
+from swarm.models.spec import TensorSpec
+from swarm.pipeline.compute import BoundarySpecs, EndsCompute, EndsMaterial, Material, StageCompute
+
+SPEC = TensorSpec((2, 3, 4), "float32")
+MICROBATCH = MicrobatchId(PeerId("a"), "0" * 16, 0, 7)
+
+
+def test_names_of_the_manifest_are_those_that_are_registered() -> None:
+    assert get_args(ActivationCodec) == ("float32", "bfloat16", "float16")
+    assert get_args(AveragingCodec) == ("float32", "int8")
+    assert len(CODECS) == len(REGISTERED), "a name stands for one codec"
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "bad", "allowed"),
+    [
+        ("codecs", "activations", "int8", "'float32', 'bfloat16' or 'float16'"),
+        ("averaging", "codec", "bfloat16", "'float32' or 'int8'"),
+    ],
+)
+def test_codec_that_is_not_for_this_is_refused_with_those_that_are(
+    section: str, key: str, bad: str, allowed: str
+) -> None:
+    document = {"tokenizer": {"digest": "0" * 64}, section: {key: bad}}
+    with pytest.raises(ConfigError) as caught:
+        parse_manifest(document, "a test")
+    assert (caught.value.key, caught.value.allowed) == (f"{section}.{key}", allowed)
+    assert AveragingConfig().codec == "float32"
+
+
+def test_exact_is_what_has_the_codecs_own_dtype() -> None:
+    exact = {(name, dtype) for name, codec in CODECS.items() for dtype in ("float32", "float64") if codec.exact(dtype)}
+    assert exact == {("float32", "float32"), ("float64", "float64")}
+
+
+def test_float64_carries_sums_as_they_are() -> None:
+    sums = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    context = EncodeContext(step=1, direction="sum")
+    wire = CODECS["float64"].encode(sums, context)
+    assert bytes(wire) == sums.numpy().tobytes()
+    assert torch.equal(CODECS["float64"].decode(wire, TensorSpec((5,), "float64")), sums)
+
+
+# --- a codec that draws random numbers -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Noisy:
+    """float32 with noise that the context alone decides."""
+
+    inner: DenseCodec = FLOAT32
+    name: str = "noisy"
+
+    def wire_bytes(self, spec: TensorSpec) -> int:
+        return self.inner.wire_bytes(spec)
+
+    def exact(self, dtype: str) -> bool:
+        return False
+
+    def encode(self, tensor: torch.Tensor, context: EncodeContext) -> memoryview:
+        seed = int.from_bytes(hashlib.sha256(repr(context).encode()).digest()[:8], "little")
+        noise = torch.from_numpy(np.random.default_rng(seed).random(tensor.shape, dtype=np.float32))
+        return self.inner.encode(tensor + noise, context)
+
+    def decode(self, buffer: Any, spec: TensorSpec, *, check_finite: bool = False) -> torch.Tensor:
+        return self.inner.decode(buffer, spec, check_finite=check_finite)
+
+
+class Part:
+    """A stage, and ends, that do next to nothing."""
+
+    step = 4
+    microbatches: frozenset[MicrobatchId] = frozenset()
+
+    def forward(self, x: torch.Tensor, *, seed: int, graph: bool = True) -> Any:
+        return x * 2, "graph"
+
+    def backward(self, graph: Any, grad_output: torch.Tensor) -> Any:
+        return grad_output * 2, []
+
+    def embed(self, tokens: torch.Tensor, *, seed: int) -> Any:
+        return torch.ones(SPEC.shape), "graph"
+
+    def loss(self, hidden: torch.Tensor, targets: torch.Tensor) -> Any:
+        return 1.0, 6, hidden, []
+
+    def embed_backward(self, graph: Any, grad: torch.Tensor) -> Any:
+        return []
+
+    def accumulate(self, microbatch: MicrobatchId, gradients: Any) -> None:
+        self.microbatches |= {microbatch}
+
+
+SPECS = BoundarySpecs(activation=SPEC, tokens=TensorSpec((2, 3), "int64"), codec=Noisy(), hosted=False)
+CPU = torch.device("cpu")
+
+
+def test_what_is_recalled_has_the_very_same_bytes_whatever_the_codec() -> None:
+    replica, another = (StageCompute(Part(), SPECS, CPU) for _ in range(2))
+    payload, place = bytes(96), (5, MICROBATCH)
+    first = bytes(replica.forward(payload, 0, place, first=False)[0])
+    assert bytes(another.output(payload, 0, place, first=False)) == first
+    assert bytes(another.output(payload, 0, (6, MICROBATCH), first=False)) != first
+    material = Material(step=5, microbatch=MICROBATCH, seed=0, first=False, input=payload, gradient=payload)
+    contributed = replica.contribute(material, None, None).gradient
+    again = another.gradient(material)
+    assert contributed is not None
+    assert again is not None
+    assert bytes(contributed) == bytes(again)
+    assert bytes(contributed) != first, "the directions differ"
+
+
+def test_what_a_trainer_gives_again_has_the_very_same_bytes_whatever_the_codec() -> None:
+    ends, tokens = EndsCompute(Part(), SPECS, CPU), torch.zeros((2, 3), dtype=torch.int64)
+    place = (5, MICROBATCH)
+    embedded, graph = ends.embed(tokens, 0, place)
+    assert bytes(ends.embed(tokens, 0, place)[0]) == bytes(embedded)
+    gradient = ends.loss(embedded, tokens, place)[2]
+    assert bytes(ends.loss(embedded, tokens, place)[2]) == bytes(gradient) != bytes(embedded)
+    ends.finish(graph, gradient, [], place)
+    material = EndsMaterial(
+        step=5, microbatch=MICROBATCH, seed=0, tokens=tokens, targets=tokens, output=embedded, gradient=gradient
+    )
+    ends.replay(material)
+    assert ends.held() == {MICROBATCH}
