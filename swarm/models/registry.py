@@ -21,16 +21,16 @@ from swarm.schema import Section
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class Registered:
     """A family: what its ``[model]`` may say, and what follows from it."""
 
     config: type[Section]
     family: type[ModelFamily]
 
 
-FAMILIES: Mapping[str, Member] = MappingProxyType(
+FAMILIES: Mapping[str, Registered] = MappingProxyType(
     {
-        "gpt": Member(GptConfig, GptFamily),
+        "gpt": Registered(GptConfig, GptFamily),
     }
 )
 

@@ -182,6 +182,14 @@ def gravest(failures: Sequence[PeerError], nobody: str) -> PeerError | StateErro
     return max(failures, key=_gravity) if failures else StateError(nobody)
 
 
+@dataclass(slots=True)
+class _Bytes:
+    """Of chunks that arrived whole, and of those that counted."""
+
+    received: int = 0
+    verified: int = 0
+
+
 class Download(Generic[DonorT, ResultT_co]):
     """One state on its way into a sink."""
 
@@ -194,7 +202,7 @@ class Download(Generic[DonorT, ResultT_co]):
         self._calls: dict[asyncio.Task[None], tuple[DonorT, int | None]] = {}
         self._ending: list[asyncio.Task[None]] = []
         self._given: dict[DonorT, int] = {}
-        self._verified = self._received = 0
+        self._bytes = _Bytes()
         self.liars: set[DonorT] = set()
 
     @property
@@ -205,7 +213,7 @@ class Download(Generic[DonorT, ResultT_co]):
     @property
     def refetched_bytes(self) -> int:
         """Bytes of chunks that arrived whole and did not count: doubled ones, and lies."""
-        return self._received - self._verified
+        return self._bytes.received - self._bytes.verified
 
     async def fetch(self, donors: Sequence[DonorT]) -> ResultT_co:
         """Fetch what is missing; what the sink then returns has the wanted digest. After a failure call it again, with
@@ -281,16 +289,16 @@ class Download(Generic[DonorT, ResultT_co]):
 
     def _count(self, donor: DonorT, chunk: int) -> None:
         size = self._cut[chunk].length
-        self._received += size
+        self._bytes.received += size
         if not self._sharing.arrived(donor, chunk, self._context.clock.monotonic()):
             return
-        self._verified += size
+        self._bytes.verified += size
         self._given[donor] = self._given.get(donor, 0) + size
         for call, (other, same) in list(self._calls.items()):
             if same == chunk:
                 self._call_off(call)
                 self._sharing.called_off(other, chunk)
-        self._context.progress(donor, self._verified, self._cut.total_bytes)
+        self._context.progress(donor, self._bytes.verified, self._cut.total_bytes)
 
     def _drop(self, donor: DonorT, error: PeerError) -> None:
         self._sharing.left(donor)
@@ -313,7 +321,7 @@ class Download(Generic[DonorT, ResultT_co]):
         """What it would still bring is not wanted; the donor stops when it hears of it."""
         _, chunk = self._calls.pop(call)
         if call.done() and call.exception() is None and chunk is not None:
-            self._received += self._cut[chunk].length
+            self._bytes.received += self._cut[chunk].length
         call.cancel()
         self._ending.append(call)
 
@@ -339,8 +347,8 @@ class Download(Generic[DonorT, ResultT_co]):
                 here = await self._context.run(self._sink.begin, hashes)
                 self._hashes = hashes
                 self._sharing.found(here)
-                self._verified = self._received = sum(self._cut[chunk].length for chunk in here)
-                self._context.progress(donor, self._verified, self._cut.total_bytes)
+                self._bytes.verified = self._bytes.received = sum(self._cut[chunk].length for chunk in here)
+                self._context.progress(donor, self._bytes.verified, self._cut.total_bytes)
 
     async def _bring(self, donor: DonorT, chunk: int, timeout_s: float) -> None:
         """One chunk, verified and in its place."""
