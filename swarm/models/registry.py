@@ -21,16 +21,16 @@ from swarm.schema import Section
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
+class RegisteredFamily:
     """A family: what its ``[model]`` may say, and what follows from it."""
 
     config: type[Section]
     family: type[ModelFamily]
 
 
-FAMILIES: Mapping[str, Registered] = MappingProxyType(
+FAMILIES: Mapping[str, RegisteredFamily] = MappingProxyType(
     {
-        "gpt": Registered(GptConfig, GptFamily),
+        "gpt": RegisteredFamily(GptConfig, GptFamily),
     }
 )
 
