@@ -68,7 +68,7 @@ class StartingWorld(Protocol):
     peers: dict[str, Contained]
 
     def began(self, peer: Contained, start: str) -> None:
-        """Another container of a peer is the newest: see :meth:`peers.chaos.company.Company.began`."""
+        """Another container of a peer is the newest: see :meth:`peers.chaos.company.BaseWorld.began`."""
 
 
 def prepare(world: StartingWorld, peer: Contained) -> None:

@@ -19,7 +19,8 @@ WITNESSES = 2
 learn of it at about the same time, and none on hearsay alone."""
 ANEW_S = 2.0
 """How long another life must answer in a member's name before it is believed that the member was started anew: a second
-peer with its identity, while the first lives, finds out before and ends (:meth:`~swarm.health.watch.Watch.twin`)."""
+peer with its identity, while the first lives, finds out before and ends
+(:meth:`~swarm.health.watch.HealthWatch.twin`)."""
 STRANGER_BEATS = 5
 """A member that says that often in a row that it does not take part has been started anew, or cut off."""
 

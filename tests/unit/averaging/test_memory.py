@@ -42,7 +42,7 @@ def outputs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[Any]]]
         made.append(weakref.ref(output.vector))
         return output
 
-    monkeypatch.setattr("swarm.averaging.allreduce.exchange.Output", noted)
+    monkeypatch.setattr("swarm.averaging.allreduce.exchange.ReducedVector", noted)
     gc.collect()
     gc.disable()
     yield made

@@ -22,8 +22,8 @@ from tests.harness.expect import wait_until
 HOLDER = """
 import sys
 from pathlib import Path
-from swarm.network.libp2p.rundir import RunDirectory
-held = RunDirectory(Path(sys.argv[1]))
+from swarm.network.libp2p.rundir import SocketDirectory
+held = SocketDirectory(Path(sys.argv[1]))
 held.control.touch()
 held.client.touch()
 if sys.argv[2:]:

@@ -466,7 +466,7 @@ def test_narration_in_words_puts_what_is_logged_into_the_same_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     heard, logger = Heard(), logging.getLogger("swarm.consensus.ballot")
-    monkeypatch.setattr("peers.console.narration.Voice", lambda: heard)
+    monkeypatch.setattr("peers.console.narration.ConsolePrinter", lambda: heard)
     narration = EventNarration(_settings("stage", verbose=True), heard, FakeClock(), peer=PEER)
     logger.info("for nobody")
     logger.warning("%s is not a vote\nREADY", "/h/vote")
