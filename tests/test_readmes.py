@@ -25,7 +25,13 @@ PAGES = [
     ROOT / "swarm" / "ARCHITECTURE.md",
     *(page for package in PACKAGES for page in sorted((ROOT / package).rglob("README.md"))),
 ]
-LINKING = [ROOT / "README.md", *PAGES, *sorted((ROOT / "docker").rglob("README.md")), ROOT / "tests" / "README.md"]
+LINKING = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *PAGES,
+    *sorted((ROOT / "docker").rglob("README.md")),
+    ROOT / "tests" / "README.md",
+]
 
 TOY_PAGE = """# toy
 
