@@ -113,12 +113,7 @@ def test_daemon_killed_alone_is_replaced_and_the_run_goes_on(tmp_path: Path) -> 
         closed = closed_steps(out)
         wait_until(lambda: closed_steps(out) >= closed + 2, deadline_s=START_S, what="two more steps")
         assert process.poll() is None
-
-        def those(kind: str) -> list[str]:
-            return [event["peer"] for event in events(out, "bootstrap") if event["kind"] == kind]
-
-        # Beside a busy machine the others may have missed this peer before its next daemon is there.
-        wait_until(lambda: those("PeerLost") == those("PeerBack"), deadline_s=START_S, what="whoever was missed")
+        assert not [event for event in events(out, "bootstrap") if event["kind"] == "PeerLost"]
 
 
 def test_others_notice_a_killed_peer_by_themselves(tmp_path: Path) -> None:
