@@ -147,7 +147,7 @@ class TrainerRole:
             stages=len(stages),
             endpoint=around.endpoint,
             device=around.device,
-            ends=None if part is None else EndsCompute(part, specs, around.device.torch_device),
+            ends=None if part is None else EndsCompute(around.device.place(part), specs, around.device.torch_device),
             wiring=Wiring(stages, seed=int(source.shard, 16) ^ manifest.run.seed),
             events=around.events,
             clock=around.clock,

@@ -131,7 +131,7 @@ def going_forward(place: Place) -> EncodeContext:
 
 
 def _coming_back(place: Place) -> EncodeContext:
-    """Of a gradient."""
+    """Return what tells a codec that encodes a gradient which it is."""
     return EncodeContext(step=place[0], microbatch=place[1], direction="backward")
 
 

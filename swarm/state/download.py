@@ -22,7 +22,7 @@ from swarm.network.protocols import Endpoint, Rpc
 from swarm.schema import Empty
 from swarm.state.donation import Bucket
 from swarm.state.sharing import DonorT, Sharing
-from swarm.state.snapshot import CHUNK_BYTES, HASH_BYTES, Cut, Snapshot, hash_of, root_of
+from swarm.state.snapshot import CHUNK_BYTES, HASH_BYTES, Cut, Snapshot, is_chunk, root_of
 from swarm.state.transfer import CHUNK, DESCRIBE, ChunkRequest, DescribeRequest, Run
 
 logger = logging.getLogger(__name__)
@@ -359,7 +359,7 @@ class Download(Generic[DonorT, ResultT_co]):
     def _place(self, chunk: int, payload: Data) -> bool:
         """Put a chunk where it belongs, if it is right. Two threads may do so at once: they write the same bytes."""
         assert self._hashes is not None  # noqa: S101 - a donor has joined
-        if hash_of(payload) != self._hashes[HASH_BYTES * chunk : HASH_BYTES * (chunk + 1)]:
+        if not is_chunk(self._hashes, chunk, payload):
             return False
         self._sink.place(chunk, payload)
         return True

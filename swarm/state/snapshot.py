@@ -138,6 +138,11 @@ def hash_of(chunk: bytes | bytearray | memoryview) -> bytes:
     return hashlib.sha256(chunk).digest()
 
 
+def is_chunk(hashes: bytes, number: int, data: bytes | bytearray | memoryview) -> bool:
+    """Return whether these bytes are the chunk of that number, as the hashes of all chunks say."""
+    return hash_of(memoryview(data)) == hashes[HASH_BYTES * number : HASH_BYTES * (number + 1)]
+
+
 def hashes_of(buffers: Sequence[memoryview]) -> bytes:
     """The hashes of all chunks of three vectors' bytes, one after the other. Reads everything once."""
     pieces = (buffer[start : start + CHUNK_BYTES] for buffer in buffers for start in range(0, len(buffer), CHUNK_BYTES))

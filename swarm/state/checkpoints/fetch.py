@@ -17,7 +17,7 @@ from swarm.state.checkpoints.donors import Donor
 from swarm.state.checkpoints.files import part_path, refused_by_disk
 from swarm.state.checkpoints.format import PartFile, opened, write_at
 from swarm.state.download import Data, Download, DownloadContext, Wanted
-from swarm.state.snapshot import HASH_BYTES, hash_of
+from swarm.state.snapshot import HASH_BYTES, is_chunk
 
 logger = logging.getLogger(__name__)
 
@@ -75,11 +75,10 @@ class BegunFile:
                 raise
             os.ftruncate(descriptor, file.size)
             write_at(descriptor, file.header, 0)
-            return (
-                ()
-                if new
-                else [number for number in range(self.wanted.cut.chunks) if _is_right(file, descriptor, number)]
-            )
+            if new:
+                return ()
+            numbers = range(self.wanted.cut.chunks)
+            return [number for number in numbers if is_chunk(hashes, number, file.read_chunk(descriptor, number))]
 
     def place(self, number: int, data: Data) -> None:
         """See :class:`~swarm.state.download.Sink`."""
@@ -148,8 +147,3 @@ async def fetch_part(file: BegunFile, donors: Sequence[Donor], *, progress: Prog
 
 def _itself(donor: Donor) -> Donor:
     return donor
-
-
-def _is_right(file: PartFile, descriptor: int, number: int) -> bool:
-    expected = file.hashes[HASH_BYTES * number : HASH_BYTES * (number + 1)]
-    return hash_of(file.read_chunk(descriptor, number)) == expected
