@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ from peers.console.words import another_path, command_name
 from peers.data.source import check_tokenizer
 from peers.data.text import built_in_corpus, read_corpus, sample_texts
 from peers.manifest_file import write_manifest
+from peers.options.fields import settings_of
+from peers.options.model import Foundation
 from peers.presets import load_preset, preset_names
 from swarm.config import Manifest, new_nonce, parse_manifest
 from swarm.disk import write_whole
@@ -23,8 +24,6 @@ TOKENIZER_FILE = "tokenizer.json"
 MANIFEST_FILE = "run.toml"
 _PENDING = {"tokenizer": {"digest": "0" * 64}}
 """Stands for the tokenizer to come."""
-_FLAGS = {"run.start_when.stage_hosts": "hosts"}
-"""The flags that are not called like the key they set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +61,11 @@ def load_foundation(foundation: Foundation) -> dict[str, Any]:
         raise ConfigError("RUN.toml", given, "either a RUN.toml or --preset", remedy)
     document = load_preset(foundation.preset) if foundation.preset else _read_toml(foundation.file or Path())
     for dotted, value in foundation.changes.items():
-        if value is not None:
-            _change(document, dotted, value)
-    parse_manifest(_PENDING | document, _origin(foundation))  # so that mistakes show before a tokenizer is trained
+        _change(document, dotted, value)
+    try:
+        parse_manifest(_PENDING | document, _origin(foundation))  # so that mistakes show before a tokenizer is trained
+    except ConfigError as error:
+        raise _blamed(error, foundation) from None
     return document
 
 
@@ -94,13 +95,12 @@ def resume_run(foundation: Foundation, home: Path | str | None) -> Founded:
     Raises ConfigError for a flag that would make it another run, and as
     :func:`peers.checkpoints.resume.find_resumable`.
     """
-    given = {"--preset": foundation.preset, "--tokenizer": foundation.tokenizer, "--text": foundation.texts or None}
-    given |= {f"--{_FLAGS.get(key, key.rpartition('.')[2])}": value for key, value in foundation.changes.items()}
-    for flag, value in given.items():
-        if value is not None:
+    for key, setting in settings_of(Foundation).items():
+        value = getattr(foundation, key)
+        if key not in ("file", "resume") and value != setting.default:
             remedy = "Leave it out: the run that goes on is the one that was. Without --resume a new one is founded."
-            shown = str(value) if isinstance(value, Path) else value
-            raise ConfigError(flag, shown, "nothing beside --resume", remedy)
+            shown = value if isinstance(value, int) else " ".join(map(str, value)) if setting.many else str(value)
+            raise ConfigError(setting.names[0], shown, "nothing beside --resume", remedy)
     found = find_resumable(foundation.file, home)
     origin = str(found.directory.tokenizer)
     return Founded(manifest=found.manifest, tokenizer=found.tokenizer, tokenizer_from=origin, resumed=found)
@@ -116,7 +116,7 @@ def _tokenizer(foundation: Foundation, document: dict[str, Any], named: str | No
             remedy = "Give that file, or remove [tokenizer] from the RUN.toml to have a new one trained."
             raise ConfigError("--tokenizer", None, f"the tokenizer.json whose sha256 begins {named[:16]}", remedy)
         return _read(beside), str(beside)
-    corpus = read_corpus(foundation.texts) if foundation.texts else built_in_corpus()
+    corpus = read_corpus(foundation.text) if foundation.text else built_in_corpus()
     vocab_size = parse_manifest(_PENDING | document, _origin(foundation)).model.vocab_size
     return train_tokenizer(sample_texts([corpus.documents]), vocab_size), corpus.name
 
@@ -153,25 +153,17 @@ def _change(document: dict[str, Any], dotted: str, value: Any) -> None:
     here[key] = value
 
 
+def _blamed(error: ConfigError, foundation: Foundation) -> ConfigError:
+    """The error with the option in place of the manifest's key that it set."""
+    for key, setting in settings_of(Foundation).items():
+        if error.key == setting.option.manifest and getattr(foundation, key) is not None and error.value is not None:
+            name = setting.names[0]
+            origin = _origin(foundation)
+            instead = f"Correct {name}, or leave it out for the value of {origin}."
+            remedy = error.remedy.replace(f"Correct it in {origin}.", instead)
+            return ConfigError(name, error.value, error.allowed, remedy, why=error.why)
+    return error
+
+
 def _origin(foundation: Foundation) -> str:
-    return str(foundation.file) if foundation.file else f"the preset {foundation.preset}, or leave out the flag"
-
-
-# --- what a user gives to found a run with ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Foundation:
-    """What the user gave: a preset's name or a file, what replaces values in it, and where the tokenizer comes from.
-
-    ``changes`` are dotted keys such as ``run.steps``; those whose value is None are left as they are. ``texts`` are
-    files that a tokenizer is trained on when there is none; without them it is the built-in text. With ``resume`` the
-    run is an old one, and ``file`` its directory or a checkpoint's in it, the beginning of its id, or None: the newest.
-    """
-
-    preset: str | None
-    file: Path | None
-    changes: Mapping[str, Any]
-    tokenizer: Path | None
-    texts: tuple[Path, ...] = ()
-    resume: bool = False
+    return str(foundation.file) if foundation.file else f"the preset {foundation.preset}"

@@ -28,6 +28,7 @@ from peers.control.server import ControlServer
 from peers.data.source import open_source, shard_for
 from peers.exit_codes import EXIT_CODES, EXIT_DRAINED, EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, exit_code_of
 from peers.manifest_file import manifest_sent
+from peers.options.reading import blamed
 from peers.orders import ForcedExit, Orders
 from peers.preemption.watcher import PreemptionWatcher
 from peers.settings import PeerSettings, member_settings
@@ -65,7 +66,7 @@ MAX_DESCRIPTORS = 1 << 16
 
 def open_device(settings: PeerSettings) -> Device:
     """Return the device that the settings name. Raises ConfigError for one that is not there."""
-    return DeviceThread(resolve_device(settings.device), threads=settings.threads)
+    return DeviceThread(resolve_device(settings.options.device), threads=settings.options.threads)
 
 
 def run_peer(settings: PeerSettings, device: Callable[[PeerSettings], Device] = open_device) -> int:
@@ -98,7 +99,7 @@ def allow_descriptors() -> None:
 
 
 async def _run_peer(settings: PeerSettings, device: Callable[[PeerSettings], Device]) -> int:
-    orders = Orders(settings.grace_s)
+    orders = Orders(settings.options.grace)
     orders.listen()
     clock = SystemClock()
     identity = load_or_create(settings.identity)
@@ -111,6 +112,8 @@ async def _run_peer(settings: PeerSettings, device: Callable[[PeerSettings], Dev
         reason, exit_code = await node.run(device)
     except* SwarmError as errors:
         verdict = _verdict(errors)
+        if isinstance(verdict, ConfigError):
+            verdict = blamed(verdict, settings.options)
         reason, exit_code = reason_of(verdict), exit_code_of(verdict)
     except* Exception as errors:  # the border of the process: an unknown failure must end up in the events
         failure = first_leaf(errors)
@@ -185,13 +188,13 @@ class Node:
             await device.close()
 
     async def _open_endpoint(self) -> LibP2PEndpoint:
-        settings = self._settings
+        settings, options = self._settings, self._settings.options
         config = EndpointConfig(
             run_dir=settings.home,
-            listen=tuple(parse_address(a, key="listen", peer=False, any_port=True) for a in settings.listen),
-            announce=tuple(parse_address(a, key="announce", peer=False) for a in settings.announce),
+            listen=tuple(parse_address(a, key="listen", peer=False, any_port=True) for a in options.listen),
+            announce=tuple(parse_address(a, key="announce", peer=False) for a in options.announce),
             bootstrap=tuple(parse_address(text, key="bootstrap") for text in settings.bootstrap),
-            relay=settings.relay,
+            relay=options.relay,
         )
         left = CONTACT_TRIES
         while True:
@@ -244,14 +247,14 @@ class Node:
 
     async def _watch_preemption(self) -> None:
         watcher = PreemptionWatcher(self._clock, self._events, self._orders.by_notice)
-        await watcher.run(self._settings.preemption, self._settings.preemption_url)
+        await watcher.run(self._settings.options.preemption, self._settings.options.preemption_url)
 
     # --- taking part ---------------------------------------------------------------------------------------------
 
     async def _take_part(self, endpoint: LibP2PEndpoint, device: Device, watch: HealthWatch) -> tuple[str, int]:
         """Learn what the run is, become a member, and stay one until its last step is closed or it has left."""
         manifest, tokenizer = await self._find_run(endpoint)
-        _check_stage(self._settings.stage, manifest)
+        _check_stage(self._settings.options.stage, manifest)
         if self._settings.run_directory is not None:
             directory = run_directory_of(self._settings.run_directory, manifest)
             await asyncio.to_thread(keep_run, directory, manifest, tokenizer)
@@ -331,7 +334,7 @@ class Node:
         into, seed, given_up = settings.home / "shard", self._identity.peer, threading.Event()
         try:
             path = await asyncio.to_thread(
-                shard_for, settings.data, tokenizer, manifest, into, seed, given_up=given_up.is_set
+                shard_for, settings.options.data, tokenizer, manifest, into, seed, given_up=given_up.is_set
             )
             return await asyncio.to_thread(open_source, manifest, path, self._identity.peer)
         finally:

@@ -140,12 +140,13 @@ def _play(
 
 
 def _prepare(scenario: Scenario, beside: Path, root: Path) -> tuple[SwarmSpec, tuple[Planned, ...], tuple[Draw, ...]]:
-    from peers.founding_files import Foundation, load_foundation
+    from peers.founding_files import load_foundation
     from peers.manifest_file import render_tables
+    from peers.options.model import Foundation
 
     manifest = root / MANIFEST
     manifest.write_text(render_tables(manifest_of(scenario, _preset(scenario))), encoding="utf-8")
-    load_foundation(Foundation(preset=None, file=manifest, changes={}, tokenizer=None))  # the founder would refuse it
+    load_foundation(Foundation(file=manifest))  # the founder would refuse it
     cast = cast_of(scenario, manifest, _texts(scenario, root / "data"))
     return cast, planned(scenario, cast), _draws(scenario, cast, beside)
 
@@ -153,9 +154,10 @@ def _prepare(scenario: Scenario, beside: Path, root: Path) -> tuple[SwarmSpec, t
 def _preset(scenario: Scenario) -> Mapping[str, Any]:
     if scenario.swarm.preset is None:
         return {}
-    from peers.founding_files import Foundation, load_foundation
+    from peers.founding_files import load_foundation
+    from peers.options.model import Foundation
 
-    return load_foundation(Foundation(preset=scenario.swarm.preset, file=None, changes={}, tokenizer=None))
+    return load_foundation(Foundation(preset=scenario.swarm.preset))
 
 
 def _texts(scenario: Scenario, root: Path) -> dict[str, Path]:

@@ -46,7 +46,7 @@ class CheckpointKeeper:
             self._root = run_directory_of(settings.run_directory, around.manifest).checkpoints
             self._writer = CheckpointWriter(
                 self._root,
-                settings.checkpoint_every,
+                settings.options.checkpoint_every,
                 around.manifest.run.steps,
                 kept=settings.checkpoints_kept,
                 events=around.events,

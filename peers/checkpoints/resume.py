@@ -12,11 +12,12 @@ from pathlib import Path
 from peers.checkpoints.proof import proof_in
 from peers.checkpoints.verify import CheckedStep, check_step, check_tokenizer_file
 from peers.console.words import CommandError, command_name, gathering, listed
+from peers.exit_codes import EXIT_USAGE
 from peers.home.last_events import newest_closing
 from peers.home.places import home_directory
 from peers.home.run_directory import RUNS, RunDirectory, find_run_directory
 from swarm.config import Manifest, load_manifest
-from swarm.errors import ConfigError, StateError
+from swarm.errors import StateError
 from swarm.ids import PartName, RunId
 from swarm.membership.founding_record import Origin
 from swarm.models.registry import family_of
@@ -64,8 +65,8 @@ def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
 
     The newest step that is complete and right to the last bit; older ones stand in for those that are not, but for the
     last step of the run. With the directory of a checkpoint it is that one, whatever else is there. Raises ConfigError
-    when there is no such run or no checkpoint of it, StateError when its files are damaged, CommandError when parts are
-    missing, with the command that gets them, or when the run is over. Reads whole steps: minutes for a large model.
+    when there is no such run, StateError when its files are damaged, CommandError when it has no checkpoint, when parts
+    are missing, with the command that gets them, or when the run is over. Reads whole steps: minutes for a large model.
     """
     given, chosen = _asked_for(given)
     directory = find_run_directory(given, home, key="--resume")
@@ -73,10 +74,12 @@ def find_resumable(given: Path | None, home: Path | str | None) -> Resumable:
     tokenizer = check_tokenizer_file(directory, manifest)
     present = steps(directory.checkpoints) if chosen is None else (chosen,)
     if not present:
-        remedy = (
-            f"None was written: found the run anew with {command_name()} new {shlex.quote(str(directory.manifest))}"
+        raise CommandError(
+            f"the run in {directory.root} has no checkpoint: the run ended before the first was written",
+            check=str(directory.checkpoints),
+            next_=f"found it anew: {command_name()} new {shlex.quote(str(directory.manifest))}",
+            exit_code=EXIT_USAGE,
         )
-        raise ConfigError("--resume", str(directory.root), "a run with a checkpoint", remedy)
     passed: list[CheckedStep] = []
     for step in reversed(present):
         checked = check_step(directory, manifest.run_id, step)

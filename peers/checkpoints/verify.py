@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from data_shards.tokenize import tokenizer_digest
 from peers.checkpoints.proof import proof_in
 from peers.console.interrupt import check
-from peers.console.words import reason_of, with_commands
+from peers.console.words import CommandError, command_name, reason_of, with_commands
+from peers.exit_codes import EXIT_USAGE
 from peers.home.run_directory import RunDirectory
 from swarm.config import Manifest, load_manifest
 from swarm.errors import ConfigError, StateError
@@ -89,7 +90,12 @@ def chosen_steps(directory: RunDirectory, step: int | None) -> Sequence[int]:
     """The step asked for, or all there are. Raises ConfigError when there is none such."""
     present = steps(directory.checkpoints)
     if not present:
-        raise ConfigError("checkpoint", str(directory.checkpoints), "at least one", "None was written (yet).")
+        raise CommandError(
+            f"the run in {directory.root} has no checkpoint (yet)",
+            check=str(directory.checkpoints),
+            next_=f"see what other runs have: {command_name()} ckpt ls",
+            exit_code=EXIT_USAGE,
+        )
     if step is not None and step not in present:
         raise ConfigError("--step", step, f"one of {', '.join(map(str, present))}", "Leave it out to check all.")
     return present if step is None else (step,)

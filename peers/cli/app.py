@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -11,17 +11,16 @@ from peers.cli.chaos import chaos
 from peers.cli.ckpt import ckpt
 from peers.cli.data import data
 from peers.cli.history import history
-from peers.cli.join import join
-from peers.cli.new import new
 from peers.cli.options import LightCommand, LightGroup
 from peers.cli.quickstart import quickstart
 from peers.cli.running import drain, identity, invite, peers, status
 from peers.cli.sample import sample
+from peers.cli.start import join, new
 from peers.console.interrupt import received
-from peers.console.words import report_error
-from peers.exit_codes import EXIT_ERROR, EXIT_OK, exit_code_of
+from peers.console.words import CommandError, command_name, listed, report_error
+from peers.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE, exit_code_of
 from swarm import __version__
-from swarm.errors import BugError, SwarmError
+from swarm.errors import BugError, ConfigError, SwarmError
 
 # The first line of a paragraph that is not to be filled is a backspace alone: click's sign for it.
 _EPILOG = """\b
@@ -51,7 +50,7 @@ app.command(
     context_settings={"allow_extra_args": True},
 )(quickstart)
 for _command in (new, join):
-    app.command(epilog=_EPILOG)(_command)
+    app.command(cls=LightCommand, epilog=_EPILOG)(_command)
 app.command(cls=LightCommand, epilog=_EPILOG)(status)
 app.command(cls=LightCommand, epilog=_EPILOG)(peers)
 app.command(cls=LightCommand, epilog=_EPILOG)(drain)
@@ -65,9 +64,13 @@ app.add_typer(ckpt, name="ckpt", epilog=_EPILOG)
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Parse, run, and return the exit code. Errors of ours are printed as cause and remedy; Interrupted passes."""
+    """Parse, run, and return the exit code. Errors, the parser's too, are printed as cause, check and next command;
+    Interrupted passes."""
     try:
-        code = app(args=list(arguments), prog_name="swarm", standalone_mode=True)
+        code = app(args=list(arguments), prog_name="swarm", standalone_mode=False)
+    except _USAGE_ERROR as error:
+        report_error(_explained(error, arguments))
+        return EXIT_USAGE
     except SystemExit as exit_:
         return exit_.code if isinstance(exit_.code, int) else EXIT_OK if exit_.code is None else EXIT_ERROR
     except BugError:
@@ -82,6 +85,51 @@ def run(arguments: Sequence[str]) -> int:
         # The reader of our output (head, less) has seen enough.
         return EXIT_ERROR
     return code if isinstance(code, int) else EXIT_OK
+
+
+# --- what the parser refuses -----------------------------------------------------------------------------------------
+
+
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[1]
+"""The parser's own errors. Which module has them depends on typer's version."""
+
+
+def _explained(error: Any, arguments: Sequence[str]) -> SwarmError:
+    """What the parser refuses, in the words of our errors."""
+    typed = _command_typed(arguments)
+    help_ = f"{command_name()}{typed.removeprefix('swarm')} --help"
+    parameter = getattr(error, "param", None)
+    # Where an option lacks its value the parser does not say of which command.
+    usage = "what follows it" if error.ctx is None else " ".join(error.ctx.get_usage().split()).replace("U", "u", 1)
+    if (option := getattr(error, "option_name", "")) and hasattr(error, "possibilities"):
+        close = listed(sorted(error.possibilities or ())).replace(" and ", " or ")
+        check = f"did you mean {close}?" if close else usage
+        return CommandError(f"{typed} has no option {option}", check=check, next_=f"{help_} lists those there are")
+    if parameter is None:
+        cause, _, meant = error.format_message().removesuffix(".").partition(". ")
+        return CommandError(f"{cause[0].lower()}{cause[1:]}", check=meant or usage, next_=help_)
+    name = parameter.opts[0] if parameter.opts[0].startswith("-") else parameter.metavar or parameter.name
+    refused = getattr(error.__cause__, "errors", None)
+    if refused is None:
+        return ConfigError(name, None, f"a value: {parameter.help.removesuffix('.')}", help_)
+    from swarm.schema import in_words
+
+    first = refused(include_url=False)[0]
+    expected = in_words(first, {}).removesuffix(".").partition(", unable to ")[0]
+    _, choices, those = expected.rpartition(" is not one of ")
+    return ConfigError(name, first["input"], f"one of {those}" if choices else expected, help_)
+
+
+def _command_typed(arguments: Sequence[str]) -> str:
+    """The command that words begin with, without its arguments: the parser's errors do not always say it."""
+    names, here = ["swarm"], typer.main.get_command(app)
+    for word in arguments:
+        below = getattr(here, "commands", {}).get(word)
+        if below is None:
+            break
+        names.append(word)
+        here = below
+    return " ".join(names)
 
 
 @app.callback(invoke_without_command=True)

@@ -1,4 +1,5 @@
-"""Options of commands that start fast: parsed without pydantic, and those that several commands share.
+"""Options of commands: those that are made from a model (:mod:`peers.options.model`), those that several commands
+share, and parsing them without pydantic.
 
 Newer versions of typer load pydantic to turn text into text and an absent flag into False, which takes longer than all
 else that ``swarm status`` does together.
@@ -6,11 +7,16 @@ else that ``swarm status`` does together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
+
+from peers.exit_codes import EXIT_USAGE
+from peers.options.fields import Setting, settings_of
+from peers.options.model import PeerOptions
 
 _WHOLE = 1000
 
@@ -25,7 +31,14 @@ class LightCommand(TyperCommand):
 
 class WholeGroup(TyperGroup):
     """A group whose help says the whole first sentence of each command, over several lines where it is long: typer cuts
-    it off where the line ends."""
+    it off where the line ends. Without a command it prints its help, as an error."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """The arguments that are left for a command."""
+        if not args and self.no_args_is_help:
+            typer.echo(ctx.get_help(), err=True)
+            raise typer.Exit(EXIT_USAGE)
+        return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """The list of commands."""
@@ -62,18 +75,45 @@ def _as_typed(context: object, value: object) -> object:
     return value
 
 
+# --- options that are made from a model ------------------------------------------------------------------------------
+
+
+def offer(command: str, *models: type) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options that models have of it, in their order: it is called with each by its key, as it was
+    typed, None where it was not. For a :class:`LightCommand`."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        offered = {
+            key: setting
+            for model in models
+            for key, setting in settings_of(model).items()
+            if command in setting.option.of
+        }
+        parameters = [
+            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotated(setting))
+            for key, setting in offered.items()
+        ]
+        function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        function.__annotations__ = {one.name: one.annotation for one in parameters}
+        return function
+
+    return decorate
+
+
+def _annotated(setting: Setting) -> Any:
+    """An option, or an argument, of typer's: text as it is typed, or a list of it, or a flag."""
+    kind: Any = bool | None if setting.flag else list[str] | None if setting.many else str | None
+    if setting.is_argument:
+        return Annotated[kind, typer.Argument(metavar=setting.names[0], show_default=False, help=setting.option.help)]
+    default = f"  [default: {setting.said_default}]" if setting.said_default else ""
+    metavar = None if setting.flag else setting.metavar
+    return Annotated[kind, typer.Option(*setting.names, metavar=metavar, help=f"{setting.option.help}{default}")]
+
+
 # --- options that the commands for this machine's peers share --------------------------------------------------------
 
 
-Home = Annotated[
-    str | None,
-    typer.Option(
-        "--home",
-        metavar="DIR",
-        help="Where this machine's peers live.  "
-        "[default: $SWARM_HOME, else $XDG_DATA_HOME/swarm, else ~/.local/share/swarm]",
-    ),
-]
+Home = _annotated(settings_of(PeerOptions)["home"])
 Peer = Annotated[
     str | None,
     typer.Option(

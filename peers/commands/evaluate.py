@@ -14,6 +14,7 @@ from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer
 from peers.console.interrupt import check
 from peers.console.words import CommandError, command_name, gathering, listed
+from peers.exit_codes import EXIT_USAGE
 from peers.home.run_directory import RunDirectory
 from swarm.config import Manifest, load_manifest
 from swarm.errors import ConfigError, StateError
@@ -123,8 +124,12 @@ def _choose(directory: RunDirectory, manifest: Manifest, step: int | None) -> in
     root = directory.checkpoints
     have = steps(root)
     if not have:
-        why = "there is none: the run ended before the first was written"
-        raise ConfigError("checkpoint", str(root), "at least one", f"Train anew: {command_name()} quickstart", why=why)
+        raise CommandError(
+            f"the run in {directory.root} has no checkpoint: the run ended before the first was written",
+            check=str(root),
+            next_=f"train anew: {command_name()} quickstart",
+            exit_code=EXIT_USAGE,
+        )
     if step is not None and step not in have:
         allowed = f"one of {', '.join(map(str, have))}"
         raise ConfigError("--step", step, allowed, "Leave it out to take the newest complete one.")

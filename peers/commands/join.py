@@ -3,7 +3,7 @@ checked first, and nothing slow is imported before that."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +12,7 @@ from peers.console.words import command_name, print_error
 from peers.exit_codes import EXIT_OK
 from peers.home.last_events import done_again, newest_closing
 from peers.home.run_directory import RUNS
-from peers.join_settings import JoinSettings
+from peers.options.model import PeerOptions
 from peers.session import Who, echo, know_thyself, live, open_session, silent
 from peers.settings import exact_settings
 from swarm import __version__
@@ -30,32 +30,31 @@ MAX_KNOWN = 8
 """Addresses of a place's own memory that are tried beside those of the invite."""
 
 
-def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_lines: bool) -> int:
+def join(options: PeerOptions, *, words: bool, json_lines: bool) -> int:
     """Run one peer until its run is over or it has left; returns its exit code, 0 at once where the run has ended on
     this machine before. Blocking.
 
-    ``arguments`` are an invite or multiaddrs; without any, those of ``settings``, else the one in its invite file, when
-    there is one. Raises ConfigError, Incompatible or
-    CommandError, having dialled nobody, for what cannot be used.
+    Without an invite it waits for one in the invite file, where ``options`` name one. Raises ConfigError, Incompatible
+    or CommandError, having dialled nobody, for what cannot be used.
     """
     from peers.home.places import home_directory, take_place
     from peers.invites.invite import contacts_from
 
     say = echo if words else silent
-    given = arguments or settings.invite
-    if not given and settings.invite_file is not None:
-        given = (_awaited(settings.invite_file, say),)
+    given = options.invite
+    if not given and options.invite_file is not None:
+        given = (_awaited(options.invite_file, say),)
     contacts = contacts_from(given)
-    role = settings.part_taken
+    role = options.part_taken
     say(f"swarm {__version__}", f"joins {contacts.run_name or 'the run of a peer'} as {_title(role)}")
-    check_listen(settings.listen)
-    check_device(settings.device)
-    if settings.checkpoints is not None:
-        check_checkpoints(settings.checkpoints)
-    words_of_data, data = _checked_data(settings.data) if role == "trainer" else ("", "")
+    check_listen(options.listen)
+    check_device(options.device)
+    if options.checkpoints is not None:
+        check_checkpoints(options.checkpoints)
+    words_of_data, data = _checked_data(options.data) if role == "trainer" else ("", "")
     if words_of_data:
         say("data", words_of_data)
-    home = home_directory(settings.home)
+    home = home_directory(options.home)
     run = contacts.run or ""
     # Before the place is taken: what is known of its last peer goes with that. Who is started again and again by a
     # supervisor is to stop here: there is nobody left to call.
@@ -68,11 +67,11 @@ def join(arguments: Sequence[str], settings: JoinSettings, *, words: bool, json_
     if seen is not None and seen.ended:
         going_on = f"{command_name()} new --resume"
         say("known", f"{ENDED} {seen.step}, as a peer here saw: somebody must have gone on with it ({going_on})")
-    with take_place(home, settings.place, clock=SystemClock(), run=run, role=role, data=data) as place:
-        who = know_thyself(place, settings.name)
+    with take_place(home, options.place, clock=SystemClock(), run=run, role=role, data=data) as place:
+        who = know_thyself(place, options.name)
         say("identity", who.described())
         say("contact", f"dialling {', '.join(contacts.addresses)}")
-        peer = _peer_settings(place, who, contacts, settings)
+        peer = _peer_settings(place, who, contacts, options)
         place.trains_on(data)
         return live(place, peer.model_copy(update={"verbose": words, "json_lines": json_lines}))
 
@@ -85,41 +84,28 @@ def _awaited(file: Path, say: Callable[[str, str], None]) -> str:
     return await_invite(file).text()
 
 
-def _peer_settings(place: HeldPlace, who: Who, contacts: Contacts, settings: JoinSettings) -> PeerSettings:
+def _peer_settings(place: HeldPlace, who: Who, contacts: Contacts, options: PeerOptions) -> PeerSettings:
     from peers.commands.history_source import acquaintances
     from peers.home.places import home_directory
 
-    role, home = settings.part_taken, home_directory(settings.home)
+    role = options.part_taken
     # Who was here before can come back through others than those of its invite. Any peer of the run will do: what it
     # serves is checked against the run's id.
     known = acquaintances(place.path, contacts.run, who.peer)[:MAX_KNOWN] if contacts.run is not None else ()
-    kept = settings.checkpoints or home / RUNS / "{run}"
+    kept = options.checkpoints or home_directory(options.home) / RUNS / "{run}"
     session = open_session(place, who, role=role, run=contacts.run or "", run_name=contacts.run_name or "")
     return exact_settings(
         home=session,
         identity=place.identity.absolute(),
         role=role,
         name=who.name,
-        stage=settings.stage,
         bootstrap=tuple(dict.fromkeys((*contacts.addresses, *known))),
         run=contacts.run,
-        listen=settings.listen,
-        announce=settings.announce,
-        relay=settings.relay,
-        region=settings.region,
-        dial_out_only=settings.dial_out_only,
-        device=settings.device,
-        threads=settings.threads,
-        data=None if settings.data is None else settings.data.absolute(),
         run_directory=kept.absolute(),
-        checkpoint_every=settings.checkpoint_every,
         checkpoints_kept=CHECKPOINTS_KEPT,
-        max_in_flight=settings.max_in_flight,
         patience_s=None,
-        grace_s=settings.grace,
-        preemption=settings.preemption,
-        preemption_url=settings.preemption_url,
         control=place.control.absolute(),
+        options=options,
     )
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from peers.commands.preflight import check_listen
 from peers.console.words import command_name, count
-from peers.founding_files import Foundation
-from peers.join_settings import JoinSettings
+from peers.options.model import Foundation, PeerOptions
 from peers.session import echo, know_thyself, live, open_session, silent
 from peers.settings import exact_settings
 from swarm import __version__
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from peers.invites.invite_file import Past
 
 
-def new(foundation: Foundation, settings: JoinSettings, *, words: bool, json_lines: bool) -> int:
+def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines: bool) -> int:
     """Found a run and serve it in the foreground until it is over; returns the exit code. Blocking.
 
-    Waits for its peers for ever. ``settings`` says where it listens and lives; what is about data and stages is not
+    Waits for its peers for ever. ``options`` say where it listens and lives; what is about data and stages is not
     used. When their ``invite_file`` holds an invite this founder was here before: it goes back to its run, or founds
     the very same one again where that had not begun.
 
@@ -34,21 +34,21 @@ def new(foundation: Foundation, settings: JoinSettings, *, words: bool, json_lin
     from peers.home.places import home_directory, take_place
 
     say = echo if words else silent
-    past = None if foundation.resume or settings.invite_file is None else _past(settings.invite_file, settings)
+    past = None if foundation.resume or options.invite_file is None else _past(options.invite_file, options)
     if past is not None:
-        settings = settings.model_copy(update={"place": past.place.name})
+        options = dataclasses.replace(options, place=past.place.name)
         if past.contacts:
             say(f"swarm {__version__}", "comes back to the run that it founded, as a stage host")
-            return _come_back(past, settings, words=words, json_lines=json_lines)
-        foundation = Foundation(preset=None, file=past.manifest, changes={}, tokenizer=None)
+            return _come_back(past, options, words=words, json_lines=json_lines)
+        foundation = Foundation(file=past.manifest)
     say(f"swarm {__version__}", "goes on with a run" if foundation.resume else "founds a run")
-    check_listen(settings.listen)
-    founded = _founded(foundation, settings, say)
+    check_listen(options.listen)
+    founded = _founded(foundation, options, say)
     for label, text in summary(founded):
         say(label, text)
-    home, run_id = home_directory(settings.home), founded.manifest.run_id
-    with take_place(home, settings.place, clock=SystemClock(), run=run_id, role="bootstrap") as place:
-        who = know_thyself(place, settings.name)
+    home, run_id = home_directory(options.home), founded.manifest.run_id
+    with take_place(home, options.place, clock=SystemClock(), run=run_id, role="bootstrap") as place:
+        who = know_thyself(place, options.name)
         say("identity", who.described())
         run = founded.manifest.run
         session = open_session(place, who, role="bootstrap", run=run_id, run_name=run.name)
@@ -61,23 +61,17 @@ def new(foundation: Foundation, settings: JoinSettings, *, words: bool, json_lin
             name=who.name,
             manifest=manifest_file,
             tokenizer=tokenizer_file,
-            listen=settings.listen,
-            announce=settings.announce,
-            relay=settings.relay,
             **_resumed(founded),
             patience_s=None,
-            grace_s=settings.grace,
-            preemption=settings.preemption,
-            preemption_url=settings.preemption_url,
             control=place.control.absolute(),
-            invite_file=None if settings.invite_file is None else settings.invite_file.absolute(),
+            options=options.of_founder(),
             verbose=words,
             json_lines=json_lines,
         )
         return live(place, peer)
 
 
-def _past(file: Path, settings: JoinSettings) -> Past | None:
+def _past(file: Path, options: PeerOptions) -> Past | None:
     """What this home knows of the run whose invite the file holds; None where it holds none. Raises ConfigError when
     this home knows nothing of it: another peer founded it, or the home was lost."""
     from peers.home.places import home_directory
@@ -86,7 +80,7 @@ def _past(file: Path, settings: JoinSettings) -> Past | None:
     invite = read_invite(file)
     if invite is None:
         return None
-    past = find_past(home_directory(settings.home), invite)
+    past = find_past(home_directory(options.home), invite)
     if past is None or not (past.contacts or past.manifest):
         raise ConfigError("--invite-file", str(file), "no file yet, or the invite to a run that this home has founded",
                           f"To found another: rm {file}. To join that one: {command_name()} join --invite-file {file}",
@@ -95,12 +89,12 @@ def _past(file: Path, settings: JoinSettings) -> Past | None:
     return past
 
 
-def _come_back(past: Past, settings: JoinSettings, *, words: bool, json_lines: bool) -> int:
+def _come_back(past: Past, options: PeerOptions, *, words: bool, json_lines: bool) -> int:
     """Join as who it was, through the others: whoever has the old invite finds it again at the same address."""
     from peers.commands.join import join
 
-    member = settings.model_copy(update={"role": "stage", "invite": (), "invite_file": None})
-    return join(past.contacts, member, words=words, json_lines=json_lines)
+    member = dataclasses.replace(options, role="stage", invite=tuple(past.contacts), invite_file=None)
+    return join(member, words=words, json_lines=json_lines)
 
 
 def summary(founded: Founded) -> list[tuple[str, str]]:
@@ -141,12 +135,12 @@ def _resumed(founded: Founded) -> dict[str, Any]:
     return {"resume": resumed.step, "run_directory": resumed.directory.root.absolute()}
 
 
-def _founded(foundation: Foundation, settings: JoinSettings, say: Callable[[str, str], None]) -> Founded:
+def _founded(foundation: Foundation, options: PeerOptions, say: Callable[[str, str], None]) -> Founded:
     # Manifests import torch: after the first line, and after what can be refused without them.
     from peers.founding_files import load_foundation, make_run, resume_run
 
     if foundation.resume:
-        return resume_run(foundation, settings.home)
+        return resume_run(foundation, options.home)
     document = load_foundation(foundation)
     if foundation.tokenizer is None and "tokenizer" not in document:
         say("tokenizer", "is made from text: some seconds")

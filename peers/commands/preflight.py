@@ -9,12 +9,11 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from peers.settings import DEVICE
+from peers.options.model import ANY_PORT, DEVICE, DEVICE_WORDS
 from swarm.errors import ConfigError
 
 GPU_TRACES = ("dev/nvidia*", "proc/driver/nvidia/gpus/*", "dev/nvgpu*", "dev/nvhost-gpu", "dev/dxg", "dev/kfd")
 """What drivers of GPUs that torch calls ``cuda`` leave: NVIDIA's (also on boards), WSL's, AMD's."""
-ANY_PORT = "/ip4/0.0.0.0/tcp/0"
 _TRANSPORTS = {"tcp": socket.SOCK_STREAM, "udp": socket.SOCK_DGRAM}
 _FAMILIES = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6}
 
@@ -26,7 +25,7 @@ def check_device(device: str, root: Path = Path("/")) -> None:
     under that number, and whether torch can use it, the peers find out.
     """
     if re.fullmatch(DEVICE, device) is None:
-        raise ConfigError("--device", device, "cpu, cuda or cuda:N", "Correct the name.")
+        raise ConfigError("--device", device, DEVICE_WORDS, "Correct the name.")
     if device != "cpu" and not any(any(root.glob(trace)) for trace in GPU_TRACES):
         remedy, why = (
             "Leave --device out to use the CPU. Does nvidia-smi list a GPU?",

@@ -32,7 +32,7 @@ from peers.console.words import (
 )
 from peers.data.prepare import RunShape, check_shape, prepare_run
 from peers.data.text import built_in_corpus, read_corpus
-from peers.exit_codes import EXIT_ERROR, EXIT_OK, exit_code_of
+from peers.exit_codes import EXIT_ERROR, EXIT_OK, EXIT_USAGE, exit_code_of
 from peers.home.run_directory import RunDirectory, create_run_directory
 from peers.local.launch import PeerGroup
 from peers.local.plot import loss_svg
@@ -125,10 +125,11 @@ class _Quickstart:
             lost = received()
             if lost is not None:
                 return self._interrupted(lost)
-            wrong_request = isinstance(error, ConfigError)
-            if wrong_request and self._run is None:
+            if isinstance(error, ConfigError) and self._run is None:
                 raise
-            code = EXIT_ERROR if wrong_request else exit_code_of(error)
+            # Once it is prepared, what was asked for was no wrong usage.
+            code = exit_code_of(error)
+            code = EXIT_ERROR if code == EXIT_USAGE else code
             return RunOutcome(exit_reason="error", exit_code=code, message=reason_of(error))
         finally:
             self._progress.close()

@@ -27,7 +27,7 @@ class EventNarration:
         self._run: RunFound | None = None
         self._addresses: tuple[str, ...] = ()
         self._log: LogLines | None = None
-        self._file = settings.invite_file
+        self._file = settings.options.invite_file
         if settings.json_lines:
             self._sink: EventSink = EventLines(sink, ConsolePrinter(), clock, peer=peer)
         elif settings.verbose:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from peers.console.words import another_path, command_name
+from peers.console.words import CommandError, another_path, command_name
+from peers.exit_codes import EXIT_USAGE
 from peers.home.places import home_directory
 from swarm.clock import Clock
 from swarm.errors import ConfigError
@@ -98,13 +99,17 @@ def create_run_directory(out: Path | None, clock: Clock) -> RunDirectory:
 
 def find_run_directory(given: Path | None, home: Path | str | None = None, *, key: str = "DIR") -> RunDirectory:
     """The directory given, else that of the run whose id begins like this, else the newest run; runs are looked for
-    under ``./out`` and in this machine's home. ``key`` is what errors name. Raises ConfigError when there is none."""
+    under ``./out`` and in this machine's home. ``key`` is what errors name. Raises ConfigError when there is none such,
+    CommandError when there is none at all."""
     if given is None:
         runs = known_runs(home)
         if not runs:
-            remedy = f"Train one: {command_name()} quickstart, or name the directory of one."
-            allowed = "a directory that holds runs"
-            raise ConfigError(key, f"{OUT} or {_joined(home)}", allowed, remedy, why="there is none")
+            raise CommandError(
+                "no run is kept here",
+                check=f"runs are looked for in {OUT.absolute()} and in {_joined(home)} (--home, SWARM_HOME)",
+                next_=f"train one: {command_name()} quickstart, or name the directory of one",
+                exit_code=EXIT_USAGE,
+            )
         return runs[0]
     found = RunDirectory(given)
     there = os.path.exists(given)  # not pathlib's, which raises for a name that is too long

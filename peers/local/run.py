@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,7 @@ from peers.exit_codes import EXIT_UNREACHABLE
 from peers.home.run_directory import RunDirectory
 from peers.local.launch import PeerExit, PeerGroup
 from peers.local.progress import ExitNotice, RunView
+from peers.options.model import PeerOptions
 from peers.settings import PeerSettings, exact_settings
 from swarm.clock import Clock
 from swarm.config import Manifest
@@ -32,6 +34,8 @@ BLAME_S = 0.5
 """How long to listen after the first bad end before naming one: the peer that caused it may be told of second."""
 
 CHECKPOINTS_PER_RUN = 3
+LOCAL = PeerOptions(listen=("/ip4/127.0.0.1/tcp/0",), grace=0.0)
+"""What is said of every peer of a local run."""
 
 
 class RunBroken(SwarmError):
@@ -90,6 +94,7 @@ class LocalRun:
             name=BOOTSTRAP,
             manifest=self.directory.manifest.absolute(),
             tokenizer=self.directory.tokenizer.absolute(),
+            options=LOCAL,
         )
 
     def _others(self, bootstrap: tuple[str, ...]) -> list[PeerSettings]:
@@ -101,16 +106,15 @@ class LocalRun:
                 "name": name,
                 "bootstrap": bootstrap,
                 "run": self.manifest.run_id,
-                "device": self.device,
                 "run_directory": self.directory.root.absolute(),
-                "checkpoint_every": math.ceil(self.shape.closes / CHECKPOINTS_PER_RUN),
             }
+            every = math.ceil(self.shape.closes / CHECKPOINTS_PER_RUN)
+            options = dataclasses.replace(LOCAL, device=self.device, checkpoint_every=every)
             if role == "stage":
-                peers.append(exact_settings(**common, role="stage", stage=int(number)))
+                options = dataclasses.replace(options, stage=int(number))
             else:
-                peers.append(
-                    exact_settings(**common, role="trainer", data=self.directory.shard(int(number)).absolute())
-                )
+                options = dataclasses.replace(options, data=self.directory.shard(int(number)).absolute())
+            peers.append(exact_settings(**common, role=role, options=options))
         return peers
 
     def _until(self, condition: Callable[[], bool], awaited: str) -> None:

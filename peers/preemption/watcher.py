@@ -45,7 +45,7 @@ class PreemptionWatcher:
         self._clock, self._events, self._leave = clock, events, leave
 
     async def run(self, preemption: str, url: str | None) -> None:
-        """Watch what the two settings say, as :class:`peers.settings.PeerSettings` checked them.
+        """Watch what the two settings say, as :class:`peers.options.model.PeerOptions` has them.
 
         Returns when the notice has come and ``leave`` was called, or at once when there is nothing to watch. Raises
         nothing. Cancelled, it closes what it has open, within milliseconds.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from peers.home.run_directory import RunDirectory
-from peers.local.run import BOOTSTRAP, RunBroken, peer_names
+from peers.local.run import BOOTSTRAP, LOCAL, RunBroken, peer_names
 from peers.settings import exact_settings
 from swarm.clock import SystemClock
 from swarm.config import Manifest
@@ -87,7 +88,7 @@ class ForkedRun:
         world.group.open()
         files = {"manifest": self._directory.manifest.absolute(), "tokenizer": self._directory.tokenizer.absolute()}
         home = self._directory.home(BOOTSTRAP).absolute()
-        world.start(exact_settings(home=home, role="bootstrap", name=BOOTSTRAP, **files))
+        world.start(exact_settings(home=home, role="bootstrap", name=BOOTSTRAP, options=LOCAL, **files))
         self.until(lambda: bool(seen.address), "the bootstrap's address")
         for name in self.names[1:]:
             self.start(name)
@@ -100,10 +101,10 @@ class ForkedRun:
         common: dict[str, Any] = {"home": self._directory.home(name).absolute(), "name": name}
         common |= {"bootstrap": self.seen.address, "run": self._manifest.run_id}
         if role == "stage":
-            self.world.start(exact_settings(**common, role="stage", stage=int(number)))
+            options = dataclasses.replace(LOCAL, stage=int(number))
         else:
-            shard = self._directory.shard(int(number)).absolute()
-            self.world.start(exact_settings(**common, role="trainer", data=shard))
+            options = dataclasses.replace(LOCAL, data=self._directory.shard(int(number)).absolute())
+        self.world.start(exact_settings(**common, role=role, options=options))
 
     def pass_steps(self, count: int) -> None:
         """Return when so many more are closed."""

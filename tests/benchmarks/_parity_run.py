@@ -6,6 +6,7 @@ layout of our choice. No torch in here: the processes that train bring their own
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -100,7 +101,9 @@ class WiredGroup(PeerGroup):
     def start(self, settings: PeerSettings) -> None:
         """See :meth:`peers.local.launch.PeerGroup.start`."""
         if settings.role == "trainer":
-            settings = settings.model_copy(update={"max_in_flight": self.in_flight})
+            settings = settings.model_copy(
+                update={"options": dataclasses.replace(settings.options, max_in_flight=self.in_flight)}
+            )
         super().start(settings)
 
 

@@ -251,7 +251,8 @@ class MemoryWorld:
             _take_disk(old.settings.home, self.root / name, copy=twin)
         if twin:
             self.swarm.twins.add(old.endpoint.peer)
-        more = {"data": old.settings.data} if old.settings.role == "trainer" else {"stage": old.settings.stage}
+        key = "data" if old.settings.role == "trainer" else "stage"
+        more = {key: getattr(old.settings.options, key)}
         self._join(name, old.settings.role, self.swarm.numbers[old.settings.name], **more)
 
     def _join(self, name: str, role: str, number: int, **settings: Any) -> None:

@@ -32,6 +32,7 @@ from swarm.monitoring.recorder import Recorder
 from swarm.network.protocols import Directory, Endpoint
 from swarm.security.signing import PrivateIdentity
 from swarm.sim.network import SimNetwork
+from tests.harness.settings import split
 
 EventT = TypeVar("EventT", bound=Event)
 
@@ -94,7 +95,7 @@ class LocalPeer:
     async def _run(self) -> str:
         manifest = self.around.manifest
         await self.endpoint.enter(manifest.run_id)
-        data = self.settings.data
+        data = self.settings.options.data
         around = dataclasses.replace(
             self.around, source=None if data is None else open_source(manifest, data, self.endpoint.peer)
         )
@@ -184,7 +185,7 @@ class LocalSwarm:
         home.mkdir(mode=0o700, exist_ok=True)  # a peer that was started again keeps its disk
         endpoint = await self._endpoint(home, identity)
         more = {"max_in_flight": self._max_in_flight, **self._sites.get(name, {}), **more}
-        settings = PeerSettings(home=home, name=name, role=role, **more)
+        settings = PeerSettings(**split({"home": home, "name": name, "role": role, **more}))
         self.numbers[name] = number
         events, clock = EventList(identity.peer), self._clock(name)
         around = PeerContext(

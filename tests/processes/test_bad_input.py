@@ -134,9 +134,11 @@ def test_join_port_that_the_founder_has_is_taken(swarm: Swarm) -> None:
     _refused(result, EXIT_USAGE, f"{port} is taken by p2pd (pid ", "--listen /ip4/0.0.0.0/tcp/0")
 
 
-def test_join_stage_that_the_run_does_not_have_is_wrong_usage(swarm: Swarm) -> None:
-    result = swarm.join(swarm.invite.text(), "--role", "stage", "--stage", "9")
-    _refused(result, EXIT_USAGE, "--stage = 9", "0 to 1")
+def test_join_stage_that_the_run_does_not_have_is_wrong_usage_of_who_named_it(swarm: Swarm, tmp_path: Path) -> None:
+    config = tmp_path / "peer.toml"
+    config.write_text('# mine\nrole = "stage"\nstage = 9\n')
+    result = swarm.join(swarm.invite.text(), "--config", str(config))
+    _refused(result, EXIT_USAGE, f"{config}:3: stage = 9", "0 to 1")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])

@@ -8,10 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from peers.settings import PeerSettings, member_settings
+from peers.settings import member_settings
 from swarm.events import NullSink
 from swarm.membership.announcer import Announcer, only_calls
 from swarm.membership.status import PeerStatus
+from tests.harness.settings import peer_settings
 from tests.unit.peers.fake_clock import FakeClock
 
 OWN = "/ip4/192.0.2.7/tcp/31337/p2p/12D3KooWMrSnzaXRF41zHeiKFu6JxTnmWJGKBmEmoW2LsquAx6zW"
@@ -25,7 +26,7 @@ RELAYED = f"{OWN}/p2p-circuit/p2p/12D3KooWLbT7iWNTNKLbPXXdHbmWBVPvnxhVFBTj4yMJSJ
 def test_peer_only_calls_when_it_says_so_or_is_reached_through_a_relay(
     addresses: tuple[str, ...], dial_out_only: bool, outgoing: bool
 ) -> None:
-    settings = member_settings(PeerSettings(home=Path("h"), role="stage", region="eu", dial_out_only=dial_out_only))
+    settings = member_settings(peer_settings(home=Path("h"), role="stage", region="eu", dial_out_only=dial_out_only))
     assert only_calls(settings, addresses) is outgoing
     endpoint = cast(Any, SimpleNamespace(addresses=addresses))
     announcer = Announcer(settings, endpoint, cast(Any, None), PeerStatus(NullSink()), FakeClock())

@@ -15,7 +15,6 @@ import pytest
 
 from peers.checkpoints.keeper import COPIES_S, CheckpointKeeper
 from peers.exit_codes import EXIT_ERROR, exit_code_of
-from peers.settings import PeerSettings
 from swarm.consensus.records import Decision
 from swarm.disk import alone
 from swarm.errors import Ending, RunEnded
@@ -25,6 +24,7 @@ from swarm.membership.founding_record import Origin, founding_record
 from swarm.state.checkpoints.parts import held, part_path, read_manifest, steps
 from swarm.state.checkpoints.rotation import aside_directory
 from swarm.state.checkpoints.shelf import CheckpointShelf
+from tests.harness.settings import peer_settings
 from tests.unit.peers.fake_clock import FakeClock
 from tests.unit.peers.kept_run import KeptRun, kept_run
 from tests.unit.peers.test_checkpoints import Heard
@@ -47,11 +47,11 @@ class Device:
 def keeper(
     run: KeptRun, directory: Path | None, heard: Heard | None = None, clock: FakeClock | None = None, **more: Any
 ) -> CheckpointKeeper:
-    settings = PeerSettings(home=Path("unused"), role="bootstrap", run_directory=directory, **more)
+    given = {"home": Path("unused"), "role": "bootstrap", "run_directory": directory, **more}
     around = SimpleNamespace(
         manifest=run.manifest, events=heard or Heard(), clock=clock or FakeClock(), device=Device()
     )
-    return CheckpointKeeper(settings, cast(Any, around))
+    return CheckpointKeeper(peer_settings(**given), cast(Any, around))
 
 
 def holds(run: KeptRun, step: int, part: PartName = ENDS) -> Any:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from peers.cli.app import run
+from peers.exit_codes import EXIT_USAGE
 from swarm import __version__
 
 HEAVY = ("torch", "hivemind", "transformers", "scipy", "uvloop", "tokenizers")
@@ -96,6 +98,66 @@ def test_cli_wrong_setting_is_explained_before_anything_heavy(
     assert named in result.stderr
     assert "next:" in result.stderr
     assert "heavy: \n" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "cause", "check", "next_"),
+    [
+        ("join --thread 3", "swarm join has no option --thread", "did you mean --relay or --threads?", "join --help"),
+        (
+            "join --banana",
+            "swarm join has no option --banana",
+            "usage: swarm join [OPTIONS] [INVITE]...",
+            "join --help",
+        ),
+        ("join x --threads", "option '--threads' requires an argument", "what follows it", "join --help"),
+        ("data build", "TEXT is missing", "expected a value: UTF-8 files, or directories", "data build --help"),
+        ("data build x", "--tokenizer is missing", "expected a value: The run's tokenizer.json", "data build --help"),
+        ("statu", "no such command 'statu'", "id you mean 'status'?", "--help"),
+        ("status x", "got unexpected extra argument(s) (x)", "usage: swarm status [OPTIONS]", "status --help"),
+        (
+            "sample --tokens 0",
+            "--tokens = '0' cannot be used",
+            "expected a number greater than or equal",
+            "sample --help",
+        ),
+        ("sample --tokens x", "--tokens = 'x' cannot be used", "expected a valid integer", "sample --help"),
+        ("quickstart --ends x", "--ends = 'x' cannot be used", "one of 'private', 'hosted'", "quickstart --help"),
+        ("sample", "no run is kept here", "runs are looked for in", "quickstart"),
+        ("new --resume", "no run is kept here", "runs are looked for in", "quickstart"),
+    ],
+)
+def test_cli_usage_errors_are_cause_check_and_next_command(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: str,
+    cause: str,
+    check: str,
+    next_: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))
+    assert run(arguments.split()) == EXIT_USAGE
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert first == f"error: {cause}"
+    assert second.startswith("  check: ")
+    assert check in second
+    assert third.startswith("  next:  ")
+    assert next_ in third
+
+
+@pytest.mark.parametrize("command", ["data", "ckpt"])
+def test_cli_group_without_a_command_prints_its_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command]) == EXIT_USAGE
+    assert capsys.readouterr().err.startswith(f"Usage: swarm {command} ")
+
+
+def test_cli_help_of_commands_with_a_model_loads_no_pydantic() -> None:
+    program = PROBE.format(heavy=(*HEAVY, "pydantic", "pydantic_core", "asyncio", "numpy"))
+    for command in ("join", "new"):
+        ran = subprocess.run([sys.executable, "-c", program, command, "--help"], capture_output=True, text=True)
+        assert ran.stderr == "heavy: \n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

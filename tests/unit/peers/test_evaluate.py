@@ -88,7 +88,7 @@ def test_checkpoint_of_a_step_that_was_not_kept_lists_those_that_were(run: RunDi
 @pytest.mark.parametrize("step", [None, 3])
 def test_checkpoint_none_at_all_says_what_to_do(run: RunDirectory, step: int | None) -> None:
     run.checkpoints.rename(run.root / "elsewhere")
-    with pytest.raises(ConfigError, match="there is none: the run ended before the first was written"):
+    with pytest.raises(CommandError, match="has no checkpoint: the run ended before the first was written"):
         load_checkpoint(run, step)
 
 

@@ -78,12 +78,12 @@ def test_new_whose_run_has_begun_comes_back_as_a_stage_host(tmp_path: Path, monk
     monkeypatch.setattr("peers.invites.invite_file.acquaintances", lambda place, run, own: (other,))
     given: dict[str, Any] = {}
 
-    def join(arguments: Any, settings: Any, **more: Any) -> int:
-        given.update(arguments=arguments, settings=settings)
+    def join(options: Any, **more: Any) -> int:
+        given.update(options=options)
         return 0
 
     monkeypatch.setattr("peers.commands.join.join", join)
     assert run(["new", "--preset", "tiny", "--home", str(home), "--invite-file", str(file)]) == 0
-    assert given["settings"].role == "stage"
-    assert given["settings"].place == "1"
-    assert Invite(run=RUN, name="tiny", at=(other,)).text() == given["arguments"][0]
+    assert given["options"].role == "stage"
+    assert given["options"].place == "1"
+    assert Invite(run=RUN, name="tiny", at=(other,)).text() == given["options"].invite[0]

@@ -90,7 +90,7 @@ def test_join_with_data_trains_and_says_what_it_found(
     (tmp_path / "mine.txt").write_text(TEXT)
     arguments = ["--data", str(tmp_path / "mine.txt"), "--home", str(tmp_path / "home"), "--name", "kim"]
     assert run(["join", INVITE, *arguments]) == EXIT_OK
-    assert (started[0].role, started[0].data, started[0].name) == ("trainer", tmp_path / "mine.txt", "kim")
+    assert (started[0].role, started[0].options.data, started[0].name) == ("trainer", tmp_path / "mine.txt", "kim")
     assert "1 text file, 960 characters" in capsys.readouterr().out
 
 
@@ -98,7 +98,7 @@ def test_join_trainer_without_data_is_told_what_it_trains_on(
     tmp_path: Path, started: list[PeerSettings], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["join", INVITE, "--role", "trainer", "--home", str(tmp_path)]) == EXIT_OK
-    assert (started[0].role, started[0].data) == ("trainer", None)
+    assert (started[0].role, started[0].options.data) == ("trainer", None)
     assert "comes with Python" in capsys.readouterr().out
 
 
@@ -119,8 +119,8 @@ def test_join_takes_its_settings_from_the_environment(
     monkeypatch.setenv("SWARM_GRACE", "5")
     monkeypatch.setenv("SWARM_REGION", "eu-west")
     assert run(["join", "-q", "--dial-out-only"]) == EXIT_OK
-    assert started[0].grace_s == 5
-    assert (started[0].region, started[0].dial_out_only) == ("eu-west", True)
+    assert started[0].options.grace == 5
+    assert (started[0].options.region, started[0].options.dial_out_only) == ("eu-west", True)
     assert started[0].identity == tmp_path / "mine" / "identity.key"
 
 

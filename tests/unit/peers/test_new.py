@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -9,8 +8,9 @@ from data_shards.tokenize import tokenizer_digest, train_tokenizer
 from peers.cli.app import run
 from peers.commands.new import summary
 from peers.exit_codes import EXIT_INCOMPATIBLE, EXIT_USAGE, exit_code_of
-from peers.founding_files import Foundation, load_foundation, make_run
+from peers.founding_files import load_foundation, make_run
 from peers.manifest_file import render_manifest
+from peers.options.model import Foundation
 from peers.presets import load_preset, preset_names, preset_purpose
 from peers.settings import PeerSettings
 from swarm.config import load_manifest, parse_manifest
@@ -24,10 +24,6 @@ def text(tmp_path: Path) -> Path:
     path = tmp_path / "some.txt"
     path.write_text(TEXT)
     return path
-
-
-def _foundation(**given: Any) -> Foundation:
-    return Foundation(**{"preset": None, "file": None, "changes": {}, "tokenizer": None} | given)
 
 
 # --- presets ---------------------------------------------------------------------------------------------------------
@@ -60,9 +56,10 @@ def test_manifest_file_of_every_preset_reads_back_the_same(tmp_path: Path) -> No
 
 
 def test_make_run_trains_a_tokenizer_for_the_model(tmp_path: Path, text: Path) -> None:
-    changes = {"model.vocab_size": 300, "run.name": "mine", "run.steps": None, "run.start_when.trainers": 3}
-    foundation = _foundation(preset="tiny", changes=changes, texts=(text,))
-    founded = make_run(foundation, load_foundation(foundation))
+    foundation = Foundation(preset="tiny", name="mine", trainers=3, text=(text,))
+    document = load_foundation(foundation)
+    document["model"]["vocab_size"] = 300
+    founded = make_run(foundation, document)
     run_ = founded.manifest.run
     assert (run_.name, run_.steps, run_.start_when.stage_hosts, run_.start_when.trainers) == ("mine", 60, 2, 3)
     assert founded.manifest.tokenizer.digest == tokenizer_digest(founded.tokenizer)
@@ -80,7 +77,7 @@ def test_make_run_takes_the_tokenizer_beside_the_file(tmp_path: Path, text: Path
     (tmp_path / "tokenizer.json").write_bytes(tokenizer)
     file = tmp_path / "run.toml"
     file.write_text(f'[tokenizer]\ndigest = "{tokenizer_digest(tokenizer)}"\n')
-    foundation = _foundation(file=file)
+    foundation = Foundation(file=file)
     assert make_run(foundation, load_foundation(foundation)).tokenizer == tokenizer
 
 
@@ -88,7 +85,7 @@ def test_make_run_another_tokenizer_than_the_file_names_is_incompatible(tmp_path
     file, tokenizer = tmp_path / "run.toml", tmp_path / "other.json"
     file.write_text(f'[tokenizer]\ndigest = "{"1" * 64}"\n')
     tokenizer.write_bytes(train_tokenizer([TEXT], 300))
-    foundation = _foundation(file=file, tokenizer=tokenizer)
+    foundation = Foundation(file=file, tokenizer=tokenizer)
     with pytest.raises(Incompatible, match="1111") as caught:
         make_run(foundation, load_foundation(foundation))
     assert exit_code_of(caught.value) == EXIT_INCOMPATIBLE
@@ -113,7 +110,7 @@ def test_founding_what_does_not_fit_names_the_key(tmp_path: Path, content: str |
     file = tmp_path / "run.toml"
     if content is not None:
         file.write_text(content)
-    foundation = _foundation(file=file)
+    foundation = Foundation(file=file)
     with pytest.raises(ConfigError) as caught:
         make_run(foundation, load_foundation(foundation))
     assert caught.value.key == key
@@ -124,7 +121,7 @@ def test_founding_what_does_not_fit_names_the_key(tmp_path: Path, content: str |
 def test_founding_a_tokenizer_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
-    foundation = _foundation(preset="tiny", tokenizer=path)
+    foundation = Foundation(preset="tiny", tokenizer=path)
     with pytest.raises(ConfigError, match="tokenizer"):
         make_run(foundation, load_foundation(foundation))
 
@@ -132,7 +129,7 @@ def test_founding_a_tokenizer_that_is_none_is_refused(tmp_path: Path, content: b
 def test_make_run_gives_every_run_an_id_of_its_own(tmp_path: Path) -> None:
     tokenizer = tmp_path / "some.json"
     tokenizer.write_bytes(train_tokenizer([TEXT], 300))
-    foundation = _foundation(preset="tiny", tokenizer=tokenizer)
+    foundation = Foundation(preset="tiny", tokenizer=tokenizer)
     first, second = (make_run(foundation, load_foundation(foundation)).manifest for _ in range(2))
     assert first.run_id != second.run_id
     without = {"nonce": ""}
@@ -144,7 +141,7 @@ def test_make_run_keeps_the_nonce_of_a_file(tmp_path: Path, line: str, kept: boo
     file, tokenizer = tmp_path / "run.toml", tmp_path / "some.json"
     file.write_text(f"[run]\n{line}\n")
     tokenizer.write_bytes(train_tokenizer([TEXT], 300))
-    foundation = _foundation(file=file, tokenizer=tokenizer)
+    foundation = Foundation(file=file, tokenizer=tokenizer)
     run_ = make_run(foundation, load_foundation(foundation)).manifest.run
     assert len(run_.nonce) == 16
     assert (run_.nonce == "00000000deadbeef") == kept
@@ -161,9 +158,9 @@ def test_make_run_keeps_the_nonce_of_a_file(tmp_path: Path, line: str, kept: boo
         (["new", "tiny"], "new --preset tiny"),
         (["new", "--preset", "tiny", "--name", "Bad Name"], "1 to 41 small letters, digits and dashes"),
         (["new", "--preset", "huge"], "one of tiny, small, medium"),
-        (["new", "--preset", "tiny", "--stages", "9"], "split.stages"),
-        (["new", "--preset", "tiny", "--hosts", "1"], "run.start_when.stage_hosts"),
-        (["new", "--preset", "tiny", "--steps", "0"], "run.steps"),
+        (["new", "--preset", "tiny", "--stages", "9"], "--stages = 9"),
+        (["new", "--preset", "tiny", "--hosts", "1"], "--hosts = 1"),
+        (["new", "--preset", "tiny", "--steps", "0"], "--steps = 0"),
         (["new", "--preset", "tiny", "--tokenizer", "/nonexistent"], "--tokenizer"),
         (["new", "--preset", "tiny", "--text", "/nonexistent"], "--text"),
         (["new", "--preset", "tiny", "--listen", "/ip4/127.0.0.1/tcp/0/p2p/x"], "--listen"),
@@ -187,7 +184,7 @@ def test_new_starts_a_bootstrap_that_waits_for_ever(
     home = tmp_path / "home"
     assert run(["new", "--preset", "tiny", "--text", str(text), "--home", str(home), "--name", "mine"]) == 0
     (settings,) = started
-    assert (settings.role, settings.patience_s, settings.listen) == ("bootstrap", None, ("/ip4/0.0.0.0/tcp/0",))
+    assert (settings.role, settings.patience_s, settings.options.listen) == ("bootstrap", None, ("/ip4/0.0.0.0/tcp/0",))
     assert settings.home.parent == home.absolute() / "1" / "sessions"
     assert settings.manifest is not None
     manifest = load_manifest(settings.manifest)

@@ -35,7 +35,7 @@ class _Endpoint:
 def _node(tmp_path: Path) -> Node:
     settings = PeerSettings(home=tmp_path, role="stage", name="brave-otter")
     identity = load_or_create(tmp_path / "identity.key")
-    return Node(settings, identity, NullSink(), SystemClock(), Orders(settings.grace_s))
+    return Node(settings, identity, NullSink(), SystemClock(), Orders(settings.options.grace))
 
 
 async def test_node_whose_daemon_is_not_replaced_ends_saying_what_to_check_and_do(tmp_path: Path) -> None:

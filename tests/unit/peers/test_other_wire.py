@@ -11,8 +11,9 @@ import pytest
 from peers.checkpoints.writer import keep_run
 from peers.cli.app import run as swarm
 from peers.exit_codes import EXIT_INCOMPATIBLE
-from peers.founding_files import Foundation, load_foundation, make_run
+from peers.founding_files import load_foundation, make_run
 from peers.home.run_directory import RunDirectory
+from peers.options.model import Foundation
 from swarm import WIRE_VERSION
 from swarm.config import load_manifest
 from swarm.errors import OtherWire
@@ -74,7 +75,7 @@ def test_command_on_a_run_of_before_says_why_not_and_what_to_type(
     subprocess.run(copy, shell=True, check=True)
     *_, new, file, flag, tokenizer = shlex.split(found)
     assert (new, file, flag) == ("new", "RUN.toml", "--tokenizer")
-    foundation = Foundation(preset=None, file=Path(file), changes={}, tokenizer=Path(tokenizer))
+    foundation = Foundation(file=Path(file), tokenizer=Path(tokenizer))
     founded = make_run(foundation, load_foundation(foundation)).manifest
     kept = kept_run().manifest
     assert (founded.run.wire, founded.model, founded.optimizer) == (WIRE_VERSION, kept.model, kept.optimizer)
@@ -94,7 +95,7 @@ def test_what_is_advised_for_a_manifest_in_the_working_directory_overwrites_noth
     subprocess.run(copy, shell=True, check=True)
     assert {file: (tmp_path / file).read_text() for file in there} == there
     assert shlex.split(found)[-2:] == ["new", "RUN-3.toml"]
-    assert load_foundation(Foundation(preset=None, file=Path("RUN-3.toml"), changes={}, tokenizer=None))
+    assert load_foundation(Foundation(file=Path("RUN-3.toml")))
     assert (tmp_path / "RUN-3.toml").read_text() == said.replace(f"{line}\n", "")
 
 

@@ -13,12 +13,15 @@ import pytest
 
 from peers.console.event_words import describe
 from peers.exit_codes import EXIT_DRAINED
-from peers.join_settings import PREFIX, load_join_settings
+from peers.options.fields import PREFIX
+from peers.options.model import Invocation
+from peers.options.reading import read_peer_options
 from peers.orders import Orders
 from peers.preemption.choice import MetadataUrl, PreemptionChoice, read_choice, read_url
 from peers.settings import PeerSettings, exact_settings
 from swarm.errors import ConfigError, Ending
 from swarm.events import Event, PreemptionNotice, PreemptionWatch
+from tests.harness.settings import checked_settings
 
 
 @pytest.fixture(autouse=True)
@@ -105,32 +108,32 @@ def test_settings_from_every_source_reach_the_peer(
     if source == "environment":
         for key, value in said.items():
             monkeypatch.setenv(f"SWARM_{key.upper()}", value)
-    settings = load_join_settings(said if source == "flag" else {}, config)
+    settings = read_peer_options("join", said if source == "flag" else {}, Invocation(config=config))
     assert (settings.preemption, settings.preemption_url) == ("auto", "http://127.0.0.1:5")
 
 
 def test_settings_watch_nothing_unless_asked() -> None:
-    assert load_join_settings({}).preemption == "none"
-    assert exact_settings(home=Path("h"), role="stage", bootstrap=("x",)).preemption == "none"
+    assert read_peer_options("join", {}).preemption == "none"
+    assert exact_settings(home=Path("h"), role="stage", bootstrap=("x",)).options.preemption == "none"
 
 
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ({"preemption": "banana"}, r"--preemption = 'banana': expected auto, aws, gcp, azure, .* in --preemption"),
+        ({"preemption": "banana"}, r"--preemption = 'banana': expected auto, aws, gcp, azure, .* Correct --preemption"),
         ({"preemption_url": "https://x"}, r"--preemption-url = 'https://x': expected a URL like"),
         ({"preemption_url": "http://x"}, r"--preemption-url = 'http://x': expected only with preemption aws.* is none"),
     ],
 )
 def test_settings_that_cannot_be_understood_name_the_flag(flags: dict[str, str], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        load_join_settings(flags)
-    with pytest.raises(ConfigError, match=next(iter(flags))):
-        exact_settings(home=Path("h"), role="stage", bootstrap=("x",), **flags)
+        read_peer_options("join", flags)
+    with pytest.raises(ConfigError, match=next(iter(flags)).replace("_", ".")):
+        checked_settings(home=Path("h"), role="stage", bootstrap=("x",), **flags)
 
 
 def test_settings_written_as_json_come_back_the_same() -> None:
-    settings = exact_settings(
+    settings = checked_settings(
         home=Path("h"), role="stage", bootstrap=("x",), preemption="azure", preemption_url="http://h:1"
     )
     assert PeerSettings(**settings.model_dump(mode="json")) == settings

@@ -230,7 +230,7 @@ def test_quickstart_run_without_a_checkpoint_is_an_error_that_keeps_everything(t
     command = Command(tmp_path, "--steps", "2", "--peers", "2", "--trainers", "1", fault="no-checkpoint")
     code, _, err = command.finish()
     assert code == 1
-    assert "there is none: the run ended before the first was written" in err
+    assert "has no checkpoint: the run ended before the first was written" in err
     assert (command.report()["exit_reason"], command.report()["steps"]) == ("error", 2)
     assert (command.out / "loss.svg").exists()
 

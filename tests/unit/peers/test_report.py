@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from peers.commands.preflight import check_device
-from peers.console.words import age_of_checkpoint, command_name, one_line, short_address
+from peers.console.words import CommandError, age_of_checkpoint, command_name, one_line, short_address
 from peers.data.prepare import RunShape, make_manifest
 from peers.home.run_directory import create_run_directory, find_run_directory
 from peers.local.plot import loss_svg, ticks
@@ -165,7 +165,7 @@ def test_manifest_file_read_back_is_the_same_run() -> None:
 def test_run_directory_default_is_new_and_found_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))  # whoever plays this may have runs of their own
-    with pytest.raises(ConfigError, match="quickstart"):
+    with pytest.raises(CommandError, match="no run is kept here"):
         find_run_directory(None)
     made = create_run_directory(None, SystemClock())
     made.manifest.touch()

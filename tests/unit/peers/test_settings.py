@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from peers.join_settings import PREFIX, listen_on, load_join_settings
+from peers.options.fields import PREFIX
+from peers.options.model import ANY_PORT, Invocation, PeerOptions
+from peers.options.reading import blamed, blaming, read_invocation, read_peer_options
 from peers.settings import PeerSettings, exact_settings
 from swarm.errors import ConfigError
+from tests.harness.settings import checked_settings
 
 STAGE = {"home": Path("h"), "role": "stage", "bootstrap": ("/ip4/127.0.0.1/tcp/1/p2p/x",)}
 
@@ -29,7 +32,7 @@ def test_exact_settings_keep_the_key_at_home_unless_told_where() -> None:
 
 
 def test_exact_settings_written_as_json_come_back_the_same() -> None:
-    settings = exact_settings(
+    settings = checked_settings(
         **STAGE, stage=1, run_directory=Path("c"), checkpoint_every=5, patience_s=None, control=Path("s")
     )
     assert PeerSettings(**settings.model_dump(mode="json")) == settings
@@ -39,7 +42,7 @@ def test_exact_settings_written_as_json_come_back_the_same() -> None:
 def test_exact_settings_ignore_the_environment(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "nonsense")
     settings = exact_settings(**STAGE)
-    assert (settings.stage, settings.listen) == (None, ("/ip4/127.0.0.1/tcp/0",))
+    assert settings.options == PeerOptions()
 
 
 @pytest.mark.parametrize(
@@ -61,8 +64,8 @@ def test_exact_settings_ignore_the_environment(monkeypatch: pytest.MonkeyPatch, 
 )
 def test_exact_settings_unusable_name_the_key(given: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        exact_settings(**given)
-    assert caught.value.key == key
+        checked_settings(**given)
+    assert caught.value.key.removeprefix("--") == key
 
 
 # --- what a person says about it -------------------------------------------------------------------------------------
@@ -73,10 +76,13 @@ def test_join_settings_every_source_ranks_as_documented(tmp_path: Path, monkeypa
     config.write_text('threads = 2\ndevice = "cuda"\nname = "from-file"\nlisten = "/ip4/127.0.0.1/tcp/0"\n')
     monkeypatch.setenv("SWARM_DEVICE", "cuda:1")
     monkeypatch.setenv("SWARM_NAME", "from-environment")
-    settings = load_join_settings({"name": "from-flag", "threads": None}, config)
+    settings = read_peer_options("join", {"name": "from-flag", "threads": None}, Invocation(config=config))
     assert (settings.name, settings.device, settings.threads) == ("from-flag", "cuda:1", 2)
     assert settings.listen == ("/ip4/127.0.0.1/tcp/0",)
     assert settings.max_in_flight is None
+    assert settings.origins == {
+        "name": "--name", "device": "SWARM_DEVICE", "threads": f"{config}:1: threads", "listen": f"{config}:4: listen"
+    }  # fmt: skip
 
 
 def test_join_settings_lists_from_the_environment_and_from_files(
@@ -85,7 +91,7 @@ def test_join_settings_lists_from_the_environment_and_from_files(
     config = tmp_path / "peer.toml"
     config.write_text('listen = ["/ip4/1.2.3.4/tcp/5", "/ip6/::1/tcp/6"]\n')
     monkeypatch.setenv("SWARM_INVITE", "swarm1:abc, /ip4/1.2.3.4/tcp/2/p2p/b")
-    settings = load_join_settings({}, config)
+    settings = read_peer_options("join", {}, Invocation(config=config))
     assert settings.invite == ("swarm1:abc", "/ip4/1.2.3.4/tcp/2/p2p/b")
     assert settings.listen == ("/ip4/1.2.3.4/tcp/5", "/ip6/::1/tcp/6")
 
@@ -101,7 +107,7 @@ def test_join_settings_lists_from_the_environment_and_from_files(
     ],
 )
 def test_join_settings_auto_trains_where_there_is_data(flags: dict[str, object], part: str) -> None:
-    assert load_join_settings(flags).part_taken == part
+    assert read_peer_options("join", flags).part_taken == part
 
 
 @pytest.mark.parametrize(
@@ -111,20 +117,21 @@ def test_join_settings_auto_trains_where_there_is_data(flags: dict[str, object],
 def test_join_settings_unknown_variable_is_refused_with_what_there_is(
     monkeypatch: pytest.MonkeyPatch, variable: str, meant: str
 ) -> None:
-    monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv(variable, "hush")
     with pytest.raises(ConfigError) as caught:
-        load_join_settings({})
+        read_peer_options("join", {})
     assert caught.value.key == variable
     assert meant in str(caught.value)
+    assert "hush" not in str(caught.value), "it may be a secret of another program's"
 
 
 def test_join_settings_variables_of_the_tests_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SWARM_TEST_ID", "17")
-    assert load_join_settings({}).role == "auto"
+    assert read_peer_options("join", {}).role == "auto"
 
 
 @pytest.mark.parametrize(
-    ("source", "named"), [("flag", "--threads"), ("environment", "SWARM_THREADS"), ("file", "peer.toml")]
+    ("source", "named"), [("flag", "--threads"), ("environment", "SWARM_THREADS"), ("file", "peer.toml:1: threads")]
 )
 def test_join_settings_bad_value_names_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, named: str
@@ -134,7 +141,7 @@ def test_join_settings_bad_value_names_its_source(
     if source == "environment":
         monkeypatch.setenv("SWARM_THREADS", "0")
     with pytest.raises(ConfigError, match=named):
-        load_join_settings({"threads": 0} if source == "flag" else {}, config)
+        read_peer_options("join", {"threads": 0} if source == "flag" else {}, Invocation(config=config))
 
 
 @pytest.mark.parametrize(
@@ -150,7 +157,7 @@ def test_join_settings_bad_value_names_its_source(
 )
 def test_join_settings_unusable_name_the_flag(flags: dict[str, object], key: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_join_settings(flags)
+        read_peer_options("join", flags)
     assert caught.value.key == key
 
 
@@ -158,7 +165,7 @@ def test_join_settings_unknown_key_in_file_is_refused_with_the_nearest(tmp_path:
     config = tmp_path / "peer.toml"
     config.write_text("thread = 2\n")
     with pytest.raises(ConfigError, match=r"Did you mean threads\?"):
-        load_join_settings({}, config)
+        read_peer_options("join", {}, Invocation(config=config))
 
 
 @pytest.mark.parametrize("content", [None, "threads = ", "\xff"])
@@ -167,16 +174,16 @@ def test_join_settings_unreadable_file_is_a_config_error(tmp_path: Path, content
     if content is not None:
         config.write_bytes(content.encode("latin-1"))
     with pytest.raises(ConfigError, match="--config"):
-        load_join_settings({}, config)
+        read_peer_options("join", {}, Invocation(config=config))
 
 
-def test_listen_on_a_taken_port_is_about_the_option_that_was_given() -> None:
+def test_port_that_is_taken_is_about_the_option_that_was_given() -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
         port = listener.getsockname()[1]
         with pytest.raises(ConfigError, match=f"{port} is taken .*pid {os.getpid()}") as caught:
-            listen_on(None, port)
+            read_peer_options("join", {}, Invocation(port=port))
     assert (caught.value.key, caught.value.value) == ("--port", port)
     assert "--listen" not in str(caught.value)
 
@@ -186,24 +193,84 @@ def test_listen_on_a_taken_port_is_about_the_option_that_was_given() -> None:
     [
         ({"name": "Bad Name"}, "1 to 41 small letters, digits and dashes, the first no dash"),
         ({"device": "tpu"}, "cpu, cuda or cuda:N"),
-        ({"threads": 0}, "a number greater than or equal to 1"),
-        ({"role": "boss"}, "'auto', 'stage' or 'trainer'"),
+        ({"threads": 0}, "a whole number from 1 to 1024"),
+        ({"role": "boss"}, "auto, stage or trainer"),
     ],
 )
 def test_settings_that_do_not_fit_are_explained_in_words(flags: dict[str, object], words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load_join_settings(flags)
+        read_peer_options("join", flags)
     assert caught.value.allowed == words
 
 
-def test_listen_on_port_is_short_for_all_interfaces() -> None:
-    assert listen_on(None, None) is None
+def test_port_is_short_for_all_interfaces_and_wins_over_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_LISTEN", "/ip4/1.2.3.4/tcp/5")
+    assert read_peer_options("join", {}).listen == ("/ip4/1.2.3.4/tcp/5",)
     with socket.socket() as probe:
         probe.bind(("0.0.0.0", 0))
         port = probe.getsockname()[1]
         # Bound and not listening: with SO_REUSEADDR on both sides another may bind it too, and here nobody else has it.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        assert listen_on(None, port) == (f"/ip4/0.0.0.0/tcp/{port}",)
-    assert listen_on(["/ip4/1.2.3.4/tcp/5"], None) == ("/ip4/1.2.3.4/tcp/5",)
-    with pytest.raises(ConfigError, match="--port"):
-        listen_on(["/ip4/1.2.3.4/tcp/5"], 4001)
+        options = read_peer_options("join", {}, read_invocation("join", {"port": str(port)}))
+    assert (options.listen, options.origins) == ((f"/ip4/0.0.0.0/tcp/{port}",), {"listen": "--port"})
+    with pytest.raises(ConfigError, match="one of --port and --listen"):
+        read_peer_options("join", {"listen": [ANY_PORT]}, Invocation(port=4001))
+
+
+def test_variable_that_is_empty_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As compose hands on what nobody has set; of an empty path the working directory would be what is read."""
+    for variable in ("SWARM_DATA", "SWARM_HOME", "SWARM_STAGE", "SWARM_LISTEN"):
+        monkeypatch.setenv(variable, "")
+    assert read_peer_options("join", {}) == PeerOptions()
+
+
+@pytest.mark.parametrize("key", ["data", "home", "checkpoints", "invite_file"])
+def test_path_that_is_empty_is_none(tmp_path: Path, key: str) -> None:
+    config = tmp_path / "peer.toml"
+    config.write_text(f'{key} = ""\n')
+    for typed, invocation in (({key: ""}, None), ({}, Invocation(config=config))):
+        with pytest.raises(ConfigError, match=f"{key.replace('_', '.')} = '': expected a path"):
+            read_peer_options("join", typed, invocation)
+
+
+@pytest.mark.parametrize(("command", "used"), [("join", "otter"), ("new", None)])
+def test_options_that_a_command_does_not_offer_are_not_its(command: str, used: str | None) -> None:
+    """The name that new is given is the run's."""
+    assert read_peer_options(command, {"name": "otter"}).name == used
+
+
+def test_founder_uses_what_new_offers_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable, value in {"SWARM_STAGE": "1", "SWARM_CHECKPOINT_EVERY": "5", "SWARM_GRACE": "7"}.items():
+        monkeypatch.setenv(variable, value)
+    assert read_peer_options("new", {}).of_founder() == PeerOptions(grace=7.0)
+
+
+# --- who is to blame -------------------------------------------------------------------------------------------------
+
+
+def test_error_found_later_names_who_gave_the_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_DEVICE", "cuda:7")
+    options = read_peer_options("join", {"threads": "2"})
+    for key, told in {"--device": "SWARM_DEVICE", "device": "SWARM_DEVICE", "--threads": "--threads", "x": "x"}.items():
+        with pytest.raises(ConfigError) as caught, blaming(options):
+            raise ConfigError(key, "cuda:7", "cpu here", "Leave it out.", why="no GPU")
+        error = caught.value
+        assert (error.key, error.value, error.allowed, error.why) == (told, "cuda:7", "cpu here", "no GPU")
+
+
+def test_error_between_settings_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_STAGE", "1")
+    with pytest.raises(ConfigError, match="a trainer holds no stage") as caught:
+        read_peer_options("join", {"role": "trainer"})
+    assert caught.value.key == "SWARM_STAGE"
+
+
+def test_secret_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_INVITE", "hush" * 3000)
+    with pytest.raises(ConfigError, match="SWARM_INVITE") as caught:
+        read_peer_options("join", {})
+    assert "hush" not in str(caught.value)
+    monkeypatch.setenv("SWARM_INVITE", "hush")
+    options = read_peer_options("join", {})
+    assert "hush" not in str(blamed(ConfigError("INVITE", "hush", "an invite", "Ask."), options))
+    assert "is missing" not in str(blamed(ConfigError("INVITE", None, "an invite", "Ask."), options))

@@ -1,0 +1,216 @@
+"""Every option is written once: in the command, the environment and a file it is the same, and so on the page."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from peers.cli.app import run
+from peers.options.fields import PREFIX, Setting, settings_of
+from peers.options.model import Foundation, Invocation, PeerOptions
+from peers.options.reading import read_foundation, read_invocation, read_peer_options
+from swarm.errors import ConfigError
+from tests.harness.sources import ROOT
+
+PEER = settings_of(PeerOptions)
+SAID: dict[str, Any] = {
+    "invite": ["/ip4/1.2.3.4/tcp/5", "swarm1:abc"],
+    "role": "trainer",
+    "data": "texts",
+    "stage": 3,
+    "name": "brave-otter",
+    "place": "2",
+    "home": "/h",
+    "listen": ["/ip4/1.2.3.4/tcp/5", "/ip6/::1/tcp/6"],
+    "announce": ["/ip4/1.2.3.4/tcp/5"],
+    "relay": "off",
+    "region": "eu-west",
+    "dial_out_only": True,
+    "device": "cuda:1",
+    "threads": 7,
+    "checkpoints": "kept/{run}",
+    "checkpoint_every": 9,
+    "max_in_flight": 4,
+    "grace": 2.5,
+    "preemption": "auto",
+    "preemption_url": "http://127.0.0.1:5",
+    "invite_file": "invite",
+}
+"""A value of each that is not its default, as a file has it."""
+BESIDE = {"preemption_url": {"preemption": "auto"}}
+"""What a setting needs that others have said."""
+WRONG: dict[str, Any] = {
+    "invite": "x" * 9000,
+    "role": "boss",
+    "data": "",
+    "stage": "512",
+    "name": "No Name",
+    "place": "x" * 9000,
+    "home": "",
+    "listen": "/" * 2000,
+    "announce": "/" * 2000,
+    "relay": "on",
+    "region": "A B",
+    "dial_out_only": "perhaps",
+    "device": "tpu",
+    "threads": "0",
+    "checkpoints": "",
+    "checkpoint_every": "0",
+    "max_in_flight": "1.5",
+    "grace": "nan",
+    "preemption": "file:",
+    "preemption_url": "ftp://x",
+    "invite_file": "",
+}
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in os.environ:
+        if key.startswith(PREFIX) and not key.startswith("SWARM_TEST_"):
+            monkeypatch.delenv(key)
+
+
+def typed(key: str, value: Any) -> Any:
+    """A value as the parser hands it on: text, lists of it, and flags."""
+    if PEER[key].flag:
+        return value
+    return [str(one) for one in value] if isinstance(value, list) else str(value)
+
+
+def in_toml(value: Any) -> str:
+    """A value as a file has it."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(in_toml, value))}]"
+    return str(value).lower() if isinstance(value, bool | int | float) else f'"{value}"'
+
+
+def test_said_names_every_setting() -> None:
+    assert list(SAID) == list(PEER) == list(WRONG)
+
+
+@pytest.mark.parametrize("key", SAID)
+def test_setting_is_the_same_by_option_variable_and_file(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value, setting, beside = SAID[key], PEER[key], BESIDE.get(key, {})
+    by_option = read_peer_options("join", {**beside, key: typed(key, value)})
+    config = tmp_path / "peer.toml"
+    config.write_text(f"# mine\n{key} = {in_toml(value)}\n")
+    by_file = read_peer_options("join", beside, Invocation(config=config))
+    for separator in (",", " ", ", "):
+        joined = separator.join(value) if isinstance(value, list) else str(value)
+        monkeypatch.setenv(setting.variable, joined)
+        by_variable = read_peer_options("join", beside)
+        assert by_option == by_file == by_variable
+    assert getattr(by_option, key) not in (None, setting.default)
+    origins = [one.origins[key] for one in (by_option, by_variable, by_file)]
+    assert origins == [setting.names[0], setting.variable, f"{config}:2: {key}"]
+
+
+@pytest.mark.parametrize("key", SAID)
+def test_setting_by_option_wins_over_its_variable_and_that_over_the_file(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who wins is asked for; the others are of the wrong kind, and nobody looks at them."""
+    value, setting, beside = SAID[key], PEER[key], BESIDE.get(key, {})
+    config = tmp_path / "peer.toml"
+    config.write_text(f'{key} = "{WRONG[key]}"\n')
+    monkeypatch.setenv(setting.variable, ",".join(value) if isinstance(value, list) else str(value))
+    by_variable = read_peer_options("join", beside, Invocation(config=config))
+    monkeypatch.setenv(setting.variable, WRONG[key] or "?")
+    by_option = read_peer_options("join", {**beside, key: typed(key, value)}, Invocation(config=config))
+    assert by_variable == by_option
+
+
+@pytest.mark.parametrize("source", ["option", "variable", "file"])
+@pytest.mark.parametrize("key", SAID)
+def test_wrong_value_is_refused_with_who_gave_it_and_what_to_do(
+    key: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting, wrong = PEER[key], WRONG[key]
+    config, given, named = tmp_path / "peer.toml", {}, f"{tmp_path}/peer.toml:1: {key}"
+    config.write_text(f'{key} = "{wrong}"\n' if source == "file" else "")
+    if source == "variable":
+        if not wrong:
+            return  # an empty one says nothing
+        monkeypatch.setenv(setting.variable, wrong)
+        named = setting.variable
+    if source == "option":
+        given, named = {key: [wrong] if setting.many else wrong}, setting.names[0]
+    with pytest.raises(ConfigError) as caught:
+        read_peer_options("join", given, Invocation(config=config))
+    error = caught.value
+    assert error.key == named
+    assert error.allowed
+    assert {"option": "--help", "variable": f"unset {named}", "file": "remove it"}[source] in error.remedy
+    assert (repr(error.value) == "(not shown)") is setting.option.secret
+
+
+def test_secrets_are_in_no_text_of_a_model() -> None:
+    secret = {key for key, one in PEER.items() if one.option.secret}
+    assert secret == {"invite"}
+    assert not any(f"{key}=" in repr(PeerOptions(invite=("hush",))) for key in secret)
+
+
+@pytest.mark.parametrize("command", ["join", "new"])
+def test_help_of_a_command_has_what_the_models_offer_of_it(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run([command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    models = (PeerOptions, Invocation, Foundation)
+    offered = [one for model in models for one in settings_of(model).values() if command in one.option.of]
+    for setting in offered:
+        assert re.search(rf"^  (-\w, )?{re.escape(setting.names[0])}\b", shown, re.MULTILINE), setting.names[0]
+    assert len(re.findall(r"^  (?:-\w, )?--", shown, re.MULTILINE)) == 1 + sum(not one.is_argument for one in offered)
+
+
+@pytest.mark.parametrize(
+    ("given", "key", "allowed"),
+    [
+        ({"steps": "x"}, "--steps", "a whole number"),
+        ({"tokenizer": ""}, "--tokenizer", "a path"),
+        ({"text": ["a", ""]}, "--text", "a path"),
+    ],
+)
+def test_wrong_value_of_a_foundation_names_the_option(given: dict[str, Any], key: str, allowed: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_foundation(given)
+    assert (caught.value.key, caught.value.allowed.removeprefix("a list, each ")) == (key, allowed)
+
+
+def test_wrong_port_names_the_option() -> None:
+    with pytest.raises(ConfigError, match="--port = '0': expected a whole number from 1 to 65535"):
+        read_invocation("join", {"port": "0"})
+
+
+# --- pages -----------------------------------------------------------------------------------------------------------
+
+
+def row(setting: Setting) -> str:
+    """The row of the page's table for a setting of a peer's."""
+    shown = setting.metavar.strip("<>").replace("|", "\\|")
+    name = setting.names[0] if setting.is_argument else f"{', '.join(setting.names)} {shown}".rstrip()
+    cells = (
+        f"`{name}`", f"`{setting.variable}`", f"`{setting.key}`", " and ".join(f"`{one}`" for one in setting.option.of),
+        setting.said_default or "–", setting.allowed, setting.option.help,
+    )  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def test_page_s_table_is_the_model() -> None:
+    page = (ROOT / "peers" / "README.md").read_text(encoding="utf-8")
+    section = page.partition("\n## What a peer can be told\n")[2].partition("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("| `")]
+    assert rows == [row(one) for one in PEER.values()], "\n".join(row(one) for one in PEER.values())
+
+
+def test_containers_set_no_variable_that_is_none() -> None:
+    text = (ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8")
+    environments = re.findall(r"environment:.*?\{(.*?)\}", text)
+    used = {name for one in environments for name in re.findall(r"SWARM_\w+(?=:)", one)}
+    assert used
+    assert used <= {setting.variable for setting in PEER.values()}
