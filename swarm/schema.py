@@ -13,7 +13,7 @@ from swarm.ids import MicrobatchId
 PeerIdField = Annotated[str, StringConstraints(pattern=r"^[1-9A-HJ-NP-Za-km-z0]{1,64}$")]
 """A peer id as it may appear in a message; whether it is the sender's is checked against the connection."""
 
-PartField = Annotated[str, StringConstraints(pattern=r"^(ends|stage-\d{1,3})$")]
+PartField = Annotated[str, StringConstraints(pattern=r"^(ends|stage-[0-9]{1,3})$")]
 RegionField = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{0,32}$")]
 """Where a peer is, as its owner calls it; "" where nobody said."""
 

@@ -12,6 +12,7 @@ from swarm.errors import Violation
 from swarm.network.rpc.bodies import FREE_ELEMENTS, decode, unpack
 from swarm.network.rpc.strangers import MAX_STRANGER_BODY_BYTES
 from swarm.schema import LISTED, MAX_LISTED, Message
+from swarm.state.transfer import DESCRIBE
 from tests.harness.fuzzed_bodies import AnyRpc, all_rpcs, fields_of, frames, problems_of, schema_of
 
 EACH = 24
@@ -93,3 +94,9 @@ def test_body_may_hold_few_elements_for_its_size() -> None:
     unpack(msgpack.packb((0,) * FREE_ELEMENTS))
     with pytest.raises(Violation, match="elements|malformed"):
         unpack(msgpack.packb(((0,) * FREE_ELEMENTS, (0,) * FREE_ELEMENTS)))
+
+
+@pytest.mark.parametrize("part", ["stage-\u0661", "stage-1\n", "Stage-1", "stage-1234", "ends "])
+def test_part_is_named_in_ascii_alone(part: str) -> None:
+    with pytest.raises(Violation, match=r"DescribeRequest\.part: string_pattern_mismatch"):
+        decode(DESCRIBE.request, {"part": part, "step": 1, "digest": "0" * 16})
