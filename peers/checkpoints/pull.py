@@ -19,8 +19,8 @@ from peers.checkpoints.source import Source, beside, directory_source, peer_sour
 from peers.checkpoints.writer import keep_run, run_directory_of
 from peers.console.words import CommandError, amount, command_name, gathering, listed, numbered
 from peers.exit_codes import EXIT_UNREACHABLE
-from peers.home.places import home_directory
-from peers.home.run_directory import RUNS, RunDirectory, find_run_directory
+from peers.home.places import RUNS, home_directory
+from peers.home.run_directory import RunDirectory, find_run_directory
 from peers.invites.invite import Contacts, contacts_from
 from peers.session import echo, silent
 from swarm.config import Manifest, load_manifest

@@ -14,8 +14,8 @@ from peers.checkpoints.verify import CheckedStep, check_step, check_tokenizer_fi
 from peers.console.words import CommandError, command_name, gathering, listed
 from peers.exit_codes import EXIT_USAGE
 from peers.home.last_events import newest_closing
-from peers.home.places import home_directory
-from peers.home.run_directory import RUNS, RunDirectory, find_run_directory
+from peers.home.places import RUNS, home_directory
+from peers.home.run_directory import RunDirectory, find_run_directory
 from swarm.config import Manifest, load_manifest
 from swarm.errors import StateError
 from swarm.ids import PartName, RunId

@@ -32,8 +32,11 @@ class Seen:
 
     @property
     def phase(self) -> str:
-        """The peer's own phase; else ``starting``, ``silent``, ``ended`` or ``killed``, as seen from outside."""
+        """The peer's own phase; else ``starting``, ``silent``, ``ended``, ``killed`` or ``unreadable``, as seen from
+        outside."""
         state = self.place.state
+        if self.place.owner:
+            return "unreadable"
         if self.standing is not None:
             return self.standing.phase
         if state is not None and state.end is not None:
@@ -59,6 +62,7 @@ class Seen:
             **state,
             "standing": dataclasses.asdict(self.standing) if self.standing else None,
             "trouble": str(self.trouble) if self.trouble else "",
+            "owner": self.place.owner,
         }
 
 
@@ -115,7 +119,7 @@ def look_at_swarm(place: PlaceInfo) -> tuple[StatusReport, list[MemberReport]] |
 def of_late(seen: Sequence[Seen], now: float) -> list[Seen]:
     """Those that live, and those that ended less than :data:`LATE_S` before ``now`` (seconds since the epoch); of one
     that was killed only its start is known. Pure."""
-    return [one for one in seen if one.place.live or _last_known(one.place) > now - LATE_S]
+    return [one for one in seen if one.place.live or one.place.owner or _last_known(one.place) > now - LATE_S]
 
 
 def _last_known(place: PlaceInfo) -> float:

@@ -189,6 +189,8 @@ def _traces(state: PlaceState, alone: bool) -> list[tuple[str, str]]:
 
 def _end(seen: Seen) -> str:
     state = seen.place.state
+    if seen.place.owner:
+        return f"unreadable: it belongs to {seen.place.owner}"
     if state is None:
         return "never used"
     if state.end is None:

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,6 +45,9 @@ def ask(control: Path, command: str, *, who: str, timeout_s: float = PATIENCE_S,
             link.settimeout(timeout_s)
             with short_path(control) as path:
                 link.connect(path)
+            if (other := peer_user(link)) not in (os.geteuid(), 0):
+                raise CommandError(f"what answers for {who} is not this user's (uid {other})", check=str(control),
+                                exit_code=EXIT_UNREACHABLE)  # fmt: skip
             link.sendall(request)
             line = _read_line(link, end)
     except (FileNotFoundError, ConnectionRefusedError):
@@ -57,6 +61,12 @@ def ask(control: Path, command: str, *, who: str, timeout_s: float = PATIENCE_S,
         raise CommandError(f"{who} cannot be asked: {error.strerror or error}", check=str(control),
                         exit_code=EXIT_UNREACHABLE) from error  # fmt: skip
     return _result(line, who)
+
+
+def peer_user(link: socket.socket) -> int:
+    """Return the user id of the process at the other end of a Unix socket, as the kernel says it."""
+    _, uid, _ = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    return int(uid)
 
 
 @contextlib.contextmanager

@@ -10,13 +10,11 @@ from pathlib import Path
 
 from peers.console.words import CommandError, another_path, command_name
 from peers.exit_codes import EXIT_USAGE
-from peers.home.places import home_directory
+from peers.home.places import RUNS, home_directory
 from swarm.clock import Clock
 from swarm.errors import ConfigError
 
 OUT = Path("out")
-RUNS = "runs"
-"""Below a home: what this machine's peers keep of each run they joined."""
 ALLOWED = "a run's directory (swarm quickstart and swarm join make them), or how its id begins: 6 hex digits or more"
 _RUN_ID = re.compile(r"[0-9a-f]{6,64}")
 _FIRST_LINE = re.compile(r"# run ([0-9a-f]{64})\s*$")

@@ -30,10 +30,11 @@ class Past:
 
 
 def write_invite(path: Path, invite: str) -> None:
-    """Have the file hold this invite; readable by all who see the directory. Raises ConfigError when it cannot be."""
+    """Have the file hold this invite, readable by this user alone: whoever has it can join. Raises ConfigError when it
+    cannot be."""
     try:
         write_whole(path, [f"{invite}\n".encode()])
-        path.chmod(0o644)
+        path.chmod(0o600)
     except OSError as error:
         raise ConfigError("--invite-file", str(path), "a file that can be written", another_path(path),
                           why=str(error.strerror)) from error  # fmt: skip

@@ -57,7 +57,7 @@ class PeerOptions:
         Split(),
         Option(
             names=("INVITE",), of=_JOIN, secret=True,
-            help="What swarm new or swarm invite printed, or multiaddrs of peers.",
+            help="What swarm new or swarm invite printed, or multiaddrs of peers; - reads it from standard input.",
         ),
     ] = field(default=(), repr=False)  # fmt: skip
     role: Annotated[

@@ -33,7 +33,7 @@ def test_invite_written_is_read_back(tmp_path: Path) -> None:
     assert read_invite(file) is None
     write_invite(file, invite.text())
     assert read_invite(file) == invite
-    assert file.stat().st_mode & 0o777 == 0o644
+    assert file.stat().st_mode & 0o777 == 0o600, "whoever has it can join"
 
 
 def test_invite_that_comes_later_is_waited_for(tmp_path: Path) -> None:
