@@ -78,7 +78,7 @@ def cast_of(scenario: Scenario, manifest: Path, texts: Mapping[str, Path]) -> Sw
     members += [_late(one, swarm, texts) for one in swarm.later]
     names = [member.name for member in members]
     if len(set(names)) != len(names):
-        raise ConfigError("swarm.later", names, "names that nobody else has", "Choose others.")
+        raise ConfigError("swarm.later", names, "names used by no other peer", "Choose others.")
     cast = SwarmSpec(tuple(members))
     _check_patterns(cast, scenario)
     return cast

@@ -114,9 +114,9 @@ class CheckpointKeeper:
             f"the last step, {lost.step}, is closed, but its checkpoint of {lost.part} is not on this disk: "
             f"{lost.reason}; {kept}",
             Ending.FAILED,
-            check=f"is there room in {root}? Other machines that held {lost.part} keep it, too: {swarm} ckpt ls there",
-            remedy=f"make room; then get the parts from such machines: {gathering(root)}; or do the steps since a "
-            f"complete checkpoint again: {swarm} new --resume {shlex.quote(str(root / 'checkpoints'))}/step-…",
+            check=f"is there room in {root}? Other machines that held {lost.part} keep it: {swarm} ckpt ls there",
+            remedy=f"make room; then fetch the parts from them: {gathering(root)}; or repeat the steps since a "
+            f"complete checkpoint: {swarm} new --resume {shlex.quote(str(root / 'checkpoints'))}/step-…",
         )
 
     async def __aenter__(self) -> CheckpointKeeper:

@@ -94,7 +94,7 @@ async def pull(source: Source, directory: RunDirectory, say: Say, progress: Prog
         if made:
             stack.callback(_leave_nothing, directory)
         if not await asyncio.to_thread(stack.enter_context, alone(directory.root / "pull", wait=False)):
-            raise CommandError("another swarm ckpt pull is at work there", check=str(directory.root))
+            raise CommandError("another swarm ckpt pull is running there", check=str(directory.root))
         left = MAX_RETRIES
         while True:
             left -= 1
@@ -151,7 +151,7 @@ def _pulled(
 def _newer(gaps: Sequence[Gap], step: int, source: Source) -> tuple[str, ...]:
     """What is to be said of newer steps that are there in part."""
     return tuple(
-        f"of step {newer} nobody who answers has {listed([_held_by(part, source) for part in missing])}"
+        f"of step {newer} no peer that answers has {listed([_held_by(part, source) for part in missing])}"
         for newer, missing in gaps
         if newer > step and missing
     )
@@ -276,13 +276,15 @@ def _leave_nothing(directory: RunDirectory) -> None:
 
 def _nothing_whole(gaps: Sequence[Gap], directory: RunDirectory, *, unproven: bool) -> CommandError:
     if unproven:
-        cause = "no checkpoint's record is proven by the signatures of those who decided it"
+        cause = "no checkpoint has a record that is proven by its voters' signatures"
     elif not gaps:
-        cause = "nobody who answers has a checkpoint, and there is none here"
+        cause = "no peer that answers has a checkpoint, and there is none here"
     else:
         newest, missing = gaps[0]
-        cause = f"no step can be had whole: of the newest, {newest}, nobody who answers has {listed(missing) or 'all'}"
-    check = f"each machine keeps the parts of its own peers, below runs/ of its home: {command_name()} ckpt ls there"
+        cause = f"no step is complete: of the newest, {newest}, no peer that answers has {listed(missing) or 'all'}"
+    check = (
+        f"each machine keeps the parts of its own peers, in runs/ below its home: run {command_name()} ckpt ls there"
+    )
     return CommandError(cause, check=check, next_=gathering(directory.root), exit_code=EXIT_UNREACHABLE)
 
 

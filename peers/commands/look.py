@@ -132,8 +132,8 @@ def standing_from(kind: type[T], answer: object, who: str) -> T:
     if isinstance(answer, Mapping) and isinstance(parts := answer.get("averaging"), list):
         answer = {**answer, "averaging": [standing_from(PartTurnout, part, who) for part in parts]}
     if not isinstance(answer, Mapping) or not fields <= answer.keys():
-        raise CommandError(f"{who} answers what this version of swarm cannot read",
-                        check="is it the version that the peer was started with?",
+        raise CommandError(f"{who} sent an answer that this version of swarm cannot read",
+                        check="was the peer started with another version?",
                         exit_code=EXIT_INCOMPATIBLE)  # fmt: skip
     return kind(**{name: _frozen(answer[name]) for name in fields})
 

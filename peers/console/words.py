@@ -81,21 +81,21 @@ def with_commands(text: str, error: SwarmError | None = None) -> str:
 _COMMANDS: Mapping[Advice, str] = {
     Advice.NEW_INVITE: "Ask somebody in the run for a new invite: swarm invite",
     Advice.JOIN_ANEW: "Ask somebody in the run for a new invite (swarm invite), and join with that one.",
-    Advice.JOIN_FOUNDER: "Join with an invite of the founder's, or of whoever else waits: swarm invite, there.",
-    Advice.FOUND_AGAIN: "The founder starts it again, there, with: swarm new FILES/run.toml (FILES: what its line "
-    "`files` said). It is the same run then. With the same --port the invite stays good; else it prints a new one.",
+    Advice.JOIN_FOUNDER: "Join with an invite from the founder, or from another waiting peer: run swarm invite there.",
+    Advice.FOUND_AGAIN: "The founder starts the same run again, on its machine, with: swarm new FILES/run.toml (FILES: "
+    "the directory in its line `files`). With the same --port the invite stays good; else it prints a new one.",
     Advice.WHICH_VERSION: "which version of swarm is there, and which here? swarm --version",
-    Advice.SAME_VERSION: "Update the older of the two, found the run anew where it was (swarm new), and ask there for "
+    Advice.SAME_VERSION: "Update the older of the two, found the run again where it was (swarm new), and ask there for "
     "the new invite: swarm invite",
     Advice.RESUME: "Start the run again from its newest checkpoint: swarm new --resume",
     Advice.GO_ON: "to go on: {swarm} new --resume",
     Advice.PORT: "can they reach a port of this machine? (swarm join --port N, opened in the firewall)",
     Advice.RELAY: "Open a port, or let a peer relay for this one (--relay auto, here and there).",
-    Advice.OTHER_HOME: "See what it is with swarm history --file {home}/history.jsonl; then give this peer a new home.",
+    Advice.OTHER_HOME: "Look at it with swarm history --file {home}/history.jsonl; then give this peer a new home.",
     Advice.DAMAGED_STEP: "Remove that step's directory to fall back to the step before (`swarm new --resume` passes "
     "over it by itself), or get the file from another peer with `swarm ckpt pull`.",
 }
-"""How a person is told, by what the library advises."""
+"""The words and commands for each advice of the library."""
 
 
 def command_to_join(part: PartName | None, *, open_port: bool = False) -> str:

@@ -109,7 +109,7 @@ def check_shape(shape: RunShape) -> None:
             f"with --local-steps {shape.local_steps}",
             "one of the two",
             "Leave one of them out.",
-            why="of replicas that train apart it shows in the weights which of them computed what",
+            why="the weights of replicas that train apart depend on which of them computed what",
         )
     layers = GptConfig().layers
     if shape.stages > layers:

@@ -182,7 +182,7 @@ def _check_enough(shard: ShardManifest, manifest: Manifest, name: str) -> None:
             DATA,
             name,
             f"{needed}; this has {shard.tokens}",
-            "Give more text: a directory, or all of several files in one.",
+            "Give more text: a directory, or several files joined into one.",
         )
 
 

@@ -192,7 +192,7 @@ def take_place(
                           "Choose another with --home or SWARM_HOME.", why=str(error.strerror)) from error  # fmt: skip
     if place is None:
         state = read_state(home / name)
-        raise ConfigError("place", name, "a place no other running peer has",
+        raise ConfigError("place", name, "a place that no other running peer uses",
                           "Leave --place out to get a free one, or choose another name.",
                           why=f"process {state.pid if state else '(unknown)'} has it")  # fmt: skip
     return place

@@ -80,7 +80,7 @@ def check_averaging(averaging: AveragingConfig, *, reproducible: bool) -> None:
         raise ConfigError(
             "averaging.codec",
             averaging.codec,
-            "float32 with run.reproducible = true: what is rounded on the way depends on who computed what",
+            "float32 with run.reproducible = true: rounding on the way depends on which replica computed what",
             "Leave averaging.codec out, or set run.reproducible = false.",
         )
     if averaging.schedule not in ("auto", "direct") and (
@@ -89,8 +89,7 @@ def check_averaging(averaging: AveragingConfig, *, reproducible: bool) -> None:
         raise ConfigError(
             "averaging.schedule",
             averaging.schedule,
-            "direct or auto, unless strategy = everyone and codec = float32: what is rounded at each hop must be "
-            "rounded alike by all",
+            "direct or auto, unless strategy = everyone and codec = float32: all members must round alike at each hop",
             "Leave averaging.schedule out, or the other two.",
         )
     _check_mode(averaging, reproducible=reproducible)
@@ -102,20 +101,20 @@ def _check_mode(averaging: AveragingConfig, *, reproducible: bool) -> None:
         raise ConfigError(
             "run.reproducible",
             True,
-            'false where averaging.mode = "local": which replica computes what is in its weights',
+            'false with averaging.mode = "local": the weights depend on which replica computed what',
             'Set it to false, or averaging.mode to "sync".',
         )
     if averaging.mode == "local" and averaging.strategy in BY_PLACE and averaging.local.sync_every > 1:
         raise ConfigError(
             "averaging.local.sync_every",
             averaging.local.sync_every,
-            f"1 with averaging.strategy = {averaging.strategy}, with which all meet at once",
-            "Set it to 1, or choose a strategy of groups that swap.",
+            f"1 with averaging.strategy = {averaging.strategy}, which synchronises all replicas every time",
+            "Set it to 1, or choose a strategy whose groups swap.",
         )
     if averaging.mode == "sync" and averaging.strategy in ("random", "push-sum"):
         raise ConfigError(
             "averaging.strategy",
             averaging.strategy,
             'exact in averaging.mode = "sync": everyone, grid, butterfly-groups, server or hierarchy',
-            'Choose one of those, or averaging.mode = "local", where weights are mixed and not gradients.',
+            'Choose one of those, or averaging.mode = "local", which mixes weights instead of gradients.',
         )
