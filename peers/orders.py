@@ -1,4 +1,4 @@
-"""How a peer is told to leave: by a signal, a command, a notice; in order first, by force when that takes too long."""
+"""Tell a peer to leave, after a signal, a command or a notice: in order first, by force when that takes too long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one peer is started with, as plain data: nothing here is read from the environment or a file.
+"""The settings with which one peer is started, as plain data; nothing here reads the environment or a file.
 
 Not the run manifest: that is agreed between peers (``swarm.config``), this is one machine's business. What a person
 says about the peer is in it as :mod:`peers.options.reading` read it; the rest is what the command made of that.

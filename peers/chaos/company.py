@@ -40,7 +40,7 @@ class TrackedPeer(Protocol):
 
 
 class OnNetworks(Protocol):
-    """Who is on which network."""
+    """The networks of each peer."""
 
     def meant(self, name: str, network: str) -> set[str]:
         """Those of this peer's networks that a fault means by that name: all of them by "". Raises CannotInflict."""

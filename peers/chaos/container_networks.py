@@ -96,9 +96,9 @@ class ContainerLinks:
 
 @dataclass(slots=True)
 class _At:
-    """Where a peer is: its address on each of its networks, and those it is not on at the moment. ``seen`` is the
-    address by which others see one behind NAT. ``net`` is the namespace of its first process, by which that is told
-    from one that got its number later; "" when it ended at once."""
+    """A peer's address on each of its networks, and the networks that it is not on at the moment. ``seen`` is the
+    address by which others see a peer behind NAT. ``net`` is the namespace of its first process, which distinguishes it
+    from a later process with the same number; "" when it ended at once."""
 
     addresses: dict[str, str]
     container: str = ""

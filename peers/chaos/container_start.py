@@ -58,7 +58,7 @@ class Contained:
 
 
 class StartingWorld(Protocol):
-    """What the start of a container needs of the world it is started in."""
+    """The interface of a world for starting a container in it."""
 
     root: Path
     engine: Engine

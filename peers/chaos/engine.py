@@ -99,8 +99,8 @@ class Engine:
 
 
 class Watcher:
-    """Who was started and who has ended, by name, as the engine tells; a thread of its own between :meth:`start` and
-    :meth:`close`. It is ``deaf`` when the engine stopped telling before that: nobody ends any more, for all it knows.
+    """Follows the engine's events about started and ended containers, by name, in its own thread between :meth:`start`
+    and :meth:`close`. It is ``deaf`` when the engine stopped telling before that: then it sees no more ends.
     """
 
     def __init__(self, engine: Engine) -> None:

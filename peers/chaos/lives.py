@@ -150,7 +150,8 @@ _ENDS: Mapping[str, str] = {"resume": "pause", "reconnect": "disconnect"}
 
 
 class _Where:
-    """Where a peer is: its own state, and what keeps it from the others until that is over, or it says where it is."""
+    """A peer's state, and the fault that separates it from the others, until that is over or the peer reports its
+    state."""
 
     def __init__(self) -> None:
         self._own: State = "absent"

@@ -79,7 +79,7 @@ class Fired:
 
 
 class World(Protocol):
-    """What faults happen in."""
+    """The swarm in which faults happen."""
 
     root: Path
 

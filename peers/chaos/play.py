@@ -49,10 +49,10 @@ class PlayFailed(SwarmError):
 
 @dataclass(slots=True)
 class PlayOutcome:
-    """What a play leaves for its report: everybody that was ``started``, who ended when, how often events ``happened``
-    (those that a full disk did not take, too), and as ``problems`` why it did not go as it should. Farewells do not
-    count: it ``ended`` when all began to leave, at the end of the run or, ``by_clock``, because its time was up. Of one
-    that was ``interrupted`` before that more was ``to_come``, in words."""
+    """A play's data for its report: the ``started`` peers, their ends, counts of events that ``happened`` (including
+    those that a full disk did not take), and its ``problems``. Farewells do not count: the play ``ended`` when all
+    began to leave, at the end of the run or, ``by_clock``, because its time was up. For an ``interrupted`` play
+    ``to_come`` names in words the strikes that were still due."""
 
     began: float = 0.0
     ended: float = 0.0

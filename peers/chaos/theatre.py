@@ -40,7 +40,7 @@ SCENARIOS = Path("docker/scenarios")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a person chose. ``on`` None: containers where an engine answers."""
+    """The options of ``swarm chaos``. ``on`` None: containers if an engine answers."""
 
     scenario: Path
     on: str | None = None

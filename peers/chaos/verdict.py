@@ -47,7 +47,7 @@ _SHOWN: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """Everything that the report and the picture are made of. ``problems`` empty: the verdict is ``kept``."""
+    """The data of the report and the picture. ``problems`` empty: the verdict is ``kept``."""
 
     scenario: Scenario
     world: str

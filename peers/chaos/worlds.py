@@ -32,7 +32,7 @@ class CannotPlay(SwarmError):
 
 @dataclass(frozen=True, slots=True)
 class Images:
-    """What containers are made of, and what they come back as from an upgrade; None: the same."""
+    """The image of containers, and their image after an upgrade; None: the same."""
 
     image: str = IMAGE
     upgrade: str | None = None

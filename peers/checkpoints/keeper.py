@@ -1,5 +1,5 @@
-"""What one peer keeps of its run on this machine's disk: it writes its part, hands out what is there, and, where it
-founds a run that is resumed, begins with it."""
+"""Keep one peer's run on this machine's disk: write its part, hand out checkpoints and, in the founder of a resumed
+run, begin with one."""
 
 from __future__ import annotations
 

@@ -57,8 +57,8 @@ Gap = tuple[int, tuple[PartName, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pulled:
-    """What came of it: the newest complete ``step`` here now, and the parts of it that were fetched. ``newer`` says of
-    each newer step, newest first, what nobody has of it; ``run_step`` how far the run is, where that is known."""
+    """The result of a pull: the newest complete ``step`` here now, and its ``fetched`` parts. ``newer`` names for each
+    newer step, newest first, the parts that nobody has; ``run_step`` is the run's step, if known."""
 
     directory: RunDirectory
     run: str

@@ -1,4 +1,4 @@
-"""What a run is resumed from when every peer of it is gone: the newest complete checkpoint of a directory, verified."""
+"""Find the checkpoint from which a run without peers is resumed: the newest complete one of a directory, verified."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where checkpoints can be had: running peers of a run, found through an invite or a peer of this machine, and other
+"""Sources of checkpoints: running peers of a run, found through an invite or a peer of this machine, and other
 directories. A source knows the run and its donors."""
 
 from __future__ import annotations

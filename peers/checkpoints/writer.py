@@ -1,4 +1,4 @@
-"""When this peer writes its part to disk: at the genesis, every so many steps, and when it ends.
+"""Write this peer's part to disk: at the genesis, at intervals of steps, and when it ends.
 
 All peers of a run write after the same steps, so that their parts fit together. All peers of a machine may share a
 directory: of the replicas of a part there, one writes it.

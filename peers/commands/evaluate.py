@@ -29,7 +29,7 @@ MAX_ROWS = 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How to make up text: ``tokens`` of them, at a temperature (0: always the likeliest), seeded."""
+    """Settings of generated text: the number of ``tokens``, the temperature (0: always the likeliest), the seed."""
 
     prompt: str
     tokens: int

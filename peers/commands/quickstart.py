@@ -51,7 +51,7 @@ SAMPLE_TOKENS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuickstartOptions:
-    """What the user asked for; the fields are the command's flags."""
+    """The options of ``swarm quickstart``; the fields are its flags."""
 
     shape: RunShape
     text: tuple[Path, ...] = ()

@@ -1,4 +1,4 @@
-"""What an event says to a person: a label and a line, where it needs nothing else to be understood. Pure."""
+"""Turn an event into a label and a line for a person, if it can be understood alone. Pure."""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ AGAIN_S = 60.0
 
 @dataclass(slots=True)
 class Waits:
-    """What was said last, and what is held back because it was said lately: a wait that goes on is said in the end."""
+    """The last reported waits, and waits held back because they were reported lately: a lasting wait is reported in the
+    end."""
 
     said: str = ""
     until: float = float("-inf")
@@ -95,7 +96,7 @@ _OVER = (PartAssigned, PeerReady)
 
 @dataclass(slots=True)
 class _Told:
-    """What has been heard and said so far."""
+    """The events heard and the lines said so far."""
 
     run: RunFound | None = None
     steps_at: float = float("-inf")

@@ -1,4 +1,4 @@
-"""What a running peer answers on its control socket, and to whom it says where it stands."""
+"""Answer requests on a running peer's control socket, and report its status."""
 
 from __future__ import annotations
 

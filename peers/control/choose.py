@@ -1,4 +1,4 @@
-"""Which of this machine's peers a command means."""
+"""Choose the peer of this machine that a command means."""
 
 from __future__ import annotations
 
@@ -129,7 +129,8 @@ def _told_apart(places: Sequence[PlaceInfo]) -> str:
 def _unknown(wanted: str, places: Sequence[PlaceInfo], home: Path) -> CommandError:
     known = "; ".join(place.described for place in places)
     if not wanted:
-        return CommandError("a peer must be named, but the name is empty", check="did the command in $(…) print anything?",
+        return CommandError("a peer must be named, but the name is empty",
+                         check="did the command in $(…) print anything?",
                          next_=f"{command_name()} status", exit_code=EXIT_UNREACHABLE)  # fmt: skip
     return CommandError(f"no peer here is called {wanted!r}",
                      check=f"there are {known}" if known else f"there is none in {home} (--home, SWARM_HOME)",

@@ -34,7 +34,7 @@ DATA = "--data"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFound:
-    """What somebody gives to train on, in words, and a digest that tells it from other data, wherever it lies."""
+    """The data for training, in words, and a digest that distinguishes it from other data at any path."""
 
     words: str
     digest: str

@@ -1,4 +1,4 @@
-"""What earlier starts of this machine's peers saw last, as their event files have it: how a run ended here."""
+"""Read the last events of earlier starts of this machine's peers, to tell how a run ended here."""
 
 from __future__ import annotations
 

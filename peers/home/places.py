@@ -1,4 +1,4 @@
-"""Where the peers of one machine live: ``HOME/<place>/``, each locked by the process that runs there.
+"""The places of one machine's peers: ``HOME/<place>/``, each locked by the process that runs there.
 
 A place keeps its key, and so its peer id, from run to run. The lock is the kernel's and ends with the process, however
 that dies. It belongs to the open file (``F_OFD_SETLK``), like flock's, and unlike flock's it can be looked at without

@@ -54,7 +54,7 @@ class Invite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contacts:
-    """Whom to dial, and the run to insist on: None when plain addresses say nothing about it."""
+    """The peers to dial, and the run to require: None when plain addresses name none."""
 
     addresses: tuple[str, ...]
     run: RunId | None = None

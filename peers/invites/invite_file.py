@@ -21,8 +21,8 @@ LOOK_EVERY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What a founder's home knows of the run that it founded: its place there and, where the run had begun, whom to ask
-    to be let in again; else the manifest to found it with."""
+    """A founder's memory of its run: its place there and, if the run had begun, the peers to ask to be let in again;
+    else the manifest with which to found it."""
 
     place: PlaceInfo
     contacts: tuple[str, ...]

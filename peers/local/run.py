@@ -56,7 +56,7 @@ def peer_names(shape: RunShape) -> tuple[str, ...]:
 
 @dataclass(slots=True, kw_only=True)
 class LocalRun:
-    """Everything one run's loop needs. ``on_change`` is called after every look at the events."""
+    """The shared objects of one run's loop. ``on_change`` is called after every look at the events."""
 
     shape: RunShape
     manifest: Manifest

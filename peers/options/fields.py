@@ -1,4 +1,4 @@
-"""How one setting of a person's is written down: its type and limits, default, help and names, once.
+"""Declare one setting once: its type and limits, default, help and names.
 
 A model is a frozen dataclass whose fields are ``Annotated[type, Option(…)]``. Everything that knows a setting by name
 follows from that: options of commands (:mod:`peers.cli.options`), environment variables, keys of a TOML file and what
@@ -27,7 +27,7 @@ MODEL_CONFIG: Mapping[str, str] = {"extra": "forbid", "revalidate_instances": "a
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """How a person says one field of a model.
+    """The names, help and default of one field, for people.
 
     Attributes:
         help: What it does, for the help and the page.
@@ -54,7 +54,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What a value must be besides being of its type.
+    """The limits of a value beside its type.
 
     Attributes:
         words: What is allowed, for people.
@@ -86,7 +86,7 @@ REFUSED = "refused"
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Of a text a list, at commas and spaces: a variable, or a file's text, holds several values like that."""
+    """Splits a text at commas and spaces, which is how a variable, or a file's text, holds several values."""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
         """Return what pydantic splits with."""

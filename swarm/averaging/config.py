@@ -33,7 +33,7 @@ class LocalConfig(Section):
 
 
 class AveragingConfig(Section):
-    """Who averages with whom, what, and how the numbers travel.
+    """``[averaging]``: the strategy, the averaged values, and their encoding and routes.
 
     ``mode`` "sync": the gradients of each batch. "local": weights, of replicas that train apart for a while; then
     ``strategy`` says who mixes with whom between two synchronisations, which are of all.

@@ -1,4 +1,4 @@
-"""What a codec is: tensor to bytes and back."""
+"""The protocol of codecs: tensor to bytes and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarm.models.spec import TensorSpec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncodeContext:
-    """Which tensor of a run is encoded. A codec that needs random numbers derives them from this and from nothing else.
+    """The tensor of a run that is encoded. A codec that needs random numbers derives them from this alone.
 
     ``direction``: activations and token ids go "forward", their gradients "backward"; a replica's "sum" goes to be
     averaged, and the "result" comes back. ``microbatch`` is that of the first two, ``place`` the first element of what

@@ -150,7 +150,7 @@ MAX_FILE_BYTES = 64 << 20
 
 
 class KeptVote(Message):
-    """What a member has promised and accepted in one step, which follows the record with the hash ``previous``: see
+    """A member's promise and vote in one step, which follows the record with the hash ``previous``: see
     :class:`swarm.consensus.acceptor.Acceptor`."""
 
     run: DigestField

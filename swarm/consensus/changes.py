@@ -1,4 +1,4 @@
-"""Who joins and leaves when a step closes. Pure.
+"""Decide which peers join and leave when a step closes. Pure.
 
 A peer asks for itself, with its signature, for one step after one record; the leader of that step gathers what it was
 asked and puts the resulting roster into the close record; every member computes the same roster from the same requests
@@ -103,8 +103,8 @@ def reassign_bytes(run: RunId, step: int, previous: str, peer: str, part: str) -
 
 @dataclass(frozen=True, slots=True)
 class OpenStepFacts:
-    """When requests are asked: the open step, who takes part in it, the hash of the record before it, and, where the
-    step is given up, who is believed to be ``lost``: one of those may ask to join anew."""
+    """The open step at the time of a request: its members, the hash of the record before it, and, when the step is
+    given up, the peers believed ``lost``, which may ask to join anew."""
 
     step: int
     roster: Roster
@@ -118,8 +118,8 @@ class OpenStepFacts:
 
 
 class ChangeRules:
-    """What a run's roster may become. ``parts`` are all parts of its model, ``most`` the members a record has room
-    for; ``served`` as in :class:`~swarm.step.rules.StepRules`; ``how`` says how somebody joins."""
+    """The limits of a run's roster. ``parts`` are all parts of its model, ``most`` the members for which a record has
+    room; ``served`` as in :class:`~swarm.step.rules.StepRules`; ``how`` tells people how to join."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Which of the lives of a peer this process is, and what it may do in the name of the one before it.
+"""Tell the incarnations of a peer apart, and limit the actions of one in the name of the one before it.
 
 A roster names a peer in one life: the ``incarnation`` with which it asked to be let in, 0 in a founding record, which a
 life has to accept itself. A process that is started anew under the same identity is another life. It takes no part in a

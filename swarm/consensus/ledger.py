@@ -1,4 +1,4 @@
-"""Who contributed what to the open step. Exact: quota is leased and microbatches are counted, nothing is estimated.
+"""Count the contributions to the open step exactly: quota is leased and microbatches are counted, nothing is estimated.
 
 Pure: no clock, no network. One ledger lives per step, on its leader.
 """

@@ -54,7 +54,8 @@ class Quarantined(Message):
 
 
 class Confirmation(Message):
-    """That the first record of a provisional lineage was decided after all: who signed it, in a later term."""
+    """The proof that the first record of a provisional lineage was decided after all: its signatures, in a later
+    term."""
 
     term: Count
     acceptances: Annotated[
@@ -72,11 +73,11 @@ class Confirmation(Message):
 
 
 class CloseRecord(Message):
-    """What counts in a step, its scalars, and what comes out. One with which a run begins (``founding``) has no
-    microbatches: step 0 is the genesis, with the digests of the initial weights; a run that is resumed begins with the
-    step of its checkpoint. One that is ``void`` has none either: the step was given up, because all that hold a part
-    were lost; weights and cursors stay, and the roster says who holds the part now (``swarm.step.member.rescue``). With
-    one that is ``ended`` the run is over before its last step: all members had asked for that.
+    """The decision about a step: the microbatches that count, the scalars, and the results. A ``founding`` record, with
+    which a run begins, has no microbatches: step 0 is the genesis, with the digests of the initial weights; a resumed
+    run begins with the step of its checkpoint. A ``void`` record has none either: the step was given up, because all
+    holders of a part were lost; weights and cursors stay, and the roster names the new holder
+    (``swarm.step.member.rescue``). An ``ended`` record ends the run before its last step, as all members had asked.
 
     ``roster`` takes part in the *next* step. ``digests`` are of parameters and optimizer state after this step.
     ``cursors`` say where every shard continues. ``term`` is the one in which it was proposed first. ``absent`` are the

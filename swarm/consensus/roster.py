@@ -138,9 +138,9 @@ def assign_stages(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
-    """What there is to hold in a run: so many stages, with private ends or hosted ones; ``lost`` are the parts that
-    nobody holds any more, ``leaving`` the peers that have been asked to leave, ``barred`` the parts to which the peer
-    that asks would not be let in."""
+    """The places of a run: its number of stages, with private or hosted ends. ``lost`` are the parts that nobody holds
+    any more, ``leaving`` the peers that have been asked to leave, ``barred`` the parts to which the asking peer would
+    not be let in."""
 
     stages: int
     private_ends: bool

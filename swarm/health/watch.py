@@ -1,4 +1,4 @@
-"""Who is there. A verdict needs evidence, not a rumour, and is taken back when the peer answers again.
+"""Watch which peers are there. A verdict needs evidence, not a rumour, and is taken back when the peer answers again.
 
 :class:`~swarm.health.verdicts.Health` decides; :class:`HealthWatch` asks. Every peer asks the next few peers of a ring
 over the roster once a second (cost O(k) questions a second, whatever the size), and whoever a failed call made it

@@ -1,4 +1,4 @@
-"""What a family of models offers to everybody else, who know no layer and no parameter of it by name.
+"""The interface of a family of models; code outside a family knows none of its layers or parameters by name.
 
 :class:`ModelFamily` says how a model of the family is cut, built, begun with and what it costs; :class:`PartModule` is
 what one part of it computes. A family implements both; which ones there are is in the registry.
@@ -101,7 +101,7 @@ class PartModule(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartCost:
-    """What a part costs: elements of its parameters, and operations of its forward per token of a row. A multiply-add
+    """The cost of a part: elements of its parameters, and operations of its forward per token of a row. A multiply-add
     counts as two."""
 
     parameters: int

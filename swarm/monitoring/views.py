@@ -226,7 +226,7 @@ class PeerRow:
 
 
 class Population:
-    """Everybody who was ever there."""
+    """All peers that were ever there."""
 
     def __init__(self) -> None:
         self._told: list[tuple[float, PeerId, Life]] = []
@@ -264,7 +264,7 @@ def _told(row: PeerRow, event: Life) -> PeerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicrobatchAccount:
-    """Where the microbatches went: ``issued`` and ``unknown`` together are ``committed``, ``lost``, ``open`` and
+    """The account of all microbatches: ``issued`` and ``unknown`` together are ``committed``, ``lost``, ``open`` and
     ``unlisted`` together, as sets of distinct microbatches; one issued for several steps is judged by the last.
 
     ``lost`` were issued for a step whose list of committed ones leaves them out, and are in no other list. ``open``

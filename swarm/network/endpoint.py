@@ -46,7 +46,7 @@ _MAX_CANDIDATES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointConfig:
-    """Where a peer listens, whom it knows, and what it allows.
+    """Settings of an endpoint: where it listens, the peers it knows, its limits.
 
     ``listen`` and ``announce`` addresses have no ``/p2p`` part, ``bootstrap`` addresses end in one. ``kinds`` are the
     record types of the directory. With ``relay`` "auto" it relays for others, and others relay for it when nobody can

@@ -25,8 +25,8 @@ from swarm.optim.schedules import OptimizerConfig
 
 @dataclass(frozen=True, slots=True, eq=False)
 class OuterState:
-    """What all replicas hold in common: the parameters they last agreed on, and the momentum. Two flat float32 vectors
-    (elements,), never written to again."""
+    """The state that all replicas share: the parameters on which they last agreed, and the momentum. Two flat float32
+    vectors (elements,), never written to again."""
 
     anchor: Tensor
     momentum: Tensor

@@ -67,7 +67,7 @@ class Wanted:
 
 
 class ChunkDonor(Protocol):
-    """Who hands out chunks of states; believed in nothing. Every method may raise PeerError."""
+    """A source of chunks of states that nobody trusts. Every method may raise PeerError."""
 
     async def hashes(self, wanted: Wanted) -> Data:
         """The hashes of all chunks."""
@@ -111,8 +111,8 @@ class PeerChunks:
 
 
 class Sink(Protocol[ResultT_co]):
-    """Where a download goes. Blocking, and run off the event loop; several chunks are placed at once, one of them twice
-    when two donors bring it. What any method raises ends the download, which may be gone on with."""
+    """The destination of a download. Its methods block, and run off the event loop; several chunks are placed at once,
+    one of them twice when two donors bring it. An error of any method ends the download, which may be resumed."""
 
     def begin(self, hashes: bytes) -> Collection[int]:
         """Have room for all of it; the hashes are verified. Returns the chunks that are here already, and right."""
@@ -156,7 +156,7 @@ def _ignore(*_: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadContext(Generic[DonorT]):
-    """What a download works with.
+    """The shared objects of a download.
 
     Attributes:
         donor: Whom to ask for what a donor of :meth:`Download.fetch` has.
@@ -184,7 +184,7 @@ def gravest(failures: Sequence[PeerError], nobody: str) -> PeerError | StateErro
 
 @dataclass(slots=True)
 class _Bytes:
-    """Of chunks that arrived whole, and of those that counted."""
+    """Bytes of chunks that arrived whole, and of those that counted."""
 
     received: int = 0
     verified: int = 0

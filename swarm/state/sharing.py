@@ -1,4 +1,4 @@
-"""Who fetches which chunk of a download from whom (pure): whoever is free takes the next, so the fast give more."""
+"""Assign the chunks of a download to donors (pure): a free donor gets the next, so fast donors give more."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DonorT = TypeVar("DonorT")
 
 @dataclass(slots=True)
 class _Pace:
-    """What one donor has under way (chunk -> since when), and how quick it was."""
+    """One donor's chunks in flight (chunk -> start time), and its speed."""
 
     window: int = 1
     under_way: dict[int, float] = field(default_factory=dict)

@@ -84,7 +84,7 @@ class FaultFact:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything a checker may look at. ``unreadable`` are complaints about the files themselves."""
+    """The input of all checkers. ``unreadable`` are complaints about the files themselves."""
 
     facts: tuple[Fact, ...]
     chains: tuple[Chain, ...]

@@ -40,7 +40,7 @@ class Run(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Means:
-    """What an exchange works with, the same for all rounds of a peer."""
+    """The shared objects of an exchange, the same for all rounds of a peer."""
 
     endpoint: Endpoint
     clock: Clock

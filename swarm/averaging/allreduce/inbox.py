@@ -1,4 +1,4 @@
-"""Everything the other members said in one round: their sums of what we add up, their agreement, their giving up."""
+"""Collect the other members' messages in one round: sums for our chunks, agreements, aborts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ OVERDUE = 0.5
 
 
 class Inbox:
-    """What arrived for one round, from the moment it is expected until it is over. For one event loop, no I/O.
+    """The messages of one round, from the moment it is expected until it is over. For one event loop, no I/O.
 
     Holds at most ``plan.window`` unreduced chunks of a part from each that is below us in its tree, and twice as many
     of who trades with us; a sum sent twice counts once, the first.

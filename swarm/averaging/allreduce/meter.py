@@ -1,4 +1,4 @@
-"""What a round tells about the links to the others, on the way: nothing is sent for it."""
+"""Measure the links to the other members from a round's own traffic; nothing is sent for it."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ MEASURED_BYTES = 64 << 10
 
 
 class LinkMeasurement(NamedTuple):
-    """Of one other member: microseconds one way, and the bytes a second at which its payloads came while any of them
-    was on its way; 0 for what could not be measured."""
+    """The link to one other member: microseconds one way, and the rate of its payloads in bytes a second while any was
+    in flight; 0 where there is no measurement."""
 
     latency_us: int
     bytes_per_s: int

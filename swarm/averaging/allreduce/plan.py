@@ -43,9 +43,9 @@ other reducers take at most as much again."""
 
 
 class RoundKey(NamedTuple):
-    """What names a round within a run; ``attempt`` counts from 0 and grows when a round failed and all of the step's
-    are repeated; ``round`` counts those of one attempt. ``after`` begins the hash of the record that the step follows:
-    who gives a lineage up comes to the same steps again, and these are other rounds."""
+    """The name of a round within a run. ``attempt`` counts from 0 and grows when a round failed and all of the step's
+    rounds are repeated; ``round`` counts the rounds of one attempt. ``after`` is the beginning of the hash of the
+    record that the step follows: a member that gives a lineage up comes to the same steps again, in other rounds."""
 
     step: int
     part: PartName
@@ -59,7 +59,7 @@ class RoundKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ChunkCodec:
-    """How chunks of a round travel one way: vectors of numbers of one type, by a codec of the registry.
+    """The encoding of a round's chunks in one direction: vectors of one number type, by a codec of the registry.
 
     Equal bytes give equal numbers, anywhere. Values that are not finite pass where it is exact: who adds or stores them
     looks.
@@ -252,7 +252,7 @@ class RoundPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class RoundResult:
-    """What a round gave, bit for bit the same at every member but for ``bytes_sent``, ``heard`` and the seconds.
+    """The result of a round, bit for bit the same at every member except ``bytes_sent``, ``heard`` and the seconds.
 
     ``tensor`` is what the plan gives, (elements,) on the CPU, and the caller's own. ``squared_norm`` is its squared L2
     norm in float64, ``digest`` names its content (hex; comparable between members of one plan, and of aligned ones).
@@ -292,7 +292,7 @@ NOBODY = Station.of({})
 
 
 class MemberPlan:
-    """What a plan means for one of its members. Pure."""
+    """A plan from the view of one of its members. Pure."""
 
     def __init__(self, plan: RoundPlan, me: PeerId) -> None:
         self._routes, self._roots = plan.routes, plan.members

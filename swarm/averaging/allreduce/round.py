@@ -34,7 +34,7 @@ REASON_CHARS = 400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundCall:
-    """What every replica of a part reads off the ledger and the roster when a step closes.
+    """The inputs of a part's averaging, which every replica reads from the ledger and the roster when a step closes.
 
     ``replicas`` is the part's slice of the roster, ``weights`` the tokens the ledger assigns to each of them (absent:
     0), ``seed`` is the run's. ``timeout_s`` is for all rounds together. ``links`` are what the last record says of the

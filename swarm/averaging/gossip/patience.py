@@ -1,4 +1,4 @@
-"""How long a replica that mixes waits for the others: who hangs costs them one deadline, once."""
+"""Limit a mixing replica's wait for the others: a replica that hangs costs them one deadline, once."""
 
 from __future__ import annotations
 

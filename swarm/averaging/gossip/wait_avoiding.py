@@ -53,8 +53,8 @@ class Published:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Mixture:
-    """What a group's round gave: weighted ``mean`` float32 (elements,), Σ ``weight``, and of whom which version is in
-    it."""
+    """The result of a group's round: weighted ``mean`` float32 (elements,), Σ ``weight``, and the version of each
+    member in it."""
 
     round: int
     mean: Tensor
@@ -64,8 +64,8 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settled:
-    """What one member goes on from, as ``version``: its own parameters were ``in it`` already, were ``added``, or were
-    ``too old`` and are gone."""
+    """The parameters with which one member goes on, as ``version``: its own were ``in it`` already, were ``added``, or
+    were ``too old`` and are dropped."""
 
     version: int
     vector: Tensor

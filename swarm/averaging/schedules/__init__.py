@@ -1,4 +1,4 @@
-"""Which way the sums of one round travel: the schedules, and what a schedule is."""
+"""The routes of one round's sums: the schedules and their interface."""
 
 from __future__ import annotations
 

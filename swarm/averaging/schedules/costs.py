@@ -1,4 +1,4 @@
-"""What a schedule costs the members of a round: bytes and messages exactly, seconds as far as links can tell."""
+"""Compute a schedule's cost for the members of a round: bytes and messages exactly, seconds as estimated from links."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ SITE_LATENCY_S = 0.0005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkCost:
-    """What is known of one member's link: seconds of a message one way to the others, the middle one of them; bytes a
-    second, up and down alike; and its site, whose members share what leads out of it."""
+    """Measurements of one member's link: median seconds of a message one way to the others; bytes a second, up and down
+    alike; and its site, whose members share the link out of it."""
 
     latency_s: float
     bytes_per_s: int
@@ -29,7 +29,8 @@ class LinkCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vector:
-    """What is averaged: ``item_bytes`` are those of an element of a sum on the wire, ``result_bytes`` of the result."""
+    """The averaged vector: ``item_bytes`` are those of an element of a sum on the wire, ``result_bytes`` of the
+    result."""
 
     elements: int
     item_bytes: int = 4
@@ -39,7 +40,7 @@ class Vector:
 
 @dataclass(slots=True)
 class Load:
-    """What a round asks of its members. ``calls`` by caller and target, ``sent`` bytes by sender and receiver."""
+    """The load of a round on its members. ``calls`` by caller and target, ``sent`` bytes by sender and receiver."""
 
     calls: Counter[tuple[PeerId, PeerId]] = field(default_factory=Counter)
     sent: Counter[tuple[PeerId, PeerId]] = field(default_factory=Counter)

@@ -1,4 +1,4 @@
-"""Who averages with whom: the strategies, and what a strategy is."""
+"""The groups in which replicas average: the strategies and their interface."""
 
 from __future__ import annotations
 

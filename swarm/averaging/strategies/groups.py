@@ -1,4 +1,4 @@
-"""What a strategy that groups says: who is together, who only listens, who computes."""
+"""The groups that a strategy forms: their members, listeners and reducers."""
 
 from __future__ import annotations
 

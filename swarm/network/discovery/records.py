@@ -1,4 +1,4 @@
-"""What peers say about themselves in the directory, and what makes such a record believable.
+"""Records of peers about themselves in the directory, and the checks of such a record.
 
 A record is a hint, never a proof of state; but who said it, about whom and until when is certain: the owner signs key,
 subkey, expiry and body, and nobody, honest or not, can be made to keep it longer than :data:`MAX_TTL_S`.
@@ -38,7 +38,7 @@ AddressText = Annotated[str, StringConstraints(min_length=4, max_length=256, pat
 
 
 class PeerRecord(Record):
-    """Who a peer is, where it is and can be dialled, and what it holds.
+    """A peer's identity, region, addresses and part.
 
     ``incarnation`` grows with every start of the same identity: of two records the higher one is the living process.
     """

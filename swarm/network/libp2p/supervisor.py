@@ -33,8 +33,8 @@ _NOTICE_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mending:
-    """What the owner does about a loss. ``lost`` is called at once, ``started`` with the pid of each that is tried
-    next; neither may raise. ``restored`` runs as a task when that one serves, is cancelled when it dies as well, and
+    """The owner's reactions to a loss. ``lost`` is called at once, ``started`` with the pid of each new daemon; neither
+    may raise. ``restored`` runs as a task when the new daemon serves, is cancelled when that dies as well, and
     handles its own PeerErrors."""
 
     lost: Callable[[], None]

@@ -1,4 +1,4 @@
-"""Where one endpoint can be reached, and what it does for that: its addresses, its relays, its service to others.
+"""Keep one endpoint reachable: its addresses, its relays, its service to others.
 
 :class:`Recovery` restores all of it after the libp2p daemon has been replaced.
 """

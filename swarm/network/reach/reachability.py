@@ -76,8 +76,8 @@ WITHDRAWN = Rpc("reach/1/withdrawn", Withdrawn, Withdrawn)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one peer that was asked found; ``error`` instead when it could not be asked. One that itself came through
-    a relay has ``observed`` nothing, and cannot tell."""
+    """The answer of one contact, or ``error`` when it could not be asked. A contact reached through a relay has
+    ``observed`` nothing and cannot tell."""
 
     asked: PeerId
     observed: tuple[str, ...] = ()
@@ -87,7 +87,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How others reach this peer, why we believe so, and the addresses to tell them.
+    """The way in which others reach this peer, the reason for believing it, and the addresses to tell them.
 
     ``direct``: somebody dialled it. ``relayed``: through another peer. ``local``: from this machine only.
     ``outgoing``: not at all, it can only call others. ``unknown``: nobody could tell.
@@ -105,7 +105,7 @@ class Reach:
 
 
 class Reachable(Endpoint, Protocol):
-    """What is needed of an endpoint to find out and to change how it is reached."""
+    """The interface of an endpoint for testing and changing its reachability."""
 
     @property
     def behind_nat(self) -> bool:

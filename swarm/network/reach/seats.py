@@ -1,4 +1,4 @@
-"""Who may hold how much of a relay: a decider without I/O, so that each bound can be tested by itself.
+"""Limit each peer's share of a relay: a decider without I/O, so that each bound can be tested alone.
 
 A peer is *known* when the run's predicate says so (the roster's members); everybody else is a *stranger*: somebody who
 is joining, or somebody who has only read the public manifest. Strangers share small bounds of their own, so that they

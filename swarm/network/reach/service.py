@@ -1,5 +1,4 @@
-"""What peers do for each other so that they can be reached: dial back who asks, relay for who needs it, say when that
-ends.
+"""Help other peers to be reached: dial back on request, relay for peers that need it, announce the end of relaying.
 
 Nobody can be made to knock at a third party's door: a caller is dialled back only at the addresses from which it is
 seen to call, a few times a minute.
@@ -45,8 +44,8 @@ _Ip = IPv4Address | IPv6Address
 
 
 class Turns:
-    """How often each peer may ask for something: ``times`` in any ``within_s`` seconds. Remembers ``peers`` at most,
-    and says no to others while it is full."""
+    """A limit on each peer's requests: ``times`` in any ``within_s`` seconds. Remembers ``peers`` at most, and refuses
+    others while it is full."""
 
     def __init__(self, *, times: int = 3, within_s: float = 60.0, peers: int = 1024) -> None:
         self._times, self._within_s, self._peers = times, within_s, peers

@@ -1,4 +1,4 @@
-"""Which checkpoints lie in a directory, and what is wrong with them: names, records and headers, without the tensors.
+"""List the checkpoints in a directory and their defects, from names, records and headers, without the tensors.
 
 Per step one directory, in it a safetensors file per part and ``record.json``, which says by digest what the parts are.
 A machine holds the parts that its peers trained, so a step may lack some; with all of them it is complete. Imports no
@@ -49,7 +49,7 @@ class CheckpointManifest(Section):
 
 @dataclass(frozen=True, slots=True)
 class PartHeader:
-    """What a part's file says of itself before its tensors: its JSON, where they begin, the file's size."""
+    """The header of a part's file: its JSON, the offset of the tensors, the file's size."""
 
     header: Mapping[str, Any]
     begins: int
@@ -64,9 +64,9 @@ class PartHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldStep:
-    """What lies of one step: ``parts`` are the files that are whole and the record's own, with their bytes;
-    ``missing`` are not there; ``troubles`` says what is wrong, file by file. ``begun`` is when, in seconds of the wall
-    clock, somebody began to write into it who has not finished: he is at it, or died."""
+    """The files of one step: ``parts`` are whole and match the record, with their bytes; ``missing`` are not there;
+    ``troubles`` describes the defects, file by file. ``begun`` is the time, in seconds of the wall clock, at which an
+    unfinished write began; its writer is still at it, or died."""
 
     step: int
     record: CheckpointManifest | None
