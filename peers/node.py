@@ -90,7 +90,7 @@ def run_peer(settings: PeerSettings, device: Callable[[PeerSettings], Device] = 
 
 
 def allow_descriptors() -> None:
-    """As many open files as this user may have, MAX_DESCRIPTORS at most: the usual 1,024 spare programs that use
+    """Allow as many open files as this user may have, MAX_DESCRIPTORS at most: the usual 1,024 spare programs that use
     ``select()``, and a founder of some 220 peers has so many streams. The daemon inherits it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = MAX_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MAX_DESCRIPTORS)

@@ -96,8 +96,8 @@ class Orders:
         return self._forced.result()
 
     async def unless_forced(self, name: str, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        """What ``work`` gives. When the peer, called ``name``, must end before, ``work`` is cancelled, which is waited
-        for, and RunEnded raised; a result that comes all the same is returned, for the caller to clear up."""
+        """Return the result of ``work``. When the peer, called ``name``, must end before, ``work`` is cancelled, which
+        is waited for, and RunEnded raised; a result that comes all the same is returned, for the caller to clear up."""
         working = self._loop.create_task(work)
         told = self._loop.create_task(self.forced())
         try:

@@ -74,7 +74,8 @@ class PeerSettings(BaseModel):
 
 
 def exact_settings(**given: Any) -> PeerSettings:
-    """What is given, and the defaults for the rest. Raises ConfigError naming key, value and what is allowed."""
+    """Return the given settings, with defaults for the rest. Raises ConfigError naming key, value and what is
+    allowed."""
     try:
         settings = PeerSettings(**given)
     except ValidationError as error:

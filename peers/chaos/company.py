@@ -32,7 +32,7 @@ class TrackedPeer(Protocol):
 
     @property
     def name(self) -> str:
-        """What the world calls it."""
+        """Its name in the world."""
 
     @property
     def starts(self) -> list[Any]:

@@ -120,7 +120,7 @@ class ContainerNetworks:
         self._delay: bool | None = None
 
     def name(self, network: str) -> str:
-        """What the engine calls it."""
+        """Its name in the engine."""
         return f"swarm-{self._engine.play}-{network}"
 
     def add(self, spec: PeerSpec) -> None:
@@ -180,7 +180,7 @@ class ContainerNetworks:
         self._apply(self._at)
 
     def has_delay(self) -> bool:
-        """Whether this kernel can make links late."""
+        """Return whether this kernel can make links late."""
         if self._delay is None:
             self._delay = self._nemesis.has_delay()
         return self._delay

@@ -79,7 +79,7 @@ class PeerLifetime:
     spans: tuple[Span, ...]
 
     def at(self, wall: float) -> Span | None:
-        """Where it was at that moment, None before it was there."""
+        """Return its state at that moment, None before it was there."""
         return next((span for span in self.spans if span.from_s <= wall < span.to_s), None)
 
 

@@ -186,7 +186,7 @@ class Play:
             self._wait()
 
     def _has_happened(self) -> bool:
-        """Whether what the scenario expects has: on a busy machine it takes its time."""
+        """Return whether what the scenario expects has: on a busy machine it takes its time."""
         happened = self.watch.so_far()
         return all(happened[kind] >= times for kind, times in self._scenario.expect.happened.items())
 

@@ -163,7 +163,7 @@ KINDS: Mapping[str, FaultKeys] = {
 
 
 def problem_of(do: str, given: Collection[str]) -> str:
-    """What is wrong with the keys that were given, "" when nothing is."""
+    """Return the problem with the given keys, "" when there is none."""
     takes = KINDS.get(do)
     if takes is None:
         return f"do: {', '.join(KINDS)}, not {do!r}"

@@ -90,7 +90,7 @@ def _faults(entry: FaultEntry, cast: SwarmSpec, key: str) -> Iterator[Fault]:
 
 
 def shape_of(entry: FaultEntry) -> LinkShape:
-    """What links become."""
+    """Return the shape that links get."""
     return LinkShape(
         latency_s=entry.latency_ms / 1e3,
         jitter_s=entry.jitter_ms / 1e3,

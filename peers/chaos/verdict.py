@@ -160,7 +160,7 @@ def _evidence(world: PlayWorld) -> Evidence | None:
 
 
 def read_strikes(path: Path) -> tuple[Struck, ...]:
-    """What struck, in order; none where the file is not there."""
+    """Return the strikes in order; none without the file."""
     if not path.exists():
         return ()
     lines = path.read_text(encoding="utf-8").splitlines()

@@ -39,7 +39,7 @@ class Images:
 
 
 def engine_answers() -> bool:
-    """Whether a Docker engine does. Takes at most some seconds."""
+    """Return whether a Docker engine does. Takes at most some seconds."""
     if shutil.which("docker") is None:
         return False
     command = ["docker", "version", "--format", "{{.Server.Version}}"]

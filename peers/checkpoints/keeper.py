@@ -55,11 +55,11 @@ class CheckpointKeeper:
 
     @property
     def keeps(self) -> bool:
-        """Whether this peer keeps anything; the founder of a new run does not."""
+        """True if this peer keeps anything; the founder of a new run does not."""
         return self._writer is not None
 
     def services(self) -> Sequence[Service]:
-        """What to mount: whoever wants to hold the whole run may fetch from here."""
+        """The services to mount, from which other machines fetch checkpoints."""
         return () if self._root is None else (CheckpointShelf(self._root),)
 
     def beginning(self) -> Beginning | None:
@@ -101,8 +101,8 @@ class CheckpointKeeper:
                 await writer.write_copy(snapshot, record)
 
     def check_last(self) -> None:
-        """That what the whole run was for is on this disk. To ask when the last step is closed and the context left;
-        raises RunEnded, exit code 1, saying what there is instead. Reads a few small files."""
+        """Check that the last step's checkpoint is on this disk. Call it when the last step is closed and the context
+        left; raises RunEnded, exit code 1, saying what there is instead. Reads a few small files."""
         lost = None if self._writer is None else self._writer.unkept()
         if lost is None or self._root is None:
             return

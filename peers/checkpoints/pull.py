@@ -70,8 +70,8 @@ class Pulled:
 
 
 def destination(given: Path | None, manifest: Manifest, home: Path) -> RunDirectory:
-    """Where to put it: the directory given, else the one in which peers of this machine keep that run. Raises
-    Incompatible when it holds another run."""
+    """Return the directory for the checkpoint: the one given, else the one in which peers of this machine keep that
+    run. Raises Incompatible when it holds another run."""
     directory = RunDirectory(given) if given is not None else run_directory_of(home / RUNS / "{run}", manifest)
     if directory.manifest.exists():
         there = load_manifest(directory.manifest).run_id

@@ -104,7 +104,7 @@ class CheckpointWriter:
         self._unkept: tuple[CheckpointFailed, str] | None = None
 
     def due(self, step: int) -> bool:
-        """Whether the state after ``step`` is to be kept."""
+        """Return whether the state after ``step`` is to be kept."""
         return step in (0, self._last_step) or step % self._every == 0
 
     def heard(self, decision: Decision) -> None:

@@ -209,7 +209,7 @@ def read(source: HistorySource, *, last: int | None, verify: bool) -> HistoryAns
 
 
 def lines(told: HistoryAnswer) -> list[str]:
-    """All that there is to say but what is broken, for people."""
+    """Return the lines for people, without the broken record."""
     if not told.records:
         return []
     found = [_title(told), *row_lines(told.rows)]

@@ -133,7 +133,7 @@ def _looked_in(root: Path, places: Sequence[PlaceInfo]) -> str:
 
 
 def sessions_of(place: Path, run: str) -> list[Path]:
-    """What a place keeps of a run, the newest session first."""
+    """Return a place's histories of a run, the newest session first."""
     return sorted((place / "sessions").glob(f"*-{run[:8]}*"), reverse=True)
 
 

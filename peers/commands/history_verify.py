@@ -39,7 +39,7 @@ class ChainCheck:
 
     @property
     def microbatches(self) -> int:
-        """How many were committed, each once."""
+        """The number of distinct committed microbatches."""
         return len(self._committed)
 
     def take(self, line: HistoryLine) -> None:

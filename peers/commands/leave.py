@@ -56,7 +56,7 @@ def _process(place: PlaceInfo) -> Iterator[select.poll]:
 
 
 def _same(place: PlaceInfo, now: PlaceInfo) -> bool:
-    """Whether the peer we watch is still there, and not the next one in its place."""
+    """Return whether the peer we watch is still there, and not the next one in its place."""
     if not now.live or now.state is None or place.state is None:
         return now.live
     return (now.state.pid, now.state.started) == (place.state.pid, place.state.started)

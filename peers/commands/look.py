@@ -44,7 +44,7 @@ class Seen:
 
     @property
     def starting(self) -> bool:
-        """Whether it lives and takes part in nothing yet."""
+        """True if it lives and takes part in nothing yet."""
         return self.phase == "starting"
 
     def document(self) -> dict[str, Any]:
@@ -101,8 +101,8 @@ def check_health(seen: Sequence[Seen], home: Path) -> None:
 
 
 def look_at_swarm(place: PlaceInfo) -> tuple[StatusReport, list[MemberReport]] | None:
-    """What the peer of a live place says about itself and the others; None while it is starting. Raises CommandError
-    when it cannot be asked."""
+    """Return the status of a live place's peer, and of the others as it sees them; None while it is starting. Raises
+    CommandError when it cannot be asked."""
     try:
         standing = standing_from(StatusReport, ask(place.control, "status", who=place.described), place.described)
         return standing, members_from(ask(place.control, "peers", who=place.described), place.described)

@@ -98,7 +98,7 @@ def _come_back(past: Past, options: PeerOptions, *, words: bool, json_lines: boo
 
 
 def summary(founded: Founded) -> list[tuple[str, str]]:
-    """What the run is, as (label, text): what a person wants to know before inviting others to it."""
+    """Describe the run as (label, text), for a person who is about to invite others to it."""
     from swarm.models.registry import family_of
     from swarm.planning.costs import model_parameter_count
 

@@ -281,7 +281,7 @@ class _Quickstart:
             self._progress.command(line)
 
     def _copies(self) -> str:
-        """Whether the replicas of each part agreed; "" where there is one of each."""
+        """Return whether the replicas of each part agreed; "" where there is one of each."""
         if self._shape.peers == self._shape.stages and self._shape.trainers == 1:
             return ""
         unlike = len(self._view.digests.mismatches())

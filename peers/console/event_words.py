@@ -222,7 +222,7 @@ def _end(event: PeerStopped) -> tuple[str, str]:
 
 
 def swarm_of(event: RunStarted) -> str:
-    """How large the swarm and its model are."""
+    """Return the sizes of the swarm and its model, in words."""
     return f"{count(len(event.roster), 'peer')}, {event.parameters:,} parameters"
 
 
@@ -257,7 +257,7 @@ def _who(member: dict[str, object]) -> str:
 
 
 def harmless(text: str) -> str:
-    """What others may have written, as one line: no line of theirs may look like one of ours."""
+    """Return text of others as one line, so that no line of theirs looks like one of ours."""
     return " ".join(printable(text).split())
 
 

@@ -58,7 +58,7 @@ class Waits:
     held: str = ""
 
     def begin(self, what: str, now: float) -> bool:
-        """Whether to say that this is waited for."""
+        """Return whether to say that this is waited for."""
         lately = what == self.said and now < self.until
         self.held = what if lately else ""
         if not lately:
@@ -74,7 +74,7 @@ class Waits:
         self.said = ""
 
     def due(self, now: float) -> str:
-        """What was held back long enough and is waited for still; empty for nothing."""
+        """Return the wait that was held back long enough and still lasts; empty for none."""
         if not self.held or now < self.until:
             return ""
         what, self.held = self.held, ""

@@ -143,7 +143,7 @@ def _shown(value: object) -> str:
 
 
 def command_name() -> str:
-    """What the user has to type for this program: ``swarm`` where the shell finds this very one, else its path, else
+    """Return the command for this program: ``swarm`` where the shell finds this very one, else its path, else
     the interpreter and the module. Quoted for a shell."""
     program = Path(sys.argv[0])
     if program.name != "swarm":
@@ -162,13 +162,13 @@ def _typed(program: Path) -> str:
 
 
 def another_path(path: Path) -> str:
-    """What to do about a path that is none such, with the command that shows what is there, or nearest to it."""
+    """Return a remedy for a wrong path, with the command that lists it or the nearest directory."""
     there = next(one for one in (path.absolute(), *path.absolute().parents) if os.path.exists(one))
     return f"See what is there: ls -la {_typed(there)}; then the same command again with another path."
 
 
 def next_commands(root: Path) -> list[str]:
-    """What to try after a local run, ready to paste."""
+    """Return commands to try after a local run, ready to paste."""
     swarm = command_name()
     return [
         f'{swarm} sample {shlex.quote(str(root))} --prompt "The" --tokens 80',
@@ -178,7 +178,7 @@ def next_commands(root: Path) -> list[str]:
 
 
 def gathering(root: Path) -> str:
-    """What to type to have the parts in one directory that lie in several."""
+    """Return the command that gathers parts from several directories in one."""
     command = f"{command_name()} ckpt pull {shlex.quote(str(root))}"
     return (
         f"{command} --from A --from B, where A and B are the run's directories, copied from those machines "
@@ -204,7 +204,8 @@ def named(text: str, names: Mapping[str, str]) -> str:
 
 
 def age_of_checkpoint(step: int, closed: int | None) -> str | None:
-    """What to know about weights of ``step`` when the run closed ``closed`` steps (None: unknown); None: nothing."""
+    """Return a note on the age of weights of ``step`` when the run closed ``closed`` steps (None: unknown); None:
+    nothing."""
     later = f"; the run closed {count(closed, 'step')}" if closed is not None and closed > step else ""
     if step == 0:
         return f"using the checkpoint of step 0, the untrained weights{later}"

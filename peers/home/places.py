@@ -43,7 +43,8 @@ _FLOCK = "hhqqi4x"
 
 
 def home_directory(given: Path | str | None = None) -> Path:
-    """Where this machine's places are: ``given``, else $SWARM_HOME, else $XDG_DATA_HOME/swarm or ~/.local/share/swarm.
+    """Return the directory of this machine's places: ``given``, else $SWARM_HOME, else $XDG_DATA_HOME/swarm or
+    ~/.local/share/swarm.
 
     Nothing is made.
     """
@@ -70,11 +71,11 @@ class HeldPlace:
 
     @property
     def name(self) -> str:
-        """What it is called: ``1``, ``2``, … or the name it was given."""
+        """Its name: ``1``, ``2``, … or the name it was given."""
         return self.path.name
 
     def name_of(self, peer: str) -> str:
-        """What the peer with that id was called when it was last started here; empty when it never was."""
+        """Return the name of the peer with that id at its last start here; empty if there was none."""
         return self._state.name if self._state.peer == peer else ""
 
     @property
@@ -84,7 +85,7 @@ class HeldPlace:
 
     @property
     def control(self) -> Path:
-        """Where the peer's control socket belongs."""
+        """The path for the peer's control socket."""
         return self.path / CONTROL_SOCKET
 
     def open_session(self, *, name: str, peer: str, role: str, run: str = "", run_name: str = "") -> Path:
@@ -153,12 +154,12 @@ class PlaceInfo:
 
     @property
     def control(self) -> Path:
-        """Where a live peer's control socket is."""
+        """The path of a live peer's control socket."""
         return self.path / CONTROL_SOCKET
 
     @property
     def title(self) -> str:
-        """What people call the peer there: its name, or its place while it has none."""
+        """The name of the peer there, for people, or its place while it has none."""
         return self.state.name if self.state and self.state.name else f"place {self.name}"
 
     @property
@@ -246,7 +247,7 @@ def _take(path: Path, clock: Clock) -> HeldPlace | None:
 
 
 def _lock(descriptor: int) -> bool:
-    """Whether the lock is ours now; False when another process has it."""
+    """Return whether the lock is ours now; False when another process has it."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     except OSError as error:

@@ -60,7 +60,7 @@ class RunDirectory:
 
     @property
     def launch_log(self) -> Path:
-        """What the process that starts the peers prints."""
+        """The output of the process that starts the peers."""
         return self.root / "launch.log"
 
     def shard(self, trainer: int) -> Path:

@@ -48,7 +48,7 @@ class Invite:
 
     @property
     def local(self) -> bool:
-        """Whether it is of use on this machine only, as all its addresses are."""
+        """True if it is of use on this machine only, as all its addresses are."""
         return all(is_loopback(parse_address(address)) for address in self.at)
 
 
@@ -94,7 +94,7 @@ def parse_invite(text: str) -> Invite:
 
 
 def contacts_from(arguments: Sequence[str]) -> Contacts:
-    """What ``swarm join`` was given: one invite, or multiaddrs of peers of the run, or both.
+    """Parse the arguments of ``swarm join``: one invite, or multiaddrs of peers of the run, or both.
 
     Raises ConfigError for what is neither, for none at all, and for invites to different runs; Incompatible as
     :func:`parse_invite` does.

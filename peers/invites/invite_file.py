@@ -62,7 +62,7 @@ def await_invite(path: Path) -> Invite:
 
 
 def find_past(home: Path, invite: Invite) -> Past | None:
-    """What the home of the founder knows of its run; None where it is not the founder's, or was lost."""
+    """Find the founder's run in its home; None if the home is not the founder's, or was lost."""
     founders = {split_peer(parse_address(address))[1] for address in invite.at}
     for place in list_places(home):
         if place.state is None or place.state.peer not in founders:

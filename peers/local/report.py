@@ -153,7 +153,8 @@ def write_report(report: dict[str, Any], path: Path) -> None:
 
 
 def closed_steps(path: Path) -> int | None:
-    """How many steps the run of a report closed; None when there is no report (yet), or none that says so."""
+    """Return the number of steps that the run of a report closed; None when there is no report (yet), or none that says
+    so."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -161,7 +161,7 @@ class Setting:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What it is called in a command."""
+        """Its names in a command."""
         return self.option.names or (f"--{self.key.replace('_', '-')}",)
 
     @property
@@ -176,7 +176,7 @@ class Setting:
 
     @property
     def metavar(self) -> str:
-        """What stands for its value in the help."""
+        """The placeholder of its value in the help."""
         return f"<{'|'.join(self.choices)}>" if self.choices else self.option.metavar
 
     @property

@@ -84,7 +84,7 @@ def read_invocation(command: str, typed: Mapping[str, Any]) -> Invocation:
 
 
 def check_options(options: PeerOptions, role: Literal["bootstrap", "stage", "trainer"]) -> None:
-    """What holds between the options of a peer of this role. Raises ConfigError naming the option."""
+    """Check the relations between the options of a peer of this role. Raises ConfigError naming the option."""
     join = f"{command_name()} join INVITE"
     if options.stage is not None and role != "stage":
         remedy = f"As a stage host: {join} --stage {options.stage}; as a trainer: {join} --role trainer"

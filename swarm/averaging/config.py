@@ -56,7 +56,7 @@ class AveragingConfig(Section):
 
     @property
     def described(self) -> str:
-        """What is averaged when, for people."""
+        """The subjects and times of averaging, in words for people."""
         if self.mode == "sync":
             return f"the gradients of every step, {self.strategy}"
         local = self.local
@@ -67,7 +67,7 @@ class AveragingConfig(Section):
 
     @property
     def closing_strategy(self) -> str:
-        """Who averages with whom when a step closes."""
+        """The strategy with which replicas average when a step closes."""
         return "everyone" if self.mode == "local" and self.strategy not in BY_PLACE else self.strategy
 
 
@@ -75,7 +75,7 @@ class AveragingConfig(Section):
 
 
 def check_averaging(averaging: AveragingConfig, *, reproducible: bool) -> None:
-    """What holds between its keys, and between them and ``run.reproducible``. Raises ConfigError."""
+    """Check the relations between its keys, and between them and ``run.reproducible``. Raises ConfigError."""
     if reproducible and averaging.codec != "float32":
         raise ConfigError(
             "averaging.codec",

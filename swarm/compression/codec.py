@@ -40,8 +40,8 @@ class Codec(Protocol):
         """Exactly how many bytes a tensor becomes: what a receiver admits, not one more or less."""
 
     def exact(self, dtype: str) -> bool:
-        """Whether the bytes of a tensor of this dtype are its own: then it comes back as it was, and encoding and
-        decoding cost nothing."""
+        """Return whether the bytes of a tensor of this dtype are its own: then it comes back as it was, and encoding
+        and decoding cost nothing."""
 
     def encode(self, tensor: Tensor, context: EncodeContext) -> memoryview:
         """The tensor's bytes, from CPU or CUDA. May alias the tensor: do not change it until they are sent.

@@ -75,8 +75,8 @@ class Changes(Message):
     absent: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000)] = ()
 
     def end(self, before: Roster) -> bool:
-        """Whether the run ends with the record: every member of the roster ``before`` asks for it, none was lost, and
-        nobody joins or moves. Then all stay in the roster, for nobody has to do without anybody."""
+        """Return whether the run ends with the record: every member of the roster ``before`` asks for it, none was
+        lost, and nobody joins or moves. Then all stay in the roster, for nobody has to do without anybody."""
         agreed = {leave.peer for leave in self.leaves if leave.ends}
         changed = self.joins or self.absent or self.reassigns
         return bool(agreed) and not changed and agreed == set(before.peers)
@@ -86,18 +86,18 @@ NO_CHANGES = Changes()
 
 
 def admission_bytes(run: RunId, step: int, previous: str, member: Member) -> bytes:
-    """What a peer signs to join with ``step``; ``previous`` is the hash of the record before."""
+    """Return the bytes that a peer signs to join with ``step``; ``previous`` is the hash of the record before."""
     text = json.dumps(member.model_dump(mode="json"), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return f"join|{run}|{step}|{previous}|{hashlib.sha256(text.encode()).hexdigest()}".encode()
 
 
 def departure_bytes(run: RunId, step: int, previous: str, peer: str, *, ends: bool = False) -> bytes:
-    """What a member signs to leave; see :func:`admission_bytes` and :class:`Departure`."""
+    """Return the bytes that a member signs to leave; see :func:`admission_bytes` and :class:`Departure`."""
     return f"leave|{run}|{step}|{previous}|{peer}{'|ends' if ends else ''}".encode()
 
 
 def reassign_bytes(run: RunId, step: int, previous: str, peer: str, part: str) -> bytes:
-    """What a member signs to hold another part; see :func:`admission_bytes`."""
+    """Return the bytes that a member signs to hold another part; see :func:`admission_bytes`."""
     return f"reassign|{run}|{step}|{previous}|{peer}|{part}".encode()
 
 
@@ -193,7 +193,7 @@ class ChangeRules:
     def gather(
         self, before: Roster, joins: Sequence[Admission], leaves: Sequence[Departure], absent: Collection[PeerId] = ()
     ) -> Changes:
-        """What a leader grants of the checked requests it was sent: in the order of the peers, as far as the record
+        """Return the requests that a leader grants of the checked ones: in the order of the peers, as far as the record
         has room and the run can do without."""
         gone = sorted(absent)
         granted: list[Departure] = []
@@ -209,7 +209,7 @@ class ChangeRules:
         )
 
     def end(self, before: Roster, leaves: Sequence[Departure]) -> Changes | None:
-        """What a leader grants when all members have sent it a checked request that lets the run end; None when not all
+        """Return the grants when all members have sent a checked request that lets the run end; None when not all
         have, or more than a record has room for: then those leave first that can be spared."""
         if len(leaves) > MAX_CHANGES:
             return None

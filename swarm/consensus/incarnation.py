@@ -47,12 +47,12 @@ class Incarnation:
         self._incarnations.add(FOUNDED)
 
     def is_named(self, record: CloseRecord) -> bool:
-        """Whether this life takes part in the step after the record."""
+        """Return whether this life takes part in the step after the record."""
         members = record.members
         return self._me in members and members[self._me].incarnation in self._incarnations
 
     def inherits(self, record: CloseRecord) -> bool:
-        """Whether an earlier life takes part in the step after the record, whose vote in it is known."""
+        """Return whether an earlier life takes part in the step after the record, whose vote in it is known."""
         return self._me in record.members and not self.is_named(record) and self._inherited(record) is not None
 
     def ballot(self, record: CloseRecord) -> Ballot:
@@ -67,7 +67,7 @@ class Incarnation:
         return Ballot(acceptor, keep=self._keeper(record), trouble=self._trouble)
 
     async def forget(self) -> None:
-        """Whoever is started here anew abstains in the open step. Raises OSError."""
+        """Make every later incarnation here abstain in the open step. Raises OSError."""
         if self._votes is not None:
             await asyncio.to_thread(self._votes.drop)
 

@@ -16,7 +16,7 @@ from swarm.ids import MicrobatchId, PeerId
 
 
 def fixed_quota(step: int, trainers: Sequence[PeerId], target: int) -> dict[PeerId, int]:
-    """Who feeds how much of a reproducible step: equal shares, the remainder going round from step to step."""
+    """Return each trainer's quota of a reproducible step: equal shares, the remainder going round from step to step."""
     share, remainder = divmod(target, len(trainers))
     extra = {trainers[(step + index) % len(trainers)] for index in range(remainder)}
     return {trainer: share + (trainer in extra) for trainer in trainers}
@@ -79,12 +79,12 @@ class Ledger:
 
     @property
     def full(self) -> bool:
-        """Whether the batch is complete."""
+        """True if the batch is complete."""
         return self.done >= self.target
 
     @property
     def trainers(self) -> tuple[PeerId, ...]:
-        """Who feeds this step."""
+        """The trainers that feed this step."""
         return tuple(self._quota)
 
     def lease(self, step: int, trainer: PeerId, total: int) -> tuple[int, str]:
@@ -130,8 +130,8 @@ class Ledger:
         return True
 
     def resume(self, step: int, trainer: PeerId, started: Sequence[MicrobatchId], aside: Sequence[Quarantined]) -> int:
-        """What a trainer had begun when this ledger was opened, or when it was found again: how many of ``started``,
-        from the first, are leased to it. All that counted for it before must be reported again."""
+        """Take up a trainer's work that began before this ledger was opened, or found again: return how many of
+        ``started``, from the first, are leased to it. All that counted for it before must be reported again."""
         self._check(step, trainer)
         account = self._accounts[trainer] = _Account()
         listed = {one.microbatch: one for one in aside}
@@ -186,7 +186,7 @@ class Ledger:
 
     @property
     def done(self) -> int:
-        """How many microbatches are completed."""
+        """The number of completed microbatches."""
         return sum(len(account.done) for account in self._accounts.values())
 
     def waits_for(self) -> tuple[PeerId, ...]:
@@ -206,7 +206,7 @@ class Ledger:
         return tuple(done[microbatch] for microbatch in sorted(done))
 
     def aside(self) -> tuple[Quarantined, ...]:
-        """What was put aside, in the order of the ids."""
+        """The microbatches set aside, in the order of the ids."""
         aside = {m: one for account in self._accounts.values() for m, one in account.aside.items()}
         return tuple(aside[microbatch] for microbatch in sorted(aside))
 

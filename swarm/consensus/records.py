@@ -64,7 +64,7 @@ class Confirmation(Message):
 
     @staticmethod
     def of(term: int, acceptances: Mapping[str, bytes]) -> Confirmation:
-        """Of the signatures themselves."""
+        """Make a confirmation from signatures."""
         return Confirmation(term=term, acceptances={peer: signed.hex() for peer, signed in acceptances.items()})
 
     def signatures(self) -> dict[str, bytes]:
@@ -122,21 +122,21 @@ class CloseRecord(Message):
 
     @property
     def founding(self) -> bool:
-        """Whether a run begins with it."""
+        """True if a run begins with it."""
         return not self.committed and not self.void
 
     def follows(self, before: CloseRecord) -> bool:
-        """Whether it is of the very next step of the same history."""
+        """Return whether it is of the very next step of the same history."""
         return self.step == before.step + 1 and self.previous == before.hash()
 
     @property
     def provisional(self) -> bool:
-        """Whether nobody knows yet that it counts."""
+        """True if nobody knows yet that it counts."""
         return self.lineage > 0
 
     @property
     def forks(self) -> bool:
-        """Whether a provisional lineage begins with it."""
+        """True if a provisional lineage begins with it."""
         return self.provisional and self.lineage == self.step
 
     @property
@@ -201,7 +201,7 @@ class RecentDecisions:
 
 
 def acceptance_bytes(record: CloseRecord, term: int = 0) -> bytes:
-    """What a peer signs when it accepts a record in a term."""
+    """Return the bytes that a peer signs when it accepts a record in a term."""
     return f"accept|{record.run}|{record.lineage}|{record.step}|{term}|{record.hash()}".encode()
 
 
@@ -209,7 +209,7 @@ MAX_VOTERS = 11
 
 
 def voters(roster: Roster, previous: str) -> tuple[PeerId, ...]:
-    """Who decides a step: those who take part in it, MAX_VOTERS of them when they are more, by a hash of the record
+    """Return the voters of a step: its members, MAX_VOTERS of them when they are more, by a hash of the record
     before it, whose hash is ``previous``."""
     if len(roster) <= MAX_VOTERS:
         return roster.peers
@@ -224,8 +224,8 @@ def check_acceptances(
     verify: Callable[[PeerId, bytes, bytes], bool],
     term: int = 0,
 ) -> None:
-    """That the record is decided: more than half of the voters among those who take part in its step accepted it in
-    the same term; a founding record is accepted by everybody, and one that begins a provisional lineage by more than
+    """Check that the record is decided: more than half of the voters among those who take part in its step accepted it
+    in the same term; a founding record is accepted by everybody, and one that begins a provisional lineage by more than
     half of those that were there. Raises Refused."""
     if not record.forks:
         check_confirmed(record, electorate, acceptances, verify, term)
@@ -288,5 +288,6 @@ def record_bytes(microbatches: int, stages: int, members: int) -> int:
 
 
 def record_room(microbatches: int, stages: int, limit_bytes: int) -> int:
-    """How many members a record of ``limit_bytes`` has room for: the inverse of :func:`record_bytes`."""
+    """Return the number of members for which a record of ``limit_bytes`` has room: the inverse of
+    :func:`record_bytes`."""
     return max(0, limit_bytes - record_bytes(microbatches, stages, 0)) // 2000

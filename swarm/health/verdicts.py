@@ -88,7 +88,7 @@ class Health:
         self._records.setdefault(peer, _Record()).misses = 0
 
     def life(self, peer: PeerId) -> int | None:
-        """Which life of it has answered; None while none has."""
+        """Return the incarnation that has answered; None while none has."""
         record = self._records.get(peer)
         return None if record is None else record.incarnation
 

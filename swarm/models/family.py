@@ -76,7 +76,7 @@ class PartModule(nn.Module):
 
     @torch.no_grad()
     def evaluate(self, tokens: Tensor, targets: Tensor) -> tuple[float, int]:
-        """Of a whole model: return (sum of cross entropy in nats, number of targets ≥ 0) of int64 (B, T), without
+        """Return, for a whole model, (sum of cross entropy in nats, number of targets ≥ 0) of int64 (B, T), without
         dropout."""
         total, count = self.loss(self(tokens), targets)
         return total.item(), count
@@ -85,7 +85,7 @@ class PartModule(nn.Module):
     def generate(
         self, tokens: Tensor, count: int, *, seed: int, temperature: float = 1.0, top_k: int | None = None
     ) -> Tensor:
-        """Of a whole model: continue int64 (T,), T ≥ 1, by ``count`` tokens; return the continuation alone, (count,).
+        """Continue int64 (T,), T ≥ 1, with a whole model by ``count`` tokens; return the continuation alone, (count,).
 
         ``temperature`` 0 takes the likeliest. The same seed gives the same tokens on the same machine. Only the last
         ``context`` tokens are seen. Every token costs a whole forward: there is no key/value cache.
@@ -120,7 +120,7 @@ class ModelFamily(ABC):
     @property
     @abstractmethod
     def layers(self) -> int:
-        """How many layers there are to be cut into stages."""
+        """Return the number of layers to cut into stages."""
 
     @property
     @abstractmethod

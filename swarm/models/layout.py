@@ -72,7 +72,7 @@ class FlatLayout:
 
     @property
     def shapes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
-        """What :meth:`from_shapes` takes."""
+        """The argument of :meth:`from_shapes`."""
         return tuple((slot.name, slot.shape) for slot in self.slots)
 
     def views(self, flat: Tensor) -> dict[str, Tensor]:

@@ -76,7 +76,7 @@ class PartSpec:
 
 
 def token_spec(microbatch_size: int, sequence: int) -> TensorSpec:
-    """What hosted ends receive as tokens and as targets: int64 (B, T)."""
+    """Return the spec of the tokens and of the targets that hosted ends receive: int64 (B, T)."""
     return TensorSpec((microbatch_size, sequence), "int64")
 
 

@@ -63,7 +63,7 @@ class StepRow:
 
     @property
     def given_up(self) -> bool:
-        """Whether nothing of it counts: see :class:`swarm.events.StepGivenUp`."""
+        """True if nothing of it counts: see :class:`swarm.events.StepGivenUp`."""
         return not self.microbatches
 
     @property
@@ -307,7 +307,7 @@ class Microbatches:
                 self._closed_through = max(self._closed_through, step)
 
     def account(self) -> MicrobatchAccount:
-        """Where they all went. Cost: a pass over all microbatches."""
+        """Return the account of all microbatches. Cost: a pass over all of them."""
         times: Counter[MicrobatchId] = Counter()
         for listed in self._lists.values():
             times.update(listed)

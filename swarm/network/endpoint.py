@@ -160,7 +160,7 @@ class LibP2PEndpoint:
 
     @property
     def behind_nat(self) -> bool:
-        """Whether it is known, from the configuration, that nobody can dial this peer."""
+        """True if it is known, from the configuration, that nobody can dial this peer."""
         return self._config.behind_nat
 
     @property
@@ -254,12 +254,12 @@ class LibP2PEndpoint:
         await self._presence.retire_relay(self)
 
     async def links(self) -> Mapping[PeerId, LinkKind]:
-        """How every peer that we have a connection with is connected now: one question to the daemon. Streams that
+        """Return the kind of every peer's connection with us now, by one question to the daemon. Streams that
         began on a relayed connection stay there when a direct one comes up. Raises Unreachable."""
         return await self._presence.links()
 
     async def link_kind(self, peer: PeerId) -> LinkKind:
-        """How one peer is connected; "unknown" when it is not. Raises Unreachable."""
+        """Return the kind of one peer's connection; "unknown" when there is none. Raises Unreachable."""
         return (await self.links()).get(peer, "unknown")
 
     async def call(

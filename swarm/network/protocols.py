@@ -48,7 +48,7 @@ class Rpc(Generic[RequestT, ReplyT]):
 
     @property
     def public(self) -> bool:
-        """Whether any peer may call it without knowing the run: by its name, see :data:`PUBLIC_PREFIX`."""
+        """True if any peer may call it without knowing the run: by its name, see :data:`PUBLIC_PREFIX`."""
         return self.name.startswith(PUBLIC_PREFIX)
 
     def handled(

@@ -33,7 +33,8 @@ class OuterState:
 
     @classmethod
     def first(cls, anchor: Tensor) -> OuterState:
-        """Of a run that has not met yet: no momentum. ``anchor`` is taken as it is, not copied."""
+        """Return the state of a run before its first synchronisation: no momentum. ``anchor`` is taken as it is, not
+        copied."""
         return cls(anchor, torch.zeros_like(anchor))
 
 

@@ -49,11 +49,11 @@ class Wanted:
 
     @property
     def cut(self) -> Cut:
-        """How it is cut."""
+        """The cut of the state into chunks."""
         return Cut(self.layout.elements)
 
     def is_of(self, hashes: bytes) -> bool:
-        """Whether these are the hashes of its chunks."""
+        """Return whether these are the hashes of its chunks."""
         right = len(hashes) == HASH_BYTES * self.cut.chunks
         return right and root_of(self.part, self.layout, hashes) == self.digest
 
@@ -177,8 +177,8 @@ class DownloadContext(Generic[DonorT]):
 
 
 def gravest(failures: Sequence[PeerError], nobody: str) -> PeerError | StateError:
-    """What to say when nobody could help: the worst of their errors, a lie first, then death, and at last that they are
-    busy; a StateError with the reason ``nobody`` when nobody was asked."""
+    """Return the error when nobody could help: the worst of the donors' errors, a lie first, then death, and at last
+    that they are busy; a StateError with the reason ``nobody`` when nobody was asked."""
     return max(failures, key=_gravity) if failures else StateError(nobody)
 
 

@@ -56,7 +56,7 @@ class Sharing(Generic[DonorT]):
 
     @property
     def complete(self) -> bool:
-        """Whether every chunk is here."""
+        """True if every chunk is here."""
         return not self._missing
 
     @property
@@ -107,13 +107,13 @@ class Sharing(Generic[DonorT]):
         return first
 
     def called_off(self, donor: DonorT, chunk: int) -> None:
-        """What was under way there is not wanted any more: another brought it."""
+        """Cancel this donor's request for a chunk: another donor brought it."""
         pace = self._donors.get(donor)
         if pace is not None:
             pace.under_way.pop(chunk, None)
 
     def deadline_s(self, donor: DonorT) -> float:
-        """How long to wait for this donor's next chunk: measured, see :class:`AdaptiveDeadline`."""
+        """Return the seconds to wait for this donor's next chunk: measured, see :class:`AdaptiveDeadline`."""
         return self._donors[donor].deadline.seconds()
 
     def look_again_s(self, now: float) -> float | None:

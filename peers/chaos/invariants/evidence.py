@@ -78,7 +78,7 @@ class FaultFact:
 
     @property
     def done(self) -> float:
-        """When it was true for certain."""
+        """The time from which it was certainly true."""
         return self.wall + self.took_s
 
 
@@ -119,7 +119,7 @@ class Evidence:
         return _common(record for chain in self.chains for record in chain.records if founds_anew(record))
 
     def common(self, record: CloseRecord) -> CloseRecord:
-        """What most histories have in this record's place."""
+        """Return the record that most histories have in this place."""
         return (self.founding if founds_anew(record) else self.records)[record.step]
 
     def opened_with(self, step: int) -> CloseRecord | None:
@@ -223,7 +223,7 @@ def gather(directories: Iterable[Path], offset: float | None = None) -> Evidence
 
 
 def founds_anew(record: CloseRecord) -> bool:
-    """Whether it closes no step but names who goes on after one."""
+    """Return whether it closes no step but names who goes on after one."""
     return record.step > 0 and not record.committed
 
 

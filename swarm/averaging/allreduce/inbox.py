@@ -213,10 +213,10 @@ class Inbox:
             raise RoundFailed(failure.reason, peer=failure.peer, aborted_by=told_by, differs=differs)
 
     def given_up_by(self, caller: PeerId, reason: str, now: float, culprit: PeerId | None = None) -> RoundFailed:
-        """What the round ends with when another member says that it is void. Nobody is blamed for its word: only whom
-        we suspect ourselves, when we have waited so long that this means something; else one could frame whoever is
-        slow. In a round that follows others it must be the member that it names, if any is: all may wait for one that
-        is in an earlier round and not in ours."""
+        """Return the failure of the round when another member says that it is void. Nobody is blamed for its word: only
+        whom we suspect ourselves, when we have waited so long that this means something; else one could frame whoever
+        is slow. In a round that follows others it must be the member that it names, if any is: all may wait for one
+        that is in an earlier round and not in ours."""
         if len(set(self.agreements.values())) > 1:
             return self._disagreement()  # as we know as well as it does
         overdue = now - self.entered_at >= OVERDUE * self.plan.timeout_s

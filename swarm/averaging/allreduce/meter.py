@@ -52,7 +52,7 @@ class RoundMeter:
         self._since[peer] = now
 
     def heard(self) -> Mapping[PeerId, LinkMeasurement]:
-        """What is known by now."""
+        """Return the measurements so far."""
         return {
             peer: LinkMeasurement(_bounded(latency_s * 1e6, MAX_LATENCY_US), self._rate(peer))
             for peer, latency_s in self._latency_s.items()

@@ -72,7 +72,7 @@ class ChunkCodec:
 
     @property
     def exact(self) -> bool:
-        """Whether bytes are the numbers' own: then encoding and decoding are views and cost nothing."""
+        """True if bytes are the numbers' own: then encoding and decoding are views and cost nothing."""
         return self.codec.exact(self.dtype)
 
     def wire_bytes(self, elements: int) -> int:
@@ -159,22 +159,22 @@ class RoundPlan:
 
     @property
     def divisor(self) -> int:
-        """What the sum of all sums is divided by."""
+        """The divisor of the sum of all sums."""
         return self.total_weight if self.gives == "mean" else 1
 
     @property
     def result_dtype(self) -> WireType:
-        """That of the result."""
+        """The dtype of the result."""
         return "float32" if self.gives == "mean" else self.dtype
 
     @cached_property
     def sums(self) -> ChunkCodec:
-        """How a sum travels to its reducer."""
+        """The encoding of a sum on its way to its reducer."""
         return ChunkCodec(_codec(self.codec, self.dtype), self.dtype, self.key.step, "sum")
 
     @cached_property
     def results(self) -> ChunkCodec:
-        """How a result travels to everybody."""
+        """The encoding of a result on its way to all members."""
         return ChunkCodec(_codec(self.codec, self.result_dtype), self.result_dtype, self.key.step, "result")
 
     @cached_property
@@ -190,14 +190,14 @@ class RoundPlan:
 
     @cached_property
     def routes(self) -> Routes:
-        """Who sends what to whom."""
+        """The routes of sums and results."""
         shares = {peer: self._share(peer) for peer in self.members}
         return Routes(SCHEDULES[self.schedule], self.members, self.weights, shares, self.key.step)
 
     @cached_property
     def window(self) -> int:
-        """How many chunks of a part each pair of members may have in flight, so that memory stays a fraction of the
-        vector, and a pair's calls within what may be open."""
+        """The number of chunks of a part that each pair of members may have in flight, so that memory stays a fraction
+        of the vector, and a pair's calls within what may be open."""
         held_bytes = len(self.members) * self.chunk_elements * self.item_bytes
         room = int(WINDOW_SHARE * self.elements * self.item_bytes / held_bytes)
         most = MAX_WINDOW if self.schedule == "direct" else 2 * MAX_PARTS // len(self.routes.roots)
@@ -234,7 +234,7 @@ class RoundPlan:
         return plan
 
     def called_by(self, peer: PeerId) -> tuple[PeerId, ...]:
-        """Whom a member calls: all others that can be called."""
+        """Return the members that a member calls: all others that can be called."""
         return tuple(other for other in self.members if other != peer and other not in self.outgoing)
 
     def reducer(self, chunk: ReduceChunk) -> PeerId:
@@ -310,16 +310,16 @@ class MemberPlan:
         return self._stations.get((self._roots[chunk.rank], level), NOBODY)
 
     def asked(self, chunk: ReduceChunk) -> bool:
-        """Whether anybody asks us for a chunk's result."""
+        """Return whether anybody asks us for a chunk's result."""
         return bool(self.station(chunk, 0).weights)
 
     def blamed(self, chunk: ReduceChunk) -> frozenset[PeerId]:
-        """Who owes us a sum for which it need not wait for others."""
+        """Return the members that owe us a sum for which they need not wait for others."""
         root = self._roots[chunk.rank]
         return frozenset(peer for peer in self.station(chunk, 0).due if not self._routes.children(peer, root))
 
     def parent(self, root: PeerId) -> PeerId | None:
-        """Whom we ask for a root's part; None when we compute it."""
+        """Return the member that we ask for a root's part; None when we compute it."""
         return self._routes.parent(self.me, root)
 
     def asks(self, root: PeerId) -> tuple[PeerId, ...]:

@@ -140,7 +140,7 @@ class Taking:
 
 
 def why_not(answers: Mapping[PeerId, object]) -> dict[PeerId, str]:
-    """What the event says of those who gave no answer that counts."""
+    """Return the event's words about members without a valid answer."""
     errors = {peer: error for peer, error in answers.items() if isinstance(error, PeerError)}
     return {peer: f"{error.code}: {error.reason}"[:200] for peer, error in errors.items()}
 

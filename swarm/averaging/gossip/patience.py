@@ -36,7 +36,7 @@ class PatientCalls(Generic[T]):
         self._late: set[PeerId] = set()
 
     def asks(self, peer: PeerId) -> bool:
-        """Whether a call to this peer is still under way."""
+        """Return whether a call to this peer is still under way."""
         return peer in self._asked
 
     async def answers(

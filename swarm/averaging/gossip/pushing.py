@@ -217,8 +217,8 @@ class PushSum:
     name: str = "push-sum"
 
     def target(self, peer: PeerId, replicas: Sequence[PeerId], step: int, seed: int) -> PeerId | None:
-        """Whom ``peer`` sends to; None when it is alone. All replicas have another target in every round, and as many
-        senders as targets."""
+        """Return the target of ``peer``; None when it is alone. All replicas have another target in every round, and as
+        many senders as targets."""
         places = shuffled(replicas, seed)
         if len(places) < 2:
             return None

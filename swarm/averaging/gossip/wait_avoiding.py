@@ -103,7 +103,8 @@ class WaitAvoiding:
         return Mixture(round, mean, total, versions), _reason(round, late, absent)
 
     def settle(self, mixture: Mixture, me: PeerId, own: Published) -> Settled:
-        """What ``me`` goes on from, given what it holds now, ``own``, whether it was in time or comes later.
+        """Return the parameters with which ``me`` goes on, given what it holds now, ``own``, whether it was in time or
+        comes later.
 
         A member that missed several rounds settles in the newest that one of its groups had. Raises BugError for a
         mixture older than ``own``, which would undo steps.

@@ -46,7 +46,7 @@ class Load:
     sent: Counter[tuple[PeerId, PeerId]] = field(default_factory=Counter)
 
     def bytes_of(self, peer: PeerId) -> tuple[int, int]:
-        """What a member sends and receives."""
+        """Return the bytes that a member sends and receives."""
         return (
             sum(count for (source, _), count in self.sent.items() if source == peer),
             sum(count for (_, target), count in self.sent.items() if target == peer),
@@ -83,9 +83,9 @@ def _chunks(elements: int, vector: Vector) -> int:
 
 
 def seconds(routes: Routes, vector: Vector, links: Mapping[PeerId, LinkCost]) -> float:
-    """What a round takes from its first sum to its last result, when all begin at once: the latency of its longest
-    path, the messages of the busiest member, the bytes of the busiest link, and a chunk on each hop before the ways
-    are full (the alpha-beta model of Hockney, 1994, with a price per message, and links in place of pairs).
+    """Return the seconds of a round from its first sum to its last result, when all begin at once: the latency of its
+    longest path, the messages of the busiest member, the bytes of the busiest link, and a chunk on each hop before the
+    ways are full (the alpha-beta model of Hockney, 1994, with a price per message, and links in place of pairs).
 
     The members of a site share the fastest of their links for what crosses its border. Deterministic: only + - × ÷.
     """

@@ -15,7 +15,7 @@ class Site(Protocol):
 
     @property
     def region(self) -> str:
-        """As its owner calls it; "" for none, which is a region, too."""
+        """Its region, in its owner's words; "" for none, which is a region too."""
 
     @property
     def outgoing(self) -> bool:

@@ -125,7 +125,7 @@ class RandomGroups:
         return in_groups(shuffled(replicas, seed, step, round), self.count(len(replicas)))
 
     def count(self, replicas: int) -> int:
-        """How many groups there are."""
+        """Return the number of groups."""
         return -(-replicas // (self.size or square_root_size(replicas)))
 
     def exact_after(self, replicas: int) -> int | None:

@@ -109,7 +109,7 @@ class Daemon:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """True if it has not ended yet."""
         return self._process.returncode is None
 
     async def wait(self) -> int:

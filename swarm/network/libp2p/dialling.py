@@ -143,7 +143,7 @@ class Hints:
                 del self._known[next(iter(self._known))]
 
     def of(self, peer: PeerId) -> tuple[Multiaddr, ...]:
-        """Where to dial a peer; empty when nothing is known."""
+        """Return the addresses to dial a peer at; empty when none is known."""
         if (known := self._known.pop(peer, None)) is None:
             return ()
         self._known[peer] = known  # the last to be forgotten now

@@ -48,7 +48,7 @@ class Outgoing:
 
     @property
     def peers(self) -> tuple[PeerId, ...]:
-        """Whom we have, or had until lately, a stream to."""
+        """The peers to which we have, or recently had, a stream."""
         return tuple(dict.fromkeys(peer for peer, _ in self._callers if peer != self._me))
 
     @property
@@ -161,7 +161,7 @@ class StreamServer:
 
     @property
     def open(self) -> int:
-        """How many streams are served now."""
+        """The number of streams served now."""
         return len(self._serving)
 
     @property

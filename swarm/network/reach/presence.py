@@ -70,7 +70,7 @@ class Presence:
 
     @property
     def relays(self) -> tuple[PeerId, ...]:
-        """Who relays for us now."""
+        """The peers that relay for us now."""
         return self._lease.relays if self._lease is not None else ()
 
     async def serve(self) -> ReachService:

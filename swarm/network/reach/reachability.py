@@ -109,7 +109,7 @@ class Reachable(Endpoint, Protocol):
 
     @property
     def behind_nat(self) -> bool:
-        """Whether it is known that nobody can dial it."""
+        """True if it is known that nobody can dial it."""
 
     @property
     def relays(self) -> tuple[PeerId, ...]:
@@ -123,7 +123,7 @@ class Reachable(Endpoint, Protocol):
 
 
 def judge(own: Sequence[str], findings: Sequence[Finding]) -> tuple[How, str]:
-    """How a peer with these addresses is reached as far as others found, and why; no relay is considered."""
+    """Return the way in which a peer with these addresses is reached, by others' findings, and why; ignores relays."""
     if all(is_loopback(Multiaddr(text)) for text in own):
         return "local", "it listens on this machine only"
     for finding in findings:
@@ -167,7 +167,7 @@ async def reachability(endpoint: Reachable, contacts: Sequence[PeerId], clock: C
 
 
 async def find_relay(endpoint: Reachable, reach: Reach, candidates: Sequence[PeerId]) -> Reach:
-    """How this peer is reached after these, too, were asked to relay for it, if nobody can call it otherwise.
+    """Ask these peers too to relay, if nobody can call this peer otherwise, and return how it is reached then.
 
     For later than :func:`reachability`, when more peers are known; the best candidates first. May be called as often
     as one likes: it asks nobody when there is no need, else 12 peers at most, with a second for every four. A relay
@@ -194,8 +194,8 @@ async def _ask(endpoint: Endpoint, peer: PeerId, own: Sequence[str]) -> Finding:
 
 
 def believed(me: PeerId, own: Sequence[str], found: Dialback) -> tuple[str, ...]:
-    """What of an answer may be ours: addresses that we told, and at most two more, at our ports and at IP addresses
-    from which we were seen to call. That these two are not made up cannot be known."""
+    """Return the addresses of an answer that may be ours: those that we told, and at most two more, at our ports and at
+    IP addresses from which we were seen to call. That these two are not made up cannot be known."""
     ports = {tcp_port_of(Multiaddr(text)) for text in own} - {None}
     ours = [text for text in found.answered if text in own]
     others: list[str] = []

@@ -72,7 +72,7 @@ class Relay:
 
     @property
     def circuits(self) -> int:
-        """How many connections are passed on now."""
+        """The number of connections relayed now."""
         return self._seats.circuits
 
     async def close(self) -> None:

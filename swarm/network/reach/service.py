@@ -52,7 +52,7 @@ class Turns:
         self._asked: dict[PeerId, deque[float]] = {}
 
     def take(self, peer: PeerId, now: float) -> bool:
-        """Whether it is this peer's turn; if so, it is taken."""
+        """Return whether it is this peer's turn; if so, it is taken."""
         if peer not in self._asked and len(self._asked) >= self._peers:
             since = now - self._within_s
             self._asked = {each: asked for each, asked in self._asked.items() if asked[-1] > since}
@@ -160,7 +160,7 @@ def dialback_places(
 
 
 async def _greets(host: str, port: int) -> bool:
-    """Whether a libp2p listener answers there within 0.8 s. Sends nothing."""
+    """Return whether a libp2p listener answers there within 0.8 s. Sends nothing."""
     try:
         async with asyncio.timeout(_DIAL_S):
             reader, writer = await asyncio.open_connection(host, port)

@@ -36,7 +36,7 @@ class Donor(ChunkDonor, Protocol):
     people."""
 
     async def offers(self) -> list[Offer[Donor]]:
-        """What it has."""
+        """Return the steps that it has."""
 
     async def record(self, step: int) -> bytes:
         """The bytes of a step's record."""

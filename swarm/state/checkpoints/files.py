@@ -77,17 +77,17 @@ class HeldStep:
 
     @property
     def complete(self) -> bool:
-        """Whether every part is there."""
+        """True if every part is there."""
         return self.record is not None and not self.missing and not self.troubles
 
 
 def step_directory(root: Path, step: int) -> Path:
-    """Where a step lies under a checkpoint root."""
+    """Return the directory of a step under a checkpoint root."""
     return root / f"step-{step:08d}"
 
 
 def part_path(root: Path, step: int, part: PartName) -> Path:
-    """Where a part of a step lies."""
+    """Return the path of a part's file of a step."""
     return step_directory(root, step) / f"{part}{_SUFFIX}"
 
 
@@ -126,7 +126,8 @@ def encode_manifest(manifest: CheckpointManifest) -> bytes:
 
 
 def decode_manifest(data: bytes, origin: str) -> CheckpointManifest:
-    """What :func:`encode_manifest` made; ``origin`` names it in errors. Raises StateError for anything else."""
+    """Decode the result of :func:`encode_manifest`; ``origin`` names it in errors. Raises StateError for anything
+    else."""
     try:
         document = json.loads(data)
         claimed = document.pop(_SUM)
@@ -175,7 +176,7 @@ def read_header(path: Path) -> PartHeader:
 
 
 def held(root: Path, step: int) -> HeldStep:
-    """What lies of a step, and what is wrong with it. Reads the record and each file's header."""
+    """Return the files of a step and their defects. Reads the record and each file's header."""
     directory = step_directory(root, step)
     names = _names(directory)
     begun = max(filter(None, (_changed(directory / name) for name in names if name.startswith("."))), default=None)

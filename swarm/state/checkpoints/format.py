@@ -75,7 +75,7 @@ class PartFile:
 
     @property
     def begins(self) -> int:
-        """Where the tensors begin."""
+        """The offset of the tensors."""
         return len(self.header)
 
     @property

@@ -23,7 +23,7 @@ ABANDONED_S = 600.0
 
 
 def aside_directory(root: Path) -> Path:
-    """Where they lie under a checkpoint root, laid out as the root is."""
+    """Return their directory under a checkpoint root, laid out as the root is."""
     return root / "aside"
 
 
