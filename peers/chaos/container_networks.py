@@ -49,7 +49,7 @@ class ContainerLinks:
             self.shapes.put(pair, shape, cause)
 
     def mend(self, only: Cause = None) -> None:
-        """As they were, but for other causes where one is named."""
+        """Restore the links, except for other causes if one is named."""
         self.cut.end((), only=only)
         self.shapes.end((), only=only)
 
@@ -280,7 +280,7 @@ class ContainerNetworks:
 
 
 def _queue(interface: str, number: int, shape: LinkShape, targets: Sequence[str]) -> list[str]:
-    """What is sent to these addresses; what is sent to others passes by (htb without a default class)."""
+    """Return the queue for packets to these addresses; others pass by (htb without a default class)."""
     rate = min(shape.bytes_per_s, 10e9 / 8)
     burst = max(16_000, int(rate * 0.01))
     kbit = max(8, int(rate * 8 / 1000))

@@ -138,7 +138,7 @@ def lose_disk(world: StartingWorld, peer: Contained) -> None:
 
 
 def _keep_sessions(world: StartingWorld, peer: Contained) -> None:
-    """What the next start deletes is evidence of what it did."""
+    """Keep the sessions that the next start deletes, as evidence."""
     if peer.spec.disk_mib is not None:
         keep_disk(world, peer)
     else:
@@ -237,7 +237,7 @@ def _prepare_clock(world: StartingWorld, name: str) -> None:
 
 
 def _clock_options(world: StartingWorld, name: str) -> list[str]:
-    """What a container of this peer is made with, to be shown that clock."""
+    """Return the options that show this peer's container that clock."""
     found = list(bind(world.root / "clocks", CLOCKS, "readonly"))
     for variable in (
         f"LD_PRELOAD={CLOCKS}/{_CLOCK_LIBRARY}",

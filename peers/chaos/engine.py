@@ -225,7 +225,7 @@ def _where() -> str:
 
 
 def _began(pid: int) -> str:
-    """When a process began, in the kernel's ticks since boot, which no clock step moves; "" for none."""
+    """Return the start of a process, in the kernel's ticks since boot, which no clock step moves; "" for none."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
     except (OSError, IndexError):

@@ -195,8 +195,8 @@ def _capacity(played: Played, calm_s: float, began_s: float, ended_s: float) -> 
 
 
 def _participation(evidence: Evidence, struck: Sequence[Struck], closed: Sequence[StepClosing]) -> float | None:
-    """Of each part and step that was closed since the first strike, as the member that saw most replicas live told
-    it."""
+    """Return the turnout of each part and step closed since the first strike, as the member that saw most replicas live
+    told it."""
     first = min((strike.wall for strike in struck), default=-math.inf)
     since = {one.step for one in closed if one.wall > first}
     told: dict[tuple[int, str], tuple[int, int]] = {}

@@ -54,7 +54,7 @@ def remove(engine: Engine, plays: Iterable[str], within_s: float) -> list[str]:
 
 
 def _removed(engine: Engine, listing: tuple[str, ...], removal: tuple[str, ...], ends: float) -> str:
-    """What the engine said against it at last; "" once nothing is listed."""
+    """Return the engine's last error; "" once nothing is listed."""
     words, names = "", []
     while True:
         try:

@@ -127,7 +127,7 @@ def _told(fact: Fact) -> Iterable[_Change]:
 
 
 def _done(strike: Struck, name: str) -> Iterable[_Change]:
-    """What a strike does to one peer."""
+    """Return the effect of a strike on one peer."""
     if strike.kind == "heal":
         yield _Change(strike.wall, 0, "back", cause=("partition", ""))
     if name not in strike.peers:

@@ -149,7 +149,7 @@ def _points(entry: os.DirEntry[str]) -> str:
 
 
 def _inode(port: int) -> str:
-    """Of the connection from this port, by the kernel's table; "" when there is none."""
+    """Return the inode of the connection from this port, by the kernel's table; "" when there is none."""
     with contextlib.suppress(OSError), open("/proc/net/tcp", encoding="ascii") as table:
         for line in table.readlines()[1:]:
             fields = line.split()

@@ -197,8 +197,8 @@ class Play:
             self._see(striker)
 
     def _see(self, striker: FaultInjector) -> None:
-        """Who has ended since the last look, and who is here anew. Raises PlayFailed for one that nothing explains, at
-        the second look."""
+        """Record the peers that have ended, and those that are here anew, since the last look. Raises PlayFailed for
+        one that nothing explains, at the second look."""
         self.outcome.ends += striker.take_overtaken()
         self._suspects = {name for name in self._suspects if not self._world.alive(name)}
         self._up |= {name for name in striker.started if self._world.alive(name)}
@@ -235,7 +235,7 @@ class Play:
             self._wait()
 
     def _end(self) -> None:
-        """What happens from now on is not measured. Idempotent."""
+        """Stop measuring. Idempotent."""
         if not self.outcome.ended:
             self.outcome.ended = self._world.wall()
             self.outcome.problems += self._world.problems()

@@ -321,7 +321,7 @@ def parse_scenario(document: Mapping[str, Any], origin: str) -> Scenario:
 
 
 def _keys_beside(where: Sequence[int | str]) -> str:
-    """What may stand in place of a key that is not known."""
+    """Return the keys that may replace an unknown one."""
     known = sorted(keys_at(Scenario, where[:-1]))
     close = difflib.get_close_matches(str(where[-1]), known, n=1)
     return f"{close[0]}, or another of {', '.join(known)}" if close else f"one of {', '.join(known)}"

@@ -149,7 +149,7 @@ def _pulled(
 
 
 def _newer(gaps: Sequence[Gap], step: int, source: Source) -> tuple[str, ...]:
-    """What is to be said of newer steps that are there in part."""
+    """Describe newer steps of which only some parts are there."""
     return tuple(
         f"of step {newer} no peer that answers has {listed([_held_by(part, source) for part in missing])}"
         for newer, missing in gaps
@@ -202,7 +202,7 @@ async def _follow(
 
 
 async def _offers(donors: Sequence[Donor]) -> list[Offer[Donor]]:
-    """What everybody has who answers."""
+    """Return the offers of all donors that answer."""
 
     async def ask(donor: Donor) -> list[Offer[Donor]]:
         try:
@@ -238,7 +238,7 @@ def _accepted(proof: Proof, source: Source) -> bool:
 
 
 def _held(root: Path, manifest: Manifest) -> list[HeldStep]:
-    """What lies here of this run."""
+    """Return the steps of this run that are here."""
     found = (held(root, step) for step in steps(root))
     return [one for one in found if one.record is not None and one.record.run == manifest.run_id]
 
@@ -262,7 +262,7 @@ def _begun(root: Path) -> Iterator[Path]:
 
 
 def _sweep(root: Path, step: int) -> None:
-    """What was begun of other steps is of no use any more."""
+    """Remove begun files of other steps, which are of no use any more."""
     for left in _begun(root):
         if left.parent != step_directory(root, step):
             left.unlink(missing_ok=True)

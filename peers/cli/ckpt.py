@@ -143,7 +143,7 @@ def _facts(one: CheckedStep) -> dict[str, object]:
 
 
 def _title(found: RunDirectory, name: str, run: str, home: str | None, *, chosen: bool) -> str:
-    """Which run is checked and, where nobody chose it, what to type for the others."""
+    """Return the title with the checked run and, if nobody chose it, the commands for the others."""
     from peers.console.words import command_name
     from peers.home.run_directory import known_runs, said_run_id
 

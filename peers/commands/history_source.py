@@ -106,7 +106,8 @@ def _run(place: PlaceInfo) -> str:
 
 
 def _longest(paths: Iterable[Path]) -> Path:
-    """Of those with the newest step: whoever was killed before a run was resumed has more records, and not these."""
+    """Return the longest of those with the newest step: a peer killed before a run was resumed has more records, but
+    old ones."""
     return max(paths, key=lambda path: (_newest_step(path), path.stat().st_size, path))
 
 

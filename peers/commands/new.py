@@ -72,7 +72,7 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
 
 
 def _past(file: Path, options: PeerOptions) -> Past | None:
-    """What this home knows of the run whose invite the file holds; None where it holds none. Raises ConfigError when
+    """Find in this home the run whose invite the file holds; None if it holds none. Raises ConfigError when
     this home knows nothing of it: another peer founded it, or the home was lost."""
     from peers.home.places import home_directory
     from peers.invites.invite_file import find_past, read_invite

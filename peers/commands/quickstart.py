@@ -102,8 +102,8 @@ class _Quickstart:
         self._evaluation = Evaluation()
 
     def train_and_judge(self) -> RunOutcome:
-        """Everything that takes time, with interrupts let in. Raises only ConfigError, and only while the run is being
-        prepared; however it ends, no process is left."""
+        """Do everything that takes time, with interrupts let in. Raises only ConfigError, and only while the run is
+        being prepared; however it ends, no process is left."""
         try:
             with interruptible():
                 try:

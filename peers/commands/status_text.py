@@ -179,7 +179,7 @@ def _facts(standing: StatusReport) -> list[tuple[str, str]]:
 
 
 def _traces(state: PlaceState, alone: bool) -> list[tuple[str, str]]:
-    """Where to look further; what the place itself knows, when it is ``alone`` in saying anything."""
+    """Return where to look further, and the place's own knowledge when it is the only source (``alone``)."""
     facts = [("id", state.peer)]
     if alone:
         facts += [("role", state.role), ("run", _run(state.run_name, state.run)), ("since", when(state.started))]

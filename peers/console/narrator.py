@@ -183,7 +183,7 @@ class EventPrinter:
     # --- events that need memory ---------------------------------------------------------------------------------
 
     def _learn(self, event: Event) -> None:
-        """What lines are to call peers by, and what was kept."""
+        """Learn the names of peers for later lines, and what was kept."""
         if isinstance(event, CheckpointWritten):
             same = [one for one in self._told.kept if one.step == event.step and one.part != event.part]
             self._told.kept = [*same, event]

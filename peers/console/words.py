@@ -106,7 +106,7 @@ def command_to_join(part: PartName | None, *, open_port: bool = False) -> str:
 
 
 def _like_it(error: ConfigError) -> str:
-    """How to have a run with the settings of one of an older wire version; nothing for any other error."""
+    """Return how to found a run with the settings of one of an older wire version; nothing for other errors."""
     if not isinstance(error, OtherWire) or error.wire > WIRE_VERSION or not os.path.isfile(error.origin):
         return ""
     tokenizer = Path(error.origin).with_name("tokenizer.json")
@@ -127,7 +127,7 @@ def _free_name() -> str:
 
 
 def _after(ended: RunEnded) -> str:
-    """What to do when peers cannot be reached and the error itself does not know."""
+    """Return a remedy for unreachable peers when the error itself has none."""
     if ended.ending is not Ending.UNREACHABLE:
         return ""
     swarm = command_name()

@@ -152,7 +152,7 @@ def _unknown(key: str, given: str, why: str) -> ConfigError:
 
 
 def _nowhere(given: Path, home: Path | str | None) -> str:
-    """Where it was looked for."""
+    """Return the directories searched, in words."""
     return f"{given.absolute()} does not exist, and in {OUT} and {_joined(home)} is no run whose id begins like that"
 
 

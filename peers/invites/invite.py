@@ -136,7 +136,7 @@ def _decode(text: str, body: str) -> dict[str, Any]:
 
 
 def _not_json(decoded: str) -> str:
-    """What happened on the way to an invite that does not hold a set of fields and nothing else."""
+    """Explain, as damage on the way, an invite that is not exactly one set of fields."""
     try:
         json.JSONDecoder().raw_decode(decoded)
     except (ValueError, RecursionError):

@@ -225,7 +225,7 @@ def _stripped(annotation: Any) -> Any:
 
 
 def _in_words(annotation: Any) -> str:
-    """What a value of an annotated type may be."""
+    """Describe the values of an annotated type."""
     if get_origin(annotation) is Annotated:
         kind, *limits = get_args(annotation)
         return next((one.words for one in limits if isinstance(one, Allowed)), None) or _in_words(kind)

@@ -141,7 +141,7 @@ def _of_command(model: type, command: str, typed: Mapping[str, Any]) -> dict[str
 
 
 def _of_environment() -> dict[str, Given]:
-    """What variables say. An empty one says nothing: that is how those are handed on that nobody has set."""
+    """Return the settings in variables. An empty variable is unset: supervisors pass unset variables on like that."""
     settings = {one.variable: one for one in settings_of(PeerOptions).values()}
     found = {}
     for variable, value in sorted(os.environ.items()):

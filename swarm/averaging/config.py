@@ -96,7 +96,8 @@ def check_averaging(averaging: AveragingConfig, *, reproducible: bool) -> None:
 
 
 def _check_mode(averaging: AveragingConfig, *, reproducible: bool) -> None:
-    """What is inexact, and what depends on who comes first, mixes weights only."""
+    """Refuse modes and strategies whose results are inexact, or depend on the order of arrival, except for mixing
+    weights."""
     if averaging.mode == "local" and reproducible:
         raise ConfigError(
             "run.reproducible",

@@ -277,6 +277,6 @@ class ChangeRules:
 
 
 def _another(member: Member, how: HowToJoin) -> str:
-    """What must happen before a member can be spared."""
+    """Return, in words, the condition under which a member can be spared."""
     part = PartName(member.part) if member.role == "stage" and member.part else None
     return f"another must join first ({how(part)}), or all be asked to leave, which ends the run in order"

@@ -46,8 +46,8 @@ def copy_rate(total_bytes: int, step_s: float | None) -> float:
 
 
 def _duties(roster: Roster, copies: int) -> Mapping[PartName, tuple[PeerId, ...]]:
-    """Everybody gets one duty before anybody gets a second; within a round the pairs of peer and part are served in an
-    order of their own, so that who is gone changes only what it had, and what follows from it."""
+    """Assign duties: every peer gets one before any gets a second; within a round the pairs of peer and part are served
+    in an order of their own, so that who is gone changes only what it had, and what follows from it."""
     held = Counter(member.part for member in roster.members)
     pairs = sorted(
         (_stays_needed(held, member.part), _draw(member.peer, part), PeerId(member.peer), part)

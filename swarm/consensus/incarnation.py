@@ -75,8 +75,8 @@ class Incarnation:
         return None if self._votes is None else partial(self._keep, self._votes, record)
 
     def _inherited(self, record: CloseRecord) -> Acceptor | None:
-        """What the earlier life left: its vote in this step, or proof that it ended before it gave one, for it then
-        wrote nothing after it accepted the record before."""
+        """Return what the earlier life left: its vote in this step, or proof that it ended before it gave one, for it
+        then wrote nothing after it accepted the record before."""
         left, before = self._left, record.hash()
         if left is None or left.run != record.run:
             return None

@@ -38,12 +38,12 @@ class _Account:
 
     @property
     def told(self) -> int:
-        """How many of those leased are completed or put aside."""
+        """The number of leased microbatches that are completed or set aside."""
         return len(self.done) + len(self.aside)
 
     @property
     def counted(self) -> int:
-        """How many of those leased may be in the batch."""
+        """The number of leased microbatches that may be in the batch."""
         return self.leased - len(self.aside)
 
     def keep(self, microbatches: frozenset[MicrobatchId]) -> None:
@@ -53,8 +53,8 @@ class _Account:
         self.leased = self.told
 
     def unbroken(self, cursor: tuple[int, int]) -> tuple[MicrobatchId, ...]:
-        """What was completed or put aside from the cursor on, up to the first that is missing: the shard goes on
-        behind them, so that nothing is left out. Nothing of the next epoch: only the trainer knows where an epoch
+        """The microbatches completed or set aside from the cursor on, up to the first that is missing: the shard goes
+        on behind them, so that nothing is left out. Nothing of the next epoch: only the trainer knows where an epoch
         ends."""
         kept, (epoch, position) = [], cursor
         for microbatch in sorted([*self.done, *self.aside]):
@@ -211,8 +211,8 @@ class Ledger:
         return tuple(aside[microbatch] for microbatch in sorted(aside))
 
     def _aside_room(self, account: _Account) -> int:
-        """How many more a trainer may put aside: its share of what the close record, which travels in one message, has
-        room for. Who would put more aside waits, and is a trainer that stalls."""
+        """Return how many more a trainer may set aside: its share of what the close record, which travels in one
+        message, has room for. Who would put more aside waits, and is a trainer that stalls."""
         share = max(1, MAX_ASIDE // max(1, len(self._quota)))
         left = MAX_ASIDE - sum(len(one.aside) for one in self._accounts.values())
         return min(share - len(account.aside), left)
@@ -276,7 +276,7 @@ def reassigned(
 
 
 def _next(load: Mapping[PeerId, int], did: Mapping[PeerId, int]) -> PeerId:
-    """Who has least to account for beside what it did (where that is to count), of equals the first."""
+    """Return the trainer with the least to account for beside its work (if that counts), of equals the first."""
     return min(load, key=lambda one: ((load[one] + 1) / (did[one] + 1), one))
 
 

@@ -35,7 +35,7 @@ class Member(Message):
 
     @model_serializer(mode="wrap")
     def _as_ever(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What was not said is left out: records that were made before it could be said keep their hash."""
+        """Leave unset fields out, so that records made before a field existed keep their hash."""
         plain: dict[str, Any] = dump(self)
         return {key: value for key, value in plain.items() if value or key not in ("region", "outgoing")}
 

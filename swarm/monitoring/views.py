@@ -328,7 +328,7 @@ class Microbatches:
         )
 
     def _end_in(self, step: int) -> str:
-        """What became of a microbatch issued for a step that does not count it. Steps close in order, so one that a
+        """Return the fate of a microbatch issued for a step that does not count it. Steps close in order, so one that a
         later closing follows has closed too."""
         if step in self._lists:
             return "lost"

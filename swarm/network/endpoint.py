@@ -133,7 +133,7 @@ class LibP2PEndpoint:
         )
 
     async def _come_up(self) -> None:
-        """All that stands on the daemon, once there is a client of it."""
+        """Start everything that needs the daemon, once there is a client of it."""
         config, p2p = self._config, self._p2p
         self._dialler = Dialler(p2p, self._hints, self._look_up)
         self._presence = Presence(p2p, await p2p.addresses(), self._clock, relaying=config.relay == "auto")

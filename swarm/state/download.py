@@ -318,7 +318,7 @@ class Download(Generic[DonorT, ResultT_co]):
         self._calls[asyncio.create_task(question)] = (donor, chunk)
 
     def _call_off(self, call: asyncio.Task[None]) -> None:
-        """What it would still bring is not wanted; the donor stops when it hears of it."""
+        """Cancel a donor's requests; the donor stops when it hears of it."""
         _, chunk = self._calls.pop(call)
         if call.done() and call.exception() is None and chunk is not None:
             self._bytes.received += self._cut[chunk].length

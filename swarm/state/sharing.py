@@ -34,7 +34,7 @@ class _Pace:
 
     @property
     def late_s(self) -> float | None:
-        """When another's chunk is late in this donor's eyes; None before it brought one."""
+        """The seconds after which another donor's chunk is late by this one's pace; None before it brought one."""
         return LATE * statistics.median(self.recent) if self.recent else None
 
     def took(self, seconds: float) -> None:

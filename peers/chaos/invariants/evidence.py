@@ -174,7 +174,7 @@ class Gatherer:
         return peer
 
     def _forget(self, step: int) -> None:
-        """What this start did from a step on does not count, and it said so."""
+        """Drop this start's work from a step on, which by its own report does not count."""
         mine = [fact for fact in self.facts if fact.incarnation == self._incarnations and fact.step >= step]
         given_up = set(map(id, mine))
         self.facts = [fact for fact in self.facts if id(fact) not in given_up]
@@ -252,7 +252,7 @@ def _at(entry: Recorded, offset: float | None) -> float:
 
 
 def _began(home: Path, offset: float | None) -> float:
-    """When the first event of a home was written; 0 where there is none."""
+    """Return the time of the first event of a home; 0 if there is none."""
     try:
         with (home / EVENTS).open("rb") as file:
             return _at(decode_line(file.readline()), offset)

@@ -225,8 +225,8 @@ class Inbox:
         return RoundFailed(reason, peer=blamed or "", aborted_by=caller)
 
     def suspects(self) -> tuple[str, tuple[PeerId, ...]]:
-        """What a round that took too long waited for, in words, and on whom it broke, in rank order: only those who
-        need not wait for others themselves. Nobody when all may be waiting for somebody else.
+        """Return, for a late round, the reason in words, and the members on which it broke, in rank order: only those
+        that need not wait for others themselves. Nobody when all may be waiting for somebody else.
 
         Whoever has not even answered whether it is in comes first: a link that swallows everything is at no other place
         as plain to see. Then those that are not in, for all that are were let in without waiting for anybody; those
@@ -245,8 +245,8 @@ class Inbox:
         return "", ()
 
     def _owing_below(self) -> set[PeerId]:
-        """Whose sum of the first chunk of a part that we have not added up is missing: only those who need not wait for
-        others themselves, nor for our answers to a whole window of what they sent."""
+        """Return the members whose sum is missing for the first chunk that we have not added up: only those that need
+        not wait for others themselves, nor for our answers to a whole window of what they sent."""
         seen: set[int] = set()
         for chunk in self.plan.chunks:
             if chunk.rank in seen or (chunk.index, 0) in self._taken:
@@ -271,7 +271,7 @@ class Inbox:
         return set()
 
     def _most_held(self, level: int) -> int:
-        """How many unreduced chunks of a part we hold for a member."""
+        """Return the number of unreduced chunks of a part that we hold for a member."""
         return self.plan.window * (2 if level else 1)
 
     def _refuse_if_void(self) -> None:

@@ -64,8 +64,8 @@ class RoundMeter:
 
 
 def heard_in_all(rounds: Iterable[Mapping[PeerId, LinkMeasurement]]) -> dict[PeerId, LinkMeasurement]:
-    """What several rounds told of each member. The best of each counts: who is met twice may have sent nothing worth
-    clocking the second time, and what else goes on only ever makes a link look worse."""
+    """Merge several rounds' measurements of each member. The best counts: a member met twice may have sent nothing
+    worth clocking the second time, and what else goes on only ever makes a link look worse."""
     best: dict[PeerId, LinkMeasurement] = {}
     for peer, one in (item for heard in rounds for item in heard.items()):
         other = best.get(peer, one)

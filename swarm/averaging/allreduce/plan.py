@@ -284,7 +284,7 @@ class Station:
 
     @staticmethod
     def of(weights: Mapping[PeerId, int]) -> Station:
-        """Where these come."""
+        """Return the station of these members."""
         return Station(weights, frozenset(peer for peer, weight in weights.items() if weight))
 
 
@@ -306,7 +306,7 @@ class MemberPlan:
             self._stations[root, level + 1] = Station.of({partner: plan.routes.traded_weight(partner, level)})
 
     def station(self, chunk: ReduceChunk, level: int) -> Station:
-        """Where sums of a chunk arrive; nobody comes at a level that there is not."""
+        """Return the station at which sums of a chunk arrive; an empty one for a level that does not exist."""
         return self._stations.get((self._roots[chunk.rank], level), NOBODY)
 
     def asked(self, chunk: ReduceChunk) -> bool:
@@ -330,7 +330,7 @@ class MemberPlan:
         return tuple(self._routes.partner(self.me, level) for level in range(self.levels))
 
     def weight(self, root: PeerId, level: int) -> int:
-        """Of what we send."""
+        """Return the weight of our sums."""
         return self._routes.traded_weight(self.me, level - 1) if level else self._routes.weight(self.me, root)
 
     def _below(self, root: PeerId) -> Station:

@@ -189,7 +189,7 @@ async def average(
 
 
 def _ends_at_s(plan: RoundPlan, plans: Sequence[RoundPlan]) -> float:
-    """When a round must be over, in seconds from when the first began: the last one at the deadline of all."""
+    """Return the deadline of a round, in seconds from the start of the first: the last one at the deadline of all."""
     last = plans[-1].key.round
     head_start_s = min(HEAD_START_S, plan.timeout_s / (2 * (last + 1)))
     return plan.timeout_s - (last - plan.key.round) * head_start_s

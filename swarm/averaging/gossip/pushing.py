@@ -234,7 +234,7 @@ class PushSum:
         return self.cycle(replicas) if replicas & (replicas - 1) == 0 else None
 
     def left_after(self, rounds: int, replicas: int) -> float:
-        """As above. O(rounds · P)."""
+        """Return the same share as above. O(rounds · P)."""
         if replicas < 2:
             return 0.0
         cycle, total = self.cycle(replicas), 0.0

@@ -105,7 +105,7 @@ def seconds(routes: Routes, vector: Vector, links: Mapping[PeerId, LinkCost]) ->
 
 
 def _busy_s(asked: Load, links: Mapping[PeerId, LinkCost]) -> Iterator[float]:
-    """How long each direction of each link, and each site's, carries bytes."""
+    """Return the seconds for which each direction of each link, and each site's, carries bytes."""
     flows: Counter[tuple[str, str]] = Counter()
     rates: Counter[str] = Counter()
     sites = {peer: f"site {link.site}" for peer, link in links.items()}
@@ -123,7 +123,7 @@ def _busy_s(asked: Load, links: Mapping[PeerId, LinkCost]) -> Iterator[float]:
 
 
 def _latency_s(routes: Routes, links: Mapping[PeerId, LinkCost]) -> float:
-    """Of the longest path, there and back."""
+    """Return the latency of the longest path, there and back."""
     longest = 0.0
     for root in routes.roots:
         arrived: dict[PeerId, float] = {}

@@ -91,7 +91,7 @@ class Dialler:
 
 
 async def _first_good(tries: list[asyncio.Future[Streams]]) -> Streams:
-    """What the first that succeeds gives, which is taken off the list; if none does, what the first one met."""
+    """Return the result of the first that succeeds, taken off the list; if none does, the error of the first one."""
     pending = set(tries)
     while pending:
         done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)

@@ -205,8 +205,8 @@ class StreamServer:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _make_room(self) -> None:
-        """Where strangers have too many streams, the oldest on which nobody is calling gives way, whose caller dials
-        again when it calls; if there is none, the oldest of all: a call may go on for a day."""
+        """Close a stream when strangers have too many: the oldest on which nobody is calling gives way, whose caller
+        dials again when it calls; if there is none, the oldest of all: a call may go on for a day."""
         foreign = [
             (task, served.stream)
             for task, served in self._serving.items()

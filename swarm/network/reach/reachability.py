@@ -99,7 +99,7 @@ class Reach:
 
     @property
     def nobody_can_call(self) -> bool:
-        """Whether, as far as anybody found, this peer can only call others: it is not dialled and has no relay. Also
+        """True if, by all findings, this peer can only call others: it is not dialled and has no relay. Also
         of the first peer of a run, whom nobody has tried yet."""
         return self.how in ("outgoing", "unknown")
 

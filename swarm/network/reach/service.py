@@ -123,7 +123,7 @@ class ReachService:
         return Withdrawn()
 
     async def _observed(self, caller: PeerId) -> set[_Ip]:
-        """Where the caller's direct connections come from."""
+        """Return the addresses of the caller's direct connections."""
         return {
             ip
             for peer, address in await self._p2p.connections()

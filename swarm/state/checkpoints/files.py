@@ -258,7 +258,7 @@ def refused_by_disk(path: Path, error: OSError) -> StateError:
 
 
 def _names(directory: Path) -> list[str]:
-    """What lies there; nothing where no directory is that can be read, or none any more: another peer of the machine
+    """Return the names in a directory; none if it cannot be read, or is gone: another peer of the machine
     may take it away at any moment."""
     try:
         return os.listdir(directory)
@@ -278,7 +278,7 @@ def _sum(body: Mapping[str, Any]) -> str:
 
 
 def _ends(header: object) -> int | None:
-    """Where the last tensor ends; None for what is no header."""
+    """Return the end of the last tensor; None if this is no header."""
     if not isinstance(header, dict):
         return None
     try:
