@@ -155,7 +155,7 @@ class History:
     def _check_home(self, path: Path, run: str) -> None:
         if self._left is not None and self._left != run:
             raise ConfigError(
-                "home", str(path.parent), f"a home of run {run[:12]}; its history is of {self._left[:12]}",
+                "home", str(path.parent), f"a home of run {run[:12]}, and its history is of {self._left[:12]}",
                 Advice.OTHER_HOME,
             )  # fmt: skip
 
