@@ -107,16 +107,16 @@ class FaultInjector:
 
     @property
     def last_wall(self) -> float:
-        """When the newest strike happened, or a return; 0 before the first."""
+        """The time of the newest strike or return; 0 before the first."""
         return max((fired.wall for fired in list(self._plan.fired.values())), default=0.0)
 
     def excuses(self, name: str, code: int | None) -> bool:
-        """Whether a strike is to blame that this peer ended with this code."""
+        """Return whether a strike is to blame that this peer ended with this code."""
         allowed = self._excused.get(name, set()) | (set(KILLED) if name in self._to_end else set())
         return name in self._forgiven or code in allowed
 
     def forced(self, name: str, code: int | None) -> bool:
-        """Whether it was told to leave, and killed because its time was up."""
+        """Return whether it was told to leave, and killed because its time was up."""
         return name in self._leaving and code in KILLED
 
     def ended(self, name: str, wall: float, code: int | None) -> None:
@@ -133,14 +133,14 @@ class FaultInjector:
             self._timed.append(_Timed(wall + one.back_s, strike))
 
     def settled(self, step: int, steps: int) -> bool:
-        """Whether nothing is to come any more, everybody that was brought back is ready, and so many steps were closed
-        since."""
+        """Return whether nothing is to come any more, everybody that was brought back is ready, and so many steps were
+        closed since."""
         if self.waiting():
             self._last_step = step
         return not self.waiting() and step >= self._last_step + steps
 
     def waiting(self) -> str:
-        """What is still to come, in words; "" when nothing is."""
+        """Return the pending strikes and returns in words; "" when there are none."""
         told = [f"{one.strike.label} to strike" for one in self._timed]
         known = {*self._plan.fired, *self._plan.never}
         told += [
@@ -156,11 +156,11 @@ class FaultInjector:
         return ", ".join(dict.fromkeys(told))
 
     def broken(self) -> list[str]:
-        """What went wrong as it was done."""
+        """Return the errors of strikes."""
         return [f"a fault broke: {one}" for one in self._plan.broken()]
 
     def problems(self) -> list[str]:
-        """What did not happen as planned, of a play that came to its end."""
+        """Return the deviations of a finished play from its plan."""
         told = [f"a fault did not happen as planned: {one}" for one in self._plan.missing()]
         if not self._drawn and (self._scenario.schedule is not None or self._scenario.trace is not None):
             told.append(f"nothing that was to be drawn has struck: {len(self._draws)} draws are left")
@@ -183,7 +183,7 @@ class FaultInjector:
             self._draws.pop(0)
 
     def _struck(self, draw: Draw, chosen: tuple[str, ...]) -> bool:
-        """Whether at least one of them was hit by what was drawn."""
+        """Return whether at least one of them was hit by what was drawn."""
         back = draw.seconds if draw.kind in ("kill", "stop") else None
         hit = False
         for number, fault in enumerate(_of(draw, chosen, self._grace())):

@@ -124,7 +124,7 @@ def _peer_settings(place: HeldPlace, who: Who, contacts: Contacts, options: Peer
 
 
 def _checked_data(data: Path | None) -> tuple[str, str]:
-    """What a trainer trains on, in words, and its digest: "" for what every trainer has."""
+    """Return a trainer's data in words, and its digest: "" for the text that every trainer has."""
     if data is None:
         return "the text that comes with Python; your own with --data", ""
     # numpy and tokenizers: not for a stage host.

@@ -47,7 +47,7 @@ class Seen:
 
     @property
     def starting(self) -> bool:
-        """Whether it lives and takes part in nothing yet."""
+        """True if it lives and takes part in nothing yet."""
         return self.phase == "starting"
 
     def document(self) -> dict[str, Any]:
@@ -105,8 +105,8 @@ def check_health(seen: Sequence[Seen], home: Path) -> None:
 
 
 def look_at_swarm(place: PlaceInfo) -> tuple[StatusReport, list[MemberReport]] | None:
-    """What the peer of a live place says about itself and the others; None while it is starting. Raises CommandError
-    when it cannot be asked."""
+    """Return the status of a live place's peer, and of the others as it sees them; None while it is starting. Raises
+    CommandError when it cannot be asked."""
     try:
         standing = standing_from(StatusReport, ask(place.control, "status", who=place.described), place.described)
         return standing, members_from(ask(place.control, "peers", who=place.described), place.described)
@@ -136,8 +136,8 @@ def standing_from(kind: type[T], answer: object, who: str) -> T:
     if isinstance(answer, Mapping) and isinstance(parts := answer.get("averaging"), list):
         answer = {**answer, "averaging": [standing_from(PartTurnout, part, who) for part in parts]}
     if not isinstance(answer, Mapping) or not fields <= answer.keys():
-        raise CommandError(f"{who} answers what this version of swarm cannot read",
-                        check="is it the version that the peer was started with?",
+        raise CommandError(f"{who} sent an answer that this version of swarm cannot read",
+                        check="was the peer started with another version?",
                         exit_code=EXIT_INCOMPATIBLE)  # fmt: skip
     return kind(**{name: _frozen(answer[name]) for name in fields})
 

@@ -72,7 +72,7 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
 
 
 def _past(file: Path, options: PeerOptions) -> Past | None:
-    """What this home knows of the run whose invite the file holds; None where it holds none. Raises ConfigError when
+    """Find in this home the run whose invite the file holds; None if it holds none. Raises ConfigError when
     this home knows nothing of it: another peer founded it, or the home was lost."""
     from peers.home.places import home_directory
     from peers.invites.invite_file import find_past, read_invite
@@ -84,7 +84,7 @@ def _past(file: Path, options: PeerOptions) -> Past | None:
     if past is None or not (past.contacts or past.manifest):
         raise ConfigError("--invite-file", str(file), "no file yet, or the invite to a run that this home has founded",
                           f"To found another: rm {file}. To join that one: {command_name()} join --invite-file {file}",
-                          why=f"it invites to {invite.name}, {invite.run[:12]}, of which this home knows nothing",
+                          why=f"it invites to {invite.name}, {invite.run[:12]}, a run that this home does not know",
                           )  # fmt: skip
     return past
 
@@ -98,7 +98,7 @@ def _come_back(past: Past, options: PeerOptions, *, words: bool, json_lines: boo
 
 
 def summary(founded: Founded) -> list[tuple[str, str]]:
-    """What the run is, as (label, text): what a person wants to know before inviting others to it."""
+    """Describe the run as (label, text), for a person who is about to invite others to it."""
     from swarm.models.registry import family_of
     from swarm.planning.costs import model_parameter_count
 

@@ -1,4 +1,4 @@
-"""What can be checked about this machine before anything slow is imported or anybody is called."""
+"""Check this machine before anything slow is imported or any peer is called."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ SAMPLE_TOKENS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuickstartOptions:
-    """What the user asked for; the fields are the command's flags."""
+    """The options of ``swarm quickstart``; the fields are its flags."""
 
     shape: RunShape
     text: tuple[Path, ...] = ()
@@ -102,8 +102,8 @@ class _Quickstart:
         self._evaluation = Evaluation()
 
     def train_and_judge(self) -> RunOutcome:
-        """Everything that takes time, with interrupts let in. Raises only ConfigError, and only while the run is being
-        prepared; however it ends, no process is left."""
+        """Do everything that takes time, with interrupts let in. Raises only ConfigError, and only while the run is
+        being prepared; however it ends, no process is left."""
         try:
             with interruptible():
                 try:
@@ -281,7 +281,7 @@ class _Quickstart:
             self._progress.command(line)
 
     def _copies(self) -> str:
-        """Whether the replicas of each part agreed; "" where there is one of each."""
+        """Return whether the replicas of each part agreed; "" where there is one of each."""
         if self._shape.peers == self._shape.stages and self._shape.trainers == 1:
             return ""
         unlike = len(self._view.digests.mismatches())

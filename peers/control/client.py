@@ -54,7 +54,7 @@ def ask(control: Path, command: str, *, who: str, timeout_s: float = PATIENCE_S,
         raise NotServing(f"{who} does not listen (yet, or any more)", check="it is starting or ending: look again",
                          exit_code=EXIT_UNREACHABLE) from None  # fmt: skip
     except (TimeoutError, BlockingIOError):  # the second: so many wait already that the kernel takes no more
-        raise CommandError(f"{who} does not answer", check=f"nothing came in {timeout_s:g} s: is it stopped, or is the "
+        raise CommandError(f"{who} does not answer", check=f"no answer in {timeout_s:g} s: is it stopped, or is the "
                         "machine busy? Its last words are in events.jsonl of its session",
                         exit_code=EXIT_UNREACHABLE) from None  # fmt: skip
     except OSError as error:
@@ -106,7 +106,7 @@ def _result(line: bytes, who: str) -> Any:
         refused = CommandError(str(reply["error"]), check=str(reply.get("check", "")), next_=str(reply.get("next", "")),
                             exit_code=int(reply.get("exit_code", EXIT_ERROR)))  # fmt: skip
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise CommandError(f"{who} answers what this version of swarm cannot read",
-                        check="is it the version that the peer was started with?",
+        raise CommandError(f"{who} sent an answer that this version of swarm cannot read",
+                        check="was the peer started with another version?",
                         exit_code=EXIT_INCOMPATIBLE) from None  # fmt: skip
     raise refused

@@ -1,4 +1,4 @@
-"""Where the peers of one machine live: ``HOME/<place>/``, each locked by the process that runs there.
+"""The places of one machine's peers: ``HOME/<place>/``, each locked by the process that runs there.
 
 A place keeps its key, and so its peer id, from run to run. The lock is the kernel's and ends with the process, however
 that dies. It belongs to the open file (``F_OFD_SETLK``), like flock's, and unlike flock's it can be looked at without
@@ -47,7 +47,8 @@ _FLOCK = "hhqqi4x"
 
 
 def home_directory(given: Path | str | None = None) -> Path:
-    """Where this machine's places are: ``given``, else $SWARM_HOME, else $XDG_DATA_HOME/swarm or ~/.local/share/swarm.
+    """Return the directory of this machine's places: ``given``, else $SWARM_HOME, else $XDG_DATA_HOME/swarm or
+    ~/.local/share/swarm.
 
     Nothing is made.
     """
@@ -74,11 +75,11 @@ class HeldPlace:
 
     @property
     def name(self) -> str:
-        """What it is called: ``1``, ``2``, … or the name it was given."""
+        """Its name: ``1``, ``2``, … or the name it was given."""
         return self.path.name
 
     def name_of(self, peer: str) -> str:
-        """What the peer with that id was called when it was last started here; empty when it never was."""
+        """Return the name of the peer with that id at its last start here; empty if there was none."""
         return self._state.name if self._state.peer == peer else ""
 
     @property
@@ -88,7 +89,7 @@ class HeldPlace:
 
     @property
     def control(self) -> Path:
-        """Where the peer's control socket belongs."""
+        """The path for the peer's control socket."""
         return self.path / CONTROL_SOCKET
 
     def open_session(self, *, name: str, peer: str, role: str, run: str = "", run_name: str = "") -> Path:
@@ -159,12 +160,12 @@ class PlaceInfo:
 
     @property
     def control(self) -> Path:
-        """Where a live peer's control socket is."""
+        """The path of a live peer's control socket."""
         return self.path / CONTROL_SOCKET
 
     @property
     def title(self) -> str:
-        """What people call the peer there: its name, or its place while it has none."""
+        """The name of the peer there, for people, or its place while it has none."""
         return self.state.name if self.state and self.state.name else f"place {self.name}"
 
     @property
@@ -203,7 +204,7 @@ def take_place(
     if place is None:
         state, owner = read_state(home / name), _owner_elsewhere(home / name)
         why = f"it belongs to {owner}" if owner else f"process {state.pid if state else '(unknown)'} has it"
-        raise ConfigError("place", name, "a place no other running peer has",
+        raise ConfigError("place", name, "a place that no other running peer uses",
                           "Leave --place out to get a free one, or choose another name.", why=why)  # fmt: skip
     return place
 
@@ -301,7 +302,7 @@ def _user(uid: int) -> str:
 
 
 def _lock(descriptor: int) -> bool:
-    """Whether the lock is ours now; False when another process has it."""
+    """Return whether the lock is ours now; False when another process has it."""
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
     except OSError as error:

@@ -58,7 +58,7 @@ class RunDirectory:
 
     @property
     def launch_log(self) -> Path:
-        """What the process that starts the peers prints."""
+        """The output of the process that starts the peers."""
         return self.root / "launch.log"
 
     def shard(self, trainer: int) -> Path:
@@ -150,7 +150,7 @@ def _unknown(key: str, given: str, why: str) -> ConfigError:
 
 
 def _nowhere(given: Path, home: Path | str | None) -> str:
-    """Where it was looked for."""
+    """Return the directories searched, in words."""
     return f"{given.absolute()} does not exist, and in {OUT} and {_joined(home)} is no run whose id begins like that"
 
 

@@ -21,8 +21,8 @@ LOOK_EVERY_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What a founder's home knows of the run that it founded: its place there and, where the run had begun, whom to ask
-    to be let in again; else the manifest to found it with."""
+    """A founder's memory of its run: its place there and, if the run had begun, the peers to ask to be let in again;
+    else the manifest with which to found it."""
 
     place: PlaceInfo
     contacts: tuple[str, ...]
@@ -63,7 +63,7 @@ def await_invite(path: Path) -> Invite:
 
 
 def find_past(home: Path, invite: Invite) -> Past | None:
-    """What the home of the founder knows of its run; None where it is not the founder's, or was lost."""
+    """Find the founder's run in its home; None if the home is not the founder's, or was lost."""
     founders = {split_peer(parse_address(address))[1] for address in invite.at}
     for place in list_places(home):
         if place.state is None or place.state.peer not in founders:

@@ -19,7 +19,7 @@ ExitReason = Literal["completed", "interrupted", "peer_failed", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOutcome:
-    """How a run ended: for exit code, last line and report. ``blamed`` is the peer that failed, if one did."""
+    """The end of a run: for exit code, last line and report. ``blamed`` is the peer that failed, if one did."""
 
     exit_reason: ExitReason
     exit_code: int
@@ -39,7 +39,8 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFacts:
-    """What the events do not say. ``began`` is when the command's process started, seconds since the Unix epoch."""
+    """The facts of a run that its events lack. ``began`` is when the command's process started, seconds since the Unix
+    epoch."""
 
     run: str | None
     directory: str
@@ -152,7 +153,8 @@ def write_report(report: dict[str, Any], path: Path) -> None:
 
 
 def closed_steps(path: Path) -> int | None:
-    """How many steps the run of a report closed; None when there is no report (yet), or none that says so."""
+    """Return the number of steps that the run of a report closed; None when there is no report (yet), or none that says
+    so."""
     try:
         report = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

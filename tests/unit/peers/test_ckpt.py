@@ -271,7 +271,7 @@ def test_pull_what_nobody_has_names_it(kept: RunDirectory, run: KeptRun, tmp_pat
     copy = run.keep(tmp_path / "copy", 20, [ENDS])
     assert swarm(["ckpt", "pull", "--from", str(copy.root)]) == EXIT_UNREACHABLE
     error = capsys.readouterr().err
-    assert "no step can be had whole: of the newest, 20, nobody who answers has stage-1" in error
+    assert "no step is complete: of the newest, 20, no peer that answers has stage-1" in error
     assert "ckpt ls" in error
 
 
@@ -310,7 +310,7 @@ def test_pull_of_an_older_step_says_what_nobody_has_of_a_newer_one(
     assert swarm(["ckpt", "pull", str(tmp_path / "new"), "--from", str(copy.root)]) == 0
     captured = capsys.readouterr()
     assert "step 10 is complete here" in captured.out
-    assert "warning: step 10 is not the newest: of step 20 nobody who answers has stage-0 and stage-1" in captured.err
+    assert "warning: step 10 is not the newest: of step 20 no peer that answers has stage-0 and stage-1" in captured.err
 
 
 async def test_pull_from_a_live_run_names_who_trains_what_nobody_has(run: KeptRun, tmp_path: Path) -> None:
@@ -318,7 +318,10 @@ async def test_pull_from_a_live_run_names_who_trains_what_nobody_has(run: KeptRu
     copy = run.keep(tmp_path / "copy", 20, [ENDS, STAGE_0])
     source = replace(directory_source([copy]), head=run.decisions[-1].record)
     pulled = await pull(source, RunDirectory(tmp_path / "new"), lambda *said: None, lambda *told: None)
-    assert (pulled.step, pulled.newer) == (10, ("of step 20 nobody who answers has stage-1 (trained by peer-stage-1)",))
+    assert (pulled.step, pulled.newer) == (
+        10,
+        ("of step 20 no peer that answers has stage-1 (trained by peer-stage-1)",),
+    )
     assert pulled.run_step == run.decisions[-1].record.step > pulled.step
 
 
@@ -507,7 +510,7 @@ def test_resume_of_a_run_that_a_peer_here_saw_end(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--preset", "tiny"], "nothing beside --resume"),
+        (["--preset", "tiny"], "no other option beside --resume"),
         (["--steps", "3"], "--steps = 3"),
         (["--hosts", "3"], "--hosts = 3"),
         (["--tokenizer", "t.json"], "--tokenizer = 't.json'"),

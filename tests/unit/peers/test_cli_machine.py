@@ -209,7 +209,7 @@ def test_drain_all_tells_and_follows_the_others_whatever_one_of_them_does(
 
 def test_drain_is_of_one_peer_or_of_all(otter: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["drain", "--all", "--peer", "brave-otter"]) == 2
-    assert "--all is every peer, --peer is one" in capsys.readouterr().err
+    assert "--all drains every peer and --peer one" in capsys.readouterr().err
     assert otter.poll() is None
 
 
@@ -237,7 +237,7 @@ def test_drain_of_a_peer_that_is_killed_meanwhile_complains(
     look = farewell.look_at
     monkeypatch.setattr(farewell, "look_at", kill)
     assert run(["drain"]) == 1
-    assert "ended without a word" in capsys.readouterr().err
+    assert "ended without saying why" in capsys.readouterr().err
     assert run(["status"]) == 3
     assert "was killed, or its machine went down" in capsys.readouterr().out
 

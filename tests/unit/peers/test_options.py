@@ -203,7 +203,7 @@ def row(setting: Setting) -> str:
 
 def test_page_s_table_is_the_model() -> None:
     page = (ROOT / "peers" / "README.md").read_text(encoding="utf-8")
-    section = page.partition("\n## What a peer can be told\n")[2].partition("\n## ")[0]
+    section = page.partition("\n## Settings of a peer\n")[2].partition("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("| `")]
     assert rows == [row(one) for one in PEER.values()], "\n".join(row(one) for one in PEER.values())
 
