@@ -18,9 +18,9 @@ from swarm.events import CheckpointFailed, CheckpointWritten, Event
 from swarm.ids import ENDS, stage_part
 from swarm.state.checkpoints.files import clear_bare, part_path, step_directory
 from swarm.state.checkpoints.parts import held, latest, read_manifest, steps
-from tests.unit.peers.fake_clock import FakeClock
+from tests.harness.rigs.clocks import FakeClock
+from tests.harness.rigs.state import BrokenDisk, install
 from tests.unit.peers.kept_run import PARTS, KeptRun, kept_run
-from tests.unit.state.broken_disk import BrokenDisk, install
 
 
 class Heard:

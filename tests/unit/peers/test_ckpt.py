@@ -28,7 +28,7 @@ from swarm.ids import ENDS, RunId, stage_part
 from swarm.state.checkpoints.donors import DirectoryDonor
 from swarm.state.checkpoints.parts import flaw, latest, part_path, read_manifest, step_directory, steps, write_manifest
 from swarm.state.checkpoints.rotation import aside_directory, set_aside
-from tests.unit.peers.fake_clock import FakeClock
+from tests.harness.rigs.clocks import FakeClock
 from tests.unit.peers.kept_run import PARTS, KeptRun, kept_run
 from tests.unit.peers.test_cli import HEAVY, PROBE
 

@@ -24,11 +24,11 @@ from swarm.membership.founding_record import Origin, founding_record
 from swarm.state.checkpoints.parts import held, part_path, read_manifest, steps
 from swarm.state.checkpoints.rotation import aside_directory
 from swarm.state.checkpoints.shelf import CheckpointShelf
+from tests.harness.rigs.clocks import FakeClock
+from tests.harness.rigs.state import BrokenDisk, install
 from tests.harness.settings import peer_settings
-from tests.unit.peers.fake_clock import FakeClock
 from tests.unit.peers.kept_run import KeptRun, kept_run
 from tests.unit.peers.test_checkpoints import Heard
-from tests.unit.state.broken_disk import BrokenDisk, install
 
 
 @pytest.fixture

@@ -27,8 +27,8 @@ from peers.home.places import PlaceInfo, list_places, look_at_place, take_place
 from swarm.averaging.config import AveragingConfig, LocalConfig
 from swarm.clock import SystemClock
 from swarm.membership.status_types import PartTurnout
+from tests.harness.rigs.clocks import FakeClock
 from tests.harness.standing_peer import INVITE, PEER, RUN, running, standing
-from tests.unit.peers.fake_clock import FakeClock
 
 HEAVY = ("torch", "hivemind", "pydantic", "multiaddr", "cryptography", "asyncio", "rich", "uvloop", "numpy")
 PROBE = """

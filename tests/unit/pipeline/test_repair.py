@@ -20,7 +20,7 @@ from swarm.pipeline.trainer.trainer import OWN_FAILURES
 from swarm.pipeline.wiring import Wiring
 from swarm.step.calls import first_leaf
 from tests.harness.expect import eventually
-from tests.unit.peers.fake_clock import FakeClock
+from tests.harness.rigs.clocks import FakeClock
 from tests.unit.pipeline.crew import PHASES, Crew, quick
 from tests.unit.pipeline.world import TRAINER, FakeLeader, microbatch, spoil, turns, working
 

@@ -28,8 +28,7 @@ from swarm.state.checkpoints.parts import (
     write_part,
 )
 from swarm.state.snapshot import Snapshot, digest
-from tests.unit.state.broken_disk import BrokenDisk, PowerCut, install
-from tests.unit.state.states import snapshot
+from tests.harness.rigs.state import BrokenDisk, PowerCut, install, snapshot
 
 RUN = "ab" * 32
 OTHER = FlatLayout.from_shapes([("c", (2, 2))])

@@ -44,7 +44,7 @@ from swarm.state.download import Data, Wanted
 from swarm.state.sharing import MAX_WINDOW
 from swarm.state.snapshot import digest, hashes_of
 from swarm.state.transfer import ChunkRequest, DescribeRequest
-from tests.unit.state.states import snapshot
+from tests.harness.rigs.state import snapshot
 
 RUN = RunId("ab" * 32)
 BIG = FlatLayout.from_shapes([("a", (40, 33)), ("b", (7,)), ("c", ()), ("d", (0, 3)), ("e", (9, 9))])

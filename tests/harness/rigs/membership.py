@@ -1,9 +1,13 @@
-"""A run that others observe: a real part, real digests and updates, a donor, a contact, and whatever one wants to lie
-about."""
+"""The rig of ``swarm.membership``: a run that others observe, with a real part, real digests and updates, a donor and a
+contact, and whatever one wants to lie about.
+
+    bench = ObserverBench(Run(steps=2))
+    await bench.open()
+    part = await bench.installed(bench.observer())
+"""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
@@ -12,7 +16,7 @@ from typing import Any
 import torch
 
 from swarm.consensus.records import CloseRecord, Decision, acceptance_bytes
-from swarm.consensus.roster import Member, Roster
+from swarm.consensus.roster import Roster
 from swarm.ids import PartName, PeerId, stage_part
 from swarm.membership.founding_record import genesis
 from swarm.membership.observer import Observer, ObserverContext
@@ -29,56 +33,42 @@ from swarm.sim.network import SimEndpoint, SimNetwork
 from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted
 from swarm.state.snapshot import Snapshot, digest, initial_snapshot
 from swarm.state.transfer import StateDonor
-from tests.unit.step.world import RUN, InlineDevice, sign, verify
+from tests.harness.rigs.clocks import FakeClock as FakeClock
+from tests.harness.rigs.clocks import HandClock as HandClock
+from tests.harness.rigs.clocks import LoopClock as LoopClock
+from tests.harness.rigs.clocks import in_time as in_time
+from tests.harness.rigs.clocks import turns as turns
+from tests.harness.rigs.clocks import virtual as virtual
+from tests.harness.rigs.common import RUN as RUN
+from tests.harness.rigs.common import EventList as EventList
+from tests.harness.rigs.common import InlineDevice as InlineDevice
+from tests.harness.rigs.common import inline as inline
+from tests.harness.rigs.common import sign as sign
+from tests.harness.rigs.common import verify as verify
+from tests.harness.rigs.consensus import COMMITTED as COMMITTED
+from tests.harness.rigs.consensus import GENESIS as GENESIS
+from tests.harness.rigs.consensus import ROSTER as ROSTER
+from tests.harness.rigs.consensus import A as A
+from tests.harness.rigs.consensus import B as B
+from tests.harness.rigs.consensus import T as T
+from tests.harness.rigs.consensus import acceptances as acceptances
+from tests.harness.rigs.consensus import listed as listed
+from tests.harness.rigs.consensus import record as record
+from tests.harness.rigs.state import ME as ME
+from tests.harness.rigs.state import Donors as Donors
+from tests.harness.rigs.state import big_state as big_state
+from tests.harness.rigs.step import RULES as RULES
+from tests.harness.rigs.step import MemberBench as MemberBench
+from tests.harness.rigs.step import apply as apply
+from tests.harness.rigs.step import decide as decide
+from tests.harness.rigs.step import prepare as prepare
+from tests.harness.rigs.step import reconcile as reconcile
 
 MODEL = GptConfig(vocab_size=300, dim=16, layers=2, heads=2, context=8)
 STAGE = stage_part(0)
 DONOR, CONTACT, OTHER, JOINER = (PeerId(name) for name in ("D", "C", "E", "J"))
-
-
-def listed(peer: str, role: Any = "stage", part: str | None = STAGE) -> Member:
-    """A member without addresses."""
-    return Member(peer=peer, role=role, name=peer.lower(), part=part, addresses=())
-
-
-ROSTER = Roster([listed(DONOR), listed(OTHER), listed(CONTACT, "trainer", "ends")])
-
-
-class HandClock:
-    """Time that goes on when told; whoever sleeps so long wakes."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self._sleepers: list[tuple[float, asyncio.Future[None]]] = []
-
-    def monotonic(self) -> float:
-        """See :class:`swarm.clock.Clock`."""
-        return self.now
-
-    def wall(self) -> float:
-        """See :class:`swarm.clock.Clock`."""
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        """Until :meth:`advance` has gone so far."""
-        waker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._sleepers.append((self.now + seconds, waker))
-        await waker
-
-    async def advance(self, seconds: float) -> None:
-        """Let time pass, and those who woke do what they do."""
-        self.now += seconds
-        for due, waker in self._sleepers:
-            if due <= self.now and not waker.done():
-                waker.set_result(None)
-        self._sleepers = [(due, waker) for due, waker in self._sleepers if not waker.done()]
-        await turns()
-
-
-async def turns(count: int = 50) -> None:
-    """Let everybody go on as far as they can."""
-    for _ in range(count):
-        await asyncio.sleep(0)
+OBSERVED = Roster([listed(DONOR), listed(OTHER), listed(CONTACT, "trainer", "ends")])
+"""Who takes part in the run that is observed."""
 
 
 def fresh_part() -> TrainedPart:
@@ -99,7 +89,7 @@ class Run:
 
     def __init__(self, steps: int = 0) -> None:
         self.part = fresh_part()
-        self.decisions = [signed(genesis(RUN, ROSTER, self._digests(digest(self.part.snapshot()))))]
+        self.decisions = [signed(genesis(RUN, OBSERVED, self._digests(digest(self.part.snapshot()))))]
         for _ in range(steps):
             self.close()
 
@@ -139,12 +129,12 @@ class Run:
         return {STAGE: of_stage, PartName("stage-1"): "0" * 64, PartName("ends"): "1" * 64}
 
 
-def signed(record: CloseRecord, peers: Sequence[PeerId] = ROSTER.peers, mean: torch.Tensor | None = None) -> Decision:
+def signed(record: CloseRecord, peers: Sequence[PeerId] = OBSERVED.peers, mean: torch.Tensor | None = None) -> Decision:
     """A decision that these peers accepted."""
     return Decision(record, {peer: sign(peer, acceptance_bytes(record)) for peer in peers}, mean)
 
 
-class Bench:
+class ObserverBench:
     """Who serves the run to an observer, over a network in memory and in a time of its own. ``replicas`` of the stage
     are donors; all of them and the contact decide at once, unless :meth:`publish` is told who does."""
 
@@ -257,11 +247,6 @@ class Bench:
 
     def _note(self, peer: PeerId, method: Rpc[Any, Any]) -> None:
         self.asked.append((peer, method))
-
-
-async def inline(work: Callable[..., Any], *args: Any) -> Any:
-    """Runs on the loop what else runs in a thread."""
-    return work(*args)
 
 
 async def _holds_nothing(part: PartName) -> None:
