@@ -45,17 +45,23 @@ async def inline(work: Callable[..., T], /, *args: Any) -> T:
 
 
 class InlineDevice:
-    """A device thread that is the loop itself; ``gate`` holds the work up, which then goes on even when its awaiter is
-    cancelled, as on the real one."""
+    """A device thread that is the loop itself, whose work ``gate`` holds up.
 
-    def __init__(self) -> None:
+    What is held up is done even when its awaiter is cancelled, as on the real one. With ``forgets`` it is not: a gate
+    that is never opened leaves no task behind.
+    """
+
+    def __init__(self, *, forgets: bool = False) -> None:
         self.gate: asyncio.Event | None = None
+        self._forgets = forgets
         self._running: set[asyncio.Future[Any]] = set()
 
     async def run(self, fn: Callable[..., Any], /, *args: Any) -> Any:
         """See :class:`swarm.device.DeviceThread`."""
         if self.gate is None:
             return fn(*args)
+        if self._forgets:
+            return await self._later(self.gate, fn, *args)
         work = asyncio.ensure_future(self._later(self.gate, fn, *args))
         self._running.add(work)
         work.add_done_callback(self._running.discard)

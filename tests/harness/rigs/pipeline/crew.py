@@ -12,7 +12,8 @@ from swarm.pipeline.settle import Assigned
 from swarm.pipeline.stage.admission import Participants
 from swarm.pipeline.trainer.pace import JourneyDeadlines
 from swarm.sim.network import SimNetwork
-from tests.unit.pipeline.world import TRAINER, FakeLeader, Replica, TrainerSide, enter, working
+from tests.harness.rigs.pipeline.parts import TRAINER
+from tests.harness.rigs.pipeline.sides import FakeLeader, Replica, TrainerSide, enter, working
 
 PHASES = ("forward", "handed on", "backward", "accumulate", "accumulated")
 """When a fault strikes: as a forward begins, as the next stage begins with its output, as a backward begins, before and
