@@ -21,7 +21,6 @@ from swarm.ids import PartName, PeerId, stage_part
 from swarm.membership.founding_record import genesis
 from swarm.membership.observer import Observer, ObserverContext
 from swarm.membership.observer_service import ObserverService
-from swarm.models.gpt_config import GptConfig
 from swarm.models.registry import family_of
 from swarm.models.spec import SplitConfig
 from swarm.network.protocols import Answer, AnyMethod, Incoming, Rpc
@@ -54,6 +53,7 @@ from tests.harness.rigs.consensus import T as T
 from tests.harness.rigs.consensus import acceptances as acceptances
 from tests.harness.rigs.consensus import listed as listed
 from tests.harness.rigs.consensus import record as record
+from tests.harness.rigs.models import TINY as TINY
 from tests.harness.rigs.state import ME as ME
 from tests.harness.rigs.state import Donors as Donors
 from tests.harness.rigs.state import big_state as big_state
@@ -64,7 +64,6 @@ from tests.harness.rigs.step import decide as decide
 from tests.harness.rigs.step import prepare as prepare
 from tests.harness.rigs.step import reconcile as reconcile
 
-MODEL = GptConfig(vocab_size=300, dim=16, layers=2, heads=2, context=8)
 STAGE = stage_part(0)
 DONOR, CONTACT, OTHER, JOINER = (PeerId(name) for name in ("D", "C", "E", "J"))
 OBSERVED = Roster([listed(DONOR), listed(OTHER), listed(CONTACT, "trainer", "ends")])
@@ -74,14 +73,14 @@ OBSERVED = Roster([listed(DONOR), listed(OTHER), listed(CONTACT, "trainer", "end
 def fresh_part() -> TrainedPart:
     """The stage, at its initial weights."""
     part = empty_part()
-    part.install(initial_snapshot(STAGE, part.layout, family_of(MODEL).initial_weights(0)))
+    part.install(initial_snapshot(STAGE, part.layout, family_of(TINY).initial_weights(0)))
     return part
 
 
 def empty_part() -> TrainedPart:
     """The stage, without weights."""
-    spec = next(spec for spec in family_of(MODEL).parts(SplitConfig(stages=2)) if spec.name == STAGE)
-    return TrainedPart(spec, MODEL, AdamW(OptimizerConfig()))
+    spec = next(spec for spec in family_of(TINY).parts(SplitConfig(stages=2)) if spec.name == STAGE)
+    return TrainedPart(spec, TINY, AdamW(OptimizerConfig()))
 
 
 class Run:

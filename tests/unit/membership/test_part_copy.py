@@ -24,10 +24,10 @@ from swarm.state.snapshot import Snapshot
 from tests.harness.rigs.membership import (
     CONTACT,
     DONOR,
-    MODEL,
     OTHER,
     RUN,
     STAGE,
+    TINY,
     EventList,
     HandClock,
     InlineDevice,
@@ -101,7 +101,7 @@ class Scene:
         manifest = SimpleNamespace(
             run_id=RUN,
             run=SimpleNamespace(copies=1),
-            model=MODEL,
+            model=TINY,
             split=SplitConfig(stages=2),
             optimizer=OptimizerConfig(),
             averaging=AveragingConfig(),

@@ -1,5 +1,8 @@
-"""A family that is nothing like our own: its config is JSON in a string, its weights come from a file, its head is tied
-to its table, its layers have a buffer that is part of the state, and a part is cut out of the whole module."""
+"""The rig of ``swarm.models``: small GPTs, and a family that is nothing like our own.
+
+The foreign family's config is JSON in a string, its weights come from a file, its head is tied to its table, its layers
+have a buffer that is part of the state, and a part is cut out of the whole module.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,13 @@ from torch import Tensor, nn
 
 from swarm.errors import ConfigError, StateError
 from swarm.models.family import ModelFamily, PartCost, PartModule, Work
+from swarm.models.gpt_config import GptConfig
 from swarm.models.layout import state_of
 from swarm.models.spec import PartSpec, TensorSpec
 from swarm.schema import Section
+
+MODEL = GptConfig(vocab_size=300, dim=32, layers=2, heads=4, context=16)
+TINY = GptConfig(vocab_size=300, dim=16, layers=2, heads=2, context=8)
 
 
 class ForeignConfig(Section):
