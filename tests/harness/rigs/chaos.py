@@ -1,10 +1,18 @@
-"""Worlds whose engine and processes are made up: what is done to them is written down, and time is told to pass."""
+"""The rig of ``peers.chaos``: worlds whose engine and processes are made up.
+
+What is done to them is written down, and time passes when it is told.
+
+    world, engine, timers = contained(tmp_path, "a", "b")
+    world.inflict(Kill(("a",)))
+    assert any(call[0] == "kill" for call in engine.calls)
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import pytest
 
@@ -12,9 +20,12 @@ from peers.chaos import means
 from peers.chaos.container_start import Contained
 from peers.chaos.container_world import ContainerWorld
 from peers.chaos.engine import EngineError
+from peers.chaos.faults import CannotInflict, Fault, Kill, LimitMemory, Pause, Restart, Stop
 from peers.chaos.process_world import ProcessWorld
 from peers.chaos.processes import Process, RealPeer
-from peers.chaos.world import PeerSpec
+from peers.chaos.world import PeerSpec, Stamps
+
+Hear = Callable[[str, str, Mapping[str, Any]], None]
 
 
 class Timers:
@@ -144,3 +155,153 @@ class Processes:
             self.signals.append((pid, number))
             if number == 9:
                 self._known[pid].returncode = -9
+
+
+# --- a whole play ----------------------------------------------------------------------------------------------------
+
+
+class MadeUpWorld:
+    """Implements PlayWorld. Each look at the clock is 0.1 s later and closes a step; ``happens`` says what else happens
+    at a step."""
+
+    def __init__(
+        self, root: Path, happens: Mapping[int, Callable[[MadeUpWorld], None]] | None = None, *, steps: int = 40
+    ) -> None:
+        self.root = root
+        self.stamps = Stamps(lambda: self._wall)
+        self.living: set[str] = set()
+        self.done: list[tuple[int, Fault]] = []
+        self.stopped: list[str] = []
+        self.step = 0
+        self._joining: dict[str, int] = {}
+        self.codes: dict[str, int] = {}
+        self.failures: list[str] = []
+        self._happens = {steps: MadeUpWorld.leave, **(happens or {})}
+        self._wall = 1000.0
+        self._hear: list[Hear] = []
+        self._telling = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.living.clear()
+
+    def say(self, name: str, kind: str, **fields: Any) -> None:
+        """A peer writes an event."""
+        telling, self._telling = self._telling, True
+        self.stamps.tell(self._wall)
+        for hear in self._hear:
+            hear(name, kind, fields)
+        self._telling = telling
+
+    def wall(self) -> float:
+        """See :class:`~swarm.clock.Clock`."""
+        self._wall += 0.0 if self._telling else 0.1
+        if not self._telling and self.step and len(self.living) >= 3:
+            self._close()
+        return self._wall
+
+    def leave(self) -> None:
+        """The run is over."""
+        for name in sorted(self.living):
+            self.end(name, 0)
+
+    def _close(self) -> None:
+        self.step += 1
+        if self.step == 1:
+            for name in sorted(self.living):
+                self._ready(name)
+        for name in [name for name, step in self._joining.items() if step <= self.step]:
+            del self._joining[name]
+            self._ready(name)
+        self.say("host-0-0", "StepClosed", step=self.step, loss=5.0, tokens=10)
+        if (act := self._happens.get(self.step)) is not None:
+            act(self)
+
+    def _ready(self, name: str) -> None:
+        part = {"h": "stage-0", "t": "ends"}.get(name[0])
+        self.say(name, "PeerReady", part=part, seconds=1.0, again=False)
+
+    def start(self, spec: PeerSpec) -> None:
+        """See PlayWorld."""
+        self.living.add(spec.name)
+        if spec.name == "bootstrap":
+            self.say("bootstrap", "Invited", invite="swarm1:x")
+        else:
+            assert "swarm1:x" in spec.arguments
+
+    def expect(self, spec: PeerSpec) -> None:
+        """See PlayWorld."""
+        raise AssertionError(spec)
+
+    def alive(self, name: str) -> bool:
+        """See PlayWorld."""
+        if not self.step and len(self.living) == 4:
+            self._close()
+        return name in self.living
+
+    def exit_code(self, name: str) -> int | None:
+        """See PlayWorld."""
+        return None if name in self.living else self.codes.get(name, -9)
+
+    def end(self, name: str, code: int) -> None:
+        """It ends by itself."""
+        self.codes[name] = code
+        self.living.discard(name)
+
+    def stop(self, names: Iterable[str], grace_s: float) -> None:
+        """See PlayWorld."""
+        self.stopped += names
+        self.living.clear()
+
+    def homes(self) -> Sequence[Path]:
+        """See PlayWorld."""
+        return []
+
+    def problems(self) -> Sequence[str]:
+        """See PlayWorld."""
+        return self.failures
+
+    def unkept(self) -> Sequence[str]:
+        """See PlayWorld."""
+        return ()
+
+    def log(self, name: str) -> Path:
+        """See PlayWorld."""
+        path = self.root / f"{name}.log"
+        path.write_text('{"kind": "x"}\n' + f"the last word of {name}\n")
+        return path
+
+    def listen(self, hear: Hear) -> None:
+        """See PlayWorld."""
+        self._hear.append(hear)
+
+    def check(self, fault: Fault) -> None:
+        """See PlayWorld."""
+        if not isinstance(fault, Kill | LimitMemory | Pause | Restart | Stop):
+            raise CannotInflict(f"a made-up world has no means for {fault.name}")
+
+    def inflict(self, fault: Fault) -> Iterable[str]:
+        """See PlayWorld."""
+        self.done.append((self.step, fault))
+        if isinstance(fault, Kill):
+            self.living -= set(fault.peers)
+        if isinstance(fault, Restart):
+            self.living.add(fault.peer)
+            self._joining[fault.peer] = self.step + 5
+        return fault.victims
+
+    def identity(self, name: str) -> str:
+        """See PlayWorld."""
+        return name.upper()
+
+
+def client_script(root: Path, script: str) -> Path:
+    """Write a stand-in for the engine's client, which does what the shell script says, and return where."""
+    path = root / "client"
+    path.write_text(script)
+    path.chmod(0o755)
+    return path

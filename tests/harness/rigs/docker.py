@@ -1,4 +1,4 @@
-"""The scripts of ``docker/`` in a place of their own, with stand-ins for the programs that they call."""
+"""The rig of the scripts of ``docker/``: a place of their own, with stand-ins for the programs that they call."""
 
 from __future__ import annotations
 
