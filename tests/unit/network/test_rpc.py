@@ -22,12 +22,9 @@ from swarm.network.rpc.framing import Kind, encode_frame
 from swarm.network.rpc.link import ByteMeter
 from swarm.network.rpc.server import ServerStream
 from swarm.schema import Empty, Message
+from tests.harness.rigs.network import Ask
 
 CALLER, SERVER = PeerId("caller"), PeerId("server")
-
-
-class Ask(Message):
-    """A question without content."""
 
 
 FULL = Rpc("test/1/full", Ask, Empty)
