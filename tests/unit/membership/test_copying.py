@@ -13,7 +13,7 @@ from swarm.ids import ENDS, PartName, PeerId, stage_part
 from swarm.membership import copying
 from swarm.membership.copying import Copying, _Kept
 from tests.harness.rigs.membership import LoopClock, virtual
-from tests.unit.peers.kept_run import KeptRun, kept_run
+from tests.harness.rigs.peers import KeptRun, kept_run
 
 STEP = 11
 

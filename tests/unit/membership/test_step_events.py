@@ -10,7 +10,7 @@ from swarm.events import Participation, StepClosed
 from swarm.membership.status import PeerStatus
 from swarm.membership.step_events import StepEvents
 from tests.harness.rigs.membership import COMMITTED, GENESIS, A, B, EventList, FakeClock, record
-from tests.unit.peers.kept_run import kept_run
+from tests.harness.rigs.peers import kept_run
 
 
 class Told:
