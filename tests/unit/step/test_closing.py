@@ -13,9 +13,8 @@ from swarm.membership.founding_record import genesis
 from swarm.optim.update import clip_factor
 from swarm.step.decisions import Disagreement, agreed, cursors, global_norm
 from swarm.step.messages import MAX_SQ_NORM, Averaged
-from tests.harness.rigs.step import listed
+from tests.harness.rigs.step import RUN, listed
 
-RUN = "ab" * 32
 ROSTER = Roster(
     [
         listed("a"),

@@ -9,15 +9,14 @@ import pytest
 from swarm.consensus.records import Contribution
 from swarm.consensus.roster import Roster
 from swarm.errors import Refused, Superseded, Violation, WrongStep
-from swarm.ids import ENDS, MicrobatchId, PeerId, RunId, stage_part
+from swarm.ids import ENDS, MicrobatchId, PeerId, stage_part
 from swarm.optim.schedules import OptimizerConfig
 from swarm.security.signing import PrivateIdentity, receipt_bytes, verify
 from swarm.step.leader.service import LeadService
 from swarm.step.messages import Complete, Lease
 from swarm.step.rules import StepRules
-from tests.harness.rigs.step import asked, listed
+from tests.harness.rigs.step import RUN, asked, listed
 
-RUN = RunId("ab" * 32)
 HOSTS = [PrivateIdentity(bytes([i]) * 32) for i in range(3)]
 TRAINER, OTHER = (PrivateIdentity(bytes([i]) * 32) for i in (11, 12))
 ROSTER = Roster(
