@@ -207,7 +207,7 @@ class ObserverBench:
         context = ObserverContext(
             run=RUN,
             endpoint=self.endpoints[me],
-            device=InlineDevice(),  # type: ignore[arg-type]
+            device=InlineDevice(),
             verify=verify,
             observe=observe,
         )

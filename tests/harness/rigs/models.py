@@ -85,8 +85,8 @@ class ForeignPart(PartModule):
         return out
 
     def parameters_of(self, work: Work) -> dict[str, nn.Parameter]:
-        ends = {"wte.weight", "lm_head.weight"}
-        return {name: p for name, p in self.named_parameters() if (name in ends) == (work != "forward")}
+        ends = {id(module.weight) for module in (self.wte, self.lm_head) if module is not None}
+        return {name: p for name, p in self.named_parameters() if (id(p) in ends) == (work != "forward")}
 
 
 class ForeignFamily(ModelFamily):
