@@ -69,7 +69,7 @@ class Network:
         self._deaths[peer].set()
 
     def cut(self, one: PeerId, other: PeerId) -> None:
-        """From now on nothing that these two send each other arrives, and neither is told."""
+        """Lose, from now on, all that these two send each other, and tell neither."""
         self._sim.cut(one, other)
         self._sim.cut(other, one)
 
@@ -141,12 +141,12 @@ class TappedEndpoint:
 
 
 def names(count: int) -> tuple[PeerId, ...]:
-    """Peer ids in rank order."""
+    """Return so many peer ids in rank order."""
     return tuple(PeerId(f"p{number}") for number in range(count))
 
 
 def make_plan(weights: Mapping[PeerId, int] | Sequence[int], elements: int, **fields: Any) -> RoundPlan:
-    """A plan of stage 0's step 1, 30 s, for members p0 … with these weights."""
+    """Return a plan of stage 0's step 1, 30 s, for members p0 … with these weights."""
     if not isinstance(weights, Mapping):
         weights = dict(zip(names(len(weights)), weights, strict=True))
     key = RoundKey(step=1, part=stage_part(0), attempt=fields.pop("attempt", 0))
@@ -155,14 +155,14 @@ def make_plan(weights: Mapping[PeerId, int] | Sequence[int], elements: int, **fi
 
 
 def whole_numbers(plan: RoundPlan, seed: int = 0) -> dict[PeerId, torch.Tensor]:
-    """Sums whose addition is exact, so that the right mean is one division away."""
+    """Return sums whose addition is exact, so that the right mean is one division away."""
     rng = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, plan.dtype)
     return {peer: torch.randint(-1000, 1000, (plan.elements,), generator=rng).to(dtype) for peer in plan.contributors}
 
 
 def right_mean(plan: RoundPlan, sums: Mapping[PeerId, torch.Tensor]) -> torch.Tensor:
-    """What the round must give."""
+    """Return the mean that the round must give."""
     total = torch.zeros(plan.elements, dtype=torch.float64)
     for peer in plan.contributors:
         total += sums[peer].double()
@@ -170,7 +170,7 @@ def right_mean(plan: RoundPlan, sums: Mapping[PeerId, torch.Tensor]) -> torch.Te
 
 
 async def serve_members(network: Network, members: Sequence[PeerId]) -> dict[PeerId, AllReduce]:
-    """One all-reduce service for each member, mounted."""
+    """Mount an all-reduce service at each member, and return them."""
     services = {}
     for peer in members:
         endpoint = await network.join(peer)
@@ -188,7 +188,7 @@ async def play(
     sums: Mapping[PeerId, torch.Tensor],
     plans: Mapping[PeerId, RoundPlan] | None = None,
 ) -> dict[PeerId, Outcome]:
-    """All members reduce at once; what each got. A member that dies has its task cancelled, like its process."""
+    """Have all members reduce at once and return what each got. A member that dies has its task cancelled."""
     services = await serve_members(network, plan.members)
     tasks = {
         peer: asyncio.ensure_future(services[peer].reduce((plans or {}).get(peer, plan), sums.get(peer)))

@@ -40,7 +40,7 @@ class Timers:
             self.acts.append(act)
 
     def ring(self) -> None:
-        """All that was to be done later is done now."""
+        """Do now all that was to be done later."""
         acts, self.acts = self.acts, []
         for act in acts:
             act()
@@ -60,7 +60,7 @@ class FakeEngine:
         self.paused: set[str] = set()
 
     def call(self, *arguments: str, timeout_s: float = 0.0) -> str:
-        """Note it; what is killed or removed has ended."""
+        """Note the call; what is killed or removed has ended."""
         self.calls.append(arguments)
         if self.refused & set(arguments):
             raise EngineError(f"refused: {' '.join(arguments)}")
@@ -75,20 +75,20 @@ class FakeEngine:
         return "true" if arguments[0] == "inspect" else ""
 
     def inspect(self, name: str, what: str) -> str:
-        """Every first process has this number."""
+        """Return what the engine says of a container; every first process has the same number."""
         self.call("inspect", name, what)
         if "Paused" in what:
             return str(name in self.paused).lower()
         return "4321" if "Pid" in what else "true"
 
     def end(self, *names: str, code: int = 137) -> None:
-        """These containers end."""
+        """End these containers."""
         for name in names:
             self._world.watcher._take("die", {"name": name, "exitCode": str(code)})
 
 
 def contained(root: Path, *names: str) -> tuple[ContainerWorld, FakeEngine, Timers]:
-    """A world in which each of these was started once."""
+    """Return a world in which each of these was started once."""
     world = ContainerWorld(root)
     engine, timers = FakeEngine(world), Timers()
     world.engine = engine  # type: ignore[assignment]
@@ -134,20 +134,20 @@ class Processes:
             self.add(PeerSpec(name=name, role="stage", arguments=("join",)))
 
     def add(self, spec: PeerSpec) -> None:
-        """One that was started once."""
+        """Add a peer that was started once."""
         peer = RealPeer(spec, self.world.root / "homes" / spec.name)
         peer.home.mkdir(parents=True)
         self.world._enter(peer, spec)
         peer.starts.append(Process(self.process(), self.world.root / f"{spec.name}.log"))
 
     def process(self) -> Any:
-        """Another one."""
+        """Return another made-up process."""
         made = FakeProcess(100 + len(self._known))
         self._known[made.pid] = made
         return made
 
     def end(self, name: str, code: int = 1) -> None:
-        """A peer ends by itself."""
+        """Have a peer end by itself."""
         self._known[self.world.peers[name].pid].returncode = code
 
     def _signal_all(self, pids: Any, number: int) -> None:
@@ -190,7 +190,7 @@ class MadeUpWorld:
         self.living.clear()
 
     def say(self, name: str, kind: str, **fields: Any) -> None:
-        """A peer writes an event."""
+        """Have a peer write an event."""
         telling, self._telling = self._telling, True
         self.stamps.tell(self._wall)
         for hear in self._hear:
@@ -205,7 +205,7 @@ class MadeUpWorld:
         return self._wall
 
     def leave(self) -> None:
-        """The run is over."""
+        """End the run."""
         for name in sorted(self.living):
             self.end(name, 0)
 
@@ -248,7 +248,7 @@ class MadeUpWorld:
         return None if name in self.living else self.codes.get(name, -9)
 
     def end(self, name: str, code: int) -> None:
-        """It ends by itself."""
+        """Have a peer end by itself."""
         self.codes[name] = code
         self.living.discard(name)
 

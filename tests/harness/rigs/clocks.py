@@ -77,13 +77,13 @@ class HandClock:
         return self.now
 
     async def sleep(self, seconds: float) -> None:
-        """Until :meth:`advance` has gone so far."""
+        """Wait until :meth:`advance` has gone so far."""
         waker: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._sleepers.append((self.now + seconds, waker))
         await waker
 
     async def advance(self, seconds: float) -> None:
-        """Let time pass, and those who woke do what they do."""
+        """Let time pass, and let those who woke go on."""
         self.now += seconds
         for due, waker in self._sleepers:
             if due <= self.now and not waker.done():
@@ -96,7 +96,7 @@ class JumpClock(HandClock):
     """Time that stands still while anybody can go on, and then jumps: see :func:`in_time`."""
 
     def jump(self) -> None:
-        """To the next who wakes. Raises AssertionError when nobody ever will: a deadlock."""
+        """Move to the next who wakes. Raises AssertionError when nobody ever will: a deadlock."""
         waiting = (sleeper for sleeper in self._sleepers if not sleeper[1].done())
         self._sleepers = sorted(waiting, key=lambda sleeper: sleeper[0])
         assert self._sleepers, "everybody waits, and nobody sleeps"
@@ -107,7 +107,7 @@ class JumpClock(HandClock):
 
 
 async def in_time(clock: JumpClock, task: asyncio.Task[T]) -> T:
-    """The task's result; the time jumps whenever nobody can go on."""
+    """Return the task's result; the time jumps whenever nobody can go on."""
     while not task.done():
         await turns(QUIET_TURNS)
         if not task.done():
@@ -132,7 +132,7 @@ def in_virtual_time(work: Coroutine[Any, Any, T]) -> T:
 
 
 def virtual(story: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
-    """A test that runs in virtual time: an hour takes no time, and who waits for nothing is noticed."""
+    """Have a test run in virtual time: an hour takes no time, and waiting for nothing fails."""
 
     @functools.wraps(story)
     def play(*args: Any, **kwargs: Any) -> None:

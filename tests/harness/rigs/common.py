@@ -24,17 +24,17 @@ NOTHING_BESIDE = Incoming(memoryview(b""), 1e9)
 
 
 def sign(peer: PeerId, data: bytes) -> bytes:
-    """64 bytes that :func:`verify` accepts; everybody could make them, but nobody in these tests does."""
+    """Return 64 bytes that :func:`verify` accepts. Anybody could make them; nobody in these tests does."""
     return hashlib.sha512(peer.encode() + data).digest()
 
 
 def verify(peer: PeerId, data: bytes, signature: bytes) -> bool:
-    """Whether :func:`sign` made it."""
+    """Return whether :func:`sign` made the signature."""
     return signature == sign(peer, data)
 
 
 async def asked(service: Service, body: Message, caller: PeerId) -> Any:
-    """What the service answers to this body; its kind says which of the methods is meant."""
+    """Return what the service answers to this body; its kind says which of the methods is meant."""
     method = next(each for each in service.methods() if each.rpc.request is type(body))
     return (await method.handle(caller, body, NOTHING_BESIDE)).body
 
@@ -86,5 +86,5 @@ class EventList:
             listener(event)
 
     def of(self, kind: type[EventT]) -> list[EventT]:
-        """All events of a kind."""
+        """Return all events of a kind."""
         return [event for event in self.events if isinstance(event, kind)]

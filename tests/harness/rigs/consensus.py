@@ -147,13 +147,13 @@ class TermLeader:
     anew: bool = False
 
     def promised(self, voter: int, promise: Promised) -> None:
-        """What it proposes is settled by the first majority that promises; term 0 needs none."""
+        """Take a promise. The first majority settles what is proposed; term 0 needs none."""
         self.promises[voter] = promise
         if self.proposal is None and not self.anew and len(self.promises) >= majority(VOTERS):
             self.begin(must_propose(list(self.promises.values())))
 
     def begin(self, found: Vote | None) -> None:
-        """It proposes what was found, or works anew."""
+        """Propose what was found, or work anew."""
         self.anew = found is None
         if found is not None:
             self.proposal = Vote(term=self.term, record=found.record)
@@ -180,13 +180,13 @@ class Ballots(RuleBasedStateMachine):
 
     @rule(term=terms, to=st.sets(voters, min_size=1))
     def prepare(self, term: int, to: set[int]) -> None:
-        """The leader of a term asks these for a promise."""
+        """Ask these for a promise, for the leader of a term."""
         for voter in to:
             self.mail.append(lambda voter=voter: self.on_prepare(term, voter))  # type: ignore[misc]
 
     @rule(term=terms, to=st.sets(voters, min_size=1))
     def close_anew(self, term: int, to: set[int]) -> None:
-        """What the reconcile question does, and then the leader has a record of its own."""
+        """Ask these to work for the leader of a term, which then has a record of its own."""
         leader = self.leaders[term]
         if leader.anew:
             leader.proposal = leader.proposal or vote(term)
@@ -195,7 +195,7 @@ class Ballots(RuleBasedStateMachine):
 
     @rule(term=terms, to=st.sets(voters, min_size=1))
     def propose(self, term: int, to: set[int]) -> None:
-        """The leader of a term proposes to these."""
+        """Propose to these, for the leader of a term."""
         proposal = self.leaders[term].proposal
         if proposal is not None:
             for voter in to:
@@ -203,7 +203,7 @@ class Ballots(RuleBasedStateMachine):
 
     @rule(term=terms, quorum=st.sets(voters, min_size=3))
     def lead(self, term: int, quorum: set[int]) -> None:
-        """A term in which all goes well with these, at once: so that decisions are made at all."""
+        """Let all go well with these in a term, at once: so that decisions are made at all."""
         for voter in quorum:
             self.on_prepare(term, voter)
         leader = self.leaders[term]
@@ -220,7 +220,7 @@ class Ballots(RuleBasedStateMachine):
     @precondition(lambda self: self.mail)
     @rule(choice=st.integers(0, 999), again=st.booleans())
     def deliver(self, choice: int, again: bool) -> None:
-        """A message arrives; it may arrive ``again``."""
+        """Deliver a message, which may arrive ``again``."""
         message = self.mail[choice % len(self.mail)]
         if not again:
             self.mail.remove(message)
@@ -229,13 +229,13 @@ class Ballots(RuleBasedStateMachine):
     @precondition(lambda self: self.mail)
     @rule(choice=st.integers(0, 999))
     def lose(self, choice: int) -> None:
-        """A message is lost."""
+        """Lose a message."""
         del self.mail[choice % len(self.mail)]
 
     # --- voters ------------------------------------------------------------------------------------------------------
 
     def on_prepare(self, term: int, voter: int) -> None:
-        """A voter is asked for a promise."""
+        """Ask a voter for a promise."""
         acceptor = self.acceptors[voter]
         try:
             acceptor.follow(term)
@@ -246,7 +246,7 @@ class Ballots(RuleBasedStateMachine):
         answer() if voter % 2 else self.mail.append(answer)
 
     def on_reconcile(self, term: int, voter: int) -> None:
-        """A voter is asked to work for a leader."""
+        """Ask a voter to work for a leader."""
         try:
             self.acceptors[voter].follow(term)
         except Superseded:
@@ -254,7 +254,7 @@ class Ballots(RuleBasedStateMachine):
         self.acceptors[voter].begun_free(term)
 
     def on_propose(self, proposal: Vote, voter: int) -> None:
-        """A voter is asked to accept."""
+        """Ask a voter to accept."""
         try:
             self.acceptors[voter].accept(proposal)
         except Superseded:
@@ -265,17 +265,17 @@ class Ballots(RuleBasedStateMachine):
 
     @property
     def decided(self) -> set[str]:
-        """Records that a majority has accepted in one term."""
+        """Return the hashes of the records that a majority has accepted in one term."""
         return {digest for (_, digest), by in self.accepted.items() if len(by) >= majority(VOTERS)}
 
     @invariant()
     def one_record_at_most_is_decided(self) -> None:
-        """Whatever happens."""
+        """Check that a majority has accepted one record only."""
         assert len(self.decided) <= 1
 
     @invariant()
     def later_leaders_propose_what_was_decided(self) -> None:
-        """And nothing else."""
+        """Check that leaders after a decision propose nothing else."""
         done = [(term, digest) for (term, digest), by in self.accepted.items() if len(by) >= majority(VOTERS)]
         first, decided = min(done, default=(len(RECORDS), ""))
         later = {one.proposal.record.hash() for one in self.leaders[first + 1 :] if one.proposal is not None}

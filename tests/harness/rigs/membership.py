@@ -71,14 +71,14 @@ OBSERVED = Roster([listed(DONOR), listed(OTHER), listed(CONTACT, "trainer", "end
 
 
 def fresh_part() -> TrainedPart:
-    """The stage, at its initial weights."""
+    """Return the stage at its initial weights."""
     part = empty_part()
     part.install(initial_snapshot(STAGE, part.layout, family_of(TINY).initial_weights(0)))
     return part
 
 
 def empty_part() -> TrainedPart:
-    """The stage, without weights."""
+    """Return the stage without weights."""
     spec = next(spec for spec in family_of(TINY).parts(SplitConfig(stages=2)) if spec.name == STAGE)
     return TrainedPart(spec, TINY, AdamW(OptimizerConfig()))
 
@@ -94,13 +94,13 @@ class Run:
 
     @property
     def head(self) -> CloseRecord:
-        """The newest record."""
+        """Return the newest record."""
         return self.decisions[-1].record
 
     def close(
         self, roster: Roster | None = None, before: CloseRecord | None = None, *, ended: bool = False
     ) -> Decision:
-        """The decision of the next step; ``roster`` is who takes part from then on."""
+        """Return the decision of the next step; the ``roster`` takes part from then on."""
         before = before or self.head
         step = before.step + 1
         mean = torch.randn(self.part.layout.elements, generator=torch.Generator().manual_seed(step)) / 10
@@ -129,7 +129,7 @@ class Run:
 
 
 def signed(record: CloseRecord, peers: Sequence[PeerId] = OBSERVED.peers, mean: torch.Tensor | None = None) -> Decision:
-    """A decision that these peers accepted."""
+    """Return a decision that these peers accepted."""
     return Decision(record, {peer: sign(peer, acceptance_bytes(record)) for peer in peers}, mean)
 
 
@@ -155,21 +155,21 @@ class ObserverBench:
 
     @property
     def desk(self) -> ObserverService:
-        """The first donor's."""
+        """Return the first donor's."""
         return self.desks[self.replicas[0]]
 
     @property
     def donor(self) -> StateDonor:
-        """The first donor's."""
+        """Return the first donor's."""
         return self.donors[self.replicas[0]]
 
     @property
     def contact(self) -> ObserverService:
-        """The contact's."""
+        """Return the contact's."""
         return self.desks[CONTACT]
 
     async def open(self) -> None:
-        """Everybody is on the network, and has published what was decided so far."""
+        """Have everybody enter the network and publish what was decided so far."""
         for peer in self.replicas:
             await self.on_network(peer, self.desks[peer], self.donors[peer])
         await self.on_network(CONTACT, self.contact)
@@ -178,7 +178,7 @@ class ObserverBench:
             await self.publish(decision)
 
     async def on_network(self, peer: PeerId, *services: Any) -> SimEndpoint:
-        """One more peer, with these services, each answer of which may be twisted."""
+        """Add a peer with these services, each answer of which may be twisted."""
         endpoint = self.endpoints[peer] = self.network.endpoint(peer)
         await endpoint.enter(RUN)
         for service in services:
@@ -186,20 +186,20 @@ class ObserverBench:
         return endpoint
 
     async def publish(self, decision: Decision, *who: PeerId) -> None:
-        """The donors and the contact, or some of them, have decided and swapped."""
+        """Have the donors and the contact, or some of them, decide and swap."""
         for peer in who or tuple(self.desks):
             if peer in self.parts:
                 self.parts[peer] = self.run.part.snapshot()
             await self.desks[peer].publish(decision, STAGE if peer in self.parts else None)
 
     async def close(self, roster: Roster | None = None) -> Decision:
-        """One more step of the run."""
+        """Close one more step of the run."""
         decision = self.run.close(roster)
         await self.publish(decision)
         return decision
 
     def observer(self, *donors: PeerId, part: PartName | None = STAGE, me: PeerId = JOINER) -> Observer:
-        """A peer that wants to join, with the help of these (none: of all replicas)."""
+        """Return a peer that wants to join, with the help of these (none: of all replicas)."""
 
         async def observe(decision: Decision) -> None:
             self.told.append(decision.record.step)
@@ -221,7 +221,7 @@ class ObserverBench:
         return part
 
     async def fetch(self, record: CloseRecord, *donors: PeerId, me: PeerId = JOINER) -> TrainedPart:
-        """The part, downloaded and verified."""
+        """Return the part, downloaded and verified."""
         part = empty_part()
         wanted = Wanted(part=STAGE, step=record.step, digest=record.digests[STAGE], layout=part.layout)
         context = DownloadContext(donor=partial(PeerChunks, self.endpoints[me]), clock=self.clock, run=inline)
@@ -230,12 +230,12 @@ class ObserverBench:
 
     @property
     def kept(self) -> list[int]:
-        """Steps whose update the donor keeps in memory."""
+        """Return the steps whose update the donor keeps in memory."""
         return self.desk._updates.steps(STAGE)
 
     @property
     def states(self) -> int:
-        """States that the donor keeps in memory for others."""
+        """Return how many states the donor keeps in memory for others."""
         return len(self.donor._leases)
 
     def _snapshot(self, peer: PeerId) -> Callable[[PartName], Awaitable[Snapshot | None]]:
@@ -267,7 +267,7 @@ class _Twisted:
         self._service, self._twists, self._note = service, twists, note
 
     def methods(self) -> list[AnyMethod]:
-        """All methods, twisted."""
+        """Return all methods, twisted."""
         return [dataclasses.replace(method, handle=self._handler(method)) for method in self._service.methods()]
 
     def _handler(self, method: AnyMethod) -> Any:

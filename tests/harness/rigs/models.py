@@ -127,7 +127,7 @@ class ForeignFamily(ModelFamily):
 
 
 def write_weights(path: Path, module: PartModule) -> None:
-    """Random ones for a whole model."""
+    """Write random weights for a whole model."""
     from safetensors.torch import save_file
 
     generator = torch.Generator().manual_seed(0)

@@ -148,7 +148,7 @@ class ShiftedClock(SystemClock):
     shift_s = 0.0
 
     def wall(self) -> float:
-        """Real time and the shift."""
+        """Return the real time and the shift."""
         return super().wall() + self.shift_s
 
 
@@ -177,27 +177,27 @@ class SimWorld:
         self._names = itertools.count()
 
     async def peer(self) -> _Peer:
-        """A new peer that knows the others."""
+        """Return a new peer that knows the others."""
         endpoint = self._network.endpoint(f"peer{next(self._names)}")
         await endpoint.enter(RUN)
         return _Peer(endpoint)
 
     async def stranger(self) -> Endpoint:
-        """One that has entered no run; whoever asks for it closes it."""
+        """Return an endpoint that has entered no run; the caller closes it."""
         return self._network.endpoint(f"stranger{next(self._names)}")
 
     async def kill(self, peer: _Peer) -> None:
-        """The peer dies without a word."""
+        """Have a peer die without a word."""
         self._network.kill(peer.endpoint.peer)
 
     async def plant(self, at: _Peer, owner: PeerId | None, expiry: float, body: bytes, *, forged: bool = False) -> bool:
-        """Try to store a record at a peer as a stranger would; whether it was taken."""
+        """Try to store a record at a peer as a stranger would, and return whether it was taken."""
         stranger = PeerId("Stranger1")
         signer = PeerId("Other1") if forged else stranger
         return self._network.store(key_name(RUN, PeerRecord), owner or stranger, signer, expiry, body)
 
     async def close(self) -> None:
-        """End it."""
+        """End the world."""
 
 
 class LibP2PWorld:
@@ -209,7 +209,7 @@ class LibP2PWorld:
         self._peers: list[_Peer] = []
 
     async def peer(self) -> _Peer:
-        """A new peer, joined through the first one and introduced to all."""
+        """Return a new peer, joined through the first one and introduced to all."""
         endpoint = await self._open(f"p{len(self._peers)}")
         await endpoint.enter(RUN)
         for other in self._peers:
@@ -219,7 +219,7 @@ class LibP2PWorld:
         return self._peers[-1]
 
     async def stranger(self) -> Endpoint:
-        """One that has entered no run; whoever asks for it closes it."""
+        """Return an endpoint that has entered no run; the caller closes it."""
         return await self._open("stranger")
 
     async def _open(self, name: str) -> LibP2PEndpoint:
@@ -228,11 +228,11 @@ class LibP2PWorld:
         return await LibP2PEndpoint.open(config, load_or_create(self._home / f"{name}.key"), self.clock)
 
     async def kill(self, peer: _Peer) -> None:
-        """The peer dies without a word."""
+        """Have a peer die without a word."""
         await peer.endpoint.close()
 
     async def plant(self, at: _Peer, owner: PeerId | None, expiry: float, body: bytes, *, forged: bool = False) -> bool:
-        """Try to store a record at a peer as a stranger would; whether it was taken."""
+        """Try to store a record at a peer as a stranger would, and return whether it was taken."""
         stranger = PrivateIdentity.generate()
         signer = PrivateIdentity.generate() if forged else stranger
         key = DHTID.generate(source=key_name(RUN, PeerRecord))
@@ -247,7 +247,7 @@ class LibP2PWorld:
         return bool(stored[0])
 
     async def close(self) -> None:
-        """End it."""
+        """End the world."""
         for peer in reversed(self._peers):
             await peer.endpoint.close()
 

@@ -32,7 +32,7 @@ def data(position: int) -> tuple[Tensor, Tensor]:
 
 
 def _numbers(seed: int) -> Tensor:
-    """Values over many magnitudes, subnormal ones included, made of exact operations."""
+    """Return values over many magnitudes, subnormal ones included, made of exact operations."""
     index = torch.arange(_LAYOUT.elements, dtype=torch.int64)
     mixed = ((index + 1 + seed * 7919) * 2654435761) % (1 << 32)
     mantissa = (mixed % (1 << 24)).float() - float(1 << 23)
@@ -40,7 +40,7 @@ def _numbers(seed: int) -> Tensor:
 
 
 def digest_of_steps(device: str = "cpu") -> str:
-    """Hex sha256 of parameters and moments after five steps."""
+    """Return the hex sha256 of parameters and moments after five steps."""
     zeros = torch.zeros(_LAYOUT.elements, device=device)
     state = AdamWState(_numbers(0).to(device), zeros, zeros)
     config = OptimizerConfig()

@@ -74,7 +74,7 @@ TRAINER = PEERS["heron"]
 
 
 def roster(*names: str) -> Roster:
-    """Stage hosts, and the heron, which trains."""
+    """Return the stage hosts, and the heron, which trains."""
     return Roster(
         Member(
             peer=PEERS[name],
@@ -88,7 +88,7 @@ def roster(*names: str) -> Roster:
 
 
 def signed(record: CloseRecord, signers: Collection[str], term: int = 0) -> HistoryLine:
-    """A record, accepted by these."""
+    """Return a record that these accepted."""
     data = acceptance_bytes(record, term)
     return HistoryLine(record, {PEERS[name]: KEYS[name].sign(data) for name in signers}, term)
 
@@ -103,16 +103,16 @@ class DecidedChain:
 
     @property
     def head(self) -> CloseRecord:
-        """The newest record."""
+        """Return the newest record."""
         return self.lines[-1].record
 
     def found(self) -> DecidedChain:
-        """The genesis."""
+        """Add the genesis."""
         self.lines.append(signed(genesis(RUN, roster(*self.names), {ENDS: "e" * 64}), self.names))
         return self
 
     def resume(self, record: CloseRecord) -> DecidedChain:
-        """The record with which the run goes on after this one."""
+        """Add the record with which the run goes on after this one."""
         self.lines.append(signed(founding_record(RUN, roster(*self.names), Origin.after(record)), self.names))
         return self
 
@@ -125,7 +125,7 @@ class DecidedChain:
         sign_term: int | None = None,
         **changes: Any,
     ) -> DecidedChain:
-        """One more step of two microbatches; ``after`` take part in the one that follows, ``changes`` are of the
+        """Add a step of two microbatches; ``after`` take part in the one that follows, ``changes`` are of the
         record."""
         before = self.names
         self.names = before if after is None else after
@@ -160,7 +160,7 @@ class DecidedChain:
 
 
 def eventful() -> DecidedChain:
-    """Six steps: a peer joins, one is lost while a successor leads, one leaves, and a majority is enough throughout."""
+    """Return six steps: one joins, one is lost while a successor leads, one leaves, and a majority is always enough."""
     chain = DecidedChain().found().close().close(after=("otter", "mole", "heron", "tern", "vole"))
     chain.close(
         after=("otter", "heron", "tern", "vole"),
@@ -173,7 +173,7 @@ def eventful() -> DecidedChain:
 
 
 def write(path: Path, lines: Sequence[HistoryLine], torn: bytes = b"") -> Path:
-    """A history file, made with the directories it lies in."""
+    """Write a history file and the directories it lies in."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(line.encode() for line in lines) + torn)
     return path
@@ -196,7 +196,7 @@ class KeptRun:
 
     @property
     def roster(self) -> Roster:
-        """Who takes part: two stage hosts and a trainer."""
+        """Return the members: two stage hosts and a trainer."""
         parts = dict(zip(self.keys, (stage_part(0), stage_part(1), ENDS), strict=True))
         return Roster(
             Member(
@@ -206,7 +206,7 @@ class KeptRun:
         )
 
     def states(self, step: int, seed: int = 0) -> dict[PartName, Snapshot]:
-        """Every part after a step: some numbers."""
+        """Return every part after a step, made of some numbers."""
         model, found = self.manifest.model, {}
         weights = family_of(model).initial_weights(seed=seed or step)
         for spec in family_of(model).parts(self.manifest.split):
@@ -218,7 +218,7 @@ class KeptRun:
         return found
 
     def decide(self, step: int, *, term: int = 0, seed: int = 0, ended: bool = False) -> Decision:
-        """A step that follows the newest decision, accepted by everybody; step 0 is the genesis."""
+        """Decide, by everybody, the step after the newest decision; step 0 is the genesis."""
         digests = {part: digest(state) for part, state in self.states(step, seed).items()}
         record = genesis(self.manifest.run_id, self.roster, digests)
         if step:
@@ -239,7 +239,7 @@ class KeptRun:
         return self.decisions[-1]
 
     def signed(self, record: CloseRecord, term: int = 0) -> Decision:
-        """A record with everybody's acceptance."""
+        """Return a record with everybody's acceptance."""
         data = acceptance_bytes(record, term)
         return Decision(record, {key.peer: key.sign(data) for key in self.keys}, term=term)
 
@@ -263,7 +263,7 @@ class KeptRun:
 
 
 def kept_run(*, name: str = "kept", nonce: str = "00000000deadbeef") -> KeptRun:
-    """A run of which nothing is kept yet."""
+    """Return a run of which nothing is kept yet."""
     tokenizer = train_tokenizer([WORDS], 300)
     manifest = parse_manifest(
         {

@@ -47,7 +47,7 @@ CALLS = ("open", "write", "posix_fallocate", "fsync", "replace", "mkdir", "close
 
 
 def snapshot(*, step: int = 0, part: PartName = STAGE, layout: FlatLayout = LAYOUT, seed: int = 0) -> Snapshot:
-    """Random numbers in the slots, zeros in the gaps."""
+    """Return a state with random numbers in the slots and zeros in the gaps."""
     generator, vectors = torch.Generator().manual_seed(seed), []
     for _ in range(3):
         flat = torch.zeros(layout.elements)
@@ -59,12 +59,12 @@ def snapshot(*, step: int = 0, part: PartName = STAGE, layout: FlatLayout = LAYO
 
 
 def changed(**fields: Any) -> Snapshot:
-    """:func:`snapshot` with other fields."""
+    """Return :func:`snapshot` with other fields."""
     return dataclasses.replace(snapshot(), **fields)
 
 
 def big_state(elements: int = 16 * 40, seed: int = 0) -> Snapshot:
-    """A state of three vectors with so many elements."""
+    """Return a state of three vectors with so many elements."""
     return snapshot(step=5, layout=FlatLayout.from_shapes([("a", (elements,))]), seed=seed)
 
 
@@ -88,7 +88,7 @@ class Donors:
         self._donated = donated or state
 
     async def open(self, pace: Bucket | None = None, **settings: Any) -> Download[PeerId, Snapshot]:
-        """Everybody is there; returns a download that has not begun, and keeps to ``pace``."""
+        """Have everybody enter, and return a download that has not begun, and keeps to ``pace``."""
         me = self.network.endpoint(ME)
         await me.enter(RUN)
         for name in self.names:
@@ -111,7 +111,7 @@ class Donors:
         return Download(context, wanted, IntoMemory(wanted))
 
     async def fetch(self, download: Download[PeerId, Snapshot], donors: Sequence[PeerId] | None = None) -> Snapshot:
-        """To its end, however long it takes in pretended time. Every task that it began must have ended."""
+        """Run a download to its end, in pretended time. Every task that it began must have ended."""
         before = asyncio.all_tasks()
         task = asyncio.create_task(download.fetch(self.names if donors is None else donors))
         try:
@@ -122,16 +122,16 @@ class Donors:
 
     @property
     def asked(self) -> int:
-        """Chunks asked for, all in all."""
+        """Return how many chunks were asked for, all in all."""
         return sum(map(len, self.served.values()))
 
     @property
     def cut(self) -> Cut:
-        """How the state is cut."""
+        """Return how the state is cut."""
         return Cut(self.state.layout.elements)
 
     def slow(self, seconds: dict[str, float]) -> None:
-        """What a message from these takes, whatever its size."""
+        """Have each message from these take so long, whatever its size."""
         self.network.delay = lambda source, target, size: seconds.get(source, 0.0)
 
 
@@ -186,7 +186,7 @@ class BrokenDisk:
 
     @property
     def fired(self) -> bool:
-        """Whether the chosen call was reached."""
+        """Return whether the chosen call was reached."""
         return len(self.calls) >= self._at > 0
 
     def _call(self, name: str, real: Any, arguments: tuple[Any, ...], more: dict[str, Any]) -> Any:
@@ -223,13 +223,13 @@ class BrokenDisk:
             self._renamed = [(target, before) for target, before in self._renamed if target.parent != path]
 
     def bury(self) -> None:
-        """What the kernel does for a process that died: close its files, and so end its locks."""
+        """Do what the kernel does for a process that died: close its files, and so end its locks."""
         for descriptor in self._open:
             os.close(descriptor)
         self._open.clear()
 
     def forget(self, *, names: bool) -> None:
-        """What a power cut may take: bytes that were not synced, and with ``names`` also new names in directories that
+        """Lose what a power cut may: bytes that were not synced, and with ``names`` also new names in directories that
         were not."""
         kept = set(self._unsynced)
         for target, before in reversed(self._renamed if names else []):

@@ -57,27 +57,27 @@ BY_KIND = {rpc.request: rpc for rpc in RPCS}
 
 
 def specs(*, hosted: bool = False) -> BoundarySpecs:
-    """Eight float32 per activation."""
+    """Return the specs of eight float32 per activation."""
     return BoundarySpecs(activation=ACTIVATION, tokens=TOKENS, codec=FLOAT32, hosted=hosted)
 
 
 def microbatch(position: int, trainer: PeerId = TRAINER) -> MicrobatchId:
-    """One microbatch of a trainer."""
+    """Return a microbatch of a trainer."""
     return MicrobatchId(trainer, "00" * 8, 0, position)
 
 
 def tensor(value: float) -> bytes:
-    """An activation or a boundary gradient that is ``value`` everywhere."""
+    """Return an activation or a boundary gradient that is ``value`` everywhere."""
     return bytes(FLOAT32.encode(torch.full(ACTIVATION.shape, value), CONTEXT))
 
 
 def token_ids() -> bytes:
-    """Hosted inputs or targets."""
+    """Return hosted inputs or targets."""
     return bytes(INT32.encode(torch.ones(TOKENS.shape, dtype=torch.int64), CONTEXT))
 
 
 def value(payload: Payload) -> float:
-    """The first element."""
+    """Return the first element."""
     return float(FLOAT32.decode(bytes(payload), ACTIVATION)[0, 0, 0])
 
 
@@ -157,7 +157,7 @@ class CheapPart:
 
 
 def spoil(error: BaseException) -> Callable[[], None]:
-    """A hook that raises."""
+    """Return a hook that raises."""
 
     def hook() -> None:
         raise error
@@ -190,11 +190,11 @@ class Mailbox:
         return handle
 
     def of(self, verb: str) -> list[Any]:
-        """Bodies of one kind."""
+        """Return the bodies of one kind."""
         return [body for name, body, _ in self.mail if name == verb]
 
     def payloads(self, verb: str) -> list[float]:
-        """First elements of the tensors of one kind."""
+        """Return the first elements of the tensors of one kind."""
         return [value(payload) for name, _, payload in self.mail if name == verb]
 
     async def call(self, target: PeerId, body: Any, payload: Payload = b"") -> None:

@@ -26,7 +26,7 @@ class ReplicaScene:
         self._settings = settings
 
     async def open(self) -> None:
-        """Everybody enters the run."""
+        """Have everybody enter the run."""
         names = dict.fromkeys([*ROUTE, TRAINER, ALIEN])
         endpoints = dict(zip(names, await enter(self.network, *names), strict=True))
         self.replica = Replica(endpoints[ME], self.stage, len(self.route), **self._settings)
@@ -35,7 +35,7 @@ class ReplicaScene:
         self.trainer, self.down, self.up = self.boxes[TRAINER], self.boxes[DOWN], self.boxes[UP]
 
     def fields(self, position: int = 0, **changes: Any) -> dict[str, Any]:
-        """What messages about a microbatch say, by default the usual."""
+        """Return what messages about a microbatch say, by default the usual."""
         usual = {"step": 1, "microbatch": microbatch(position), "attempt": 0, "route": self.route, "hop": self.stage}
         return usual | changes
 
@@ -60,13 +60,13 @@ class ReplicaScene:
         await self.boxes[by].call(ME, Targets(**fields), token_ids())
 
     async def there(self, position: int = 0, **changes: Any) -> None:
-        """A forward, computed and handed on."""
+        """Send the replica an activation, and wait until it is computed and handed on."""
         before = len(self.down.of("forward"))
         await self.forward(position, **changes)
         await eventually(lambda: len(self.down.of("forward")) > before)
 
     async def blocked(self) -> Any:
-        """What the trainer heard last of who is blocked."""
+        """Return what the trainer heard last of a blocked microbatch, once it heard something."""
         await eventually(lambda: self.trainer.of("blocked"))
         return self.trainer.of("blocked")[-1]
 

@@ -27,7 +27,7 @@ from tests.harness.rigs.pipeline.parts import THIEF, TOKENS, TRAINER, CheapPart,
 
 
 def places(stages: int, trainer: PeerId = TRAINER) -> Participants:
-    """Anybody may hold any stage, but for the thief."""
+    """Let anybody hold any stage, but for the thief."""
     return Participants(frozenset([trainer]), (_Anybody(),) * stages)
 
 
@@ -68,7 +68,7 @@ class Replica:
         self.server.open_step(1, places(stages))
 
     def open_step(self, step: int, now: Participants | None = None, after: str = "") -> None:
-        """The part swaps and the server follows."""
+        """Have the part swap and the server follow."""
         self.part.step = step - 1
         self.part.held.clear()
         self.server.open_step(step, now or places(self.stages), after)
@@ -216,7 +216,7 @@ class TrainerSide:
 
 
 async def enter(network: SimNetwork, *names: str) -> list[SimEndpoint]:
-    """Endpoints of these names, in the run."""
+    """Return endpoints of these names, in the run."""
     found = [network.endpoint(name) for name in names]
     for endpoint in found:
         await endpoint.enter(RUN)
@@ -225,7 +225,7 @@ async def enter(network: SimNetwork, *names: str) -> list[SimEndpoint]:
 
 @asynccontextmanager
 async def working(*replicas: Replica) -> AsyncIterator[list[asyncio.Task[None]]]:
-    """The replicas' loops run inside; what ends one early comes out of its task."""
+    """Run the replicas' loops inside; what ends one early comes out of its task."""
     tasks = [asyncio.create_task(replica.server.run()) for replica in replicas]
     try:
         yield tasks

@@ -165,11 +165,11 @@ class Stage:
         return self
 
     async def ask_desk(self, body: Any, caller: PeerId) -> Any:
-        """What our desk answers to a trainer."""
+        """Return what our desk answers to a trainer."""
         return await asked(self.desk, body, caller)
 
     async def feed(self, contributions: Sequence[Contribution] = COMMITTED, *, term: int = 0) -> None:
-        """Trainers lease and complete these."""
+        """Have trainers lease and complete these."""
         for one in contributions:
             trainer = PeerId(one.microbatch.trainer)
             await self.ask_desk(Lease(step=1, term=term, total=one.microbatch.position + 1), trainer)
@@ -183,7 +183,7 @@ class Stage:
         return {peer for peer, puppet in self.puppets.items() if method in puppet.asked}
 
     def die(self, peer: PeerId) -> Callable[[Any], Any]:
-        """An answer: the peer is killed, and whoever looks finds it gone."""
+        """Return an answer: the peer is killed, and found gone by the next look."""
 
         async def answer(body: Any) -> Any:
             self.liveness.found.add(peer)
@@ -193,7 +193,7 @@ class Stage:
         return answer
 
     def stall(self, peer: PeerId) -> Callable[[Any], Any]:
-        """An answer: none, and the watch finds out by itself."""
+        """Return an answer: none, and the watch finds out by itself."""
 
         async def answer(body: Any) -> Any:
             self.liveness.lose(peer, "silent")
@@ -203,7 +203,7 @@ class Stage:
 
 
 def no(error: Exception, *, times: int = 1_000) -> Callable[[Any], Any]:
-    """An answer: so often this error, then as usual."""
+    """Return an answer: so often this error, then as usual."""
     left = iter(range(times))
 
     def answer(body: Any) -> Any:
@@ -214,12 +214,12 @@ def no(error: Exception, *, times: int = 1_000) -> Callable[[Any], Any]:
 
 
 async def silence(body: Any) -> Any:
-    """No answer at all."""
+    """Answer nothing at all."""
     await asyncio.get_running_loop().create_future()
 
 
 def broken(culprit: PeerId | None, **fields: Any) -> Callable[[Any], Any]:
-    """An answer: the round failed."""
+    """Return an answer: the round failed."""
     return lambda body: Averaged(digest="", sq_norm=0.0, cursor=None, failure="void", culprit=culprit, **fields)
 
 

@@ -68,17 +68,17 @@ class CountedPart:
     swapped: list[str] = field(default_factory=list)
 
     def contribution(self, assigned: Set[MicrobatchId], tokens: int) -> torch.Tensor | None:
-        """Something of the right kind."""
+        """Return something of the right kind, where these microbatches are held."""
         return torch.ones(4) if self.microbatches == assigned else None
 
     def prepare(self, mean: torch.Tensor, *, lr: float, clip: float, step: int) -> str:
-        """A digest that depends on everything."""
+        """Return a digest that depends on everything."""
         self.prepared += 1
         self.shadow = weights_digest(self.name, step, lr, clip)
         return self.shadow
 
     def swap(self) -> None:
-        """The shadow counts from now on."""
+        """Let the shadow count from now on."""
         if self.shadow is None:
             raise BugError("swap without prepare")
         self.swapped.append(self.shadow)
@@ -127,12 +127,12 @@ class FakeLiveness:
         self._changed = asyncio.Event()
 
     def lose(self, peer: PeerId, reason: str = "silent") -> None:
-        """The peer is gone from now on."""
+        """Let the peer be gone from now on."""
         self.gone[peer] = reason
         self._tell()
 
     def find(self, peer: PeerId) -> None:
-        """The peer is back."""
+        """Let the peer be back."""
         self.gone.pop(peer, None)
         self._tell()
 
@@ -203,7 +203,7 @@ class MemberBench:
         self.member.part = self.part
 
     async def _settle(self, step: int, assigned: Mapping[MicrobatchId, tuple[PeerId, ...]]) -> None:
-        """Everything can be replayed, unless it ``lacks`` something; ``slow_settling`` says when."""
+        """Replay everything, unless the bench ``lacks`` something; ``slow_settling`` says when."""
         self.settled.append(dict(assigned))
         if self.slow_settling is not None:
             await self.slow_settling.wait()
@@ -212,18 +212,18 @@ class MemberBench:
         self.part.microbatches = frozenset(assigned)
 
     async def ask(self, body: Message, *, caller: PeerId | None = None) -> Any:
-        """What the member answers; by default the right leader asks."""
+        """Return what the member answers; by default the right leader asks."""
         step = body.record.step if isinstance(body, Propose) else body.step  # type: ignore[attr-defined]
         leader = T if step == 0 else owner(ROSTER, step, getattr(body, "term", 0))
         return await asked(self.member, body, caller or leader)
 
     def replenish(self) -> None:
-        """The next step's microbatches (the same again) are computed."""
+        """Compute the next step's microbatches, which are the same again."""
         self.part.microbatches = frozenset(HELD[self.me])
 
 
 def prepare(step: int = 1, term: int = 1) -> Prepare:
-    """What the leader of a later term asks first."""
+    """Return what the leader of a later term asks first."""
     return Prepare(step=step, term=term)
 
 
@@ -235,20 +235,20 @@ def reconcile(
     live: Collection[PeerId] = ROSTER.peers,
     attempt: int = 1,
 ) -> Reconcile:
-    """The first question; ``attempt`` counts within the term."""
+    """Return the first question; ``attempt`` counts within the term."""
     numbers = {str(part): term * 1024 + attempt for part in ROSTER.parts}
     return Reconcile(step=step, term=term, committed=committed, live=tuple(live), attempts=numbers)
 
 
 def apply(step: int = 1, lr: float = 0.5, clip: float = 1.0, *, term: int = 0) -> Apply:
-    """The second question."""
+    """Return the second question."""
     return Apply(step=step, term=term, lr=lr, clip=clip)
 
 
 def decide(
     accepted: CloseRecord, *, term: int = 0, signers: Collection[PeerId] = ROSTER.peers, **changes: bytes
 ) -> Decide:
-    """The last word, with some signatures changed."""
+    """Return the last word, with some signatures changed."""
     signatures = acceptances(accepted, term, signers) | changes
     return Decide(step=accepted.step, record=accepted.hash(), term=term, acceptances=signatures)
 
