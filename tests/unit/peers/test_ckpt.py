@@ -28,22 +28,11 @@ from swarm.ids import ENDS, RunId, stage_part
 from swarm.state.checkpoints.donors import DirectoryDonor
 from swarm.state.checkpoints.parts import flaw, latest, part_path, read_manifest, step_directory, steps, write_manifest
 from swarm.state.checkpoints.rotation import aside_directory, set_aside
-from tests.unit.peers.fake_clock import FakeClock
-from tests.unit.peers.kept_run import PARTS, KeptRun, kept_run
-from tests.unit.peers.test_cli import HEAVY, PROBE
+from tests.harness.rigs.peers import HEAVY, PARTS, PROBE, FakeClock, KeptRun, kept_run, printed
+
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 STAGE_0, STAGE_1 = stage_part(0), stage_part(1)
-
-
-@pytest.fixture(autouse=True)
-def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("SWARM_HOME", str(tmp_path / "home"))
-
-
-@pytest.fixture
-def run() -> KeptRun:
-    return kept_run()
 
 
 @pytest.fixture
@@ -52,12 +41,6 @@ def kept(tmp_path: Path, run: KeptRun) -> RunDirectory:
     root = tmp_path / "home" / "runs" / f"kept-{run.manifest.run_id[:12]}"
     run.keep(root, 10)
     return run.keep(root, 20, [ENDS, STAGE_0])
-
-
-def said(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    out = capsys.readouterr().out
-    assert out.count("\n") == 1
-    return json.loads(out)
 
 
 def flip(path: Path, place: int = -1) -> None:
@@ -73,7 +56,7 @@ def test_ls_shows_runs_steps_sizes_and_what_is_missing(
     kept: RunDirectory, run: KeptRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert swarm(["ckpt", "ls", "--json"]) == 0
-    (facts,) = said(capsys)["runs"]
+    (facts,) = printed(capsys)["runs"]
     assert (facts["name"], facts["run"], facts["newest_complete"]) == ("kept", run.manifest.run_id, 10)
     whole, partial = facts["steps"]
     assert (whole["step"], whole["complete"], whole["missing"], whole["troubles"]) == (10, True, [], [])
@@ -92,7 +75,7 @@ def test_ls_tells_of_what_was_set_aside(kept: RunDirectory, capsys: pytest.Captu
     assert swarm(["ckpt", "ls"]) == 0
     assert "  aside         step 20, in checkpoints/aside: " in capsys.readouterr().out
     assert swarm(["ckpt", "ls", "--json"]) == 0
-    (facts,) = said(capsys)["runs"]
+    (facts,) = printed(capsys)["runs"]
     assert (facts["aside"], [one["step"] for one in facts["steps"]]) == ([20], [10])
     assert find_resumable(None, None).passed_over == ()
 
@@ -171,7 +154,7 @@ def test_verify_whole_files_and_their_signatures(
     kept: RunDirectory, run: KeptRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert swarm(["ckpt", "verify", "--json"]) == 0
-    document = said(capsys)
+    document = printed(capsys)
     assert document["ok"]
     assert [(one["step"], one["complete"], one["proof"], one["missing"]) for one in document["steps"]] == [
         (10, True, "decided", []),
@@ -230,7 +213,7 @@ def test_pull_from_a_directory_makes_the_newest_step_whole(
 ) -> None:
     copy = run.keep(tmp_path / "copy", 20, [STAGE_1])
     assert swarm(["ckpt", "pull", "--from", str(copy.root), "--json"]) == 0
-    document = said(capsys)
+    document = printed(capsys)
     assert (document["step"], document["fetched"], document["run"]) == (20, ["stage-1"], run.manifest.run_id)
     assert document["path"] == str(kept.root)
     assert latest(kept.checkpoints) == 20
@@ -285,7 +268,7 @@ def test_pull_puts_together_what_several_directories_hold(
         sources += ["--from", str(run.keep(tmp_path / name, 100, [part]).root)]
     new = RunDirectory(tmp_path / "new")
     assert swarm(["ckpt", "pull", str(new.root), *sources, "--json"]) == 0
-    document = said(capsys)
+    document = printed(capsys)
     assert (document["step"], sorted(document["fetched"]), document["newer"]) == (100, sorted(PARTS), [])
     assert steps(new.checkpoints) == (100,)
     assert latest(new.checkpoints) == 100

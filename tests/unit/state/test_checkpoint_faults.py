@@ -28,10 +28,8 @@ from swarm.state.checkpoints.parts import (
     write_part,
 )
 from swarm.state.snapshot import Snapshot, digest
-from tests.unit.state.broken_disk import BrokenDisk, PowerCut, install
-from tests.unit.state.states import snapshot
+from tests.harness.rigs.state import RUN, BrokenDisk, PowerCut, install, snapshot
 
-RUN = "ab" * 32
 OTHER = FlatLayout.from_shapes([("c", (2, 2))])
 OLD, NEW = 1, 2
 
