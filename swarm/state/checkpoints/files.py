@@ -25,8 +25,11 @@ from swarm.ids import PartName
 from swarm.schema import Count, DigestField, PartField, Section
 
 RECORD = "record.json"
-MAX_RECORD_BYTES = 64 << 20
-MAX_HEADER_BYTES = 64 << 20
+MAX_RECORD_BYTES = 16 << 20
+"""A close record has 4 MiB on the wire at most, and stands here as JSON with its proof."""
+SMALL_HEADER_BYTES, BYTES_A_HEADER_BYTE = 1 << 20, 1024
+"""A part's header may have so many bytes, and one more for so many of the file: it holds 64 characters for each chunk of
+a mebibyte, and some 600 bytes for each parameter."""
 FORMAT = "swarm-part/3"
 """Of parts' files: what their metadata says, see ``format.py``."""
 REMEDY = Advice.DAMAGED_STEP
@@ -162,7 +165,7 @@ def read_header(path: Path) -> PartHeader:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
-            if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
+            if not 2 <= length <= min(SMALL_HEADER_BYTES + size // BYTES_A_HEADER_BYTE, size - 8):
                 raise StateError(f"{path}: torn: {size} bytes with a header of {length}. {REMEDY}")
             header = json.loads(file.read(length))
     except OSError as error:
