@@ -28,8 +28,8 @@ RECORD = "record.json"
 MAX_RECORD_BYTES = 16 << 20
 """A close record has 4 MiB on the wire at most, and stands here as JSON with its proof."""
 SMALL_HEADER_BYTES, BYTES_A_HEADER_BYTE = 1 << 20, 1024
-"""A part's header may have so many bytes, and one more for so many of the file: it holds 64 characters for each chunk of
-a mebibyte, and some 600 bytes for each parameter."""
+"""A part's header may have so many bytes, and one more for so many of the file: it holds 64 characters for each chunk
+of a mebibyte, and some 600 bytes for each parameter."""
 FORMAT = "swarm-part/3"
 """Of parts' files: what their metadata says, see ``format.py``."""
 REMEDY = Advice.DAMAGED_STEP
