@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from peers.commands.preflight import check_listen
+from peers.commands.preflight import check_listen, check_output
 from peers.console.words import command_name, count
 from peers.options.model import Foundation, PeerOptions
 from peers.session import echo, know_thyself, live, open_session, silent
@@ -34,6 +34,8 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
     from peers.home.places import home_directory, take_place
 
     say = echo if words else silent
+    if options.invite_file is not None:
+        check_output("--invite-file", options.invite_file)
     past = None if foundation.resume or options.invite_file is None else _past(options.invite_file, options)
     if past is not None:
         options = dataclasses.replace(options, place=past.place.name)
@@ -77,7 +79,7 @@ def _past(file: Path, options: PeerOptions) -> Past | None:
     from peers.home.places import home_directory
     from peers.invites.invite_file import find_past, read_invite
 
-    invite = read_invite(file)
+    invite = read_invite(file) if file.is_file() else None  # to read a pipe would wait for who writes into it
     if invite is None:
         return None
     past = find_past(home_directory(options.home), invite)

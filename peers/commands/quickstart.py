@@ -18,7 +18,7 @@ from pathlib import Path
 
 import psutil
 
-from peers.commands.preflight import check_device
+from peers.commands.preflight import check_device, check_output
 from peers.console.interrupt import Interrupted, allow, check, defer, interruptible, received
 from peers.console.words import (
     amount,
@@ -70,9 +70,8 @@ def quickstart(options: QuickstartOptions, clock: Clock, *, make_group: Callable
     """
     check_shape(options.shape)
     check_device(options.device)
-    if options.report is not None and options.report.is_dir():
-        remedy = f"Name a file in it: --report {options.report / 'report.json'}"
-        raise ConfigError("--report", str(options.report), "a file", remedy, why="this is a directory")
+    if options.report is not None:
+        check_output("--report", options.report)
     if options.text:
         read_corpus(options.text)
     # From the first trace on disk on, an interrupt must find somebody who says what is kept.

@@ -12,7 +12,7 @@ from peers.console.words import another_path
 from peers.founding_files import MANIFEST_FILE
 from peers.home.places import PlaceInfo, list_places
 from peers.invites.invite import MAX_ADDRESSES, Invite, parse_invite
-from swarm.disk import write_whole
+from swarm.disk import write_named
 from swarm.errors import ConfigError
 from swarm.network.addresses import parse_address, split_peer
 
@@ -33,8 +33,7 @@ def write_invite(path: Path, invite: str) -> None:
     """Have the file hold this invite, readable by this user alone: whoever has it can join. Raises ConfigError when it
     cannot be."""
     try:
-        write_whole(path, [f"{invite}\n".encode()])
-        path.chmod(0o600)
+        write_named(path, [f"{invite}\n".encode()], mode=0o600)
     except OSError as error:
         raise ConfigError("--invite-file", str(path), "a file that can be written", another_path(path),
                           why=str(error.strerror)) from error  # fmt: skip

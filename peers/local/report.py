@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from peers.local.progress import RunView
+from swarm.disk import write_named
 from swarm.errors import StateError
 from swarm.monitoring.views import MicrobatchAccount
 
@@ -139,14 +138,9 @@ def render_report(report: dict[str, Any], indent: int | None = None) -> str:
 
 def write_report(report: dict[str, Any], path: Path) -> None:
     """Write it whole or not at all, replacing an older one. Raises StateError when the disk refuses."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        draft.write_text(render_report(report, indent=2) + "\n", encoding="utf-8")
-        os.replace(draft, path)
+        write_named(path, [f"{render_report(report, indent=2)}\n".encode()])
     except OSError as error:
-        with contextlib.suppress(OSError):
-            draft.unlink()
         raise StateError(
             f"{path}: {error.strerror}; the report was not written. Check space and permissions."
         ) from error
