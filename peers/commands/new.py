@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from peers.commands.preflight import check_listen, check_output
+from peers.commands.preflight import check_announce, check_listen, check_output
 from peers.console.words import command_name, count
 from peers.options.model import Foundation, PeerOptions
 from peers.session import echo, know_thyself, live, open_session, silent
@@ -45,6 +45,7 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
         foundation = Foundation(file=past.manifest)
     say(f"swarm {__version__}", "goes on with a run" if foundation.resume else "founds a run")
     check_listen(options.listen)
+    check_announce(options.announce)
     founded = _founded(foundation, options, say)
     for label, text in summary(founded):
         say(label, text)
