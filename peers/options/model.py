@@ -223,7 +223,8 @@ class Foundation:
         int | None, Option(metavar="N", of=_NEW, manifest="run.start_when.trainers", help="… and so many trainers.")
     ] = None
     seed: Annotated[
-        int | None, Option(metavar="N", of=_NEW, manifest="run.seed", help="Seed of the initial weights.")
+        int | None,
+        Option(metavar="N", of=_NEW, manifest="run.seed", help="Seed of the initial weights, but of private ends."),
     ] = None
     tokenizer: Annotated[
         FilePath | None,
