@@ -156,14 +156,16 @@ def targets_of(ends: PartModule, hidden: Tensor, gradient: Tensor) -> Tensor:
     """Return the targets (T,) that these ends think a gradient of the summed loss was made with: (T, D) each.
 
     The gradient is that of log Σ exp(scores) less that of the target's score. Of all scores' gradients the one that
-    points the way of the difference is looked for: a directional derivative gives its product with each.
+    points the way of the difference is looked for: a directional derivative gives its product with each. Through the
+    norm before the head (x / rms(x) · gain) a score's gradient loses what lies along x, which the score itself tells.
     """
     hidden = hidden.clone().requires_grad_()
     (of_all,) = torch.autograd.grad(ends.logits(hidden[None])[0].logsumexp(1).sum(), hidden)
     of_target = of_all - gradient
-    _, products = torch.func.jvp(lambda x: ends.logits(x[None])[0], (hidden.detach(),), (of_target,))
-    lengths = torch.linalg.vector_norm(dict(ends.named_parameters())["head.weight"], dim=1)
-    return (products / lengths).argmax(1).detach()
+    scores, products = torch.func.jvp(lambda x: ends.logits(x[None])[0], (hidden.detach(),), (of_target,))
+    weights = dict(ends.named_parameters())
+    squares = (weights["head.weight"] * weights["norm.weight"]).square().sum(1) - scores.square() / hidden.shape[1]
+    return (products / squares.clamp(min=1e-12).sqrt()).argmax(1).detach()
 
 
 def nearest(seen: Tensor, known: Tensor) -> Tensor:
