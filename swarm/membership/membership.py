@@ -23,7 +23,7 @@ from swarm.ids import PartName, PeerId
 from swarm.membership.announcer import Announcer
 from swarm.membership.copying import Copying
 from swarm.membership.download import download_part
-from swarm.membership.founder import Founder
+from swarm.membership.founder import Founder, InitialWeights
 from swarm.membership.holding import LocalSGD, RoleManager
 from swarm.membership.joining import Joining
 from swarm.membership.leaving import Leaving
@@ -237,9 +237,8 @@ class Membership:
                     await self._member.wait_member()
 
     async def _found(self) -> None:
-        founder = Founder(
-            self._around, self._directory, self._calls, self._announcer.record, self._donor, self._keeper.beginning()
-        )
+        beginning = self._keeper.beginning() or InitialWeights(self._around, self._settings.ends_seed)
+        founder = Founder(self._around, self._directory, self._calls, self._announcer.record, self._donor, beginning)
         with founder.expecting():
             await founder.found(self._settings.patience_s, self.situation.wait_for)
             await self._member.wait_member()  # our own close may take longer than the others'
