@@ -89,16 +89,28 @@ def run(arguments: Sequence[str]) -> int:
         # The reader of our output (head, less) has seen enough.
         return EXIT_ERROR
     except OSError as error:
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        refused = _of_this_machine(error)
+        if refused is None:
             raise
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # or what waits to be written would fail once more at the exit
-        os.close(nowhere)
-        report_error(CommandError(f"what it prints cannot be written: {error.strerror}",
-                                  check="is the disk full on which stdout is a file? df -h",
-                                  next_="the same command, with stdout elsewhere"))  # fmt: skip
+        report_error(refused)
         return EXIT_ERROR
     return code if isinstance(code, int) else EXIT_OK
+
+
+def _of_this_machine(error: OSError) -> CommandError | None:
+    """An error of what every command uses, as one of ours; None for any other."""
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):
+        return CommandError("there is no directory for temporary files in which this user can write",
+                            check=f"these were tried: {str(error).partition('found in ')[2] or error}",
+                            next_="name one: TMPDIR=DIR, then the same command")  # fmt: skip
+    if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        return None
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())  # or what waits to be written would fail once more at the exit
+    os.close(nowhere)
+    return CommandError(f"what it prints cannot be written: {error.strerror}",
+                        check="is the disk full on which stdout is a file? df -h",
+                        next_="the same command, with stdout elsewhere")  # fmt: skip
 
 
 # --- what the parser refuses -----------------------------------------------------------------------------------------

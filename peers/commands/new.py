@@ -44,13 +44,14 @@ def new(foundation: Foundation, options: PeerOptions, *, words: bool, json_lines
             say(f"swarm {__version__}", "comes back to the run that it founded, as a stage host")
             return _come_back(past, options, words=words, json_lines=json_lines)
         foundation = Foundation(file=past.manifest)
+    home = home_directory(options.home)  # first: it may not be there, and a tokenizer takes seconds
     say(f"swarm {__version__}", "goes on with a run" if foundation.resume else "founds a run")
     check_listen(options.listen)
     check_announce(options.announce)
     founded = _founded(foundation, options, say)
     for label, text in summary(founded):
         say(label, text)
-    home, run_id = home_directory(options.home), founded.manifest.run_id
+    run_id = founded.manifest.run_id
     with take_place(home, options.place, clock=SystemClock(), run=run_id, role="bootstrap") as place:
         who = know_thyself(place, options.name)
         say("identity", who.described())

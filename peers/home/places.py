@@ -50,15 +50,18 @@ def home_directory(given: Path | str | None = None) -> Path:
     """Return the directory of this machine's places: ``given``, else $SWARM_HOME, else $XDG_DATA_HOME/swarm or
     ~/.local/share/swarm.
 
-    Nothing is made.
+    Nothing is made. Raises ConfigError where this user has no home directory: a container's, say, without HOME.
     """
-    if given is not None:
-        return Path(given).expanduser()
-    if named := os.environ.get("SWARM_HOME"):
-        return Path(named).expanduser()
-    data = os.environ.get("XDG_DATA_HOME", "")
-    # The XDG specification has relative paths ignored.
-    return (Path(data) if os.path.isabs(data) else Path.home() / ".local" / "share") / "swarm"
+    named = given if given is not None else os.environ.get("SWARM_HOME") or None
+    try:
+        if named is not None:
+            return Path(named).expanduser()
+        data = os.environ.get("XDG_DATA_HOME", "")
+        # The XDG specification has relative paths ignored.
+        return (Path(data) if os.path.isabs(data) else Path.home() / ".local" / "share") / "swarm"
+    except RuntimeError as error:
+        raise ConfigError("home", None if named is None else str(named), "a directory for this machine's peers",
+                          "Name one with --home or SWARM_HOME.", why=str(error)) from None  # fmt: skip
 
 
 class HeldPlace:

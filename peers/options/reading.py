@@ -31,6 +31,11 @@ from swarm.errors import ConfigError
 FOR_TESTS = f"{PREFIX}TEST_"
 """Variables of this prefix are the test suite's."""
 
+_OF_A_SERVICE = re.compile(
+    rf"{PREFIX}(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
+"""Variables that Kubernetes sets in every container beside a service called ``swarm``."""
+
 ModelT = TypeVar("ModelT", PeerOptions, Foundation, Invocation)
 
 
@@ -145,15 +150,15 @@ def _of_environment() -> dict[str, Given]:
     """Return the settings in variables. An empty variable is unset: supervisors pass unset variables on like that."""
     settings = {one.variable: one for one in settings_of(PeerOptions).values()}
     found = {}
-    for variable, value in sorted(os.environ.items()):
-        if not variable.startswith(PREFIX) or variable.startswith(FOR_TESTS):
-            continue
-        if variable not in settings:
-            close = difflib.get_close_matches(variable, settings, n=1)
-            meant = f"Did you mean {close[0]}? If not: " if close else ""
-            allowed = f"one of {', '.join(sorted(settings))}"
-            raise ConfigError(variable, Hidden(), allowed, f"{meant}unset {variable}", why="there is no such setting")
-        if value:
+    given = {name: value for name, value in sorted(os.environ.items()) if name.startswith(PREFIX)}
+    given = {name: value for name, value in given.items() if not name.startswith(FOR_TESTS)}
+    if unknown := [name for name in given if name not in settings and not _OF_A_SERVICE.fullmatch(name)]:
+        close = difflib.get_close_matches(unknown[0], settings, n=1)
+        meant = f"Did you mean {close[0]}? If not: " if close else ""
+        allowed, why = f"one of {', '.join(sorted(settings))}", "there is no such setting"
+        raise ConfigError(unknown[0], Hidden(), allowed, f"{meant}unset {' '.join(unknown)}", why=why)
+    for variable, value in given.items():
+        if variable in settings and value:
             remedy = f"Correct {variable}, or do without: unset {variable}"
             found[settings[variable].key] = Given(value=value, origin=variable, remedy=remedy)
     return found

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from peers.cli.app import run
+from peers.home.places import home_directory
 from peers.options.model import ANY_PORT, Invocation, PeerOptions
 from peers.options.reading import blamed, blaming, read_invocation, read_peer_options
 from peers.settings import PeerSettings, exact_settings
@@ -268,3 +270,43 @@ def test_secret_is_never_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     options = read_peer_options("join", {})
     assert "hush" not in str(blamed(ConfigError("INVITE", "hush", "an invite", "Ask."), options))
     assert "is missing" not in str(blamed(ConfigError("INVITE", None, "an invite", "Ask."), options))
+
+
+def test_variables_that_kubernetes_sets_beside_a_service_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "SWARM_SERVICE_HOST": "10.0.0.1",
+        "SWARM_SERVICE_PORT": "4001",
+        "SWARM_SERVICE_PORT_P2P": "4001",
+        "SWARM_PORT": "tcp://10.0.0.1:4001",
+        "SWARM_PORT_4001_TCP": "tcp://10.0.0.1:4001",
+        "SWARM_PORT_4001_TCP_ADDR": "10.0.0.1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert read_peer_options("join", {}).listen == PeerOptions().listen
+
+
+def test_unknown_variables_are_all_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWARM_DATUM", "x")
+    monkeypatch.setenv("SWARM_PORTS", "y")
+    with pytest.raises(ConfigError, match=r"Did you mean SWARM_DATA\? If not: unset SWARM_DATUM SWARM_PORTS"):
+        read_peer_options("join", {})
+
+
+def test_user_without_a_home_directory_is_told_how_to_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HOME", "SWARM_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: (_ for _ in ()).throw(KeyError(uid)))
+    with pytest.raises(ConfigError, match="--home or SWARM_HOME"):
+        home_directory()
+
+
+def test_machine_without_a_temporary_directory_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def nowhere() -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found in ['/tmp', '/']")
+
+    monkeypatch.setattr("tempfile.gettempdir", nowhere)
+    monkeypatch.setattr("peers.commands.quickstart.check_shape", lambda shape: nowhere())
+    assert run(["quickstart"]) == 1
+    assert "TMPDIR=DIR" in capsys.readouterr().err
