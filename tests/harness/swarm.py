@@ -26,6 +26,7 @@ from swarm.device import Device, DeviceThread, resolve_device
 from swarm.events import Event
 from swarm.health.watch import HealthWatch
 from swarm.ids import PeerId, RunId
+from swarm.membership.composition import compose
 from swarm.membership.membership import Membership
 from swarm.membership.roles import PeerContext
 from swarm.monitoring.recorder import Recorder
@@ -99,7 +100,7 @@ class LocalPeer:
         around = dataclasses.replace(
             self.around, source=None if data is None else open_source(manifest, data, self.endpoint.peer)
         )
-        self.membership = Membership(
+        self.membership = compose(
             member_settings(self.settings),
             around,
             self.endpoint.directory,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from data_shards.build import build_shard
+from swarm.consensus.copies import KEPT_UPDATES
 from swarm.consensus.records import CloseRecord
 from swarm.errors import Ending, RunEnded
 from swarm.events import (
@@ -28,7 +29,6 @@ from swarm.events import (
 )
 from swarm.ids import PeerId
 from swarm.membership import leaving
-from swarm.membership import observer_service as observing
 from swarm.membership.download import PartDownload
 from swarm.membership.leaving import ended_in_order
 from swarm.network.discovery.records import PeerRecord
@@ -591,7 +591,7 @@ async def test_joiner_whose_download_takes_many_steps_starts_over_and_its_histor
         await run(download, donors)
         if download.record.step and not held_up:
             held_up.append(download.record.step)
-            await after_step_everywhere(swarm, download.record.step + observing.KEPT_UPDATES + 2)
+            await after_step_everywhere(swarm, download.record.step + KEPT_UPDATES + 2)
 
     monkeypatch.setattr(PartDownload, "run", slowly)
 
@@ -602,7 +602,7 @@ async def test_joiner_whose_download_takes_many_steps_starts_over_and_its_histor
     await train(swarm, story)
     check_history(swarm.history(), 0, 60, 6)
     own, truth = swarm.history("slow"), swarm.history()
-    assert own[0]["step"] > held_up[0] + observing.KEPT_UPDATES
+    assert own[0]["step"] > held_up[0] + KEPT_UPDATES
     assert own == truth[own[0]["step"] :]
     assert len(swarm.peers["slow"].events.of(StateDownloaded)) == 2
 

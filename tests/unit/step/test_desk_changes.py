@@ -16,12 +16,14 @@ from swarm.consensus.roster import Roster
 from swarm.errors import Busy, PeerError, Refused, Superseded, Violation, WrongStep
 from swarm.ids import PartName, PeerId
 from swarm.membership.observer_service import ObserverService
+from swarm.membership.observers import Observers
 from swarm.sim.network import SimNetwork
 from swarm.state.transfer import StateDonor
 from swarm.step.calls import StepCalls
 from swarm.step.leader import service as lead
 from swarm.step.leader.rescue import absent
 from swarm.step.leader.service import LeadService
+from swarm.step.observe_messages import RunStanding
 from tests.harness.asked import asked
 from tests.harness.expect import eventually
 from tests.unit.consensus import test_changes
@@ -296,7 +298,7 @@ async def test_absent_are_those_that_died_or_fell_silent_and_nobody_waits_for_th
         endpoint = network.endpoint(peer)
         await endpoint.enter(RUN)
         donor = StateDonor(network.clock)
-        endpoint.mount(ObserverService(me, donor, _nothing, lambda: "", network.clock))
+        endpoint.mount(ObserverService(_standing, donor, _nothing, Observers(donor, network.clock)))
     network.kill(dead)
     network.cut(me, silent)
     mine = network.find(me)
@@ -307,6 +309,10 @@ async def test_absent_are_those_that_died_or_fell_silent_and_nobody_waits_for_th
         assert missing == {dead, silent}
     for peer in (there, silent, me):
         network.kill(peer)
+
+
+def _standing(closed: int | None) -> RunStanding:
+    return RunStanding(founder=LEADER, closed=closed, waiting_for="")
 
 
 async def _nothing(part: PartName) -> None:
