@@ -358,7 +358,8 @@ class Node:
         self._membership = membership
         self._commands.adopt(around.manifest, endpoint, membership, around.watch)
         self._orders.adopt(functools.partial(self._leave, endpoint, membership))
-        endpoint.allow_relay(lambda peer: peer in membership.roster)
+        # The genesis comes from its founder before there is a roster.
+        endpoint.allow_relay(lambda peer: peer in membership.roster or peer in (contact, founder))
         return membership
 
     def _emit_found(self, manifest: Manifest, source: PeerId) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, StringConstraints, TypeAdapter
+from pydantic_core import CoreSchema
 
 from swarm.ids import MicrobatchId
 
 PeerIdField = Annotated[str, StringConstraints(pattern=r"^[1-9A-HJ-NP-Za-km-z0]{1,64}$")]
 """A peer id as it may appear in a message; whether it is the sender's is checked against the connection."""
 
-PartField = Annotated[str, StringConstraints(pattern=r"^(ends|stage-\d{1,3})$")]
+PartField = Annotated[str, StringConstraints(pattern=r"^(ends|stage-[0-9]{1,3})$")]
 RegionField = Annotated[str, StringConstraints(pattern=r"^[a-z0-9-]{0,32}$")]
 """Where a peer is, as its owner calls it; "" where nobody said."""
 
@@ -23,6 +24,11 @@ AfterField = Annotated[str, StringConstraints(pattern=rf"^[0-9a-f]{{0,{AFTER_CHA
 SignatureField = Annotated[bytes, Field(min_length=64, max_length=64)]
 Count = Annotated[int, Field(ge=0, lt=2**53)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+MAX_LISTED = 1 << 16
+"""Of what has no smaller bound of its own: more than the largest body holds of anything that is listed."""
+LISTED = Field(max_length=MAX_LISTED)
+"""The bound of a list or map, for its ``Annotated`` type."""
 
 MAX_LATENCY_US, MAX_BYTES_PER_S = 60_000_000, 1 << 40
 """Of a link: a minute, and a tebibyte a second. What is measured, or claimed, is taken for no more."""
@@ -81,10 +87,32 @@ def _section(annotation: Any) -> type[Section] | None:
     return next((found for one in get_args(annotation) if (found := _section(one)) is not None), None)
 
 
+def _fail_fast(schema: Any) -> None:
+    if isinstance(schema, dict):
+        if schema.get("type") in ("tuple", "dict"):
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _fail_fast(part)
+    elif isinstance(schema, list):
+        for part in schema:
+            _fail_fast(part)
+
+
 class Message(BaseModel):
-    """The body of one call or answer. Decoded strictly: sequences are tuples, no coercion, no unknown field."""
+    """The body of one call or answer. Decoded strictly: sequences are tuples, no coercion, no unknown field.
+
+    Every list and map has a bound, and validation ends at the first element that is wrong: another peer chose how many
+    there are.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return pydantic's schema, whose lists and maps fail at the first wrong element."""
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
 
     def to_wire(self) -> dict[str, Any]:
         """Plain data for msgpack."""

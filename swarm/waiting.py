@@ -141,6 +141,40 @@ class StallDetector(Generic[T]):
 # --- sending again while the receiver is busy ------------------------------------------------------------------------
 
 
+class TokenBucket:
+    """Keeps what goes to ``rate`` units a second, which may change at any time, and lets a ``burst`` go at once. Times
+    are of one monotonic clock."""
+
+    def __init__(self, rate: float, burst: float) -> None:
+        self._rate, self._burst, self._allowed, self._since = rate, burst, burst, 0.0
+
+    @property
+    def rate(self) -> float:
+        """Units a second at this time."""
+        return self._rate
+
+    def change(self, rate: float, now: float) -> None:
+        """Keep to another rate from now on."""
+        self._refill(now)
+        self._rate = rate
+
+    def pause_s(self, size: float, now: float) -> float:
+        """Return the seconds until ``size`` units may go; 0 when they may go at once. More than a burst waits for a
+        full one."""
+        self._refill(now)
+        missing = min(size, self._burst) - self._allowed
+        return missing / self._rate if missing >= 1.0 else 0.0  # less is rounding, too short for a clock to show
+
+    def take(self, size: float, now: float) -> None:
+        """Count units that go now, whether they may or not: what is too much is owed."""
+        self._refill(now)
+        self._allowed -= size
+
+    def _refill(self, now: float) -> None:
+        self._allowed = min(self._burst, self._allowed + (now - self._since) * self._rate)
+        self._since = now
+
+
 async def retry_while_busy(send: Callable[[], Awaitable[T]], clock: Clock, *, within_s: float) -> T:
     """Send until the receiver is not Busy any more. For messages that only one peer can take: the way back.
 

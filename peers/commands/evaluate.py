@@ -14,6 +14,7 @@ from data_shards.shard import Shard
 from data_shards.tokenize import Tokenizer
 from peers.console.interrupt import check
 from peers.console.words import CommandError, command_name, gathering, listed
+from peers.data.foreign_tokenizer import check_foreign_tokenizer
 from peers.exit_codes import EXIT_USAGE
 from peers.home.run_directory import RunDirectory
 from swarm.config import Manifest, load_manifest
@@ -103,7 +104,9 @@ def sample_text(checkpoint: Checkpointed, sampling: Sampling) -> str:
 
 def _tokenizer(directory: RunDirectory, manifest: Manifest) -> Tokenizer:
     try:
-        tokenizer = Tokenizer(directory.tokenizer.read_bytes())
+        document = directory.tokenizer.read_bytes()  # a contact sent it
+        check_foreign_tokenizer(document)
+        tokenizer = Tokenizer(document)
     except OSError as error:
         raise StateError(f"{directory.tokenizer}: {error.strerror}. Copy it from another peer of the run.") from error
     if tokenizer.digest != manifest.tokenizer.digest:

@@ -19,6 +19,7 @@ from data_shards.build import build_shard
 from data_shards.shard import MANIFEST_FILE, REBUILD, Shard, ShardManifest, read_manifest, row_count
 from data_shards.tokenize import Tokenizer, tokenizer_digest
 from peers.console.words import another_path, command_name, count
+from peers.data.foreign_tokenizer import check_foreign_tokenizer
 from peers.data.text import built_in_corpus, documents_of, text_files
 from swarm.errors import ConfigError, Incompatible, StateError
 
@@ -78,9 +79,11 @@ def shard_for(
     directory ``into``; without ``data`` that is the built-in text, its documents in an order that depends on ``seed``
     (the peer id), so that two such trainers feed different rows at any time. Cost: about half a second per megabyte of
     text, and its tokens on disk. Raises Incompatible for another tokenizer, ConfigError for data that is missing,
-    unreadable or too little for one microbatch, StateError when the disk refuses, or when the caller has ``given_up``,
+    unreadable or too little for one microbatch, and for a tokenizer that must not be loaded, StateError when the disk
+    refuses, or when the caller has ``given_up``,
     which is asked before each document; no shard is left then.
     """
+    check_foreign_tokenizer(tokenizer_json)
     check_tokenizer(manifest, tokenizer_json)
     if data is not None and is_shard(data):
         shard = open_shard(data).manifest

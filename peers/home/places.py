@@ -37,7 +37,7 @@ KEY_FILE = "identity.key"
 CONTROL_SOCKET = "control.sock"
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
-_SESSION = re.compile(r"\d{8}-\d{6}(-[0-9a-f]{8})?(\.\d+)?")
+_SESSION = re.compile(r"[0-9]{8}-[0-9]{6}(-[0-9a-f]{8})?(\.[0-9]+)?")
 # struct flock of 64-bit Linux: type, whence, start, length (0: to the end), pid.
 _FLOCK = "hhqqi4x"
 

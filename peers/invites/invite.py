@@ -24,7 +24,7 @@ MAX_ADDRESSES = 5
 
 _ALLOWED = f"an invite ({PREFIX}…) or a multiaddr ending in /p2p/<peer id>"
 _AGAIN = "Copy it again, whole, as swarm new or swarm invite prints it."
-_ANY_PREFIX = re.compile(r"swarm(\d{1,4}):")
+_ANY_PREFIX = re.compile(r"swarm([0-9]{1,4}):")
 _BASE64URL = re.compile(r"[A-Za-z0-9_-]+")
 _RUN = re.compile(r"[0-9a-f]{64}")
 _RUN_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")

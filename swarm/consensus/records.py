@@ -15,6 +15,7 @@ from swarm.consensus.roster import Member, Roster
 from swarm.errors import Refused
 from swarm.ids import PeerId
 from swarm.schema import (
+    LISTED,
     MAX_BYTES_PER_S,
     MAX_LATENCY_US,
     Count,
@@ -91,20 +92,20 @@ class CloseRecord(Message):
     lineage: Count = 0
     step: Count
     term: Count = 0
-    committed: tuple[Contribution, ...]
-    aside: tuple[Quarantined, ...] = ()
+    committed: Annotated[tuple[Contribution, ...], LISTED]
+    aside: Annotated[tuple[Quarantined, ...], LISTED] = ()
     tokens: Count
     loss_sum: Finite
     grad_norm: Finite
     clip: Finite
     lr: Finite
-    digests: dict[PartField, DigestField]
-    cursors: dict[PeerIdField, tuple[Count, Count]]
-    roster: tuple[Member, ...]
-    absent: tuple[PeerIdField, ...] = ()
+    digests: Annotated[dict[PartField, DigestField], Field(max_length=1025)]
+    cursors: Annotated[dict[PeerIdField, tuple[Count, Count]], LISTED]
+    roster: Annotated[tuple[Member, ...], Field(max_length=20_000)]
+    absent: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000)] = ()
     void: bool = False
     ended: bool = False
-    links: dict[PeerIdField, MeasuredLink] = {}
+    links: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=20_000)] = {}
     confirmation: Confirmation | None = None
     previous: DigestField
 

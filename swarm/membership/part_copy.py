@@ -33,10 +33,10 @@ from swarm.membership.roles import PeerContext, spec_of
 from swarm.membership.rules import update_of
 from swarm.optim.part import PartState
 from swarm.security.signing import verify
-from swarm.state.donation import Bucket
+from swarm.state.donation import BURST_BYTES
 from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted
 from swarm.state.snapshot import Cut, Snapshot
-from swarm.waiting import ExponentialBackoff, first_done
+from swarm.waiting import ExponentialBackoff, TokenBucket, first_done
 
 logger = logging.getLogger(__name__)
 
@@ -240,7 +240,7 @@ class PartCopy:
         context = DownloadContext(
             donor=partial(PeerChunks, around.endpoint),
             clock=around.clock,
-            pace=Bucket(rate),
+            pace=TokenBucket(rate, BURST_BYTES),
             dropped=self._donor_dropped(record),
         )
         download = Download(context, wanted, IntoMemory(wanted))

@@ -239,9 +239,10 @@ class LibP2PEndpoint:
         """Relay without limits for the peers of which ``may(peer)`` is true, the run's members. It is asked again at
         every use, so it must be cheap and not raise. All others, and everybody before this is called, share small
         bounds (:class:`~swarm.network.reach.seats.RelayLimits`), so that who joins can be reached, too. The streams of
-        all others to us are bounded together as well (:data:`~swarm.network.libp2p.streams.MAX_STRANGER_STREAMS`)."""
+        all others to us are bounded together as well (:data:`~swarm.network.libp2p.streams.MAX_STRANGER_STREAMS`), and
+        so is what they send on them (``swarm.network.rpc.strangers``)."""
         self._presence.allow_relay(may)
-        self._incoming.known = lambda peer: peer == self.peer or may(peer)
+        self._incoming.bound_strangers(lambda peer: peer == self.peer or may(peer))
 
     def allow_calls(self, may: May) -> None:
         """See :class:`~swarm.network.protocols.Endpoint`."""
@@ -249,8 +250,8 @@ class LibP2PEndpoint:
 
     def expect(self, peers: int) -> None:
         """So many are to come that :meth:`allow_relay` does not name yet, and four streams of each have room beside
-        those of strangers. Counts until it is called again."""
-        self._incoming.expected = peers
+        those of strangers, with some calls. Counts until it is called again."""
+        self._incoming.expect(peers)
 
     async def retire_relay(self) -> None:
         """Relay for nobody anew from now on, and tell those who are reached through us, who find others within

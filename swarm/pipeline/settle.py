@@ -89,10 +89,20 @@ class StageSettling:
     ) -> None:
         self._settings, self._context, self._table, self._recalls = settings, context, table, recalls
         self._replicas = replicas
+        self._computed: dict[tuple[int, MicrobatchId], Callable[[], None]] = {}
+        """What is still to be done, in the loop, about work that the device has done: by microbatch."""
 
     async def held(self) -> frozenset[MicrobatchId]:
         """See :class:`Settling`."""
-        return await self._context.device.run(self._context.compute.held)
+        held = await self._context.device.run(self._context.compute.held)
+        for index in list(self._computed):  # whoever waited for these was cancelled while the device computed
+            self._follow_up(index)
+        return held
+
+    def _follow_up(self, index: tuple[int, MicrobatchId]) -> None:
+        follow_up = self._computed.pop(index, None)
+        if follow_up is not None:
+            follow_up()
 
     async def reverse(self, step: int, microbatch: MicrobatchId) -> None:
         """See :class:`Settling`. What was dropped is fetched from the neighbours it came from."""
@@ -108,8 +118,13 @@ class StageSettling:
         def compute() -> None:
             self._context.compute.reverse(material)
             state.take_out()
+            self._computed[state.index] = partial(self._reversed, state)
 
         await self._recalls.on_device(compute)
+        self._follow_up(state.index)
+
+    def _reversed(self, state: MicrobatchState) -> None:
+        step, microbatch = state.index
         part = stage_part(self._settings.stage)
         self._context.events.emit(ContributionReversed(step=step, microbatch=microbatch, part=part))
 
@@ -123,16 +138,19 @@ class StageSettling:
             state.in_use -= 1
 
     async def _replay(self, state: MicrobatchState) -> None:
-        step, microbatch = state.index
         material = await self._recalls.material(self._errand(state))
 
-        def compute() -> bool:
-            new = microbatch not in self._context.compute.held()
+        def compute() -> None:
+            new = state.key.microbatch not in self._context.compute.held()
             result = self._context.compute.contribute(material, None, None)
             state.accumulate(result.loss_sum, result.tokens)
-            return new
+            self._computed[state.index] = partial(self._replayed, state, new)
 
-        new = await self._recalls.on_device(compute)
+        await self._recalls.on_device(compute)
+        self._follow_up(state.index)
+
+    def _replayed(self, state: MicrobatchState, new: bool) -> None:
+        step, microbatch = state.index
         state.take_graph()
         if not state.dropped:
             self._table.retention.hold(state)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import dataclasses
 import functools
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ from swarm.network.discovery.records import (
     lifetime_problem,
 )
 from swarm.network.protocols import (
+    MAX_BODY_BYTES,
     PUBLIC_PREFIX,
     Incoming,
     LinkStatistics,
@@ -74,7 +76,8 @@ class SimNetwork(Wires):
     ) -> None:
         super().__init__(clock, traffic, *([delay] if delay else []))
         self.kinds = {kind.kind: kind for kind in kinds}
-        self._limits = limits or ServeLimits()
+        limits = limits or ServeLimits()
+        self._limits = dataclasses.replace(limits, body_bytes_on_loop=MAX_BODY_BYTES)  # no thread in virtual time
         self._peers: dict[PeerId, SimEndpoint] = {}
         self._twins: set[SimEndpoint] = set()
         self._records: dict[str, dict[PeerId, _Entry]] = {}

@@ -1,6 +1,7 @@
 """Limit how a donor hands out its state, so that its own work does not suffer. Pure.
 
-:class:`Donation` sets the rate, :class:`Bucket` keeps to it, :class:`OpenAnswers` bounds the answers of one caller.
+:class:`Donation` sets the rate, a :class:`~swarm.waiting.TokenBucket` keeps to it, :class:`OpenAnswers` bounds the
+answers of one caller.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from typing import Any
 
 from swarm.errors import Busy, Violation
 from swarm.ids import PeerId
+from swarm.waiting import TokenBucket
 
+BURST_BYTES = 8 << 20
 MAX_BYTES_S = 64 << 20
 """While nothing suffers: half a gigabit a second, and about half of a processor's time for the streams."""
 LEAST_BYTES_S = 2 << 20
@@ -34,7 +37,7 @@ class Donation:
 
     def __init__(self, *, most: float = MAX_BYTES_S, least: float = LEAST_BYTES_S) -> None:
         self._most, self._least = most, least
-        self._bucket = Bucket(most)
+        self._bucket = TokenBucket(most, BURST_BYTES)
         self._quiet: deque[float] = deque(maxlen=_REMEMBERED)
         self._closed: float | None = None
         self._given = 0
@@ -42,7 +45,7 @@ class Donation:
     @property
     def bytes_s(self) -> float:
         """The rate at this time."""
-        return self._bucket.bytes_s
+        return self._bucket.rate
 
     def pause_s(self, size: int, now: float) -> float:
         """Seconds until ``size`` bytes may go; 0 when they may go at once. More than a burst waits for a full one."""
@@ -67,45 +70,6 @@ class Donation:
             usual = statistics.quantiles(self._quiet, n=4)[2]
             change = SLOWER if now - before > SUFFERS * usual else FASTER
             self._bucket.change(min(self._most, max(self._least, self.bytes_s * change)), now)
-
-
-# --- token bucket: how many bytes may go now, so that all of them together keep to a rate ----------------------------
-
-
-BURST_BYTES = 8 << 20
-
-
-class Bucket:
-    """A token bucket: ``bytes_s``, which may change at any time, and a burst that may go at once. Times are of one
-    monotonic clock."""
-
-    def __init__(self, bytes_s: float) -> None:
-        self._rate, self._allowed, self._since = bytes_s, float(BURST_BYTES), 0.0
-
-    @property
-    def bytes_s(self) -> float:
-        """The rate at this time."""
-        return self._rate
-
-    def change(self, bytes_s: float, now: float) -> None:
-        """Another rate from now on."""
-        self._refill(now)
-        self._rate = bytes_s
-
-    def pause_s(self, size: int, now: float) -> float:
-        """Seconds until ``size`` bytes may go; 0 when they may go at once. More than a burst waits for a full one."""
-        self._refill(now)
-        missing = min(size, BURST_BYTES) - self._allowed
-        return missing / self._rate if missing >= 1.0 else 0.0  # less is rounding, too short for a clock to show
-
-    def take(self, size: int, now: float) -> None:
-        """So many bytes go now."""
-        self._refill(now)
-        self._allowed -= size
-
-    def _refill(self, now: float) -> None:
-        self._allowed = min(float(BURST_BYTES), self._allowed + (now - self._since) * self._rate)
-        self._since = now
 
 
 # --- answers on their way to one caller ------------------------------------------------------------------------------

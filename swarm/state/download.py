@@ -20,10 +20,10 @@ from swarm.ids import PartName, PeerId
 from swarm.models.layout import FlatLayout
 from swarm.network.protocols import Endpoint, Rpc
 from swarm.schema import Empty
-from swarm.state.donation import Bucket
 from swarm.state.sharing import DonorT, Sharing
 from swarm.state.snapshot import CHUNK_BYTES, HASH_BYTES, Cut, Snapshot, is_chunk, root_of
 from swarm.state.transfer import CHUNK, DESCRIBE, ChunkRequest, DescribeRequest, Run
+from swarm.waiting import TokenBucket
 
 logger = logging.getLogger(__name__)
 
@@ -170,7 +170,7 @@ class DownloadContext(Generic[DonorT]):
 
     donor: Callable[[DonorT], ChunkDonor]
     clock: Clock
-    pace: Bucket | None = None
+    pace: TokenBucket | None = None
     progress: Callable[[DonorT, int, int], None] = _ignore
     dropped: Callable[[DonorT, PeerError], float | None] = _ignore
     run: Run = asyncio.to_thread

@@ -14,6 +14,7 @@ from swarm.consensus.changes import NO_CHANGES, Admission, Changes, Departure
 from swarm.consensus.records import CloseRecord, Contribution, MeasuredLink, Quarantined
 from swarm.network.protocols import Rpc
 from swarm.schema import (
+    LISTED,
     Count,
     DigestField,
     Empty,
@@ -68,8 +69,8 @@ class ResumeTrainer(Message):
 
     step: Count
     term: Count
-    started: tuple[MicrobatchField, ...]
-    aside: tuple[Quarantined, ...]
+    started: Annotated[tuple[MicrobatchField, ...], LISTED]
+    aside: Annotated[tuple[Quarantined, ...], LISTED]
 
 
 class TrainerResumed(Message):
@@ -123,11 +124,11 @@ class Reconcile(Message):
 
     step: Count
     term: Count
-    committed: tuple[Contribution, ...]
+    committed: Annotated[tuple[Contribution, ...], LISTED]
     live: Annotated[tuple[PeerIdField, ...], Field(max_length=20_000)]
     provisional: bool = False
     within_s: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)] | None = None
-    attempts: dict[PartField, Count]
+    attempts: Annotated[dict[PartField, Count], Field(max_length=1025)]
     plainly: Annotated[tuple[PartField, ...], Field(max_length=1024)] = ()
     left_out: Annotated[
         dict[PeerIdField, Annotated[str, StringConstraints(max_length=REASON_CHARS)]], Field(max_length=MAX_TOLD)
@@ -150,7 +151,7 @@ class Averaged(Message):
     culprit: PeerIdField | None = None
     aborted_by: PeerIdField | None = None
     differs: bool = False
-    missing: tuple[MicrobatchField, ...] = ()
+    missing: Annotated[tuple[MicrobatchField, ...], LISTED] = ()
     heard: Annotated[dict[PeerIdField, MeasuredLink], Field(max_length=1024)] = {}
 
 

@@ -21,6 +21,7 @@ from swarm.network.rpc.client import CallerStream
 from swarm.network.rpc.dispatcher import Dispatcher
 from swarm.network.rpc.link import ByteMeter, enlarge
 from swarm.network.rpc.server import ServerStream
+from swarm.network.rpc.strangers import StrangerBudget
 
 _Key = tuple[PeerId, str]
 
@@ -155,10 +156,21 @@ class StreamServer:
         """What went over these streams."""
         self._serving: dict[asyncio.Task[None], _Served] = {}
         self._recent: dict[PeerId, None] = {}
+        self._strangers = StrangerBudget(clock)
+        self._expected = 0
         self.known: Callable[[PeerId], bool] = lambda peer: False
         """Whose streams are not bounded together. Asked again at every stream, so it must be cheap and not raise."""
-        self.expected = 0
-        """How many peers are to come that are not known yet: strangers may have as many streams more as those have."""
+
+    def bound_strangers(self, known: Callable[[PeerId], bool]) -> None:
+        """From now on those are members of whom ``known(peer)`` is true; all others share small bounds (see
+        ``swarm.network.rpc.strangers``). Asked at every frame, so it must be cheap and not raise."""
+        self.known = self._strangers.known = known
+
+    def expect(self, peers: int) -> None:
+        """So many peers are to come that are not known yet: strangers may have as many streams more as those have, and
+        call more often."""
+        self._expected = peers
+        self._strangers.expect(peers)
 
     @property
     def open(self) -> int:
@@ -193,7 +205,7 @@ class StreamServer:
         if not self.known(peer):
             self._make_room()
         self._remember(peer)
-        stream = ServerStream(peer, self._desk, self._clock, self.meter, protocol == self._public)
+        stream = ServerStream(peer, self._desk, self._clock, self.meter, self._strangers, protocol == self._public)
         task = asyncio.get_running_loop().create_task(stream.serve(reader, writer), name=f"serve {protocol[:16]}")
         self._serving[task] = _Served(peer, protocol, stream, writer)
         task.add_done_callback(self._served)
@@ -213,7 +225,7 @@ class StreamServer:
             for task, served in self._serving.items()
             if not task.done() and not task.cancelling() and not self.known(served.peer)
         ]
-        if len(foreign) >= MAX_STRANGER_STREAMS + _STREAMS_PER_PEER * self.expected:
+        if len(foreign) >= MAX_STRANGER_STREAMS + _STREAMS_PER_PEER * self._expected:
             leaving = next((task for task, stream in foreign if stream.idle), foreign[0][0])
             logger.debug("strangers have %d streams: one of %s gives way", len(foreign), self._serving[leaving].peer)
             leaving.cancel()

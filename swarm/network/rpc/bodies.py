@@ -10,12 +10,15 @@ came until somebody wants it.
 
 Size is checked before decoding; extension types do not exist here; map keys are strings; nesting is bounded twice, by
 the C decoder's own stack (an error, not a crash) and by :data:`MAX_DEPTH` before the schema sees anything, and so is
-the number of elements, by :data:`MAX_ELEMENTS`.
+the number of elements, by its size. Then keys that a message does not have, and lists longer than it may
+have, are refused (:func:`check_extent`) before anything is validated, which ends at the first thing that is wrong.
 """
 
 from __future__ import annotations
 
+import functools
 import struct
+from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import msgpack
@@ -28,9 +31,10 @@ from swarm.schema import Message
 MAX_DEPTH = 16
 """Nesting no honest body comes near: a close record uses five levels."""
 
-MAX_ELEMENTS = MAX_BODY_BYTES // 8
-"""What a body may hold in all; an honest one has an element in some twenty bytes. Without a limit one body of 4 MiB of
-nothing would hold the loop up for a second."""
+FREE_ELEMENTS, BYTES_AN_ELEMENT = 64, 8
+"""How many elements a body may hold in all: so many, and one more for so many bytes. An honest one has an element in
+some twenty bytes. Without a limit one body of 4 MiB of nothing would hold the loop up for a second."""
+MAX_ELEMENTS = FREE_ELEMENTS + MAX_BODY_BYTES // BYTES_AN_ELEMENT
 
 MAX_REASON = 400
 MAX_TIMEOUT_S = 24 * 3600.0
@@ -64,6 +68,7 @@ def unpack(data: bytes | bytearray | memoryview) -> Any:
     deep."""
     if len(data) > MAX_BODY_BYTES:
         raise Violation(f"a body of {len(data)} bytes exceeds the limit of {MAX_BODY_BYTES}")
+    most = FREE_ELEMENTS + len(data) // BYTES_AN_ELEMENT
     try:
         value = msgpack.unpackb(
             data,
@@ -71,24 +76,96 @@ def unpack(data: bytes | bytearray | memoryview) -> Any:
             use_list=False,
             strict_map_key=True,
             max_ext_len=0,
-            max_array_len=MAX_ELEMENTS,
-            max_map_len=MAX_ELEMENTS,
+            max_array_len=most,
+            max_map_len=most,
             ext_hook=_refuse_extension,
         )
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise Violation(f"malformed body: {type(error).__name__}") from error
-    _check_shape(value)
+    _check_shape(value, most)
     return value
 
 
 def decode(model: type[MessageT], plain: Any) -> MessageT:
     """The message that plain data stands for. Raises Violation naming the first field that is wrong."""
+    check_extent(model, plain)
     try:
         return model.model_validate(plain)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False, include_context=False)[0]
         where = ".".join(_printable(str(part)[:40]) for part in first["loc"][:6])  # keys of the body among them
         raise Violation(f"{model.__name__}.{where}: {first['type']}") from error
+
+
+# --- how much a message may hold -------------------------------------------------------------------------------------
+
+
+class Extent(NamedTuple):
+    """How much the plain data of a field may hold: ``most`` elements, of this extent each (None: not looked into); or
+    those ``keys`` and no other, where the field is a message."""
+
+    most: int
+    each: Extent | None = None
+    keys: Mapping[str, Extent | None] | None = None
+
+
+def check_extent(model: type[Message], plain: Any) -> None:
+    """Raise Violation where plain data has a key that the message has not, or more elements than a list may have.
+
+    Costs a look at each container, not at what no container holds: less than validating the same, whatever it is.
+    """
+    extent = _extent_of(model)
+    if extent is not None:
+        _check_extent(extent, plain, model.__name__)
+
+
+def _check_extent(extent: Extent, plain: Any, where: str) -> None:
+    if not isinstance(plain, (tuple, dict)):
+        return  # validation says what it should be
+    if extent.keys is not None:
+        if not isinstance(plain, dict):
+            return
+        for key, value in plain.items():
+            if key not in extent.keys:
+                raise Violation(f"{where}.{_printable(str(key)[:40])}: extra_forbidden")
+            inner = extent.keys[key]
+            if inner is not None:
+                _check_extent(inner, value, f"{where}.{key}")
+        return
+    if len(plain) > extent.most:
+        raise Violation(f"{where}: too_long")
+    if extent.each is not None:
+        for value in plain.values() if isinstance(plain, dict) else plain:
+            _check_extent(extent.each, value, where)
+
+
+@functools.cache
+def _extent_of(model: type[Message]) -> Extent | None:
+    return _extent(model.__pydantic_core_schema__, {})
+
+
+def _extent(schema: Any, known: Mapping[str, Any]) -> Extent | None:
+    """What pydantic's own schema of a message says; ``known`` are schemas that it refers to by name."""
+    kind = schema["type"]
+    if kind == "definitions":
+        return _extent(schema["schema"], {**known, **{one["ref"]: one for one in schema["definitions"]}})
+    if kind == "definition-ref":
+        return _extent(known[schema["schema_ref"]], known)
+    if kind == "model-fields":
+        return Extent(0, keys={name: _extent(field["schema"], known) for name, field in schema["fields"].items()})
+    if kind == "tuple" and "variadic_item_index" in schema:
+        return Extent(schema.get("max_length", MAX_ELEMENTS), _extent(schema["items_schema"][0], known))
+    if kind == "tuple":
+        return Extent(len(schema["items_schema"]))
+    if kind == "dict":
+        return Extent(schema.get("max_length", MAX_ELEMENTS), _extent(schema["values_schema"], known))
+    if kind == "named-tuple":
+        return Extent(MAX_NAMED)
+    return _extent(schema["schema"], known) if "schema" in schema else Extent(0)
+
+
+MAX_NAMED = 8
+"""Elements of a named tuple: more than any has."""
 
 
 def pack_request(method: str, remaining_s: float, max_reply_bytes: int, body: Message) -> tuple[bytes, bytes]:
@@ -133,7 +210,7 @@ def _refuse_extension(code: int, data: bytes) -> NoReturn:
     raise ValueError("extension types are not used")
 
 
-def _check_shape(value: Any) -> None:
+def _check_shape(value: Any, most: int) -> None:
     """Level by level, so that the cost is one look at each element, of which each level is counted first, and the check
     itself cannot recurse."""
     level = [value] if isinstance(value, (tuple, dict)) else []
@@ -142,8 +219,8 @@ def _check_shape(value: Any) -> None:
         if not level:
             return
         elements += sum(map(len, level))
-        if elements > MAX_ELEMENTS:
-            raise Violation(f"a body of more than {MAX_ELEMENTS} elements")
+        if elements > most:
+            raise Violation(f"a body of more than {most} elements")
         level = [
             item
             for container in level

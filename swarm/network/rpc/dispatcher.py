@@ -6,6 +6,7 @@ stream is :class:`swarm.network.rpc.server.ServerStream`.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass
 from typing import Any
@@ -20,10 +21,12 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeLimits:
-    """What one peer may hold of us at a time. A single payload is bounded by its method's ``admit`` alone."""
+    """What one peer may hold of us at a time. A single payload is bounded by its method's ``admit`` alone. Bodies of
+    more than ``body_bytes_on_loop`` are decoded in a thread."""
 
     calls_per_peer: int = 256
     payload_bytes_per_peer: int = 1 << 30
+    body_bytes_on_loop: int = 64 << 10
 
 
 @dataclass(slots=True)
@@ -32,15 +35,17 @@ class _Usage:
     payload_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Admitted:
-    """A request that may go on: its method, its decoded body, how long the caller listens, what it accepts."""
+    """A request that may go on: its method, its body, how long the caller listens, what it accepts. A large body is
+    ``packed`` until :func:`handle` decodes it."""
 
     method: AnyMethod
     body: Any
     remaining_s: float
     max_reply_bytes: int
     payload_bytes: int
+    packed: bytes | memoryview | None = None
 
 
 class Dispatcher:
@@ -71,7 +76,8 @@ class Dispatcher:
 
         Raises, in this order: Refused for an unknown method (or a private one on the public protocol), what ``may``
         raises, Busy when the peer has too much open, Violation for a payload nobody asked for; and once its body is
-        decoded Violation for a malformed one, what the method's own ``admit`` raises, as a PeerError.
+        decoded Violation for a malformed one, what the method's own ``admit`` raises, as a PeerError. A large body is
+        decoded later, in a thread: then :func:`handle` raises these.
         """
         method = self._methods.get(envelope.method)
         if method is None or (public and not method.rpc.public):
@@ -87,12 +93,19 @@ class Dispatcher:
             raise Busy(f"{usage.payload_bytes} bytes of this peer are held")
         if payload_bytes and method.admit is None:
             raise Violation(f"{method.rpc.name} takes no payload")
-        body = decode(method.rpc.request, unpack(envelope.body))
-        _ask_method(method, caller, body, payload_bytes)
+        admitted = Admitted(method, None, envelope.remaining_s, envelope.max_reply_bytes, payload_bytes)
+        if len(envelope.body) > self._limits.body_bytes_on_loop:
+            if payload_bytes:
+                raise Violation(f"a body of {len(envelope.body)} bytes beside a payload")
+            admitted.packed = envelope.body
+        else:
+            body = _decoded(method, envelope.body)
+            _ask_method(method, caller, body, payload_bytes)
+            admitted.body = body
         self._usage[caller] = usage
         usage.calls += 1
         usage.payload_bytes += payload_bytes
-        return Admitted(method, body, envelope.remaining_s, envelope.max_reply_bytes, payload_bytes)
+        return admitted
 
     def release(self, caller: PeerId, admitted: Admitted) -> None:
         """An admitted request is over, however it ended."""
@@ -101,8 +114,12 @@ class Dispatcher:
         usage.payload_bytes -= admitted.payload_bytes
         if not usage.calls:
             del self._usage[caller]
-        if admitted.method.over is not None:
+        if admitted.method.over is not None and admitted.body is not None:
             admitted.method.over(caller, admitted.body)
+
+
+def _decoded(method: AnyMethod, packed: bytes | memoryview) -> Any:
+    return decode(method.rpc.request, unpack(packed))
 
 
 def _ask_method(method: AnyMethod, caller: PeerId, body: Any, payload_bytes: int) -> None:
@@ -117,6 +134,10 @@ def _ask_method(method: AnyMethod, caller: PeerId, body: Any, payload_bytes: int
 async def handle(admitted: Admitted, caller: PeerId, incoming: Incoming) -> tuple[bytes, Answer[Any]]:
     """Run a handler; its answer's packed body, and the answer. Raises PeerError whatever goes wrong."""
     try:
+        if admitted.packed is not None:
+            body = await asyncio.to_thread(_decoded, admitted.method, admitted.packed)
+            _ask_method(admitted.method, caller, body, 0)
+            admitted.body, admitted.packed = body, None
         answer = await admitted.method.handle(caller, admitted.body, incoming)
         if memoryview(answer.payload).nbytes > admitted.max_reply_bytes:
             raise BugError(f"an answer longer than the {admitted.max_reply_bytes} bytes the caller accepts")

@@ -16,7 +16,7 @@ from the socket straight to where they stay.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -26,6 +26,7 @@ from swarm import WIRE_VERSION
 from swarm.errors import SpeaksOtherWire, Violation
 from swarm.network.protocols import MAX_BODY_BYTES, Payload
 from swarm.network.rpc.bodies import MAX_HEAD_BYTES
+from swarm.network.rpc.strangers import MAX_STRANGER_BODY_BYTES
 
 MAGIC = b"sw"
 CHUNK_BYTES = 256 << 10
@@ -36,6 +37,8 @@ MAX_PAYLOAD_BYTES = 4 << 30
 MAX_ERROR_BYTES = 4 << 10
 MAX_PUBLIC_BYTES = 4 << 10
 """Content of a frame to a public method: anybody may send it, and nobody knows whom."""
+MAX_STRANGER_BYTES = MAX_HEAD_BYTES + MAX_STRANGER_BODY_BYTES
+"""Content of a frame from a peer that is no member of the run."""
 
 _HEADER = struct.Struct(">2sBBIIQ")
 HEADER_BYTES = _HEADER.size
@@ -144,8 +147,8 @@ class FrameDecoder:
 
     __slots__ = ("_begun", "_end", "_filled", "_header", "_most", "_scratch", "_sink", "_store", "_target")
 
-    def __init__(self, sink: FrameSink, most_content: int = MAX_CONTENT_BYTES) -> None:
-        """``most_content`` as for :func:`decode_header`."""
+    def __init__(self, sink: FrameSink, most_content: Callable[[], int] = lambda: MAX_CONTENT_BYTES) -> None:
+        """``most_content`` as for :func:`decode_header`; asked at each header."""
         self._sink, self._most = sink, most_content
         self._scratch = memoryview(bytearray(_SCRATCH_BYTES))
         self._end = 0
@@ -195,7 +198,7 @@ class FrameDecoder:
 
     def _begin(self, start: int) -> int:
         """Take one header, and what there is of its content, from the scratch; return where the rest begins."""
-        header = decode_header(self._scratch[start : start + HEADER_BYTES], self._most)
+        header = decode_header(self._scratch[start : start + HEADER_BYTES], self._most())
         start += HEADER_BYTES
         self._header, self._filled = header, 0
         self._begun += 1

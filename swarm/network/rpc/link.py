@@ -90,9 +90,13 @@ class Link(asyncio.BufferedProtocol):
     """
 
     def __init__(
-        self, peer: PeerId, meter: ByteMeter, owner: StreamOwner, most_content: int = MAX_CONTENT_BYTES
+        self,
+        peer: PeerId,
+        meter: ByteMeter,
+        owner: StreamOwner,
+        most_content: Callable[[], int] = lambda: MAX_CONTENT_BYTES,
     ) -> None:
-        """Frames that come may hold ``most_content`` bytes, chunks apart."""
+        """Frames that come may hold ``most_content()`` bytes, asked at each frame, chunks apart."""
         self.peer = peer
         self.lost: PeerError | None = None
         self._meter = meter
@@ -103,7 +107,7 @@ class Link(asyncio.BufferedProtocol):
         self._turn = asyncio.Lock()
         self._writer: asyncio.StreamWriter | None = None
         self._transport: asyncio.Transport
-        self._linger: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None  # the end of a pause, or of a refused stream
         self._written = 0
         self._frames = StreamStall(self._frame, FRAME_S, self._late_frame)
         self._reading = StreamStall(self._taken, UNREAD_S, self._unread)
@@ -127,7 +131,7 @@ class Link(asyncio.BufferedProtocol):
                 return
             self._meter.received[self.peer] += len(early)
             self._decode(self._decoder.feed, early)
-        if not transport.is_closing():
+        if not transport.is_closing() and not self.paused:
             transport.resume_reading()
 
     async def send(
@@ -167,8 +171,7 @@ class Link(asyncio.BufferedProtocol):
     def close(self, reason: PeerError) -> None:
         """End the stream now: whatever is unsent is dropped."""
         self._end(reason)
-        if self._linger is not None:
-            self._linger.cancel()
+        self._set_timer(None)
         self._transport.abort()
 
     async def wait_closed(self) -> None:
@@ -179,8 +182,30 @@ class Link(asyncio.BufferedProtocol):
         """End the stream, but swallow what still comes for a moment: closing at once would reset the stream and with it
         the error frame that was just written."""
         if self.lost is None:
-            self._linger = asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
+            self._resume()
+            self._set_timer(asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort))
             self._end(reason)
+
+    def pause(self, seconds: float) -> None:
+        """Read nothing more from the stream for so long. What one read has brought is still decoded."""
+        if self.lost is None and not self._transport.is_closing():
+            self._transport.pause_reading()
+            self._set_timer(asyncio.get_running_loop().call_later(seconds, self._resume))
+
+    @property
+    def paused(self) -> bool:
+        """Whether nothing is read from the stream now, see :meth:`pause`."""
+        return self.lost is None and self._timer is not None
+
+    def _resume(self) -> None:
+        self._set_timer(None)
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def _set_timer(self, timer: asyncio.TimerHandle | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = timer
 
     # asyncio.BufferedProtocol
 
@@ -200,8 +225,7 @@ class Link(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The transport is gone."""
-        if self._linger is not None:
-            self._linger.cancel()
+        self._set_timer(None)
         self._closed.set()
         self._end(
             Unreachable(f"the stream broke ({type(exc).__name__})" if exc else "the stream ended", peer=self.peer)

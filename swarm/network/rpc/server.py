@@ -13,8 +13,17 @@ from swarm.ids import PeerId
 from swarm.network.protocols import Incoming
 from swarm.network.rpc.bodies import pack_error, unpack_request
 from swarm.network.rpc.dispatcher import Admitted, Dispatcher, handle
-from swarm.network.rpc.framing import MAX_CONTENT_BYTES, MAX_PUBLIC_BYTES, Header, Kind, cut, room
+from swarm.network.rpc.framing import (
+    MAX_CONTENT_BYTES,
+    MAX_PUBLIC_BYTES,
+    MAX_STRANGER_BYTES,
+    Header,
+    Kind,
+    cut,
+    room,
+)
 from swarm.network.rpc.link import ByteMeter, Link
+from swarm.network.rpc.strangers import MAX_AHEAD, StrangerBudget, StreamBudget
 
 logger = logging.getLogger(__name__)
 
@@ -39,21 +48,30 @@ class _Call:
 class ServerStream:
     """One peer's calls to us over one stream. Implements :class:`~swarm.network.rpc.link.StreamOwner`.
 
-    Handlers are cancelled at their caller's deadline, on its cancel frame, and when the stream ends.
+    Handlers are cancelled at their caller's deadline, on its cancel frame, and when the stream ends. While the peer is
+    a stranger its frames are smaller, and come as fast as ``strangers`` lets them.
     """
 
     peer: PeerId
     desk: Dispatcher
     clock: Clock
     meter: ByteMeter
+    strangers: StrangerBudget
     public: bool
     _calls: dict[int, _Call] = field(default_factory=dict)
     _unwanted: dict[int, int] = field(default_factory=dict)  # call -> bytes of a refused payload still to come
     _last: int = 0
+    _ahead: int = 0  # frames that came since the stream was paused
+    _budget: StreamBudget | None = None
     _link: Link = field(init=False)
 
     def __post_init__(self) -> None:
-        self._link = Link(self.peer, self.meter, self, MAX_PUBLIC_BYTES if self.public else MAX_CONTENT_BYTES)
+        self._link = Link(self.peer, self.meter, self, self._most_content)
+
+    def _most_content(self) -> int:
+        if self.public:
+            return MAX_PUBLIC_BYTES
+        return MAX_CONTENT_BYTES if self.strangers.known(self.peer) else MAX_STRANGER_BYTES
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer calls until the stream is gone and its handlers have ended. Cancelled, it closes the stream."""
@@ -79,6 +97,8 @@ class ServerStream:
         """A request, a notice or a cancel."""
         if self._link.lost is not None:
             return  # what came in one piece with the frame that was refused
+        if not self.strangers.known(self.peer):
+            self._charge(header.content_bytes)
         if header.kind in (Kind.REQUEST, Kind.NOTICE):
             self._on_request(header, content)
         elif header.kind is Kind.CANCEL:
@@ -122,6 +142,17 @@ class ServerStream:
         for call in list(self._calls):
             self._on_cancel(call)
         self._unwanted.clear()
+
+    def _charge(self, content_bytes: int) -> None:
+        """Count a stranger's frame, and read no more while it has none to spare. Raises Violation when frames go on
+        coming meanwhile: no honest peer asks for so much at once."""
+        self._ahead = self._ahead + 1 if self._link.paused else 0
+        if self._ahead > MAX_AHEAD:
+            raise Violation("more calls at once than a peer that is no member may make")
+        if self._budget is None:
+            self._budget = self.strangers.stream()
+        if pause_s := self._budget.pause_s(content_bytes):
+            self._link.pause(pause_s)
 
     def _on_request(self, header: Header, content: memoryview) -> None:
         if header.call <= self._last:

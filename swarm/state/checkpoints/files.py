@@ -31,7 +31,7 @@ FORMAT = "swarm-part/3"
 """Of parts' files: what their metadata says, see ``format.py``."""
 REMEDY = Advice.DAMAGED_STEP
 
-_STEP = re.compile(r"step-(\d{8,})")
+_STEP = re.compile(r"step-([0-9]{8,})")
 _SUFFIX = ".safetensors"
 _SUM = "sha256"
 

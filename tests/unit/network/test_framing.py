@@ -135,7 +135,7 @@ def test_frame_that_is_under_way_has_a_number_until_it_is_complete() -> None:
 
 def test_content_over_the_limit_of_a_stream_is_a_violation_before_it_arrives() -> None:
     for kind in (Kind.REQUEST, Kind.NOTICE):
-        FrameDecoder(Sink(), MAX_PUBLIC_BYTES).feed(encode_header(kind, 1, MAX_PUBLIC_BYTES))
+        FrameDecoder(Sink(), lambda: MAX_PUBLIC_BYTES).feed(encode_header(kind, 1, MAX_PUBLIC_BYTES))
         with pytest.raises(Violation, match="exceeds the limit"):
-            FrameDecoder(Sink(), MAX_PUBLIC_BYTES).feed(encode_header(kind, 1, MAX_PUBLIC_BYTES + 1))
-    FrameDecoder(Sink(), MAX_PUBLIC_BYTES).feed(encode_header(Kind.CHUNK, 1, CHUNK_BYTES))
+            FrameDecoder(Sink(), lambda: MAX_PUBLIC_BYTES).feed(encode_header(kind, 1, MAX_PUBLIC_BYTES + 1))
+    FrameDecoder(Sink(), lambda: MAX_PUBLIC_BYTES).feed(encode_header(Kind.CHUNK, 1, CHUNK_BYTES))

@@ -99,11 +99,11 @@ async def test_strangers_stream_too_many_takes_the_place_of_the_oldest_while_all
 
 
 async def test_strangers_who_are_expected_have_streams_of_their_own_beside_the_bound(door: Door) -> None:
-    door.incoming.expected = 2
+    door.incoming.expect(2)
     ends = [await door.knock(PeerId(f"stranger{number}")) for number in range(MOST + 8)]
     for end in ends:
         await door.call(end)
-    door.incoming.expected = 0
+    door.incoming.expect(0)
     await door.knock(PeerId("late"))
     assert await ended(ends[0])
 

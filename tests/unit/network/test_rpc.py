@@ -21,6 +21,7 @@ from swarm.network.rpc.dispatcher import Dispatcher, ServeLimits
 from swarm.network.rpc.framing import Kind, encode_frame
 from swarm.network.rpc.link import ByteMeter
 from swarm.network.rpc.server import ServerStream
+from swarm.network.rpc.strangers import StrangerBudget
 from swarm.schema import Empty, Message
 
 CALLER, SERVER = PeerId("caller"), PeerId("server")
@@ -51,7 +52,7 @@ async def test_payload_of_a_refused_call_is_let_go_without_the_collector() -> No
     desk = Dispatcher(ServeLimits())
     desk.mount(Full())
     ours, theirs = socket.socketpair()
-    server = ServerStream(CALLER, desk, SystemClock(), ByteMeter(), public=False)
+    server = ServerStream(CALLER, desk, SystemClock(), ByteMeter(), StrangerBudget(SystemClock()), public=False)
     serving = asyncio.create_task(server.serve(*await asyncio.open_connection(sock=theirs)))
     stream = await CallerStream.over(SERVER, ByteMeter(), *await asyncio.open_connection(sock=ours))
     payload = np.zeros(1000, dtype=np.uint8)

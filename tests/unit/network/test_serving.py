@@ -21,6 +21,7 @@ from swarm.network.rpc.dispatcher import Dispatcher, ServeLimits
 from swarm.network.rpc.framing import HEADER_BYTES, MAX_PUBLIC_BYTES, Kind, decode_header, encode_frame, encode_header
 from swarm.network.rpc.link import ByteMeter
 from swarm.network.rpc.server import ServerStream
+from swarm.network.rpc.strangers import StrangerBudget
 from swarm.schema import Empty, Message
 from tests.harness.expect import eventually
 
@@ -72,7 +73,7 @@ class Slow:
 @contextlib.asynccontextmanager
 async def serving(desk: Dispatcher, *, public: bool = False) -> AsyncIterator[socket.socket]:
     ours, theirs = socket.socketpair()
-    stream = ServerStream(CALLER, desk, SystemClock(), ByteMeter(), public=public)
+    stream = ServerStream(CALLER, desk, SystemClock(), ByteMeter(), StrangerBudget(SystemClock()), public=public)
     task = asyncio.create_task(stream.serve(*await asyncio.open_connection(sock=theirs)))
     try:
         yield ours

@@ -95,6 +95,38 @@ async def test_settling_again_changes_nothing_and_a_smaller_set_is_reversed() ->
         assert [set(together) for together in crew.sums()] == [set(routes)] * 3
 
 
+async def test_work_whose_settling_is_cancelled_while_the_device_does_it_is_told_by_the_next() -> None:
+    async with fed() as (crew, routes):
+        before = crew.sums()
+        replica, route = crew.replicas[A1], (A1, B0, C0)
+        told = [*replica.events.of(ContributionReplayed), *replica.events.of(ContributionReversed)]
+        run, struck = replica.device.run, []
+
+        async def run_and_cancel(fn: Any, *args: Any, **kwargs: Any) -> Any:
+            result = await run(fn, *args, **kwargs)
+            if fn.__name__ == "compute" and not struck:
+                struck.append(settling.cancel())
+                await asyncio.sleep(0)
+            return result
+
+        replica.device.run = run_and_cancel  # type: ignore[method-assign]
+        own = {mb for mb, its in routes.items() if its[0] == A1}
+        missing = set(map(microbatch, range(QUOTA))) - own
+        assert missing
+        settling = asyncio.ensure_future(replica.server.settle(1, along(route)))
+        with pytest.raises(asyncio.CancelledError):
+            await settling
+        assert struck == [True]
+        await replica.server.settle(1, along(route))
+        replayed = [event.microbatch for event in replica.events.of(ContributionReplayed)]
+        assert not told
+        assert sorted(replayed) == sorted(missing)
+        await crew.settle(routes)
+        assert crew.sums() == before
+        reversed_too = [event.microbatch for event in replica.events.of(ContributionReversed)]
+        assert sorted(reversed_too) == sorted(missing)
+
+
 async def test_trainers_ends_are_settled_with_and_without_what_was_retained() -> None:
     for budget in (1 << 20, 0):
         async with fed(retention_bytes=budget) as (crew, routes):

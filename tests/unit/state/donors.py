@@ -12,10 +12,11 @@ from swarm.ids import PeerId, RunId
 from swarm.models.layout import FlatLayout
 from swarm.network.protocols import Answer, AnyMethod, Incoming
 from swarm.sim.network import SimNetwork
-from swarm.state.donation import Bucket, Donation
+from swarm.state.donation import Donation
 from swarm.state.download import Download, DownloadContext, IntoMemory, PeerChunks, Wanted
 from swarm.state.snapshot import Cut, Snapshot, digest
 from swarm.state.transfer import CHUNK, ChunkRequest, StateDonor
+from swarm.waiting import TokenBucket
 from tests.unit.membership.observed import HandClock
 from tests.unit.state.states import inline, snapshot
 
@@ -55,7 +56,7 @@ class Donors:
         self.donors: dict[PeerId, StateDonor] = {}
         self._donated = donated or state
 
-    async def open(self, pace: Bucket | None = None, **settings: Any) -> Download[PeerId, Snapshot]:
+    async def open(self, pace: TokenBucket | None = None, **settings: Any) -> Download[PeerId, Snapshot]:
         """Everybody is there; returns a download that has not begun, and keeps to ``pace``."""
         me = self.network.endpoint(ME)
         await me.enter(RUN)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from swarm.state.donation import BURST_BYTES, Bucket
+from swarm.state.donation import BURST_BYTES
+from swarm.waiting import TokenBucket
 
 
 def test_bucket_lets_a_burst_go_and_then_keeps_to_its_rate() -> None:
-    bucket = Bucket(1 << 20)
+    bucket = TokenBucket(1 << 20, BURST_BYTES)
     assert bucket.pause_s(BURST_BYTES, 0.0) == 0.0
     bucket.take(BURST_BYTES, 0.0)
     assert bucket.pause_s(1 << 20, 0.0) == pytest.approx(1.0)
@@ -17,20 +18,20 @@ def test_bucket_lets_a_burst_go_and_then_keeps_to_its_rate() -> None:
 
 
 def test_bucket_saves_up_a_burst_and_no_more() -> None:
-    bucket = Bucket(1 << 20)
+    bucket = TokenBucket(1 << 20, BURST_BYTES)
     bucket.take(2 * BURST_BYTES, 1e6)
     assert bucket.pause_s(10 * BURST_BYTES, 1e6) == pytest.approx(2 * BURST_BYTES / (1 << 20)), "a full one will do"
 
 
 def test_bucket_at_another_rate_owes_what_it_gave_at_the_one_before() -> None:
-    bucket = Bucket(1 << 20)
+    bucket = TokenBucket(1 << 20, BURST_BYTES)
     bucket.take(BURST_BYTES, 0.0)
     bucket.change(2 << 20, 1.0)
-    assert (bucket.bytes_s, bucket.pause_s(2 << 20, 1.0)) == (2 << 20, pytest.approx(0.5))
+    assert (bucket.rate, bucket.pause_s(2 << 20, 1.0)) == (2 << 20, pytest.approx(0.5))
 
 
 def test_bucket_asks_nobody_to_wait_for_less_than_a_clock_shows() -> None:
-    bucket = Bucket(1e7)
+    bucket = TokenBucket(1e7, BURST_BYTES)
     bucket.take(BURST_BYTES, 0.0)
     bucket.take(1, 0.0)
     assert bucket.pause_s(0, 1.0 / 1e8) == 0.0

@@ -10,13 +10,12 @@ import pytest
 from swarm.errors import Busy, DeadlineMissed, PeerError, Refused, StateError, Unreachable, Violation, WrongStep
 from swarm.ids import PeerId
 from swarm.network.protocols import Answer
-from swarm.state import donation as bucket
 from swarm.state import download as download_module
 from swarm.state import snapshot as chunks
-from swarm.state.donation import Bucket
 from swarm.state.sharing import CEILING_S, FLOOR_S, LATE
 from swarm.state.snapshot import Snapshot, digest, hashes_of
 from swarm.state.transfer import CHUNK, DESCRIBE
+from swarm.waiting import TokenBucket
 from tests.unit.state.donors import ME, Donors, big_state, in_time, turns
 
 A, B, C = (PeerId(name) for name in "abc")
@@ -61,20 +60,18 @@ async def test_download_of_an_odd_size_and_from_one_donor_is_exact() -> None:
 
 @pytest.mark.parametrize("names", ["a", "abc"])
 async def test_download_at_a_pace_keeps_to_it_however_many_give(names: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket, "BURST_BYTES", 1024)
     monkeypatch.setattr(download_module, "CHUNK_BYTES", 256)
     world = Donors(big_state(), names)
-    download = await world.open(pace=Bucket(1000.0))
+    download = await world.open(pace=TokenBucket(1000.0, 1024))
     assert same(await world.fetch(download), world.state)
     assert world.clock.now == pytest.approx((world.cut.total_bytes - 1024) / 1000.0, rel=0.02)
     assert world.asked == CHUNKS
 
 
 async def test_download_at_a_pace_whose_donor_dies_while_it_pauses_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket, "BURST_BYTES", 1024)
     monkeypatch.setattr(download_module, "CHUNK_BYTES", 256)
     world = Donors(big_state(), "a")
-    download = await world.open(pace=Bucket(1000.0))
+    download = await world.open(pace=TokenBucket(1000.0, 1024))
     world.after = lambda count: world.network.kill(A) if count == 5 else None
     with pytest.raises(Unreachable):
         await world.fetch(download)
