@@ -86,7 +86,7 @@ class Holds(Generic[T]):
             self._causes.pop(thing, None)
 
 
-class Later:
+class LaterWork:
     """What is done later, or beside, for nobody who waits for it; nothing any more once the world is ``over``.
     ``problems`` are what did not go as it must."""
 
@@ -154,7 +154,7 @@ class BaseWorld(ABC, Generic[P]):
         self.root = root
         self.stamps = Stamps(SteadyWall())
         self.peers: dict[str, P] = {}
-        self.specs, self.later = SpecBook(), Later()
+        self.specs, self.later = SpecBook(), LaterWork()
         self._hear: list[Hear] = []
         self._lock = threading.RLock()
         self._watcher = threading.Thread(target=self._watch, name="faults", daemon=True)
